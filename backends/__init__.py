@@ -1,0 +1,1 @@
+"""From a plan to running code: kernels, emitters, memory plan, executor, measuring."""

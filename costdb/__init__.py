@@ -1,0 +1,1 @@
+"""Measured and predicted kernel costs: keys, Parquet shards, DuckDB cache, predictor."""

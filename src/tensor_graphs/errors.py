@@ -1,0 +1,131 @@
+"""Every error a user can meet: one class per situation, with what was wrong, where, and what to do.
+
+Each class carries the process exit code that the command line returns for it:
+0 ok, 1 our bug, 2 usage, 3 bad or unsupported model, 4 device unavailable, 5 verification failed,
+6 budget ended before any valid plan, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class TensorGraphsError(Exception):
+    """Base of all errors raised on purpose. `where` says what was being read or done, `hint` what to do next."""
+
+    exit_code: ClassVar[int] = 1
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.where, self.hint = message, where, hint
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.where:
+            parts.append(f"  where: {self.where}")
+        if self.hint:
+            parts.append(f"  hint: {self.hint}")
+        return "\n".join(parts)
+
+    def to_json(self) -> dict[str, str]:
+        """The `error` object of the command line's JSON output."""
+        return {"code": self.code, "message": self.message, "where": self.where, "hint": self.hint}
+
+
+class UsageError(TensorGraphsError):
+    """A call or a command line that cannot mean anything: wrong argument, wrong type, missing input."""
+
+    exit_code, code = 2, "usage"
+
+
+class ShapeError(UsageError):
+    """Operands whose shapes or dtypes do not fit the operation."""
+
+    code = "shape"
+
+
+class BadModelError(TensorGraphsError):
+    """A model file that is missing, truncated, malformed, cyclic or inconsistent."""
+
+    exit_code, code = 3, "bad-model"
+
+
+class BadWeightsError(BadModelError):
+    """A weight file that is malformed, or a tensor that is missing, duplicated or of another shape than declared."""
+
+    code = "bad-weights"
+
+
+class TooLargeError(BadModelError):
+    """A tensor whose size overflows or exceeds what the machine holds; found by arithmetic, before any allocation."""
+
+    code = "too-large"
+
+
+class UntrustedModelError(BadModelError):
+    """A model format whose loading can run code, opened without saying that it is trusted."""
+
+    code = "untrusted"
+
+
+class UnsupportedError(TensorGraphsError):
+    """Operators, dtypes or options that have no meaning here yet. Lists all of them, each with its count."""
+
+    exit_code, code = 3, "unsupported"
+
+    def __init__(self, message: str, *, missing: Mapping[str, int] | None = None, where: str = "", hint: str = "") -> None:
+        self.missing = dict(missing or {})
+        if self.missing:
+            listed = ", ".join(f"{name} ×{count}" for name, count in sorted(self.missing.items()))
+            message = f"{message}: {listed}"
+        super().__init__(message, where=where, hint=hint)
+
+
+class RuleError(TensorGraphsError):
+    """A rewrite rule that is malformed, or that was refuted by evaluation."""
+
+    exit_code, code = 2, "rule"
+
+
+class DeviceUnavailableError(TensorGraphsError):
+    """A backend or device that was asked for by name and is not usable here."""
+
+    exit_code, code = 4, "device-unavailable"
+
+
+class VerificationError(TensorGraphsError):
+    """The optimized program computed something else than the original, beyond rounding: a miscompile."""
+
+    exit_code, code = 5, "verification"
+
+
+class NoPlanError(TensorGraphsError):
+    """No executable plan was found: no candidate covers the outputs, or the budget ended first."""
+
+    exit_code, code = 6, "no-plan"
+
+
+class CostStoreError(TensorGraphsError):
+    """A cost store that cannot be used as asked (a wrong path, a shard that fails its checksum on export, …)."""
+
+    code = "cost-store"
+
+
+class WorkerError(TensorGraphsError):
+    """A child process died, hung past its limit, or answered nonsense, and the work could not be done without it."""
+
+    code = "worker"
+
+
+class ExtractionError(TensorGraphsError):
+    """An e-graph that cannot be extracted: malformed, negative or NaN costs, or a root without a finite term."""
+
+    exit_code, code = 3, "extraction"
+
+
+class Interrupted(TensorGraphsError):
+    """The user stopped the work; what was best so far is kept and named in the message."""
+
+    exit_code, code = 130, "interrupted"

@@ -1,0 +1,86 @@
+"""The few knobs that come from outside a call: environment variables, with a context manager for tests and notebooks.
+
+Precedence: argument > `override(...)` > environment > default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One field per knob; its environment variable is TENSOR_GRAPHS_<NAME in capitals>."""
+
+    home: str = ""  # folder of caches and the default cost store; empty: the platform's user cache folder
+    costdb: str = ""  # folder of the cost store; empty: <home>/costdb
+    backend: str = "auto"  # auto, numpy, torch
+    threads: int = 0  # CPU threads for kernels; 0: all cores
+    workers: int = 0  # saturation worker processes; 0: as many as cores, at most 4
+    log: str = ""  # e.g. "saturate:debug,extract:info"
+
+
+_override: ContextVar[Settings | None] = ContextVar("tensor_graphs_settings", default=None)
+
+
+def current() -> Settings:
+    """The settings in force here: an enclosing `override`, else the environment, else the defaults."""
+    overridden = _override.get()
+    if overridden is not None:
+        return overridden
+    found: dict[str, Any] = {}
+    for field in fields(Settings):
+        text = os.environ.get(f"TENSOR_GRAPHS_{field.name.upper()}")
+        if text is not None:
+            found[field.name] = int(text) if field.type == "int" else text
+    return Settings(**found)
+
+
+@contextmanager
+def override(**changes: Any) -> Iterator[Settings]:
+    """Use other settings inside a `with` block: `with settings.override(backend="numpy"): ...`."""
+    token = _override.set(replace(current(), **changes))
+    try:
+        yield current()
+    finally:
+        _override.reset(token)
+
+
+def home() -> Path:
+    """The folder for caches, created private to the user; falls back to a fresh temporary folder if not writable."""
+    configured = current().home
+    if configured:
+        folder = Path(configured)
+    else:
+        from platformdirs import user_cache_path
+
+        folder = user_cache_path("tensor_graphs")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return _temporary_home()
+
+
+_temporary: list[Path] = []
+
+
+def _temporary_home() -> Path:
+    if not _temporary:
+        import tempfile
+        import warnings
+
+        _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
+        warnings.warn(
+            f"the cache folder is not writable; using {_temporary[0]} for this process (set TENSOR_GRAPHS_HOME)",
+            stacklevel=3,
+        )
+    return _temporary[0]
