@@ -1,0 +1,505 @@
+"""Builders: Array-API names and operators that make nodes, inserting the casts, reshapes and broadcasts they need.
+
+Python numbers are weak: they take the dtype of the tensor they meet. Between tensors, `dtypes.promote` decides.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError, UsageError
+from . import atomic, dtypes
+from .dims import Dim, Expr, Shape, dim, volume
+from .graph import Tensor, constant, make
+from .ops import OPS
+
+assert atomic  # registers the atomic ops
+Scalar = bool | int | float
+Operand = Tensor | Scalar
+
+
+# ---------------------------------------------------------------- leaves
+def input(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """A value given at each call."""
+    return make("input", (), {"name": name, "shape": shape, "dtype": dtype})
+
+
+def param(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """A weight, bound once."""
+    return make("param", (), {"name": name, "shape": shape, "dtype": dtype})
+
+
+def state(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """A persistent, mutable value; `Graph.updates` names its new value."""
+    return make("state", (), {"name": name, "shape": shape, "dtype": dtype})
+
+
+def full(shape: Sequence[Dim], value: Scalar, dtype: str = "float32") -> Tensor:
+    """One number in every place."""
+    kind = dtypes.category(dtype)
+    return make("full", (), {"value": float(value) if kind == "float" else int(value), "shape": shape, "dtype": dtype})
+
+
+def zeros(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """Zeros."""
+    return full(shape, 0, dtype)
+
+
+def ones(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
+    """Ones."""
+    return full(shape, 1, dtype)
+
+
+def arange(stop: Dim, dtype: str = "int64") -> Tensor:
+    """0, 1, …, stop - 1."""
+    return make("iota", (), {"axis": 0, "shape": (stop,), "dtype": dtype})
+
+
+def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
+    """Positions along one axis."""
+    return make("iota", (), {"axis": _axis(axis, len(shape)), "shape": shape, "dtype": dtype})
+
+
+def as_tensor(value: Any, dtype: str | None = None) -> Tensor:
+    """A tensor from a tensor, a number or an array."""
+    if isinstance(value, Tensor):
+        return value if dtype is None else cast(value, dtype)
+    array = np.asarray(value) if dtype is None else np.asarray(value).astype(dtypes.numpy_dtype(dtype))
+    if array.ndim == 0:
+        return full((), array.item(), dtypes.name_of(array.dtype))
+    return constant(array)
+
+
+# ---------------------------------------------------------------- operand alignment
+def _axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < builtins.max(rank, 1):
+        raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
+    return axis % rank if rank else 0
+
+
+def _axes(axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    if axes is None:
+        return tuple(range(rank))
+    found = sorted({_axis(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)})
+    return tuple(found)
+
+
+def with_rank(x: Tensor, rank: int) -> Tensor:
+    """x with leading axes of size 1 up to a rank."""
+    return x if x.rank >= rank else reshape(x, (1,) * (rank - x.rank) + x.shape)
+
+
+def align(*operands: Operand, dtype: str | None = None) -> list[Tensor]:
+    """Operands made tensors of one rank and one dtype; numbers take the tensors' dtype (floats widen ints)."""
+    tensors = [o for o in operands if isinstance(o, Tensor)]
+    common = dtype
+    for t in tensors:
+        common = t.dtype if common is None else dtypes.promote(common, t.dtype) if dtype is None else common
+    for o in operands:
+        if not isinstance(o, Tensor) and dtype is None:
+            wanted = (
+                "bool" if isinstance(o, bool | np.bool_) else "int64" if isinstance(o, int | np.integer) else "float32"
+            )
+            if common is None or _RANK[dtypes.category(wanted)] > _RANK[dtypes.category(common)]:
+                common = wanted
+    rank = builtins.max((t.rank for t in tensors), default=0)
+    assert common is not None
+    return [
+        with_rank(cast(o, common), rank) if isinstance(o, Tensor) else full((1,) * rank, o, common) for o in operands
+    ]
+
+
+_RANK = {"bool": 0, "int": 1, "float": 2}
+
+
+def _unary(name: str) -> Callable[[Tensor], Tensor]:
+    def build(x: Tensor) -> Tensor:
+        x = as_tensor(x)
+        if OPS[name].floats_only and not dtypes.is_float(x.dtype):
+            x = cast(x, "float32")
+        return make(name, (x,))
+
+    build.__name__, build.__doc__ = name, OPS[name].doc
+    return build
+
+
+def _binary(name: str) -> Callable[[Operand, Operand], Tensor]:
+    def build(x: Operand, y: Operand) -> Tensor:
+        return make(name, align(x, y))
+
+    build.__name__, build.__doc__ = name, OPS[name].doc
+    return build
+
+
+neg, abs, sign, exp, log, log1p, expm1 = map(_unary, ("neg", "abs", "sign", "exp", "log", "log1p", "expm1"))
+sqrt, rsqrt, recip, tanh, erf, sin, cos = map(_unary, ("sqrt", "rsqrt", "recip", "tanh", "erf", "sin", "cos"))
+atan, floor, ceil, round, is_nan, is_inf = map(_unary, ("atan", "floor", "ceil", "round", "is_nan", "is_inf"))
+add, sub, mul, mod, pow = map(_binary, ("add", "sub", "mul", "mod", "pow"))
+floordiv, maximum, minimum = map(_binary, ("floordiv", "maximum", "minimum"))
+eq, lt, le = map(_binary, ("eq", "lt", "le"))
+logical_and, logical_or, logical_xor = map(_binary, ("and", "or", "xor"))
+
+
+def div(x: Operand, y: Operand) -> Tensor:
+    """x / y, in floating point."""
+    a, b = align(x, y)
+    if not dtypes.is_float(a.dtype):
+        a, b = cast(a, "float32"), cast(b, "float32")
+    return make("div", (a, b))
+
+
+def gt(x: Operand, y: Operand) -> Tensor:
+    """x > y."""
+    return lt(y, x)
+
+
+def ge(x: Operand, y: Operand) -> Tensor:
+    """x >= y."""
+    return le(y, x)
+
+
+def logical_not(x: Tensor) -> Tensor:
+    """Logical not."""
+    return make("not", (cast(x, "bool"),))
+
+
+def ne(x: Operand, y: Operand) -> Tensor:
+    """x != y."""
+    return logical_not(eq(x, y))
+
+
+def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
+    """x where the condition holds, else y."""
+    a, b = align(x, y)
+    rank = builtins.max(condition.rank, a.rank)
+    return make("where", (with_rank(cast(condition, "bool"), rank), with_rank(a, rank), with_rank(b, rank)))
+
+
+def square(x: Tensor) -> Tensor:
+    """x * x."""
+    return mul(x, x)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """Another dtype."""
+    return x if x.dtype == dtype else make("cast", (x,), {"dtype": dtype})
+
+
+# ---------------------------------------------------------------- reductions
+def _squeezed(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    return x if keepdims else reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
+
+
+def _reduction(name: str) -> Callable[..., Tensor]:
+    def build(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        axes = _axes(axis, x.rank)
+        return _squeezed(make(name, (x,), {"axes": axes}) if axes else x, axes, keepdims)
+
+    build.__name__, build.__doc__ = name, OPS[name].doc
+    return build
+
+
+sum, max, min, prod = map(_reduction, ("sum", "max", "min", "prod"))
+
+
+def all(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Whether all are true over axes."""
+    return min(cast(x, "bool"), axis, keepdims)
+
+
+def any(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Whether any is true over axes."""
+    return max(cast(x, "bool"), axis, keepdims)
+
+
+def count(shape: Shape, axes: Sequence[int]) -> Dim:
+    """How many elements a reduction over the axes folds into one."""
+    return volume(tuple(shape[a] for a in axes))
+
+
+def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Mean over axes."""
+    axes = _axes(axis, x.rank)
+    x = x if dtypes.is_float(x.dtype) else cast(x, "float32")
+    return _squeezed(make("mean", (x,), {"axes": axes}) if axes else x, axes, keepdims)
+
+
+def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, correction: float = 0) -> Tensor:
+    """Variance over axes; divides by n - correction."""
+    axes = _axes(axis, x.rank)
+    n = count(x.shape, axes)
+    if isinstance(n, Expr):
+        raise UsageError("the variance over a free dimension is not defined yet", hint="bind the dimension")
+    centred = sub(x, mean(x, axes, True))
+    return _squeezed(mul(sum(square(centred), axes, True), 1.0 / builtins.max(n - correction, 0.0) if n > correction
+                         else float("nan")), axes, keepdims)  # fmt: skip
+
+
+def argmax(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
+    """Position of the first largest."""
+    a = _axis(axis, x.rank)
+    return _squeezed(make("argmax", (x,), {"axis": a}), (a,), keepdims)
+
+
+def argmin(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
+    """Position of the first smallest."""
+    a = _axis(axis, x.rank)
+    return _squeezed(make("argmin", (x,), {"axis": a}), (a,), keepdims)
+
+
+def cumsum(x: Tensor, axis: int) -> Tensor:
+    """Running sums."""
+    return make("cumsum", (x,), {"axis": _axis(axis, x.rank)})
+
+
+def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
+    """Positions that sort an axis, stable."""
+    return make("argsort", (x,), {"axis": _axis(axis, x.rank), "descending": descending})
+
+
+# ---------------------------------------------------------------- contractions
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """NumPy's matmul for any ranks >= 1."""
+    dtype = dtypes.promote(a.dtype, b.dtype)
+    a, b = cast(a, dtype), cast(b, dtype)
+    if a.rank == 0 or b.rank == 0:
+        raise ShapeError("matmul needs operands of rank >= 1")
+    row, column = a.rank == 1, b.rank == 1
+    a = reshape(a, (1, *a.shape)) if row else a
+    b = reshape(b, (*b.shape, 1)) if column else b
+    if b.rank != 2 or a.rank < 2:
+        rank = builtins.max(a.rank, b.rank)
+        a, b = with_rank(a, rank), with_rank(b, rank)
+    out = make("matmul", (a, b))
+    keep = [d for i, d in enumerate(out.shape) if not (row and i == out.rank - 2 or column and i == out.rank - 1)]
+    return reshape(out, keep) if row or column else out
+
+
+def conv(
+    x: Tensor, w: Tensor, b: Tensor | None = None, *, strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None, dilations: Sequence[int] | None = None, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Convolution of x[N, C, *S] with w[O, C/groups, *K], plus b[O]; pads = all low sides, then all high sides."""
+    n = x.rank - 2
+    attrs = {"strides": strides or (1,) * n, "pads": pads or (0,) * (2 * n), "dilations": dilations or (1,) * n}
+    out = make("conv", (x, w), {**attrs, "groups": groups})
+    return out if b is None else add(out, reshape(b, (1, b.shape[0]) + (1,) * n))
+
+
+# ---------------------------------------------------------------- views and layout
+def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """Other sizes; one of them may be -1."""
+    shape = tuple(shape)
+    if builtins.any(isinstance(d, int) and d == -1 for d in shape):
+        known = volume(tuple(d for d in shape if not (isinstance(d, int) and d == -1)))
+        total = volume(x.shape)
+        if isinstance(known, int) and known == 0:
+            raise ShapeError(f"cannot infer -1 in {shape} beside a size of 0")
+        shape = tuple(total // known if isinstance(d, int) and d == -1 else d for d in shape)
+    return x if shape == x.shape else make("reshape", (x,), {"shape": shape})
+
+
+def permute(x: Tensor, perm: Sequence[int]) -> Tensor:
+    """Axes in another order."""
+    perm = tuple(_axis(p, x.rank) for p in perm)
+    return x if perm == tuple(range(x.rank)) else make("permute", (x,), {"perm": perm})
+
+
+def swapaxes(x: Tensor, a: int, b: int) -> Tensor:
+    """Two axes swapped."""
+    perm = list(range(x.rank))
+    a, b = _axis(a, x.rank), _axis(b, x.rank)
+    perm[a], perm[b] = perm[b], perm[a]
+    return permute(x, perm)
+
+
+def transpose(x: Tensor) -> Tensor:
+    """The last two axes swapped."""
+    return swapaxes(x, -1, -2)
+
+
+def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """Sizes of 1 repeated; leading axes added."""
+    shape = tuple(shape)
+    x = with_rank(x, len(shape))
+    return x if x.shape == shape else make("broadcast_to", (x,), {"shape": shape})
+
+
+def expand_dims(x: Tensor, axis: int) -> Tensor:
+    """A new axis of size 1."""
+    a = axis % (x.rank + 1)
+    return reshape(x, (*x.shape[:a], 1, *x.shape[a:]))
+
+
+def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Without the axes of size 1 (those named, or all)."""
+    axes = _axes(axis, x.rank) if axis is not None else tuple(i for i, d in enumerate(x.shape) if d == 1)
+    return reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
+
+
+def slice_axis(x: Tensor, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tensor:
+    """Elements start, start + step, … below stop along one axis."""
+    axis = _axis(axis, x.rank)
+    if start == 0 and stop == x.shape[axis] and step == 1:
+        return x
+    return make("slice", (x,), {"axis": axis, "start": start, "stop": stop, "step": step})
+
+
+def flip(x: Tensor, axis: int) -> Tensor:
+    """One axis backwards."""
+    return make("flip", (x,), {"axis": _axis(axis, x.rank)})
+
+
+def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """One after the other along an axis."""
+    parts = align_dtypes(*tensors)
+    if not parts:
+        raise UsageError("concat of nothing")
+    found = parts[0]
+    for part in parts[1:]:
+        found = make("concat", (found, part), {"axis": _axis(axis, found.rank)})
+    return found
+
+
+def align_dtypes(*tensors: Tensor) -> list[Tensor]:
+    """Tensors cast to their common dtype, shapes as they are."""
+    common = tensors[0].dtype if tensors else "float32"
+    for t in tensors:
+        common = dtypes.promote(common, t.dtype)
+    return [cast(t, common) for t in tensors]
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Along a new axis."""
+    return concat([expand_dims(t, axis) for t in tensors], axis)
+
+
+def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
+    """Consecutive pieces of the given sizes along an axis."""
+    found: list[Tensor] = []
+    start: Dim = 0
+    for size in sizes:
+        found.append(slice_axis(x, axis, start, start + size))
+        start = start + size
+    return found
+
+
+def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Tensor:
+    """A constant before and after, per axis."""
+    for axis, (lo, hi) in enumerate(widths):
+        if (lo, hi) != (0, 0):
+            x = make("pad", (x,), {"axis": axis, "lo": lo, "hi": hi, "value": value})
+    return x
+
+
+def windows(x: Tensor, axis: int, size: int, stride: int = 1, dilation: int = 1) -> Tensor:
+    """Sliding windows along an axis, their elements in a new last axis."""
+    return make("windows", (x,), {"axis": _axis(axis, x.rank), "size": size, "stride": stride, "dilation": dilation})
+
+
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """NumPy's basic indexing: ints, slices, None and `...`; one integer tensor gathers along its axis."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    used = builtins.sum(1 for k in keys if k is not None and k is not Ellipsis)
+    if used > x.rank:
+        raise ShapeError(f"{used} indices for a rank-{x.rank} value")
+    if Ellipsis in [k for k in keys if not isinstance(k, Tensor)]:
+        spot = next(i for i, k in enumerate(keys) if k is Ellipsis)
+        keys[spot : spot + 1] = [slice(None)] * (x.rank - used)
+    axis = 0
+    drop: list[int] = []
+    grow: list[int] = []
+    for k in keys:
+        if k is None:
+            grow.append(axis + len(grow))
+        elif isinstance(k, Tensor):
+            x = gather(x, k, axis)
+            axis += k.rank
+        elif isinstance(k, slice):
+            x = _slice_key(x, axis, k)
+            axis += 1
+        else:
+            size = x.shape[axis]
+            at = k + size if isinstance(k, int) and k < 0 else k
+            x = slice_axis(x, axis, at, at + 1)
+            drop.append(axis)
+            axis += 1
+    kept = [d for i, d in enumerate(x.shape) if i not in drop]
+    shift = lambda g: g - builtins.sum(1 for d in drop if d < g)
+    for position in grow:
+        kept.insert(shift(position), 1)
+    return reshape(x, kept)
+
+
+def _slice_key(x: Tensor, axis: int, key: slice) -> Tensor:
+    size, step = x.shape[axis], key.step or 1
+    if isinstance(size, int) and builtins.all(v is None or isinstance(v, int) for v in (key.start, key.stop)):
+        start, stop, step = key.indices(size)
+        if step < 0:
+            picked = range(start, stop, step)
+            if not len(picked):
+                return slice_axis(x, axis, 0, 0)
+            return flip(slice_axis(x, axis, picked[-1], picked[0] + 1, -step), axis)
+        return slice_axis(x, axis, start, builtins.max(start, stop), step)
+    start = 0 if key.start is None else key.start
+    stop = size if key.stop is None else key.stop
+    fix = lambda v: v + size if isinstance(v, int) and v < 0 else v
+    return slice_axis(x, axis, fix(start), fix(stop), step)
+
+
+# ---------------------------------------------------------------- indexing
+def gather(x: Tensor, index: Tensor, axis: int = 0) -> Tensor:
+    """NumPy's take: x's slices at the indices, their axes in place of `axis`."""
+    return make("gather", (x, index), {"axis": _axis(axis, x.rank)})
+
+
+def gather_elements(x: Tensor, index: Tensor, axis: int) -> Tensor:
+    """NumPy's take_along_axis."""
+    return make("gather_elements", (x, index), {"axis": _axis(axis, x.rank)})
+
+
+def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: int, mode: str = "set") -> Tensor:
+    """x with updates written at the index along one axis."""
+    return make("scatter_elements", (x, index, updates), {"axis": _axis(axis, x.rank), "mode": mode})
+
+
+# ---------------------------------------------------------------- operators on Tensor
+
+
+def _swapped(f: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
+    return lambda x, y: f(y, x)
+
+
+def _shape_args(shape: tuple[Any, ...]) -> tuple[Dim, ...]:
+    return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else tuple(shape)
+
+
+_METHODS: dict[str, Any] = {
+    "__add__": add, "__radd__": _swapped(add), "__sub__": sub, "__rsub__": _swapped(sub),
+    "__mul__": mul, "__rmul__": _swapped(mul), "__truediv__": div, "__rtruediv__": _swapped(div),
+    "__matmul__": matmul, "__rmatmul__": _swapped(matmul),  # type: ignore[arg-type]
+    "__pow__": lambda x, y: square(x) if y == 2 and not isinstance(y, Tensor) else pow(x, y), "__neg__": neg,
+    "__floordiv__": floordiv, "__mod__": mod, "__abs__": abs,
+    "__lt__": lt, "__le__": le, "__gt__": gt, "__ge__": ge,
+    "__and__": logical_and, "__or__": logical_or, "__invert__": logical_not, "__getitem__": getitem,
+    "sum": sum, "mean": mean, "max": max, "min": min, "astype": cast, "transpose": transpose,
+    "reshape": lambda x, *shape: reshape(x, _shape_args(shape)),
+    "permute": lambda x, *perm: permute(x, _shape_args(perm)),  # type: ignore[arg-type]
+    "T": property(lambda x: permute(x, tuple(reversed(range(x.rank))))), "mT": property(transpose),
+}  # fmt: skip
+for _name, _method in _METHODS.items():
+    setattr(Tensor, _name, _method)
+
+__all__ = [
+    "abs", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "as_tensor", "atan", "broadcast_to", "cast",
+    "ceil", "concat", "constant", "conv", "cos", "cumsum", "dim", "div", "eq", "erf", "exp", "expand_dims", "expm1",
+    "flip", "floor", "floordiv", "full", "gather", "gather_elements", "ge", "gt", "input", "iota", "is_inf", "is_nan",
+    "le", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "matmul", "max", "maximum",
+    "mean", "min", "minimum", "mod", "mul", "ne", "neg", "ones", "pad", "param", "permute", "pow", "prod", "recip",
+    "reshape", "round", "rsqrt", "scatter_elements", "sign", "sin", "slice_axis", "split", "sqrt", "square", "squeeze",
+    "stack", "state", "sub", "sum", "swapaxes", "tanh", "transpose", "var", "where", "windows", "with_rank", "zeros",
+]  # fmt: skip

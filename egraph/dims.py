@@ -1,0 +1,178 @@
+"""Dimensions: plain ints, or integer polynomials in named sizes (`tg.dim("n")`) with floor division and modulo.
+
+A symbolic dimension is kept in a canonical form, a sum of coefficient × sorted product of atoms, so that equal
+expressions compare equal and hash alike. An atom is a named size or an opaque `a // b`, `a % b`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import total_ordering
+from math import prod
+from typing import Union
+
+from ..errors import ShapeError
+
+
+@total_ordering
+@dataclass(frozen=True)
+class Atom:
+    """A named size (`op` is 'size') with its range, or the floor quotient / remainder of two dimensions."""
+
+    op: str
+    name: str = ""
+    args: tuple[Dim, ...] = ()
+    min: int = 1
+    max: int = 1 << 31
+
+    def __lt__(self, other: Atom) -> bool:
+        return str(self) < str(other)
+
+    def __str__(self) -> str:
+        return self.name if self.op == "size" else f"({self.args[0]} {self.op} {self.args[1]})"
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A polynomial over atoms: `terms` maps a sorted product of atoms to its non-zero coefficient."""
+
+    terms: tuple[tuple[tuple[Atom, ...], int], ...]
+
+    @staticmethod
+    def of(dim: Dim) -> Expr:
+        """The expression of an int or of an expression."""
+        if isinstance(dim, Expr):
+            return dim
+        return Expr((((), int(dim)),)) if dim else Expr(())
+
+    @staticmethod
+    def _collect(pairs: Iterable[tuple[tuple[Atom, ...], int]]) -> Dim:
+        total: dict[tuple[Atom, ...], int] = {}
+        for atoms, factor in pairs:
+            total[atoms] = total.get(atoms, 0) + factor
+        kept = tuple(sorted(((a, f) for a, f in total.items() if f), key=lambda t: (len(t[0]), str(t[0]))))
+        if not kept:
+            return 0
+        return kept[0][1] if len(kept) == 1 and not kept[0][0] else Expr(kept)
+
+    def __add__(self, other: Dim) -> Dim:
+        return Expr._collect((*self.terms, *Expr.of(other).terms))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Dim:
+        return Expr._collect((a, -f) for a, f in self.terms)
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + (-Expr.of(other) if isinstance(other, Expr) else -other)
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return -self + other
+
+    def __mul__(self, other: Dim) -> Dim:
+        return Expr._collect((tuple(sorted(a + b)), f * g) for a, f in self.terms for b, g in Expr.of(other).terms)
+
+    __rmul__ = __mul__
+
+    def _exact_quotient(self, other: Dim) -> Dim | None:
+        """The polynomial quotient where the divisor is one term that divides every term."""
+        divisor = Expr.of(other)
+        if len(divisor.terms) != 1:
+            return 1 if divisor == self else None
+        atoms, factor = divisor.terms[0]
+        found = []
+        for a, f in self.terms:
+            rest = list(a)
+            for atom in atoms:
+                if atom not in rest:
+                    return None
+                rest.remove(atom)
+            if f % factor:
+                return None
+            found.append((tuple(rest), f // factor))
+        return Expr._collect(found)
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        exact = self._exact_quotient(other)
+        return exact if exact is not None else Expr((((Atom("//", args=(self, other)),), 1),))
+
+    def __rfloordiv__(self, other: int) -> Dim:
+        return Expr((((Atom("//", args=(other, self)),), 1),)) if other else 0
+
+    def __mod__(self, other: Dim) -> Dim:
+        return 0 if self._exact_quotient(other) is not None else Expr((((Atom("%", args=(self, other)),), 1),))
+
+    def __str__(self) -> str:
+        def term(atoms: tuple[Atom, ...], factor: int) -> str:
+            names = [str(a) for a in atoms]
+            return "*".join(names if factor == 1 and names else [str(factor), *names])
+
+        return " + ".join(term(a, f) for a, f in self.terms) or "0"
+
+    __repr__ = __str__
+
+    def __bool__(self) -> bool:
+        return True
+
+
+Dim = Union[int, Expr]
+Shape = tuple[Dim, ...]
+
+
+def dim(name: str, *, min: int = 1, max: int = 32768) -> Expr:
+    """A named size, for shapes that are not fixed yet. `min` and `max` bound the values that it may be bound to."""
+    if not name.isidentifier():
+        raise ShapeError(f"{name!r} is not a name for a dimension", hint="use a Python identifier")
+    return Expr((((Atom("size", name, min=min, max=max),), 1),))
+
+
+def symbols(value: Dim) -> dict[str, Atom]:
+    """The named sizes in a dimension, by name."""
+    found: dict[str, Atom] = {}
+    if isinstance(value, Expr):
+        for atoms, _ in value.terms:
+            for atom in atoms:
+                if atom.op == "size":
+                    found[atom.name] = atom
+                for arg in atom.args:
+                    found |= symbols(arg)
+    return found
+
+
+def bind(value: Dim, sizes: Mapping[str, int]) -> Dim:
+    """The dimension with the named sizes replaced; an int when all of them were given. Out of range: ShapeError."""
+    if not isinstance(value, Expr):
+        return value
+    total: Dim = 0
+    for atoms, factor in value.terms:
+        term: Dim = factor
+        for atom in atoms:
+            term = term * _bind_atom(atom, sizes)
+        total = total + term
+    return total
+
+
+def _bind_atom(atom: Atom, sizes: Mapping[str, int]) -> Dim:
+    if atom.op == "size":
+        if atom.name not in sizes:
+            return Expr((((atom,), 1),))
+        size = sizes[atom.name]
+        if not atom.min <= size <= atom.max:
+            raise ShapeError(f"dimension {atom.name}={size} is outside {atom.min}..{atom.max}")
+        return size
+    left, right = (bind(a, sizes) for a in atom.args)
+    return left // right if atom.op == "//" else Expr.of(left) % right if isinstance(right, int) else Expr((((Atom("%", args=(left, right)),), 1),))
+
+
+def concrete(shape: Shape) -> tuple[int, ...]:
+    """The shape as ints; a ShapeError names the sizes that are still free."""
+    if any(isinstance(d, Expr) for d in shape):
+        free = sorted({n for d in shape for n in symbols(d)})
+        raise ShapeError(f"shape {shape} has free dimensions {', '.join(free)}", hint="bind them: dims={...}")
+    return tuple(int(d) for d in shape)  # type: ignore[arg-type]
+
+
+def volume(shape: Shape) -> Dim:
+    """The number of elements."""
+    return prod(shape, start=1)

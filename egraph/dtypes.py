@@ -1,0 +1,80 @@
+"""Data types by name: NumPy equivalents, sizes, categories, promotion."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError
+
+#: name -> (category, bytes an element, width rank within the category)
+_TABLE: dict[str, tuple[str, int, int]] = {
+    "bool": ("bool", 1, 0),
+    "uint8": ("int", 1, 1),
+    "int8": ("int", 1, 2),
+    "uint16": ("int", 2, 3),
+    "int16": ("int", 2, 4),
+    "uint32": ("int", 4, 5),
+    "int32": ("int", 4, 6),
+    "uint64": ("int", 8, 7),
+    "int64": ("int", 8, 8),
+    "float16": ("float", 2, 1),
+    "bfloat16": ("float", 2, 1),
+    "float32": ("float", 4, 2),
+    "float64": ("float", 8, 3),
+}
+DTYPES: tuple[str, ...] = tuple(_TABLE)
+_CATEGORY_RANK = {"bool": 0, "int": 1, "float": 2}
+
+
+def check(dtype: str) -> str:
+    """The dtype's name, or a ShapeError listing the known ones."""
+    if dtype not in _TABLE:
+        raise ShapeError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
+    return dtype
+
+
+def category(dtype: str) -> str:
+    """'bool', 'int' or 'float'."""
+    return _TABLE[check(dtype)][0]
+
+
+def is_float(dtype: str) -> bool:
+    """Whether the dtype is a floating-point one."""
+    return category(dtype) == "float"
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes an element."""
+    return _TABLE[check(dtype)][1]
+
+
+@cache
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The NumPy dtype; bfloat16 comes from ml_dtypes."""
+    if check(dtype) == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def name_of(dtype: Any) -> str:
+    """The name of a NumPy, ml_dtypes or torch dtype."""
+    text = str(dtype).removeprefix("torch.")
+    return check(text if text in _TABLE else np.dtype(dtype).name)
+
+
+def promote(a: str, b: str) -> str:
+    """The common dtype of two operands: the higher category wins, then the wider; float16 with bfloat16 is float32."""
+    if a == b:
+        return a
+    if {a, b} == {"float16", "bfloat16"}:
+        return "float32"
+    key = lambda d: (_CATEGORY_RANK[category(d)], _TABLE[d][2])
+    low, high = sorted((a, b), key=key)
+    if category(high) == "int" and high.startswith("u") != low.startswith("u") and category(low) == "int":
+        return str(np.promote_types(numpy_dtype(a), numpy_dtype(b))) if {a, b} != {"uint64", "int64"} else "int64"
+    return high
