@@ -1,0 +1,40 @@
+"""Lazily read arrays: a region of a file, mapped into memory when asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..egraph import dtypes
+from ..errors import BadWeightsError
+
+
+@dataclass(frozen=True)
+class MappedArray:
+    """`shape` elements of `dtype` (little-endian, C order) at `offset` bytes into a file. Nothing is read before `load`."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the region."""
+        return prod(self.shape) * dtypes.itemsize(self.dtype)
+
+    def load(self) -> np.ndarray[Any, Any]:
+        """A read-only array over the mapped file. BadWeightsError if the file is shorter than declared."""
+        if self.nbytes == 0:
+            return np.zeros(self.shape, dtypes.numpy_dtype(self.dtype))
+        size = self.path.stat().st_size
+        if self.offset + self.nbytes > size:
+            raise BadWeightsError(
+                f"{self.path.name} holds {size} bytes, a tensor needs {self.offset}+{self.nbytes}", where=str(self.path)
+            )
+        raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset, shape=(self.nbytes,))
+        return raw.view(dtypes.numpy_dtype(self.dtype)).reshape(self.shape)
