@@ -1,0 +1,203 @@
+"""Extraction as an integer program for CP-SAT, with level variables against cycles.
+
+y_c: class c is built, x_r: row r is chosen; a read is one aggregated row (sum of c's rows that read k <= y_k); classes
+of a strongly connected component carry levels that must fall along chosen reads. See `must_implications` for the rows
+that make the linear relaxation strong.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .presolve import always_read, class_graph, components, must_implications
+from .presolve import Item as _Item
+from .problem import Rows
+
+MIN_WORKERS = 8
+"""CP-SAT's workers are different strategies: fewer than this prove much less, even on one core."""
+
+UNITS = 1e9
+"""Objective units that the incumbent is scaled to where costs are not decimal numbers of few digits."""
+
+
+@dataclass
+class Answer:
+    """What a solver found: rows (None: nothing), cost of them, a valid lower bound, whether the search was finished."""
+
+    chosen: list[int] | None
+    cost: float
+    lower: float
+    proven: bool
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+class Encoding:
+    """The shared variables and level structure of a problem: also the base of k-best."""
+
+    def __init__(self, rows: Rows, *, implications: bool = True) -> None:
+        from ortools.sat.python import cp_model
+
+        self.rows = rows
+        self.model = m = cp_model.CpModel()
+        members = rows.members
+        self.y = [m.new_bool_var("") if row else None for row in members]
+        self.x: list[Any] = [self.y[c] if len(members[c]) == 1 else m.new_bool_var("") for c in rows.cls]
+        for root in rows.roots:
+            m.add_bool_and(self.y[root])
+        for c, row in enumerate(members):
+            if len(row) > 1:
+                m.add(cp_model.LinearExpr.sum([self.x[r] for r in row]) == self.y[c])
+        self.reads = always_read(rows)
+        for (c, k), readers in self.reads.items():
+            if len(readers) == len(members[c]):
+                m.add_implication(self.y[c], self.y[k])
+            elif len(readers) == 1:
+                m.add_implication(self.x[readers[0]], self.y[k])
+            else:
+                m.add(cp_model.LinearExpr.sum([self.x[r] for r in readers]) <= self.y[k])
+        for c, k in must_implications(rows) if implications else ():
+            m.add_implication(self.y[c], self.y[k])
+        self.level: dict[int, Any] = {}
+        self._forbid_cycles()
+
+    def _forbid_cycles(self) -> None:
+        m, rows = self.model, self.rows
+        items = [[_Item(0.0, frozenset(rows.kids[r]), r) for r in row] for row in rows.members]
+        of, groups = components(class_graph(items))
+        for (c, k), readers in self.reads.items():
+            if of[c] != of[k]:
+                continue
+            for q in (c, k):
+                if q not in self.level:
+                    self.level[q] = m.new_int_var(0, len(groups[of[q]]) - 1, "")
+            taken = [self.y[c]] if len(readers) == len(rows.members[c]) else [self.x[r] for r in readers]
+            for literal in taken:
+                m.add(self.level[c] >= self.level[k] + 1).only_enforce_if(literal)
+            back = self.reads.get((k, c))
+            if back is not None and c < k:
+                both = [self.x[r] for r in readers] + [self.x[r] for r in back]
+                m.add(sum(both) <= self.y[c])
+                m.add(sum(both) <= self.y[k])
+
+    def hint(self, chosen: Sequence[int]) -> None:
+        """Start from a solution (rows, children first)."""
+        m, rows = self.model, self.rows
+        m.clear_hints()
+        taken = set(chosen)
+        on = {rows.cls[r] for r in chosen}
+        for c, y in enumerate(self.y):
+            if y is not None:
+                m.add_hint(y, c in on)
+        for r, x in enumerate(self.x):
+            if len(rows.members[rows.cls[r]]) > 1:
+                m.add_hint(x, r in taken)
+        depth: dict[int, int] = {}
+        for r in chosen:
+            c = rows.cls[r]
+            inside = [depth[k] + 1 for k in rows.kids[r] if k in depth]
+            if c in self.level:
+                depth[c] = max(inside, default=0)
+                m.add_hint(self.level[c], depth[c])
+
+    def minimize(self, upper: float) -> float:
+        """Set the objective; returns its units per cost unit. Prices are floored, so bounds stay valid."""
+        from ortools.sat.python import cp_model
+
+        rows = self.rows
+        scale, exact = units(rows.cost, upper)
+        self.prices = [round(c * scale) if exact else math.floor(c * scale) for c in rows.cost]
+        self.objective = cp_model.LinearExpr.weighted_sum(self.x, self.prices)
+        self.model.minimize(self.objective)
+        return scale
+
+
+def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
+    """Objective units per cost unit: the least power of ten that makes all costs integers, if it is small; else what
+    takes `upper` to about UNITS. Second: whether all costs are then integers."""
+    top = max([*cost, 1e-300])
+    scale = 1.0
+    while scale <= 1e6 and scale * max(upper, top) < 1e12:
+        if all(abs(c * scale - round(c * scale)) <= 1e-9 * max(1.0, c * scale) for c in cost):
+            return scale, True
+        scale *= 10
+    base = upper if 0 < upper < math.inf else max(math.fsum(cost), 1e-300)
+    return 10.0 ** math.floor(math.log10(UNITS / base)), False
+
+
+def solver(seconds: float, workers: int, deterministic: bool) -> Any:
+    """A CP-SAT solver with our parameters."""
+    from ortools.sat.python import cp_model
+
+    found = cp_model.CpSolver()
+    p = found.parameters
+    p.num_workers = max(workers, MIN_WORKERS)
+    p.random_seed = 0
+    p.relative_gap_limit = 0.0
+    if deterministic:
+        p.interleave_search = True
+        p.max_deterministic_time = seconds
+    else:
+        p.max_time_in_seconds = max(seconds, 0.01)
+    return found
+
+
+def run(engine: Any, model: Any, stop: Callable[[], bool] | None) -> Any:
+    """Solve, polling `stop` beside it."""
+    if stop is None:
+        return engine.solve(model)
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.wait(0.02):
+            if stop():
+                engine.stop_search()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        return engine.solve(model)
+    finally:
+        finished.set()
+        thread.join()
+
+
+def solve_cpsat(
+    rows: Rows,
+    start: Sequence[int] | None,
+    *,
+    seconds: float,
+    workers: int = MIN_WORKERS,
+    deterministic: bool = False,
+    stop: Callable[[], bool] | None = None,
+) -> Answer:
+    """Minimize over `rows` within `seconds` (with `deterministic`, in CP-SAT's own repeatable time units), from a
+    solution `start` (rows, children first)."""
+    from ortools.sat.python import cp_model
+
+    began = time.perf_counter()
+    encoding = Encoding(rows)
+    upper = rows.total(start) if start is not None else math.fsum(rows.cost)
+    scale = encoding.minimize(upper)
+    if start is not None:
+        encoding.hint(start)
+    built = time.perf_counter() - began
+    engine = solver(seconds if deterministic else seconds - built, workers, deterministic)
+    status = run(engine, encoding.model, stop)
+    stats = {"build_seconds": built, "status": status.name, "branches": engine.num_branches}
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Answer(None, math.inf, 0.0, False, stats)
+    lower = max(0.0, math.ceil(engine.best_objective_bound - 1e-6) / scale)
+    choice = [-1] * rows.n_classes
+    for row, x in enumerate(encoding.x):
+        if engine.boolean_value(x):
+            choice[rows.cls[row]] = row
+    chosen = rows.walk(choice)
+    if chosen is None:
+        return Answer(None, math.inf, lower, False, stats)
+    cost = rows.total(chosen)
+    return Answer(chosen, cost, min(lower, cost), status == cp_model.OPTIMAL, stats)

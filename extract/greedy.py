@@ -1,0 +1,212 @@
+"""Fast extractions without proof: the incumbents that every exact solver starts from.
+
+All work on `Rows` and return one row per class (-1: no finite term); the caller walks from the roots.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from .problem import Rows
+
+BITSET_BYTES = 400 << 20
+"""Most memory that the class sets of the one-pass greedy may take; larger problems get tree cost only."""
+
+SET_UPDATES = 3_000_000
+"""Work limit of the queue greedy, in set elements touched: it is quadratic on deep graphs."""
+
+
+def bottom_up(rows: Rows, cost: Sequence[float] | None = None) -> list[int]:
+    """Least tree cost per class (Knuth's generalisation of Dijkstra's algorithm); O(size log size)."""
+    price = rows.cost if cost is None else cost
+    best = [np.inf] * rows.n_classes
+    choice = [-1] * rows.n_classes
+    done = bytearray(rows.n_classes)
+    cls, kids, parents = rows.cls, rows.kids, rows.parents
+    left = [len(k) for k in kids]
+    heap: list[tuple[float, int]] = []
+    for row, missing in enumerate(left):
+        if not missing and price[row] < best[cls[row]]:
+            best[cls[row]], choice[cls[row]] = price[row], row
+            heap.append((price[row], cls[row]))
+    heapq.heapify(heap)
+    while heap:
+        value, c = heapq.heappop(heap)
+        if done[c]:
+            continue
+        done[c] = 1
+        for row in parents[c]:
+            left[row] -= 1
+            owner = cls[row]
+            if left[row] or done[owner]:
+                continue
+            value = price[row] + sum([best[k] for k in kids[row]])
+            if value < best[owner]:
+                best[owner], choice[owner] = value, row
+                heapq.heappush(heap, (value, owner))
+    return choice
+
+
+def path_bounds(rows: Rows, cost: Sequence[float] | None = None) -> list[float]:
+    """Lower bound per class: the least over its rows of own cost plus the dearest child's bound; inf: no finite term."""
+    price = rows.cost if cost is None else cost
+    bound = [np.inf] * rows.n_classes
+    left = [len(k) for k in rows.kids]
+    cls, parents = rows.cls, rows.parents
+    heap = [(price[row], cls[row]) for row, missing in enumerate(left) if not missing]
+    heapq.heapify(heap)
+    while heap:
+        value, c = heapq.heappop(heap)
+        if bound[c] < np.inf:
+            continue
+        bound[c] = value
+        for row in parents[c]:
+            left[row] -= 1
+            if not left[row] and bound[cls[row]] == np.inf:
+                heapq.heappush(heap, (price[row] + value, cls[row]))
+    return bound
+
+
+class _Weights:
+    """Sum of per-class prices over a bitset of classes."""
+
+    def __init__(self, n: int) -> None:
+        self.bytes = (n + 7) // 8
+        self.price = np.zeros(self.bytes * 8)
+
+    def of(self, bits: int) -> float:
+        if bits.bit_count() > 48:
+            packed = np.frombuffer(bits.to_bytes(self.bytes, "little"), np.uint8)
+            return float(np.unpackbits(packed, bitorder="little") @ self.price)
+        total = 0.0
+        price = self.price
+        while bits:
+            low = bits & -bits
+            total += price[low.bit_length() - 1]
+            bits ^= low
+        return total
+
+
+def one_pass(rows: Rows, cost: Sequence[float] | None = None) -> list[int] | None:
+    """Classes finalised in the order of their DAG cost; each row is costed once, by bitset difference of its children.
+
+    None if the bitsets would exceed BITSET_BYTES.
+    """
+    n = rows.n_classes
+    if n * n // 8 > BITSET_BYTES:
+        return None
+    price = rows.cost if cost is None else cost
+    cls, kids, parents = rows.cls, rows.kids, rows.parents
+    total = [np.inf] * n
+    choice = [-1] * n
+    used = [0] * n
+    done = bytearray(n)
+    weights = _Weights(n)
+    left = [len(k) for k in kids]
+    heap: list[tuple[float, int]] = []
+    for row, missing in enumerate(left):
+        if not missing and price[row] < total[cls[row]]:
+            total[cls[row]], choice[cls[row]] = price[row], row
+            heap.append((price[row], cls[row]))
+    heapq.heapify(heap)
+    while heap:
+        value, c = heapq.heappop(heap)
+        if done[c]:
+            continue
+        done[c] = 1
+        used[c] |= 1 << c
+        weights.price[c] = price[choice[c]]
+        for row in parents[c]:
+            left[row] -= 1
+            owner = cls[row]
+            if left[row] or done[owner]:
+                continue
+            value, bits = _joined(kids[row], price[row], total[owner], total, used, weights)
+            if value < total[owner]:
+                total[owner], choice[owner], used[owner] = value, row, bits
+                heapq.heappush(heap, (value, owner))
+    return choice
+
+
+def _joined(
+    kids: tuple[int, ...], own: float, limit: float, total: list[float], used: list[int], weights: _Weights
+) -> tuple[float, int]:
+    """DAG cost and class set of a row over its children's sets; gives up (inf) once the cost reaches `limit`."""
+    big = max(kids, key=total.__getitem__)
+    value, bits = own + total[big], used[big]
+    for k in kids:
+        if value >= limit:
+            return np.inf, 0
+        new = used[k] & ~bits
+        if new:
+            value += weights.of(new)
+            bits |= new
+    return value, bits
+
+
+def queued(rows: Rows, cost: Sequence[float] | None = None, budget: int = SET_UPDATES) -> list[int]:
+    """Greedy DAG cost with a work queue and re-evaluation (the "faster greedy DAG" of extraction-gym, by its idea).
+
+    Stops after `budget` set elements were touched; what it has then is still valid.
+    """
+    price = rows.cost if cost is None else cost
+    cls, kids, parents = rows.cls, rows.kids, rows.parents
+    sets: list[dict[int, float] | None] = [None] * rows.n_classes
+    total = [np.inf] * rows.n_classes
+    choice = [-1] * rows.n_classes
+    left = [len(k) for k in kids]
+    queue = deque(row for row, missing in enumerate(left) if not missing)
+    waiting = bytearray(len(rows))
+    while queue and budget > 0:
+        row = queue.popleft()
+        waiting[row] = 0
+        c = cls[row]
+        if kids[row] and price[row] + max([total[k] for k in kids[row]]) >= total[c]:
+            continue
+        found = [s for k in kids[row] if (s := sets[k]) is not None]
+        if any(c in s for s in found):
+            continue
+        found.sort(key=len, reverse=True)
+        merged = dict(found[0]) if found else {}
+        for s in found[1:]:
+            merged.update(s)
+        merged[c] = price[row]
+        budget -= len(merged)
+        value = sum(merged.values())
+        if value >= total[c]:
+            continue
+        fresh = sets[c] is None
+        sets[c], total[c], choice[c] = merged, value, row
+        for parent in parents[c]:
+            left[parent] -= fresh
+            if left[parent] <= 0 and not waiting[parent]:
+                waiting[parent] = 1
+                queue.append(parent)
+    return choice
+
+
+def discounted(rows: Rows, chosen: Collection[int]) -> list[float]:
+    """Prices at which the rows of a solution are free: a greedy over them repairs or refines that solution."""
+    price = list(rows.cost)
+    for row in chosen:
+        price[row] = 0.0
+    return price
+
+
+def best_greedy(rows: Rows, extra: Sequence[Sequence[int]] = ()) -> tuple[float, list[int], str]:
+    """The cheapest of the greedies (and of `extra` choices): cost, chosen rows children first, name; (inf, [], "") if
+    the roots have no finite term."""
+    candidates: list[tuple[str, Sequence[int] | None]] = [("hint", choice) for choice in extra]
+    candidates += [("bottom-up", bottom_up(rows)), ("one-pass", one_pass(rows))]
+    if len(rows) <= 20_000:
+        candidates.append(("queue", queued(rows)))
+    best: tuple[float, list[int], str] = (np.inf, [], "")
+    for name, choice in candidates:
+        chosen = rows.walk(choice) if choice is not None else None
+        if chosen is not None and (total := rows.total(chosen)) < best[0]:
+            best = (total, chosen, name)
+    return best

@@ -1,0 +1,177 @@
+"""Reading and writing the egraph-serialize JSON format, plain or gzipped.
+
+`{"nodes": {id: {"op", "cost", "eclass", "children"}}, "root_eclasses": [...]}`; children name nodes (their class is
+meant); some writers name classes, which is accepted. Other top-level keys are kept by writers and ignored here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ExtractionError
+from .problem import Extraction, Problem, reachable
+
+MAX_BYTES = 1 << 30
+"""Largest decompressed file that is read."""
+
+
+def read_egraph(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Problem:
+    """Read a `.json` or `.json.gz` e-graph; roots, ids and costs as in the file (a missing cost is 1).
+
+    Raises ExtractionError, naming file and place, for anything that is not such an e-graph.
+    """
+    return parse_egraph(_read(Path(path), max_bytes), where=str(path))
+
+
+def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
+    """The problem of a parsed document. Nodes flagged `subsumed` are deleted, and so is what only they could feed."""
+    nodes = _member(document, "nodes", Mapping, where)
+    roots = _member(document, "root_eclasses", list, where)
+    classes: dict[str, int] = {}
+    owner: dict[str, int] = {}
+    for name, node in nodes.items():
+        place = f"{where}: nodes[{_short(name)}]"
+        if not isinstance(node, Mapping):
+            raise ExtractionError(f"a node must be an object, not {type(node).__name__}", where=place)
+        if "eclass" not in node:
+            raise ExtractionError("a node without eclass", where=place)
+        owner[name] = classes.setdefault(_identifier(node["eclass"], place + ".eclass"), len(classes))
+    if isinstance(known := document.get("class_data"), Mapping):
+        for name in known:  # a class whose nodes were all subsumed: nothing can build it
+            classes.setdefault(name, len(classes))
+    rows = [(owner[name], *_children_and_cost(node, name, owner, classes, where)) for name, node in nodes.items()]
+    place = f"{where}: root_eclasses"
+    wanted = [_identifier(root, place) for root in roots]
+    for name in wanted:
+        if name not in classes:
+            raise ExtractionError(f"root class {_short(name)} has no node", where=place)
+    try:
+        return Problem.build(
+            rows,
+            dict.fromkeys(classes[name] for name in wanted),
+            node_ids=list(nodes),
+            class_ids=list(classes),
+        )
+    except ExtractionError as error:
+        raise ExtractionError(error.message, where=f"{where}: {error.where}", hint=error.hint) from None
+
+
+def write_egraph(
+    path: str | Path, problem: Problem, *, ops: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None
+) -> None:
+    """Write a problem (gzipped if the name ends in .gz). `ops[i]` names node i's operator; `extra` adds top-level keys."""
+    first: dict[int, int] = {}
+    for node, c in enumerate(problem.cls.tolist()):
+        first.setdefault(c, node)
+    off, kid = problem.off.tolist(), problem.kid.tolist()
+    nodes = {
+        problem.node_name(i): {
+            "op": ops[i] if ops is not None else problem.node_name(i),
+            "cost": float(problem.cost[i]),
+            "eclass": problem.class_name(c),
+            "children": [
+                problem.node_name(first[k]) if k in first else problem.class_name(k) for k in kid[off[i] : off[i + 1]]
+            ],
+        }
+        for i, c in enumerate(problem.cls.tolist())
+    }
+    empty = {problem.class_name(c): {} for c in range(problem.n_classes) if c not in first}
+    document = {"nodes": nodes, "root_eclasses": [problem.class_name(r) for r in problem.roots], **(extra or {})}
+    if empty:
+        document.setdefault("class_data", {}).update(empty)
+    data = json.dumps(document).encode()
+    path = Path(path)
+    path.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
+
+
+def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
+    """`cost, lower_bound, gap, optimal, seconds, choices`; choices = {class id: node id} for every class the roots need."""
+    chosen = reachable(problem, extraction.choice)
+    return {
+        "cost": extraction.cost,
+        "lower_bound": extraction.lower_bound,
+        "gap": extraction.gap,
+        "optimal": extraction.optimal,
+        "seconds": extraction.seconds,
+        "choices": {problem.class_name(int(problem.cls[i])): problem.node_name(i) for i in reversed(chosen)},
+    }
+
+
+def _read(path: Path, max_bytes: int) -> Any:
+    where = str(path)
+    try:
+        with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ExtractionError(f"the gzip data is damaged or truncated: {error}", where=where) from None
+    except OSError as error:
+        raise ExtractionError(f"cannot be read: {error.strerror or error}", where=where) from None
+    if len(data) > max_bytes:
+        raise ExtractionError(f"larger than {max_bytes} bytes when decompressed", where=where)
+    try:
+        return json.loads(data, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ExtractionError("nested too deeply", where=where) from None
+    except ExtractionError as error:
+        raise ExtractionError(error.message, where=where) from None
+    except ValueError as error:  # bad JSON, bad UTF-8, an integer of too many digits
+        raise ExtractionError(f"not JSON: {error}", where=where) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ExtractionError(f"the key {_short(twice)} occurs twice in one object")
+    return found
+
+
+def _member(document: Any, name: str, kind: type, where: str) -> Any:
+    if not isinstance(document, Mapping) or name not in document:
+        raise ExtractionError(f"no key {name!r} at the top level", where=where, hint="expected egraph-serialize JSON")
+    if not isinstance(document[name], kind):
+        raise ExtractionError(f"{name} must be a {kind.__name__}, not {type(document[name]).__name__}", where=where)
+    return document[name]
+
+
+def _identifier(value: Any, where: str) -> str:
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return str(value)
+    raise ExtractionError(f"an id must be text or an integer, not {type(value).__name__}", where=where)
+
+
+def _children_and_cost(
+    node: Mapping[str, Any], name: str, owner: Mapping[str, int], classes: Mapping[str, int], where: str
+) -> tuple[list[int], float]:
+    children = node.get("children", [])
+    if not isinstance(children, list):
+        raise ExtractionError("children must be a list", where=f"{where}: nodes[{_short(name)}]")
+    kids: list[int] = []
+    for i, child in enumerate(children):
+        found = owner.get(child) if isinstance(child, str) else None
+        if found is None:
+            place = f"{where}: nodes[{_short(name)}].children[{i}]"
+            text = _identifier(child, place)
+            found = owner.get(text, classes.get(text))
+            if found is None:
+                raise ExtractionError(f"no node or class is called {_short(text)}", where=place)
+        kids.append(found)
+    cost = node.get("cost", 1.0)
+    if isinstance(cost, bool) or not isinstance(cost, int | float):
+        raise ExtractionError("cost must be a number", where=f"{where}: nodes[{_short(name)}].cost")
+    try:
+        return kids, math.inf if node.get("subsumed") else float(cost)
+    except OverflowError:
+        raise ExtractionError("cost is too large", where=f"{where}: nodes[{_short(name)}].cost") from None
+
+
+def _short(name: object) -> str:
+    text = repr(name)
+    return text if len(text) <= 80 else text[:77] + "..."

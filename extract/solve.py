@@ -1,0 +1,276 @@
+"""Extraction of any e-graph: a portfolio behind one function, with a proven lower bound and hard time limits.
+
+Greedies -> light reductions -> independent components, identical ones once -> per component: greedies, full presolve,
+split again -> per leaf: frontier search, HiGHS, CP-SAT -> put together and re-evaluated on the original e-graph.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import ExtractionError, UsageError
+from .cpsat import Answer, solve_cpsat
+from .frontier import WIDTHS, cover, topological
+from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
+from .presolve import Part, Reduced, detach, presolve, split
+from .problem import Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
+
+Method = Literal["auto", "greedy", "cp-sat", "highs", "frontier"]
+METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
+
+EXACT_ROWS = 20_000
+"""Leaves above this size are not handed to an integer program: building it alone would take seconds."""
+
+FRONTIER_ROWS = 3_000
+"""Acyclic leaves up to this size are tried by the frontier search first."""
+
+
+@dataclass
+class _Leaf:
+    """A component after presolve: its rows, the best solution known, a bound, and who found and proved it."""
+
+    rows: Rows
+    cost: float
+    chosen: list[int]
+    lower: float
+    method: str
+    proven: bool = False
+
+    def take(self, answer: Answer, method: str) -> None:
+        """Keep what an exact solver improved."""
+        if answer.chosen is not None and answer.cost < self.cost:
+            self.cost, self.chosen, self.method = answer.cost, answer.chosen, method
+        if answer.proven or answer.lower > self.lower:
+            self.lower = min(max(self.lower, answer.lower), self.cost)
+            self.method = method
+        self.proven = self.proven or answer.proven
+
+
+@dataclass
+class _Block:
+    """One distinct component of the whole e-graph: how its leaves (with their row numbers per copy) put it together."""
+
+    part: Part
+    cost: float
+    chosen: list[int]
+    reduced: Reduced
+    leaves: list[tuple[_Leaf, list[list[int]]]]
+
+    def answer(self) -> tuple[float, float, list[int]]:
+        """Cost, lower bound and rows of the better of the greedy and the sum of the leaves."""
+        total = math.fsum([self.reduced.constant, *(leaf.cost * len(copies) for leaf, copies in self.leaves)])
+        lower = math.fsum([self.reduced.constant, *(leaf.lower * len(copies) for leaf, copies in self.leaves)])
+        if total >= self.cost:
+            return self.cost, min(lower, self.cost), self.chosen
+        rows = [copy[row] for leaf, copies in self.leaves for copy in copies for row in leaf.chosen]
+        return total, min(lower, total), self.reduced.restore(rows)
+
+
+def solve(
+    problem: Problem,
+    *,
+    method: Method = "auto",
+    time_limit: float = 10.0,
+    gap: float = 1e-6,
+    workers: int = 8,
+    deterministic: bool = False,
+    hint: Sequence[int] | IntArray | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Extraction:
+    """The cheapest extraction found within `time_limit` seconds, with a lower bound on all extractions.
+
+    method: "auto", or one solver for what presolve leaves ("greedy" skips presolve and proves next to nothing).
+    gap: relative difference of cost and bound that counts as optimal. workers: CP-SAT workers, at least 8 are used.
+    deterministic: same input, same answer; limits are then counted work, and `time_limit` only scales it.
+    hint: a choice array to start from; used if it is a valid extraction. stop: polled; True ends the search early with
+    the best so far. Raises ExtractionError if a root has no finite term, UsageError for an unknown method.
+    """
+    if method not in METHODS:
+        raise UsageError(f"unknown method {method!r}", where="solve", hint="one of " + ", ".join(METHODS))
+    if math.isnan(time_limit) or time_limit < 0:
+        raise UsageError(f"time_limit must be >= 0 seconds, not {time_limit}", where="solve")
+    return _Search(problem, method, time_limit, gap, workers, deterministic, stop).run(hint)
+
+
+@dataclass
+class _Search:
+    problem: Problem
+    method: Method
+    time_limit: float
+    gap: float
+    workers: int
+    deterministic: bool
+    stop: Callable[[], bool] | None
+    began: float = field(default_factory=time.perf_counter)
+    stats: dict[str, Any] = field(default_factory=dict)
+    memo: dict[bytes, _Leaf] = field(default_factory=dict)
+
+    @property
+    def left(self) -> float:
+        """Seconds left; 0 once `stop` says so. Deterministic runs have no clock."""
+        if self.stop is not None and self.stop():
+            return 0.0
+        return self.time_limit if self.deterministic else self.began + self.time_limit - time.perf_counter()
+
+    def run(self, hint: Sequence[int] | IntArray | None) -> Extraction:
+        rows = self.problem.rows
+        cost, chosen, name = best_greedy(rows, self._hints(hint))
+        if not chosen and cost == math.inf:
+            raise self._no_term()
+        self.stats.update(nodes=self.problem.n_nodes, classes=self.problem.n_classes, greedy=cost)
+        bounds = path_bounds(rows)
+        lower = max(bounds[r] for r in rows.roots)
+        if self.method == "greedy" or cost <= lower or self.left <= 0:
+            return self._finish(chosen, lower, name)
+        reduced = detach(rows)
+        assert reduced is not None  # the greedies found a term
+        self.stats["detach_seconds"] = time.perf_counter() - self.began
+        blocks = [self._block(part, set(chosen), reduced) for part in split(reduced.rows)]
+        self._count(blocks)
+        self._search(blocks)
+        picked = list(reduced.fixed)
+        bound = reduced.constant
+        for block in blocks:
+            _, low, best = block.answer()
+            bound += low * len(block.part.copies)
+            picked += [reduced.origin[copy[row]] for copy in block.part.copies for row in best]
+        names = dict.fromkeys(leaf.method for block in blocks for leaf, _ in block.leaves)
+        return self._finish(picked, max(bound, lower), " + ".join(["presolve", *names]))
+
+    def _hints(self, hint: Sequence[int] | IntArray | None) -> list[list[int]]:
+        """The hint as rows per class, if it is a valid extraction of this problem."""
+        if hint is None:
+            return []
+        try:
+            nodes = reachable(self.problem, hint)
+        except ExtractionError as error:
+            self.stats["hint"] = f"ignored: {error.message}"
+            return []
+        row_of = {node: row for row, node in enumerate(self.problem.live)}
+        choice = [-1] * self.problem.n_classes
+        for node in nodes:
+            choice[int(self.problem.cls[node])] = row_of[node]
+        self.stats["hint"] = "used"
+        return [choice]
+
+    def _no_term(self) -> ExtractionError:
+        bounds = path_bounds(self.problem.rows)
+        root = next(r for r in self.problem.roots if bounds[r] == math.inf)
+        return ExtractionError(
+            "a root class has no finite acyclic term",
+            where=f"class {self.problem.class_name(root)}",
+            hint="every node of it is deleted, cyclic, or reads a class without a term",
+        )
+
+    def _block(self, part: Part, chosen: set[int], parent: Reduced) -> _Block:
+        """Greedies, presolve and split of one distinct component; `chosen` is a solution of the whole e-graph."""
+        rows = part.rows
+        known = [
+            _as_choice(rows, [r for r, at in enumerate(copy) if parent.origin[at] in chosen]) for copy in part.copies
+        ]
+        cost, best, _ = best_greedy(rows, known[:8])
+        reduced = presolve(rows, cost) if self.left > 0 else Reduced(rows, list(range(len(rows))), [], 0.0)
+        kept = set(best)
+        leaves = []
+        for piece in split(reduced.rows):
+            leaf = self.memo.get(piece.key)
+            if leaf is None:
+                seed = [r for r, at in enumerate(piece.copies[0]) if reduced.origin[at] in kept]
+                leaf = self.memo[piece.key] = self._leaf(piece.rows, seed)
+            leaves.append((leaf, piece.copies))
+        return _Block(part, cost, best, reduced, leaves)
+
+    def _leaf(self, rows: Rows, seed: list[int]) -> _Leaf:
+        """Start of a leaf: greedies, also at prices at which the rows of a known solution are free."""
+        extra = [_as_choice(rows, seed)]
+        if seed and len(rows) <= EXACT_ROWS:
+            price = discounted(rows, seed)
+            extra += [c for c in (bottom_up(rows, price), one_pass(rows, price)) if c is not None]
+        cost, chosen, name = best_greedy(rows, extra)
+        bounds = path_bounds(rows)
+        lower = max(bounds[r] for r in rows.roots)
+        return _Leaf(rows, cost, chosen, lower, "greedy" if name == "hint" else name, cost <= lower)
+
+    def _count(self, blocks: list[_Block]) -> None:
+        sizes = sorted((len(leaf.rows) for leaf in self.memo.values()), reverse=True)
+        self.stats.update(
+            presolve_seconds=time.perf_counter() - self.began,
+            components=sum(len(b.part.copies) for b in blocks),
+            distinct_components=len(blocks),
+            leaves=len(sizes),
+            largest_leaf=sizes[0] if sizes else 0,
+            reduced_nodes=sum(sizes),
+        )
+
+    def _search(self, blocks: list[_Block]) -> None:
+        """Exact search of the distinct leaves, small ones first; each gets its share of the time that is left."""
+        todo = sorted((leaf for leaf in self.memo.values() if not leaf.proven), key=lambda leaf: len(leaf.rows))
+        weight = [len(leaf.rows) ** 1.5 for leaf in todo]
+        for i, leaf in enumerate(todo):
+            left = self.left
+            if left <= 0:
+                return
+            seconds = left * weight[i] / sum(weight if self.deterministic else weight[i:])
+            self._solve_leaf(leaf, seconds)
+
+    def _solve_leaf(self, leaf: _Leaf, seconds: float) -> None:
+        ends = time.perf_counter() + seconds
+        if self.method in ("auto", "frontier"):
+            self._try_frontier(leaf, seconds)
+        if leaf.proven or self.method == "frontier" or len(leaf.rows) > EXACT_ROWS:
+            return
+        rest = seconds if self.deterministic else ends - time.perf_counter()
+        if rest <= 0:
+            return
+        answer = solve_cpsat(
+            leaf.rows,
+            leaf.chosen,
+            seconds=rest,
+            workers=self.workers,
+            deterministic=self.deterministic,
+            stop=self.stop,
+        )
+        leaf.take(answer, "cp-sat")
+
+    def _try_frontier(self, leaf: _Leaf, seconds: float) -> None:
+        acyclic = topological(leaf.rows)[1]
+        alone = self.method == "frontier"
+        if not alone and (not acyclic or len(leaf.rows) > FRONTIER_ROWS):
+            return
+        deadline = math.inf if self.deterministic else time.perf_counter() + seconds
+        for width in WIDTHS if alone else WIDTHS[:2]:
+            found = cover(leaf.rows, width, upper=leaf.cost, prefer=leaf.chosen, deadline=deadline, stop=self.stop)
+            leaf.take(Answer(found.chosen, found.cost, found.lower, found.exact), "frontier")
+            if found.exact or not acyclic:
+                return
+
+    def _finish(self, rows: Sequence[int], lower: float, method: str) -> Extraction:
+        problem = self.problem
+        choice = problem.choice_of(rows)
+        used = reachable(problem, choice)
+        tight = np.full(problem.n_classes, -1, np.int32)
+        tight[problem.cls[used]] = used
+        cost = evaluate(problem, tight)
+        lower = min(lower, cost)
+        return Extraction(
+            choice=tight,
+            cost=cost,
+            lower_bound=lower,
+            optimal=relative_gap(cost, lower) <= self.gap,
+            seconds=time.perf_counter() - self.began,
+            method=method,
+            stats=self.stats,
+        )
+
+
+def _as_choice(rows: Rows, picked: Sequence[int]) -> list[int]:
+    choice = [-1] * rows.n_classes
+    for row in picked:
+        choice[rows.cls[row]] = row
+    return choice
