@@ -1,0 +1,257 @@
+"""What extraction knows of kernels: templates that backends declare, and candidates bound to places in an e-graph.
+
+A *template* is a kernel's meaning and its code in one row: a pattern of the rule language says what it computes, a code
+template says how. A *candidate* is a template matched at an e-class: which values it reads, which it writes, in which
+layout. Backends declare templates; nothing here knows any backend. A generated kernel (a fused region lowered through
+the kernel IR) enters the same way: as a candidate whose template was made for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from ..egraph.graph import Graph, Tensor
+from ..egraph.ops import Type
+from ..egraph.pattern import Attr, Term, parse_guard, parse_term, variables
+
+Strides = tuple[int, ...]  # in elements
+
+
+def contiguous(shape: Sequence[int]) -> Strides:
+    """Row-major strides, in elements. An axis of size 1 has the stride it would have in a larger array."""
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= max(int(size), 1)
+    return tuple(reversed(found))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of a kernel as it lies in memory."""
+
+    type: Type
+    strides: Strides
+
+    @property
+    def dense(self) -> bool:
+        """Whether it is row-major without gaps (strides of size-1 axes do not matter)."""
+        want = contiguous(self.type.shape)  # type: ignore[arg-type]
+        return all(s == w or d == 1 for s, w, d in zip(self.strides, want, self.type.shape))
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a code template may look at when it writes a call: operands, output, attributes; and the names in the source."""
+
+    operands: Mapping[str, Operand]
+    output: Operand
+    attrs: Mapping[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)  # operand (and "out") -> expression in the source
+
+
+Code = str | Callable[[Call], str]
+
+
+@dataclass(frozen=True)
+class Template:
+    """One kernel of one backend.
+
+    `pattern` (rule language) is its meaning; its tensor variables are the operands. `code` is the call: a format string
+    over operand names, attribute names and `out`, or a function of a `Call` returning the text. Code that mentions
+    `{out}` writes into a given buffer; other code is an expression whose value is a fresh array that aliases nothing.
+    `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load, whose
+    value the code then receives in the weight's place: a packed or transposed layout.
+    `inplace` lists operands whose buffer `out` may reuse. `dense` lists operands that must be contiguous ("*": all).
+    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
+    `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
+    """
+
+    name: str
+    backend: str
+    pattern: str
+    code: Code
+    family: str = "pointwise"
+    when: tuple[str, ...] = ()
+    prep: Mapping[str, Code] = field(default_factory=dict)
+    inplace: tuple[str, ...] = ()
+    dense: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    applies: Callable[[Call], bool] | None = None  # a last word on shapes, dtypes and layouts
+    flops: Callable[[Call], float] | None = None
+    exact: bool = False
+    version: str = "1"
+
+    @cached_property
+    def term(self) -> Term:
+        """The parsed pattern."""
+        return parse_term(self.pattern)
+
+    @cached_property
+    def guards(self) -> tuple[Attr, ...]:
+        """The parsed conditions."""
+        return tuple(map(parse_guard, self.when))
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Tensor variables, in order of first use."""
+        return tuple(variables(self.term))
+
+    @cached_property
+    def identity(self) -> str:
+        """Hash of the body: pattern, code and preparation, without shapes."""
+        text = repr((self.name, self.pattern, self.when, _source(self.code), sorted((k, _source(v)) for k, v in self.prep.items()),
+                     self.version))  # fmt: skip
+        return blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def write(self, call: Call) -> str:
+        """The call's source text."""
+        return _written(self.code, call)
+
+    def write_prep(self, operand: str, weight: str, call: Call) -> str:
+        """The expression that prepares one weight operand at load."""
+        code = self.prep[operand]
+        return code(call) if callable(code) else code.format(w=weight, **{k: repr(v) for k, v in call.attrs.items()})
+
+    def writes_out(self, call: Call) -> bool:
+        """Whether the code writes into a given buffer (else it returns a fresh array)."""
+        if isinstance(self.code, str):
+            return "{out}" in self.code
+        probe = Call(call.operands, call.output, call.attrs, {**{o: o for o in self.operands}, "out": "__OUT__"})
+        return "__OUT__" in self.code(probe)
+
+
+def _source(code: Code) -> str:
+    return code if isinstance(code, str) else f"{code.__module__.rpartition('.')[2]}.{code.__qualname__}"
+
+
+def _written(code: Code, call: Call) -> str:
+    if callable(code):
+        return code(call)
+    return code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)
+
+
+class Backend(Protocol):
+    """A way to run kernels. Several backends may share one device's memory (NumPy and Torch share "cpu")."""
+
+    name: str
+    device: str
+    helpers: Mapping[str, str]  # source of imports and small functions that templates name in `setup`
+
+    @property
+    def templates(self) -> Sequence[Template]:
+        """All kernels of this backend."""
+        ...
+
+    def unavailable(self) -> str:
+        """Why it cannot be used here; empty when it can."""
+        ...
+
+
+# ---------------------------------------------------------------- candidates and plans
+@dataclass(frozen=True)
+class Vertex:
+    """An e-class lying in memory in one layout."""
+
+    cls: int
+    strides: Strides
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A template at a place: reads `inputs` (operand -> vertex), makes `output`. Weight operands need no vertex of their
+    own to be made: they are there from load on. Views (no work, an alias of their one input) have family "view"."""
+
+    template: Template
+    output: Vertex
+    inputs: tuple[tuple[str, Vertex], ...]
+    call: Call
+    weights: frozenset[str] = frozenset()  # operands that are weight-only
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it only describes another way to look at its input's memory."""
+        return self.template.family == "view"
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A candidate's cost in µs: the value used, an interval, and where it comes from."""
+
+    us: float
+    low: float
+    high: float
+    source: str  # measured | predicted | bound
+
+
+class Measurer(Protocol):
+    """Times candidates; what could not be timed is recorded as a failure and priced infinite."""
+
+    def measure(self, candidates: Sequence[Candidate]) -> None:
+        """Measure and store. Returns when rows are durable."""
+        ...
+
+
+class Pricer(Protocol):
+    """Prices candidates from measurements and predictions."""
+
+    def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
+        """One price for each candidate."""
+        ...
+
+
+@dataclass(frozen=True)
+class Value:
+    """Something a plan holds in memory. `origin`: input, state, weight, kernel, or view (an alias of `base`)."""
+
+    id: int
+    type: Type  # sizes may be expressions in free dimensions
+    strides: Strides
+    origin: str
+    name: str = ""  # input's, state's name; what a reader should call it
+    base: int = -1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call or view: `inputs` maps the template's operands to value ids."""
+
+    template: Template
+    call: Call
+    inputs: tuple[tuple[str, int], ...]
+    output: int
+    cost: Priced
+    doc: str = ""  # the term it computes, for readers of the source
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it only makes an alias."""
+        return self.template.family == "view"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A complete way to compute a graph: a flat list of steps over values.
+
+    `weights` gives, per weight value, the expression over params and constants to evaluate at load. `outputs` and
+    `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs.
+    """
+
+    graph: Graph
+    values: tuple[Value, ...]
+    steps: tuple[Step, ...]
+    weights: Mapping[int, Tensor]
+    outputs: tuple[int, ...]
+    updates: Mapping[str, int]
+    cost: float
+    lower_bound: float
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> int:
+        """Number of kernel launches (views are none)."""
+        return sum(not s.is_view for s in self.steps)
