@@ -1,0 +1,83 @@
+"""Measure what bounds every CPU kernel: bandwidths, float32 arithmetic, and the overhead of one NumPy call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .device import cores, device_key, driver_key, toolchain_key
+from .key import KernelKey, Work
+from .roofline import CALIBRATION, Roofline
+from .schema import Timing
+from .source import source_hash
+
+if TYPE_CHECKING:
+    from .store import Store
+
+VERSION = "1"
+_LARGE = 8 << 20  # float32 values: 32 MiB an array, so that a copy's two do not fit the usual last-level cache
+_SMALL = 32 << 10  # 128 KiB an array: stays in a core's second-level cache
+_ORDER = 768
+
+
+def measure(threads: int = 0, *, seconds: float = 0.6) -> list[Timing]:
+    """Timings of a large copy, a large read, a copy in cache, a float32 product and a tiny ufunc, within `seconds`."""
+    random = np.random.default_rng(0)
+    large, target = random.random(_LARGE, dtype=np.float32), np.zeros(_LARGE, dtype=np.float32)
+    small, near = large[:_SMALL].copy(), np.zeros(_SMALL, dtype=np.float32)
+    left, right = (large[:: _LARGE // _ORDER**2][: _ORDER**2].reshape(_ORDER, _ORDER).copy() for _ in range(2))
+    product = np.empty((_ORDER, _ORDER), dtype=np.float32)
+    tiny, sink = np.ones(4, dtype=np.float32), np.empty(4, dtype=np.float32)
+    probes: list[tuple[str, Work, int, Callable[[], object]]] = [
+        ("copy", Work(0.0, 8.0 * _LARGE), 1, lambda: np.copyto(target, large)),
+        ("read", Work(2.0 * _LARGE, 4.0 * _LARGE), 1, lambda: np.dot(large, large)),
+        ("cache", Work(0.0, 8.0 * _SMALL), 20, lambda: np.copyto(near, small)),
+        ("gemm", Work(2.0 * _ORDER**3, 12.0 * _ORDER**2), 1, lambda: np.matmul(left, right, out=product)),
+        ("launch", Work(4.0, 48.0), 200, lambda: np.add(tiny, tiny, out=sink)),
+    ]
+    return [
+        Timing(
+            key=_key(name, threads),
+            work=work,
+            samples=_sample(call, repeats, seconds / len(probes)),
+            threads=threads or cores(),
+        )
+        for name, work, repeats, call in probes
+    ]
+
+
+def calibrate(store: Store, threads: int = 0) -> Roofline:
+    """Measure this CPU, store the rows, and return the roofline that follows for NumPy in float32."""
+    store.add(measure(threads))
+    return store.predictor().rooflines.of(device_key(threads), "numpy")
+
+
+def _key(name: str, threads: int) -> KernelKey:
+    return KernelKey(
+        kernel=f"{CALIBRATION}/{name}",
+        name=name,
+        family=CALIBRATION,
+        backend="numpy",
+        emitter=VERSION,
+        source=source_hash(f"{name}-{_LARGE}-{_SMALL}-{_ORDER}", "text"),
+        dtypes=("float32",),
+        device=device_key(threads),
+        driver=driver_key(),
+        toolchain=toolchain_key("numpy"),
+    )
+
+
+def _sample(call: Callable[[], object], repeats: int, seconds: float) -> tuple[float, ...]:
+    """µs per call, at least three samples of `repeats` calls each, after one warm-up, for as long as time allows."""
+    call()
+    samples: list[float] = []
+    deadline = time.perf_counter() + seconds * 0.7
+    while len(samples) < 3 or (time.perf_counter() < deadline and len(samples) < 50):
+        start = time.perf_counter_ns()
+        for _ in range(repeats):
+            call()
+        samples.append((time.perf_counter_ns() - start) / 1000 / repeats)
+    return tuple(samples)

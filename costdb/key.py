@@ -1,0 +1,138 @@
+"""What a measured time belongs to: the key of a kernel, its digest, and the arithmetic and traffic it cannot avoid."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from numbers import Integral, Real
+from typing import TypeAlias
+
+from ..errors import UsageError
+from .device import device_key, driver_key, toolchain_key
+from .source import source_hash
+
+__all__ = ["FAMILIES", "KernelKey", "Plain", "Work", "device_key", "driver_key", "source_hash", "toolchain_key"]
+
+Plain: TypeAlias = "str | int | float | tuple[Plain, ...]"
+"""What key fields hold. Floats and bools are turned into texts when a key is made, so a finished key has none."""
+
+FAMILIES = (
+    "pointwise", "reduction", "contraction", "attention", "conv", "gather", "scatter", "copy", "view", "sort",
+    "calibration", "other",
+)  # fmt: skip
+"""The families prediction falls back on; another text is allowed and forms a family of its own."""
+
+TEXT_FIELDS = ("kernel", "backend", "emitter", "source", "device", "driver", "toolchain")
+TUPLE_FIELDS = ("constants", "shapes", "dtypes", "strides", "schedule")
+IDENTITY_FIELDS = TEXT_FIELDS + TUPLE_FIELDS
+"""The fields that make the digest, in its order."""
+LABEL_FIELDS = ("name", "family")
+"""Fields that only describe: they steer prediction and display, and renaming them keeps every measurement."""
+
+_LONGEST_TEXT = 2000
+
+
+@dataclass(frozen=True)
+class Work:
+    """What any implementation must do: `flops` arithmetic operations and `bytes` of compulsory memory traffic."""
+
+    flops: float
+    bytes: float
+
+    def __post_init__(self) -> None:
+        for label, amount in (("flops", self.flops), ("bytes", self.bytes)):
+            if not (math.isfinite(amount) and amount >= 0):
+                raise UsageError(f"{label} must be finite and not negative, got {amount!r}", where="Work")
+
+
+@dataclass(frozen=True)
+class KernelKey:
+    """Everything a kernel's time depends on. Equal keys have equal digests; `name` and `family` do not count.
+
+    `kernel` is the structural hash of the body without shapes, `source` the `source_hash` of the code, `emitter` the
+    version of what wrote it, `schedule` the chosen tiling and options (a mapping is sorted). Lists become tuples,
+    NumPy integers ints, floats and bools texts (`float:0x1.8p+0`, `bool:true`); a text above 2,000 characters is
+    replaced by its beginning and its hash. Raises UsageError for other types or an empty `kernel`, `backend` or
+    `source`: two codes without a name for their difference must not share a price.
+    """
+
+    kernel: str
+    name: str = field(compare=False)
+    family: str = field(compare=False)
+    backend: str
+    emitter: str
+    source: str
+    constants: tuple[Plain, ...] = ()
+    shapes: tuple[Plain, ...] = ()
+    dtypes: tuple[Plain, ...] = ()
+    strides: tuple[Plain, ...] = ()
+    schedule: Plain = ()
+    device: str = ""
+    driver: str = ""
+    toolchain: str = ""
+
+    def __post_init__(self) -> None:
+        for label in TEXT_FIELDS + LABEL_FIELDS:
+            value = getattr(self, label)
+            if not isinstance(value, str):
+                raise UsageError(f"key field {label!r} must be a text, got {type(value).__name__}", where="KernelKey")
+            object.__setattr__(self, label, _text(value))
+        for label in TUPLE_FIELDS:
+            object.__setattr__(self, label, canonical(getattr(self, label), label))
+        for label in ("kernel", "backend", "source"):
+            if not getattr(self, label):
+                raise UsageError(f"key field {label!r} is empty", where="KernelKey", hint="give the hash of the code")
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """The key as texts: one per field, tuples as compact JSON. This is what shards hold."""
+        texts = {label: getattr(self, label) for label in TEXT_FIELDS + LABEL_FIELDS}
+        return texts | {label: _json(getattr(self, label)) for label in TUPLE_FIELDS}
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex digits: BLAKE2b of the canonical JSON list of the identity fields."""
+        return digest_of([self.columns[label] for label in IDENTITY_FIELDS])
+
+
+def digest_of(identity: Sequence[str]) -> str:
+    """The digest of a key given as the texts of its identity fields (in the order of `IDENTITY_FIELDS`)."""
+    return blake2b(_json(list(identity)).encode("ascii"), digest_size=16).hexdigest()
+
+
+def canonical(value: object, label: str = "value") -> Plain:
+    """`value` with one spelling per meaning; applying it twice changes nothing. Raises UsageError for other types."""
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, bool) or type(value).__name__ == "bool":  # NumPy's bool is no subclass of Python's
+        return f"bool:{str(bool(value)).lower()}"
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return f"float:{float(value).hex()}"
+    if isinstance(value, Mapping):
+        return tuple((_text(str(name)), canonical(part, label)) for name, part in sorted(value.items()))
+    if isinstance(value, Sequence):
+        return tuple(canonical(part, label) for part in value)
+    raise UsageError(
+        f"key field {label!r} cannot hold a {type(value).__name__}",
+        where="KernelKey",
+        hint="use texts, numbers, and sequences or mappings of them",
+    )
+
+
+def _text(value: str) -> str:
+    """`value` as valid UTF-8 (lone surrogates written out), shortened to its beginning and hash when very long."""
+    if not value.isascii():
+        value = value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(value) <= _LONGEST_TEXT:
+        return value
+    return f"{value[:64]}...{blake2b(value.encode('utf-8'), digest_size=16).hexdigest()}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,261 @@
+"""A price for every kernel: what was measured, else what its nearest measured relatives suggest, else the roofline.
+
+The quantity interpolated is log(time / roofline): how far a kernel stays from its bound. It varies slowly with size,
+while time itself spans six decades and is not linear in any one measure of size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from .key import KernelKey, Work
+from .reports import FamilyStats
+from .roofline import CALIBRATION, Roofline, Rooflines
+
+if TYPE_CHECKING:
+    from .snapshot import Measurement, Snapshot
+
+_PLACED = ("kernel", "name", "family", "backend", "device")
+
+Source: TypeAlias = Literal["measured", "predicted", "bound"]
+Place: TypeAlias = tuple[str, str, str, str]  # level, its label, backend, device
+Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+UNKNOWN_FACTOR = 30.0
+"""A kernel of which nothing is known is taken to be at most this much slower than its bound."""
+
+IMPLAUSIBLE_FACTOR = 100.0
+"""A time this far below the bound is an error or a lie: it neither counts as measured nor teaches the predictor."""
+
+_LEVELS = (("kernel", 1), ("name", 2), ("family", 3))
+"""What relatives share (besides backend and device), nearest first, and how many of them it takes."""
+
+_LABEL_DISTANCE = {"dtypes": 1.0, "schedule": 0.7, "source": 0.3, "toolchain": 0.1}
+"""How far apart two kernels of equal work are that differ in this, in units of a factor e of work."""
+
+_NEAREST = 8
+_CLOSE = 0.1  # distances below count alike: two neighbours this near differ by noise, not by shape
+_QUANTILES = (0.1, 0.9)
+_FEW = 4  # below this many residuals the spread is the largest seen, and at least _FEW_SPREAD
+_FEW_SPREAD, _LEAST_SPREAD, _PER_DISTANCE = math.log(1.5), math.log(1.05), 0.1
+_LARGEST_GROUP = 512  # rows a group is thinned to: residuals cost its square
+
+
+@dataclass(frozen=True)
+class Query:
+    """A kernel whose price is wanted, and the work it has to do."""
+
+    key: KernelKey
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A time in µs with an interval, where it comes from, and how many runs or relatives stand behind it."""
+
+    us: float
+    low: float
+    high: float
+    source: Source
+    n: int
+
+
+class Predictor:
+    """Prices from one snapshot in one cache regime. Equal snapshots give equal prices, bit for bit."""
+
+    def __init__(self, snapshot: Snapshot, regime: str = "hot") -> None:
+        self.rooflines = Rooflines(snapshot, regime)
+        self._snapshot, self._regime = snapshot, regime
+        self._members: dict[Place, dict[str, None]] | None = None
+        self._groups: dict[Place, _Group] = {}
+
+    def price(self, queries: Sequence[Query]) -> list[Price]:
+        """One price per query, in order. A plausible measurement wins; then the relatives of the first level that has
+        enough of them (same kernel, same name, same family; always on the same backend and device); then the bound.
+        """
+        prices: list[Price | None] = []
+        waiting: dict[Place, list[tuple[int, float]]] = {}
+        for index, query in enumerate(queries):
+            bound = self._roofline(query.key).us(query.work)
+            place = None
+            price = self._measured(query.key, bound)
+            if price is None and (place := self._relatives(query.key)) is None:
+                price = Price(bound, bound, bound * UNKNOWN_FACTOR, "bound", 0)
+            if place is not None:
+                waiting.setdefault(place, []).append((index, bound))
+            prices.append(price)
+        for place, members in waiting.items():
+            asked = [queries[index] for index, _ in members]
+            for (index, bound), (low, middle, high, n) in zip(members, self._group(place).predict(asked)):
+                prices[index] = Price(bound * middle, bound * low, bound * high, "predicted", n)
+        return [price for price in prices if price is not None]
+
+    def _measured(self, key: KernelKey, bound: float) -> Price | None:
+        measured = self._snapshot.measurement(key.digest, self._regime)
+        if measured is None or measured.us * IMPLAUSIBLE_FACTOR < bound:
+            return None
+        return Price(measured.us, measured.low, measured.high, "measured", measured.n)
+
+    def _roofline(self, key: KernelKey) -> Roofline:
+        first = key.dtypes[0] if key.dtypes else "float32"
+        return self.rooflines.of(key.device, key.backend, str(first))
+
+    def _relatives(self, key: KernelKey) -> Place | None:
+        """The nearest group with enough members that can teach."""
+        members = self._places()
+        for level, needed in _LEVELS:
+            place = (level, getattr(key, level), key.backend, key.device)
+            if len(members.get(place, ())) >= needed and self._group(place).digests:
+                return place
+        return None
+
+    def _places(self) -> dict[Place, dict[str, None]]:
+        if self._members is None:
+            self._members = {}
+            self.learn(self._snapshot.digests())
+        return self._members
+
+    def learn(self, digests: Iterable[str]) -> None:
+        """Take notice of keys that were added to the snapshot; what they do not touch stays fitted."""
+        members = self._places()
+        for digest in digests:
+            row = self._snapshot.first_row(digest, _PLACED)
+            for level, _ in _LEVELS if row["family"] != CALIBRATION else ():
+                place = (level, row[level], row["backend"], row["device"])
+                members.setdefault(place, {})[digest] = None
+                self._groups.pop(place, None)
+
+    def _group(self, place: Place) -> _Group:
+        if place not in self._groups:
+            digests = sorted(self._places()[place])
+            if len(digests) > _LARGEST_GROUP:  # digests are random numbers: this is an even and repeatable sample
+                digests = [digests[int(at)] for at in np.linspace(0, len(digests) - 1, _LARGEST_GROUP)]
+            self._groups[place] = _Group(self._snapshot, self._regime, self.rooflines, digests, place[0] != "kernel")
+        return self._groups[place]
+
+    def held_out(self) -> tuple[FamilyStats, ...]:
+        """Per family and backend, the error of predicting keys (at most 512 a device) as if they were not measured."""
+        members = self._places()
+        pooled: dict[tuple[str, str], tuple[int, list[float]]] = {}
+        for place in sorted(place for place in members if place[0] == "family"):
+            keys, before = pooled.get((place[1], place[2]), (0, []))
+            pooled[place[1], place[2]] = (keys + len(members[place]), before + self._errors(place))
+        return tuple(_family_stats(*names, keys, errors) for names, (keys, errors) in pooled.items() if keys)
+
+    def _errors(self, place: Place) -> list[float]:
+        """|log(predicted / measured)| of a family's keys, each predicted at the level it would be without itself."""
+        wanted = self._group(place).digests
+        rows = {digest: self._snapshot.first_row(digest) for digest in wanted}
+        found: dict[str, float] = {}
+        for level, needed in _LEVELS:
+            for own in {(level, str(rows[digest][level]), *place[2:]) for digest in wanted if digest not in found}:
+                if len(self._places()[own]) > needed:
+                    group = self._group(own)
+                    errors = zip(group.digests, np.abs(group.residuals).tolist())
+                    found.update((d, e) for d, e in errors if d in rows and d not in found and math.isfinite(e))
+        return [found[digest] for digest in wanted if digest in found]
+
+
+class _Group:
+    """Relatives and how well they predict each other. With `apart`, a key is judged by keys of other kernels only, as
+    a kernel that was never measured would be.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, regime: str, rooflines: Rooflines, digests: Sequence[str], apart: bool
+    ) -> None:
+        rows = [(digest, snapshot.first_row(digest), snapshot.measurement(digest, regime)) for digest in digests]
+        ratios = [_log_ratio(row, measurement, rooflines) for _, row, measurement in rows]
+        taught = [(digest, row) for (digest, row, _), ratio in zip(rows, ratios) if ratio is not None]
+        self.digests = [digest for digest, _ in taught]
+        self._ratios = np.array([ratio for ratio in ratios if ratio is not None])
+        self._features = _features([(row["flops"], row["bytes"]) for _, row in taught])
+        self._codes: dict[str, dict[str, int]] = {name: {} for name in _LABEL_DISTANCE}
+        self._labels = {
+            name: np.array([codes.setdefault(row[name], len(codes)) for _, row in taught], dtype=np.int64)
+            for name, codes in self._codes.items()
+        }
+        self.residuals = self._leave_out(np.array([row["kernel"] for _, row in taught]), apart)
+        self._low, self._high = _spread(self.residuals[np.isfinite(self.residuals)])
+
+    def predict(self, queries: Sequence[Query]) -> list[tuple[float, float, float, int]]:
+        """For every query the factor over its bound (low, middle, high) and the number of neighbours used."""
+        features = _features([(query.work.flops, query.work.bytes) for query in queries])
+        labels = {
+            name: np.array([codes.get(query.key.columns[name], -1) for query in queries])
+            for name, codes in self._codes.items()
+        }
+        distances = self._distances(features, labels)
+        middle, count = self._weighted(distances)
+        beyond = _PER_DISTANCE * np.sqrt(distances.min(axis=1))
+        bands = np.exp(np.stack([middle + self._low - beyond, middle, middle + self._high + beyond]))
+        return [(low, at, high, count) for low, at, high in bands.T.tolist()]
+
+    def _distances(self, features: Array, labels: dict[str, np.ndarray[Any, Any]]) -> Array:
+        """Squared distances of queries (rows) to members (columns)."""
+        distances = np.zeros((len(features), len(self._ratios)))
+        for axis in range(features.shape[1]):
+            distances += (features[:, axis, None] - self._features[None, :, axis]) ** 2
+        for name, weight in _LABEL_DISTANCE.items():
+            distances += weight**2 * (labels[name][:, None] != self._labels[name][None, :])
+        return distances
+
+    def _weighted(self, distances: Array) -> tuple[Array, int]:
+        """The members' log ratios at each query, weighted by nearness; NaN where every distance is infinite."""
+        count = min(_NEAREST, distances.shape[1])
+        near = np.argpartition(distances, count - 1, axis=1)[:, :count]
+        weights = 1.0 / (np.take_along_axis(distances, near, axis=1) + _CLOSE**2)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return (weights * self._ratios[near]).sum(axis=1) / weights.sum(axis=1), count
+
+    def _leave_out(self, kernels: np.ndarray[Any, Any], apart: bool) -> Array:
+        """measured - predicted log ratio of every member without itself (and, if `apart`, without its kernel)."""
+        if not len(self._ratios):
+            return np.array([])
+        distances = self._distances(self._features, self._labels)
+        hidden = np.eye(len(kernels), dtype=bool)
+        if apart and len(set(kernels.tolist())) > 1:
+            hidden |= kernels[:, None] == kernels[None, :]
+        distances[hidden] = np.inf
+        return np.asarray(self._ratios - self._weighted(distances)[0])
+
+
+def _spread(residuals: Array) -> tuple[float, float]:
+    """The interval around a predicted log ratio: quantiles of the held-out residuals, wide while there are few."""
+    if len(residuals) < _FEW:
+        largest = max(_FEW_SPREAD, float(np.abs(residuals).max(initial=0.0)))
+        return -largest, largest
+    low, high = np.quantile(residuals, _QUANTILES)
+    return min(float(low), -_LEAST_SPREAD), max(float(high), _LEAST_SPREAD)
+
+
+def _family_stats(family: str, backend: str, keys: int, errors: list[float]) -> FamilyStats:
+    middle, high = (float(np.quantile(errors, at)) if errors else math.nan for at in (0.5, 0.9))
+    return FamilyStats(family, backend, keys, len(errors), middle, high)
+
+
+def _features(works: Sequence[tuple[float, float]]) -> Array:
+    return np.log1p(np.array(works, dtype=np.float64).reshape(-1, 2))
+
+
+def _log_ratio(row: dict[str, Any], measurement: Measurement | None, rooflines: Rooflines) -> float | None:
+    """log(time / bound) of a stored key; None for calibration rows and times that cannot be true."""
+    if row["family"] == CALIBRATION:
+        return None
+    bound = rooflines.of(row["device"], row["backend"], _first_dtype(row["dtypes"])).us(
+        Work(row["flops"], row["bytes"])
+    )
+    if measurement is None or measurement.us * IMPLAUSIBLE_FACTOR < bound:
+        return None
+    return math.log(measurement.us / bound)
+
+
+def _first_dtype(text: str) -> str:
+    """The first of the dtypes of a key, from their JSON text; a text of another form counts as float32."""
+    first = text.removeprefix("[").partition(",")[0].removesuffix("]").strip('"')
+    return first or "float32"

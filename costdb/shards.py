@@ -1,0 +1,222 @@
+"""Immutable Parquet files, each named by its own sha256: written whole or not at all, verified on every import."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .schema import FORMAT, arrow_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+QUARANTINE = "quarantine"
+LARGEST_FILE, LARGEST_TABLE = 256 << 20, 2 << 30  # bytes on disk, bytes decompressed: a bomb is refused, not opened
+_NAME = re.compile(r"[0-9a-f]{64}\.parquet")
+_TEMPORARY = ".tmp-"
+_TEMPORARY_AGE_S = 3600.0
+
+
+class BadShard(Exception):
+    """A shard that cannot be believed; its text is a short reason fit for a file name."""
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One file found under a store's root; `name` is its sha256 if it is honest."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.path.name.removesuffix(".parquet")
+
+
+def device_slug(device: str) -> str:
+    """A folder name for a device: readable, plain ASCII, and different for different devices."""
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", device).strip("-.")[:48]
+    return f"{readable or 'unknown'}-{blake2b(device.encode('utf-8'), digest_size=4).hexdigest()}"
+
+
+def encode(table: pa.Table) -> bytes:
+    """The table as the bytes of one Parquet file, with page checksums."""
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True, store_schema=False)
+    return buffer.getvalue()
+
+
+def write(root: Path, device: str, table: pa.Table) -> Path:
+    """Store the rows of one device; returns once the file and the folders leading to it are on disk.
+
+    Raises OSError (no space, read-only, …), leaving nothing behind.
+    """
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    return place(root / FORMAT / f"device={device_slug(device)}" / date, encode(table))
+
+
+def place(folder: Path, content: bytes) -> Path:
+    """Write `content` durably into `folder` under the name of its sha256 (nothing to do if it is there already)."""
+    target = folder / f"{sha256(content).hexdigest()}.parquet"
+    if target.is_file():
+        return target
+    _make_durable_folder(folder)
+    write_atomically(target, content)
+    return target
+
+
+def write_atomically(target: Path, content: bytes) -> None:
+    """`target` holds `content` on disk afterwards, or is as before: temporary file, fsync, rename, fsync the folder."""
+    temporary = target.parent / f"{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
+
+
+def copy(shard: ShardFile, folder: Path) -> Path:
+    """Store another root's shard here under its own name; raises OSError, also if it changed since it was verified."""
+    content = shard.path.read_bytes()
+    if sha256(content).hexdigest() != shard.name:
+        raise OSError(f"{shard.path} changes while it is copied")
+    return place(folder, content)
+
+
+def _make_durable_folder(folder: Path) -> None:
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True, mode=0o777)
+        sync_folder(new.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` survive a power loss, where the system can (Windows cannot open folders)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> pa.Table:
+    """The rows of a shard whose bytes hash to its name and whose columns have the schema's types.
+
+    Raises BadShard for everything wrong with the content, OSError if the file cannot be read at all. Additional
+    columns are ignored.
+    """
+    if not _NAME.fullmatch(path.name):
+        raise BadShard("not-named-by-sha256")
+    if path.stat().st_size > LARGEST_FILE:
+        raise BadShard("too-large")
+    content = path.read_bytes()
+    if sha256(content).hexdigest() != path.name.removesuffix(".parquet"):
+        raise BadShard("sha256-differs")
+    return decode(content)
+
+
+def decode(content: bytes) -> pa.Table:
+    """The rows of a Parquet file given as bytes; page checksums are verified. Raises BadShard."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    wanted = arrow_schema()
+    try:
+        file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
+        groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
+        if sum(group.total_byte_size for group in groups) > LARGEST_TABLE:
+            raise BadShard("too-large")
+        found = file.schema_arrow
+        for column in wanted:
+            place = found.get_field_index(column.name)
+            if place < 0 or found.field(place).type != column.type:
+                raise BadShard("wrong-columns")
+        table = file.read(columns=wanted.names).select(wanted.names).cast(wanted)
+        table.validate(full=True)  # texts that are no UTF-8 would fail much later
+        return table
+    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
+        raise BadShard("unreadable-parquet") from error
+
+
+def find(root: Path) -> list[ShardFile]:
+    """The Parquet files under a store's root in a fixed order; links are not followed."""
+    found: dict[str, ShardFile] = {}
+    for entry in _walk(root / FORMAT):
+        if entry.name.endswith(".parquet") and not entry.name.startswith("."):
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except OSError:  # another process compacted it away
+                continue
+            shard = ShardFile(Path(entry.path), facts.st_size, facts.st_mtime_ns)
+            found.setdefault(entry.name, shard)
+    return [found[name] for name in sorted(found)]
+
+
+def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+    """All regular files below `folder`, sorted; folders that vanish or may not be read are passed over."""
+    try:
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in ordered:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path)
+        elif entry.is_file(follow_symlinks=False):
+            yield entry
+
+
+def quarantine(root: Path, path: Path, reason: str) -> bool:
+    """Move a bad shard out of the way, its reason in the new name. False where the file system does not allow it."""
+    folder = root / QUARANTINE
+    try:
+        folder.mkdir(exist_ok=True)
+        os.replace(path, folder / f"{reason}.{path.name[:100]}")
+    except OSError:
+        return False
+    return True
+
+
+def quarantined(root: Path) -> dict[str, str]:
+    """File name to reason of every shard set aside so far."""
+    return {entry.name: entry.name.partition(".")[0] for entry in _walk(root / QUARANTINE)}
+
+
+def temporaries(root: Path) -> list[Path]:
+    """Files that a writer left behind when it was killed."""
+    return [Path(entry.path) for entry in _walk(root / FORMAT) if entry.name.startswith(_TEMPORARY)]
+
+
+def clean(root: Path) -> int:
+    """Remove left-behind temporary files older than an hour (a younger one may be in use); returns how many."""
+    removed = 0
+    for path in temporaries(root):
+        try:
+            if time.time() - path.stat().st_mtime > _TEMPORARY_AGE_S:
+                path.unlink()
+                removed += 1
+        except OSError:
+            continue
+    return removed

@@ -1,0 +1,183 @@
+"""The store's rows in this process: plain columns with an index by digest, summarised when looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, TypeAlias
+
+from .schema import REGIMES
+
+Columns: TypeAlias = Mapping[str, Sequence[Any]]
+
+LABELS = ("kernel", "name", "family", "backend", "device", "dtypes", "schedule", "source", "toolchain", "shapes")
+LOADED = {
+    "timing": ("digest", "regime", "run", "time_us", "median_us", "mad_us", "n", "threads", "flops", "bytes", *LABELS),
+    "accuracy": ("digest", "run", "time_us", "reference", "rel_fro", "max_abs", "max_rel", "max_ulp", "seeds"),
+    "failure": ("digest", "run", "time_us", "status", "stage", "message"),
+}
+"""The columns of each kind of row that are kept in memory. Samples stay in the shards."""
+
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What the store knows of one key's time: the median over runs of each run's median.
+
+    `low`..`high` is the spread in µs (quartiles over runs from four runs on, else the median's own robust deviation),
+    `n` the runs, `samples` the samples in all, `latest_us` when the last one was made.
+    """
+
+    us: float
+    low: float
+    high: float
+    n: int
+    samples: int
+    regime: str
+    latest_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """One recorded failure of a key."""
+
+    status: str
+    stage: str
+    message: str
+    run: str
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyRecord:
+    """One recorded error of a key against `reference`."""
+
+    rel_fro: float
+    max_abs: float
+    max_rel: float
+    max_ulp: float
+    seeds: int
+    reference: str
+    run: str
+    time_us: int
+
+
+class Snapshot:
+    """An append-only picture of the store. Everything it answers is independent of the order rows came in."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, dict[str, list[Any]]] = {
+            kind: {name: [] for name in names} for kind, names in LOADED.items()
+        }
+        self._index: dict[str, dict[str, list[int]]] = {kind: {} for kind in LOADED}
+        self._memo: dict[tuple[str, str], Measurement | None] = {}
+
+    def extend(self, kind: str, columns: Columns) -> None:
+        """Append rows of one kind, given as columns."""
+        held, index = self._columns[kind], self._index[kind]
+        start = len(held["digest"])
+        for name in LOADED[kind]:
+            held[name].extend(columns[name])
+        for row, digest in enumerate(held["digest"][start:], start):
+            index.setdefault(digest, []).append(row)
+            if start:
+                self._forget(digest)
+
+    def _forget(self, digest: str) -> None:
+        for regime in REGIMES:
+            self._memo.pop((digest, regime), None)
+
+    def __len__(self) -> int:
+        return sum(len(columns["digest"]) for columns in self._columns.values())
+
+    def column(self, kind: str, name: str) -> list[Any]:
+        """All values of one column, in arrival order."""
+        return self._columns[kind][name]
+
+    def digests(self, kind: str = "timing") -> Iterable[str]:
+        """The distinct keys that have rows of this kind."""
+        return self._index[kind].keys()
+
+    def has(self, digest: str, kind: str = "timing") -> bool:
+        """Whether a key has rows of this kind."""
+        return digest in self._index[kind]
+
+    def first_row(self, digest: str, names: Sequence[str] = LOADED["timing"]) -> dict[str, Any]:
+        """Columns of one timing of a key: enough for its labels and its work. Which one does not depend on the order rows came in."""
+        rows, columns = self._index["timing"][digest], self._columns["timing"]
+        row = rows[0] if len(rows) == 1 else self._canonical(rows)
+        return {name: columns[name][row] for name in names}
+
+    def _canonical(self, rows: list[int]) -> int:
+        """Labels and work should agree between a key's rows; where they do not, the newest row decides."""
+        columns = self._columns["timing"]
+        return max(rows, key=lambda row: (columns["time_us"][row], *(str(column[row]) for column in columns.values())))
+
+    def measurement(self, digest: str, regime: str) -> Measurement | None:
+        """The robust summary of a key's timings in one regime, None if there are none."""
+        memo = (digest, regime)
+        if memo not in self._memo:
+            self._memo[memo] = self._summarise(digest, regime)
+        return self._memo[memo]
+
+    def _summarise(self, digest: str, regime: str) -> Measurement | None:
+        columns = self._columns["timing"]
+        regimes = columns["regime"]
+        rows = [row for row in self._index["timing"].get(digest, ()) if regimes[row] == regime]
+        if not rows:
+            return None
+        medians, mads, times, counts, runs = (columns[name] for name in ("median_us", "mad_us", "time_us", "n", "run"))
+        by_run: dict[str, list[float]] = {}
+        for row in rows:
+            by_run.setdefault(runs[row], []).append(medians[row])
+        per_run = sorted(median(values) for values in by_run.values())
+        low, middle, high = _spread(per_run, median(mads[row] for row in rows))
+        return Measurement(
+            us=middle,
+            low=low,
+            high=high,
+            n=len(per_run),
+            samples=sum(int(counts[row]) for row in rows),
+            regime=regime,
+            latest_us=max(int(times[row]) for row in rows),
+        )
+
+    def failures(self, digest: str) -> list[FailureRecord]:
+        """A key's failures, oldest first."""
+        found = [
+            FailureRecord(row["status"], row["stage"], row["message"], row["run"], int(row["time_us"]))
+            for row in self._rows("failure", digest)
+        ]
+        return sorted(found, key=lambda record: (record.time_us, record.run, record.status))
+
+    def accuracies(self, digest: str) -> list[AccuracyRecord]:
+        """A key's accuracy rows, oldest first."""
+        found = [
+            AccuracyRecord(
+                rel_fro=float(row["rel_fro"]),
+                max_abs=float(row["max_abs"]),
+                max_rel=float(row["max_rel"]),
+                max_ulp=float(row["max_ulp"]),
+                seeds=int(row["seeds"]),
+                reference=row["reference"],
+                run=row["run"],
+                time_us=int(row["time_us"]),
+            )
+            for row in self._rows("accuracy", digest)
+        ]
+        return sorted(found, key=lambda record: (record.time_us, record.run, record.rel_fro))
+
+    def _rows(self, kind: str, digest: str) -> list[dict[str, Any]]:
+        columns = self._columns[kind]
+        return [{name: values[row] for name, values in columns.items()} for row in self._index[kind].get(digest, ())]
+
+
+def _spread(per_run: list[float], mad: float) -> tuple[float, float, float]:
+    """Low, middle and high of sorted run medians; `mad` is the typical deviation inside a run."""
+    count, middle = len(per_run), median(per_run)
+    if count >= 4:
+        return per_run[count // 4], middle, per_run[-1 - count // 4]
+    deviation = _MAD_TO_SIGMA * mad
+    return max(min(per_run[0], middle - deviation), middle / 10), middle, max(per_run[-1], middle + deviation)

@@ -1,0 +1,56 @@
+"""Source text up to layout: two texts that differ only in comments, blank lines or docstrings get one hash."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+from hashlib import blake2b
+
+_STRING = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
+_TRIPLE = r"'''(?:\\.|[^\\])*?'''|\"\"\"(?:\\.|[^\\])*?\"\"\""
+_C_INLINE = r"/\*.*?\*/"
+
+# Each pattern finds, in this order: text to keep verbatim, an inline comment, a line end with all that hides around it.
+_PATTERNS = {
+    "python": re.compile(rf"(?P<keep>{_TRIPLE}|{_STRING})|(?:[ \t\r\f]*(?:#[^\n]*)?(?:\n|\Z))+", re.S),
+    "c": re.compile(
+        rf"(?P<keep>{_STRING})|(?:[ \t\r\f]*(?://[^\n]*|{_C_INLINE})?[ \t\r\f]*(?:\n|\Z))+[ \t]*"
+        rf"|(?P<inline>{_C_INLINE})",
+        re.S,
+    ),
+}
+
+
+def normalise(source: str, language: str = "python") -> str:
+    """The text that counts of a Python or C-like (`language="c"`: C, C++, CUDA, OpenCL) source.
+
+    Python that parses is printed back from its syntax tree without docstrings, so quoting and spacing do not count
+    either; what does not parse, and C, loses comments, blank lines and trailing blanks. Nothing is executed.
+    """
+    if language == "python":
+        try:
+            return ast.unparse(_without_docstrings(ast.parse(source)))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pass
+    return _PATTERNS["python" if language == "python" else "c"].sub(_replacement, source).strip("\n")
+
+
+def _replacement(found: re.Match[str]) -> str:
+    groups = found.groupdict()
+    return groups["keep"] or (" " if groups.get("inline") else "\n")
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+    return tree
+
+
+@lru_cache(maxsize=4096)
+def source_hash(source: str, language: str = "python") -> str:
+    """32 hex digits naming the normalised source: the `source` field of a `KernelKey`."""
+    text = normalise(source, language).encode("utf-8", "backslashreplace")
+    return blake2b(text, digest_size=16).hexdigest()
