@@ -1,0 +1,207 @@
+"""From an e-graph view to the kernel hypergraph: every way the backends know to make each value in each layout.
+
+Vertices are e-classes lying in memory in one layout; candidates are edges. Weight-only classes are computed once at load
+and lie there row-major, free of charge. Views (reshape, permute, slice, …) of values that exist are free as well: they
+only add layouts, at most `MAX_LAYOUTS` per class. A fused kernel's inner values are not made: they stay inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, product
+from typing import Any
+
+from ..egraph.dims import concrete
+from ..egraph.match import Binding, Matcher
+from ..egraph.pattern import Var
+from ..egraph.view import EGraphView
+from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
+
+MAX_LAYOUTS = 4  # per class, the row-major one included
+MAX_COMBINATIONS = 6  # of operand layouts per match
+
+#: Layout of a view of an operand, or None where the memory cannot be looked at that way (see backends/views.py).
+ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
+
+
+@dataclass
+class Hypergraph:
+    """Vertices, the candidates that make them, and what must be made."""
+
+    view: EGraphView
+    candidates: list[Candidate]
+    given: dict[int, Strides]  # classes that need no kernel: inputs, states and weights, with their layout
+    roots: list[Vertex]
+    stats: dict[str, int] = field(default_factory=dict)
+
+
+def candidates(view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides) -> Hypergraph:
+    """The kernel hypergraph of a view over the templates of some backends, restricted to what the roots may need."""
+    return _Builder(view, backends, view_strides).build()
+
+
+class _Builder:
+    def __init__(self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides) -> None:
+        self.view, self.view_strides = view, view_strides
+        self.matcher = Matcher(view)
+        self.shapes = [concrete(t.shape) for t in view.types]
+        templates = [t for b in backends for t in b.templates]
+        self.views: dict[str, Template] = {t.name.rpartition(".")[2]: t for t in templates if t.family == "view"}
+        self.copies = [t for t in templates if t.family == "copy" and isinstance(t.term, Var)]
+        self.kernels = [t for t in templates if t.family != "view" and not isinstance(t.term, Var)]
+        self.given = self._given()
+        self.layouts: dict[int, list[Strides]] = {}
+        self._operands: dict[Vertex, Operand] = {}
+
+    def _given(self) -> dict[int, Strides]:
+        found = {}
+        for node, op in enumerate(self.view.op):
+            if op in ("input", "state", "param", "constant"):
+                cls = int(self.view.cls[node])
+                found[cls] = contiguous(self.shapes[cls])
+        for cls, weight in enumerate(self.view.weight):
+            if weight:
+                found[cls] = contiguous(self.shapes[cls])
+        return found
+
+    def build(self) -> Hypergraph:
+        matches = [m for t in self.kernels for m in self._matches(t)]
+        found = list(self._views())
+        for cls, layouts in self.layouts.items():
+            row_major = contiguous(self.shapes[cls])
+            found += [c for s in layouts if s != row_major for c in self._copies(cls, s)]
+        for template, cls, binding in matches:
+            found += self._bound(template, cls, binding)
+        roots = [Vertex(c, contiguous(self.shapes[c])) for c in self.view.roots]
+        kept = _reachable(found, roots, self.given)
+        stats = {"vertices": len({c.output for c in kept}), "candidates": len(kept), "matches": len(matches)}
+        return Hypergraph(self.view, kept, self.given, roots, stats)
+
+    def _matches(self, template: Template) -> Iterator[tuple[Template, int, Binding]]:
+        for cls, binding in self.matcher.find(template.term, template.guards):
+            if cls not in self.given:
+                yield template, cls, binding
+
+    def operand(self, vertex: Vertex) -> Operand:
+        """The vertex as an operand; cached."""
+        found = self._operands.get(vertex)
+        if found is None:
+            found = self._operands[vertex] = Operand(self.view.types[vertex.cls], vertex.strides)
+        return found
+
+    def _layouts_of(self, cls: int) -> list[Strides]:
+        found = self.layouts.get(cls)
+        if found is None:
+            found = self.layouts[cls] = [contiguous(self.shapes[cls])]
+        return found
+
+    def _views(self) -> Iterator[Candidate]:
+        """Views of existing layouts, to a fixpoint: each may add a layout to its class."""
+        parents: dict[int, list[int]] = {}
+        for op in self.views:
+            for node in self.matcher.by_op.get(op, ()):
+                parents.setdefault(self.matcher.children(node)[0], []).append(node)
+        todo = [(cls, contiguous(self.shapes[cls])) for cls in parents]
+        done: set[tuple[int, Vertex]] = set()
+        while todo:
+            child, strides = todo.pop()
+            for node in parents.get(child, ()):
+                cls = int(self.view.cls[node])
+                source = Vertex(child, strides)
+                if cls in self.given or (node, source) in done:
+                    continue
+                done.add((node, source))
+                found = self.view_strides(self.view.op[node], dict(self.view.attrs[node]), self.operand(source))
+                if found is None:
+                    continue
+                made = Vertex(cls, _normal(found, self.shapes[cls]))
+                if made == source:
+                    continue
+                layouts = self._layouts_of(cls)
+                if made.strides not in layouts:
+                    if len(layouts) >= MAX_LAYOUTS:
+                        continue
+                    layouts.append(made.strides)
+                    todo.append((cls, made.strides))
+                yield self._view(node, made, source)
+
+    def _view(self, node: int, made: Vertex, source: Vertex) -> Candidate:
+        template, attrs = self.views[self.view.op[node]], dict(self.view.attrs[node])
+        operand = template.operands[0]
+        weight = frozenset({operand} if self.view.weight[source.cls] else ())
+        call = Call({operand: self.operand(source)}, self.operand(made), attrs)
+        return Candidate(template, made, ((operand, source),), call, weight)
+
+    def _copies(self, cls: int, strides: Strides) -> Iterator[Candidate]:
+        made, source = Vertex(cls, contiguous(self.shapes[cls])), Vertex(cls, strides)
+        for template in self.copies:
+            operand = template.operands[0]
+            call = Call({operand: self.operand(source)}, self.operand(made), {})
+            if template.applies is None or template.applies(call):
+                yield Candidate(template, made, ((operand, source),), call)
+
+    def _bound(self, template: Template, cls: int, binding: Binding) -> Iterator[Candidate]:
+        """The match over the layouts that its operands can have."""
+        classes = {o: binding[o] for o in template.operands}
+        weights = frozenset(o for o, c in classes.items() if self.view.weight[c])
+        if not set(template.prep) <= weights or cls in classes.values():
+            return
+        attrs = {k[1:]: v for k, v in binding.items() if k[0] == "@"}
+        options = []
+        for operand, c in classes.items():
+            vertices = [Vertex(c, s) for s in self._layouts_of(c)]
+            if operand in template.dense or "*" in template.dense:
+                vertices = [v for v in vertices if self.operand(v).dense]
+            options.append(vertices)
+        made = Vertex(cls, contiguous(self.shapes[cls]))
+        for chosen in islice(product(*options), MAX_COMBINATIONS):
+            inputs = tuple(zip(classes, chosen))
+            call = Call({o: self.operand(v) for o, v in inputs}, self.operand(made), attrs)
+            if template.applies is None or template.applies(call):
+                yield Candidate(template, made, inputs, call, weights)
+
+
+def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
+    """Strides in a canonical spelling: axes of size 1 as in the row-major layout, and the row-major layout itself
+    wherever the value is dense."""
+    row_major = contiguous(shape)
+    return tuple(w if d == 1 else s for s, w, d in zip(strides, row_major, shape))
+
+
+def _reachable(found: Sequence[Candidate], roots: Sequence[Vertex], given: dict[int, Strides]) -> list[Candidate]:
+    """Candidates that some root may use, and whose inputs can all be made."""
+    made: set[Vertex] = set()
+    waiting: dict[Vertex, list[int]] = {}
+    missing = []
+    ready = []
+    for i, c in enumerate(found):
+        needs = {v for _, v in c.inputs if v.cls not in given or given[v.cls] != v.strides}
+        missing.append(len(needs))
+        for v in needs:
+            waiting.setdefault(v, []).append(i)
+        if not needs:
+            ready.append(i)
+    alive = [False] * len(found)
+    while ready:
+        i = ready.pop()
+        alive[i] = True
+        if found[i].output not in made:
+            made.add(found[i].output)
+            for j in waiting.get(found[i].output, ()):
+                missing[j] -= 1
+                if not missing[j]:
+                    ready.append(j)
+    makers: dict[Vertex, list[int]] = {}
+    for i, c in enumerate(found):
+        if alive[i]:
+            makers.setdefault(c.output, []).append(i)
+    wanted, seen, keep = list(roots), set(roots), set()
+    while wanted:
+        for i in makers.get(wanted.pop(), ()):
+            keep.add(i)
+            for _, v in found[i].inputs:
+                if v not in seen:
+                    seen.add(v)
+                    wanted.append(v)
+    return [found[i] for i in sorted(keep)]

@@ -1,0 +1,134 @@
+"""From chosen candidates to a plan: values, steps in order, and the expressions that weights are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..egraph.graph import Graph, Tensor, make
+from ..egraph.view import EGraphView
+from ..errors import NoPlanError
+from .kernel import Plan, Step, Value, Vertex, contiguous
+from .search import Choice
+
+
+def plan_of(choice: Choice, graph: Graph) -> Plan:
+    """The plan that runs the choice. `graph` is the model whose roots the view's roots are."""
+    return _Builder(choice, graph).build()
+
+
+@dataclass
+class _Builder:
+    choice: Choice
+    graph: Graph
+    values: list[Value] = field(default_factory=list)
+    ids: dict[Vertex, int] = field(default_factory=dict)
+    weights: dict[int, Tensor] = field(default_factory=dict)
+
+    def build(self) -> Plan:
+        """The plan; NoPlanError if a value is read that nothing makes."""
+        view = self.choice.hypergraph.view
+        self.weight_terms = WeightTerms(view)
+        self.leaves = {
+            int(view.cls[n]): (op, str(dict(view.attrs[n])["name"]))
+            for n, op in enumerate(view.op)
+            if op in ("input", "state")
+        }
+        for leaf in self.graph.inputs:  # inputs that nothing reads still belong to the signature
+            if leaf.attr("name") not in {name for _, name in self.leaves.values()}:
+                self._add(Value(-1, leaf.type, contiguous(leaf.shape), "input", leaf.attr("name")))  # type: ignore[arg-type]
+        steps = [self._step(i) for i in self.choice.chosen]
+        roots = [self._read(v) for v in self.choice.hypergraph.roots]
+        n = len(self.graph.outputs)
+        stats = {"rounds": self.choice.rounds, "measured": self.choice.measured, "sources": self.choice.sources}
+        return Plan(
+            self.graph, tuple(self.values), tuple(steps), self.weights, tuple(roots[:n]),
+            dict(zip(self.graph.updates, roots[n:], strict=True)), self.choice.cost,
+            self.choice.extraction.lower_bound, stats,
+        )  # fmt: skip
+
+    def _add(self, value: Value) -> int:
+        number = len(self.values)
+        self.values.append(Value(number, value.type, value.strides, value.origin, value.name, value.base))
+        return number
+
+    def _step(self, index: int) -> Step:
+        candidate = self.choice.hypergraph.candidates[index]
+        inputs = tuple((operand, self._read(v)) for operand, v in candidate.inputs)
+        kind = candidate.call.output.type
+        origin, base = ("view", inputs[0][1]) if candidate.is_view else ("kernel", -1)
+        made = self._add(Value(-1, kind, candidate.output.strides, origin, base=base))
+        self.ids[candidate.output] = made
+        return Step(
+            candidate.template, candidate.call, inputs, made, self.choice.prices[index], candidate.template.pattern
+        )
+
+    def _read(self, vertex: Vertex) -> int:
+        found = self.ids.get(vertex)
+        if found is not None:
+            return found
+        kind = self.choice.hypergraph.view.types[vertex.cls]
+        if vertex.cls in self.leaves:
+            origin, name = self.leaves[vertex.cls]
+            number = self._add(Value(-1, kind, vertex.strides, origin, name))
+        elif self.choice.hypergraph.view.weight[vertex.cls]:
+            number = self._add(Value(-1, kind, vertex.strides, "weight"))
+            self.weights[number] = self.weight_terms.term(vertex.cls)
+        else:
+            raise NoPlanError(f"value {vertex} is read before anything makes it")
+        self.ids[vertex] = number
+        return number
+
+
+class WeightTerms:
+    """The smallest expression of each weight-only class over params and constants."""
+
+    def __init__(self, view: EGraphView) -> None:
+        self.view = view
+        self._best: dict[int, tuple[float, int]] = {}  # class -> (size of its smallest term, its e-node)
+        self._made: dict[int, Tensor] = {}
+        self._solve()
+
+    def _solve(self) -> None:
+        """Smallest terms, by relaxing parents whenever a class gets cheaper."""
+        view, cls = self.view, self.view.cls.tolist()
+        off, kid = view.off.tolist(), view.kid.tolist()
+        nodes = [n for n in range(len(view.op)) if view.weight[cls[n]]]
+        parents: dict[int, list[int]] = {}
+        for n in nodes:
+            for k in kid[off[n] : off[n + 1]]:
+                parents.setdefault(k, []).append(n)
+        todo = list(reversed(nodes))
+        while todo:
+            n = todo.pop()
+            kids = kid[off[n] : off[n + 1]]
+            if any(k not in self._best for k in kids):
+                continue
+            size = 1.0 + sum(self._best[k][0] for k in kids)
+            if cls[n] not in self._best or size < self._best[cls[n]][0]:
+                self._best[cls[n]] = (size, n)
+                todo += parents.get(cls[n], ())
+
+    def term(self, cls: int) -> Tensor:
+        """The class's expression. NoPlanError if it has none over leaves."""
+        if cls not in self._best:
+            raise NoPlanError(f"weight class {cls} has no expression over params and constants")
+        stack = [cls]
+        while stack:
+            c = stack[-1]
+            node = self._best[c][1]
+            kids = self.view.kid[self.view.off[node] : self.view.off[node + 1]].tolist()
+            missing = [k for k in kids if k not in self._made]
+            if c in self._made:
+                stack.pop()
+            elif missing:
+                stack += missing
+            else:
+                self._made[c] = self._leaf_or_op(c, node, kids)
+        return self._made[cls]
+
+    def _leaf_or_op(self, cls: int, node: int, kids: list[int]) -> Tensor:
+        leaves: Mapping[int, Tensor] = self.view.leaves
+        if cls in leaves:
+            return leaves[cls]
+        return make(self.view.op[node], [self._made[k] for k in kids], dict(self.view.attrs[node]))

@@ -1,0 +1,206 @@
+"""Lazy measuring: solve with optimistic prices, measure what the winning plan lacks, solve again.
+
+An unmeasured kernel enters at the low end of its predicted interval, so it is tried before it is believed. The loop ends
+when every kernel of the winner was measured, or when the budget ends; what optimism remains is reported.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+
+from ..errors import ExtractionError, NoPlanError
+from .candidates import Hypergraph
+from .kbest import k_best
+from .kernel import Candidate, Measurer, Priced, Pricer, Vertex
+from .problem import Extraction, Problem
+from .solve import solve
+
+T = TypeVar("T")
+VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
+RIVALS = 3  # unmeasured alternatives measured together with each kernel that the winner lacks
+
+
+@dataclass
+class Choice:
+    """A solved hypergraph: the chosen candidates in an order in which they can run, and how good that is known to be."""
+
+    hypergraph: Hypergraph
+    chosen: list[int]  # indices into hypergraph.candidates
+    prices: list[Priced]
+    extraction: Extraction
+    rounds: int = 1
+    measured: int = 0  # candidates measured by this search
+    optimism_us: float = 0.0  # how much cheaper the unmeasured kernels were taken to be than predicted
+    stopped: str = "measured"  # measured | budget | prices only
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> float:
+        """Sum of the chosen candidates' prices in µs."""
+        return float(sum(self.prices[i].us for i in self.chosen))
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """How many of the chosen kernels were measured, predicted, bounded."""
+        found: dict[str, int] = {}
+        for i in self.chosen:
+            if not self.hypergraph.candidates[i].is_view:
+                found[self.prices[i].source] = found.get(self.prices[i].source, 0) + 1
+        return found
+
+
+class _Rows:
+    """The hypergraph as a plain extraction problem: one class per vertex; of candidates that make the same vertex from
+    the same vertices only the cheapest is kept."""
+
+    def __init__(self, hypergraph: Hypergraph, cost: Sequence[float]) -> None:
+        self.vertices: dict[Vertex, int] = {}
+        best: dict[tuple[int, frozenset[int]], int] = {}
+        given = hypergraph.given
+        for i, c in enumerate(hypergraph.candidates):
+            if math.isinf(cost[i]):
+                continue
+            kids = frozenset(self._number(v) for _, v in c.inputs if given.get(v.cls) != v.strides)
+            key = (self._number(c.output), kids)
+            if key not in best or cost[i] < cost[best[key]]:
+                best[key] = i
+        self.candidate = list(best.values())
+        nodes = [(cls, tuple(sorted(kids)), cost[i]) for (cls, kids), i in best.items()]
+        self.roots = []
+        for root in dict.fromkeys(hypergraph.roots):
+            number = self._number(root)
+            if given.get(root.cls) == root.strides:
+                nodes.append((number, (), 0.0))
+                self.candidate.append(-1)
+            self.roots.append(number)
+        self.problem = Problem.build(nodes, self.roots, n_classes=len(self.vertices))
+
+    def _number(self, vertex: Vertex) -> int:
+        return self.vertices.setdefault(vertex, len(self.vertices))
+
+    def ordered(self, extraction: Extraction) -> list[int]:
+        """The chosen candidates, inputs before users."""
+        order: list[int] = []
+        done: set[int] = set()
+        choice = extraction.choice
+        off, kid = self.problem.off, self.problem.kid
+        stack = [(r, False) for r in reversed(self.roots)]
+        while stack:
+            cls, ready = stack.pop()
+            if ready:
+                node = int(choice[cls])
+                if self.candidate[node] >= 0:
+                    order.append(self.candidate[node])
+            elif cls not in done:
+                done.add(cls)
+                stack.append((cls, True))
+                node = int(choice[cls])
+                stack += [(int(k), False) for k in reversed(kid[off[node] : off[node + 1]])]
+        return order
+
+
+def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
+    kernels = [c for c in hypergraph.candidates if not c.is_view]
+    priced = iter(pricer.price(kernels))
+    view = Priced(VIEW_US, VIEW_US, VIEW_US, "measured")
+    return [view if c.is_view else next(priced) for c in hypergraph.candidates]
+
+
+def _solve(
+    hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool
+) -> tuple[list[int], Extraction]:
+    rows = _Rows(hypergraph, cost)
+    try:
+        found = solve(rows.problem, time_limit=seconds, deterministic=deterministic)
+    except ExtractionError as error:
+        raise NoPlanError(f"no kernels cover the outputs: {error.message}", hint="allow another backend") from None
+    return rows.ordered(found), found
+
+
+def search(
+    hypergraph: Hypergraph,
+    pricer: Pricer,
+    measurer: Measurer | None = None,
+    *,
+    seconds: float = 60.0,
+    solve_seconds: float = 5.0,
+    deterministic: bool = False,
+    progress: Callable[[str], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Choice:
+    """The cheapest known set of kernels. Measures through `measurer` (none: prices only) for at most `seconds`.
+
+    NoPlanError if some output cannot be made by the backends' kernels.
+    """
+    start, spent = time.monotonic(), {"price": 0.0, "solve": 0.0, "measure": 0.0}
+    rounds, measured, stopped = 0, 0, "measured" if measurer else "prices only"
+    seen: set[int] = set()
+    while True:
+        rounds += 1
+        prices = _timed(spent, "price", lambda: _prices(hypergraph, pricer))
+        optimistic = [p.us if p.source == "measured" else p.low for p in prices]
+        chosen, found = _timed(spent, "solve", lambda: _solve(hypergraph, optimistic, solve_seconds, deterministic))
+        lacking = _lacking(hypergraph, chosen, prices, seen)
+        if measurer is None or not lacking:
+            break
+        if stop() or time.monotonic() - start > seconds:
+            stopped = "budget"
+            break
+        if progress:
+            progress(f"round {rounds}: {sum(optimistic[i] for i in chosen):.1f} µs, measuring {len(lacking)} kernels")
+        seen.update(lacking)
+        measured += len(lacking)
+        _timed(spent, "measure", lambda: measurer.measure([hypergraph.candidates[i] for i in lacking]))
+    if any(prices[i].source != "measured" for i in chosen):  # believe predictions now, not their optimistic ends
+        chosen, pessimistic = _timed(
+            spent, "solve", lambda: _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic)
+        )
+        found = replace(pessimistic, lower_bound=min(pessimistic.lower_bound, found.lower_bound))
+    optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
+    return Choice(hypergraph, chosen, prices, found, rounds, measured, optimism, stopped, spent)
+
+
+def _timed(spent: dict[str, float], name: str, work: Callable[[], T]) -> T:
+    start = time.monotonic()
+    result = work()
+    spent[name] += time.monotonic() - start
+    return result
+
+
+def _lacking(hypergraph: Hypergraph, chosen: Iterable[int], prices: Sequence[Priced], seen: set[int]) -> list[int]:
+    """Unmeasured candidates of the winner, each with its best unmeasured rivals; none twice, equal calls once."""
+    wanted: list[int] = []
+    makers: dict[Vertex, list[int]] = {}
+    for i, c in enumerate(hypergraph.candidates):
+        makers.setdefault(c.output, []).append(i)
+    for i in chosen:
+        if prices[i].source == "measured" or i in seen:
+            continue
+        rivals = [
+            j for j in makers[hypergraph.candidates[i].output] if prices[j].source != "measured" and j not in seen
+        ]
+        rivals = [j for j in sorted(rivals, key=lambda j: prices[j].low) if not math.isinf(prices[j].low)]
+        wanted += [i, *rivals[:RIVALS]]
+    unique: dict[tuple[object, ...], int] = {}
+    for i in wanted:
+        unique.setdefault(call_key(hypergraph.candidates[i]), i)
+    return list(unique.values())
+
+
+def call_key(candidate: Candidate) -> tuple[object, ...]:
+    """What a candidate's time depends on, apart from the machine: equal keys are the same kernel on the same shapes."""
+    call = candidate.call
+    operands = tuple((o, call.operands[o].type, call.operands[o].strides) for o in candidate.template.operands)
+    return (candidate.template.identity, operands, call.output, tuple(sorted(call.attrs.items())))
+
+
+def alternatives(choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0) -> Iterator[Choice]:
+    """Distinct complete choices in rising estimated cost, the best first."""
+    rows = _Rows(choice.hypergraph, [p.us for p in choice.prices])
+    for found in k_best(rows.problem, count=count, max_gap=max_gap, time_limit=seconds):
+        yield replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)
