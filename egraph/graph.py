@@ -140,8 +140,15 @@ def constant(array: Any) -> Tensor:
 class ArraySource(Protocol):
     """Weight data that is read when needed (memory-mapped files)."""
 
-    shape: tuple[int, ...]
-    dtype: str
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype."""
+        ...
 
     def load(self) -> np.ndarray[Any, Any]:
         """The array, read now."""
