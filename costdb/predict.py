@@ -43,7 +43,7 @@ _CLOSE = 0.1  # distances below count alike: two neighbours this near differ by 
 _QUANTILES = (0.1, 0.9)
 _FEW = 4  # below this many residuals the spread is the largest seen, and at least _FEW_SPREAD
 _FEW_SPREAD, _LEAST_SPREAD, _PER_DISTANCE = math.log(1.5), math.log(1.05), 0.1
-_LARGEST_GROUP = 512  # rows a group is thinned to: residuals cost its square
+_LARGEST_GROUP = 256  # rows a group is thinned to: residuals cost its square
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Predictor:
         return self._groups[place]
 
     def held_out(self) -> tuple[FamilyStats, ...]:
-        """Per family and backend, the error of predicting keys (at most 512 a device) as if they were not measured."""
+        """Per family and backend, the error of predicting keys (at most 256 a device) as if they were not measured."""
         members = self._places()
         pooled: dict[tuple[str, str], tuple[int, list[float]]] = {}
         for place in sorted(place for place in members if place[0] == "family"):

@@ -125,10 +125,11 @@ class FamilyStats(Report):
 
     def lines(self) -> list[tuple[str, str]]:
         """One line: errors as factors are easier to read than logarithms."""
+        title = shown(f"{self.family} on {self.backend}")
         if not self.held_out:
-            return [(f"{self.family} on {self.backend}", f"{self.keys} keys")]
+            return [(title, f"{self.keys} keys")]
         factors = f"off by ×{math.exp(self.median_error):.2f} (median), ×{math.exp(self.p90_error):.2f} (p90)"
-        return [(f"{self.family} on {self.backend}", f"{self.keys} keys, {factors} over {self.held_out} held out")]
+        return [(title, f"{self.keys} keys, {factors} over {self.held_out} held out")]
 
 
 @dataclass(frozen=True, repr=False)

@@ -54,7 +54,7 @@ _FLOPS_SCALE = {
 }
 """Arithmetic rate of a dtype relative to float32; 1 where not listed."""
 
-_SANE = {"launch": (1e-2, 1e3), "copy": (1e2, 1e8), "read": (1e2, 1e8), "cache": (1e2, 1e9), "gemm": (1e2, 1e10)}
+_SANE = {"launch": (1e-2, 1e3), "copy": (1e2, 2e7), "read": (1e2, 2e7), "cache": (1e2, 5e7), "gemm": (1e2, 1e10)}
 """Ranges (µs, bytes per µs, operations per µs) outside which a calibration row is not believed."""
 
 

@@ -82,7 +82,7 @@ class Snapshot:
             held[name].extend(columns[name])
         for row, digest in enumerate(held["digest"][start:], start):
             index.setdefault(digest, []).append(row)
-            if start:
+            if self._memo:
                 self._forget(digest)
 
     def _forget(self, digest: str) -> None:
@@ -105,7 +105,7 @@ class Snapshot:
         return digest in self._index[kind]
 
     def first_row(self, digest: str, names: Sequence[str] = LOADED["timing"]) -> dict[str, Any]:
-        """Columns of one timing of a key: enough for its labels and its work. Which one does not depend on the order rows came in."""
+        """Columns of one timing of a key, the same whatever order rows came in: enough for its labels and its work."""
         rows, columns = self._index["timing"][digest], self._columns["timing"]
         row = rows[0] if len(rows) == 1 else self._canonical(rows)
         return {name: columns[name][row] for name in names}

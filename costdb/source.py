@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 _STRING = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
 _TRIPLE = r"'''(?:\\.|[^\\])*?'''|\"\"\"(?:\\.|[^\\])*?\"\"\""
-_C_INLINE = r"/\*.*?\*/"
+_C_INLINE = r"/\*[^*]*\*+(?:[^/*][^*]*\*+)*/"
 
 # Each pattern finds, in this order: text to keep verbatim, an inline comment, a line end with all that hides around it.
 _PATTERNS = {

@@ -241,27 +241,37 @@ class Store:
             raise CostStoreError(f"the merge stopped: {error.strerror or error}", where=str(self.root)) from error
 
     def compact(self) -> CompactReport:
-        """Merge the good shards of each device into one; the old ones go only after the new one is on disk."""
+        """Merge the good shards of each device into one; the old ones go only after the new one is on disk.
+
+        Raises CostStoreError where the store cannot be written; nothing is lost then.
+        """
         from filelock import FileLock
 
-        with FileLock(cache.private_folder(self.root) / "compact.lock"):
-            before, tables = [], []
-            for shard in shards.find(self.root):
-                try:
-                    tables.append(checked(shards.read(shard.path))[0])
-                    before.append(shard)
-                except (shards.BadShard, OSError):
-                    continue
-            rows_before = sum(table.num_rows for table in tables)
-            if len(before) < 2:
-                return CompactReport(len(before), len(before), rows_before, rows_before)
-            table = _deduplicated(tables)
-            kept = set(self._write(table))
-            for shard in before:
-                if shard.name not in kept:
-                    shard.path.unlink(missing_ok=True)
-                    _remove_if_empty(shard.path.parent)
+        try:
+            with FileLock(cache.private_folder(self.root) / "compact.lock"):
+                report = self._compact()
+        except (OSError, cache.Unusable) as error:
+            raise CostStoreError(f"the store cannot be compacted: {error}", where=str(self.root)) from error
         self.refresh()
+        return report
+
+    def _compact(self) -> CompactReport:
+        before, tables = [], []
+        for shard in shards.find(self.root):
+            try:
+                tables.append(checked(shards.read(shard.path))[0])
+                before.append(shard)
+            except (shards.BadShard, OSError):
+                continue
+        rows_before = sum(table.num_rows for table in tables)
+        if len(before) < 2:
+            return CompactReport(len(before), len(before), rows_before, rows_before)
+        table = _deduplicated(tables)
+        kept = set(self._write(table))
+        for shard in before:
+            if shard.name not in kept:
+                shard.path.unlink(missing_ok=True)
+                _remove_if_empty(shard.path.parent)
         return CompactReport(len(before), len(kept), rows_before, table.num_rows)
 
     def check(self) -> CheckReport:
@@ -356,7 +366,7 @@ def _deduplicated(tables: Sequence[pa.Table]) -> pa.Table:
 
     table = pa.concat_tables(tables)
     rows = {repr(row): index for index, row in enumerate(zip(*(column.to_pylist() for column in table.columns)))}
-    return table.take([rows[row] for row in sorted(rows)])
+    return table.take(pa.array([rows[row] for row in sorted(rows)], type=pa.int64()))
 
 
 def _date(shard: shards.ShardFile) -> str:

@@ -1,0 +1,173 @@
+"""Prices: measured beats predicted beats bound, and predictions follow a kernel's own sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensor_graphs.costdb import calibrate
+from tensor_graphs.costdb.device import device_key
+from tensor_graphs.costdb.key import KernelKey, Work
+from tensor_graphs.costdb.predict import Query
+from tensor_graphs.costdb.roofline import DEFAULTS, Roofline, Rooflines
+from tensor_graphs.costdb.schema import Timing
+from tensor_graphs.costdb.snapshot import Snapshot
+from tensor_graphs.costdb.store import Store
+
+Make = Callable[..., Timing]
+Keys = Callable[..., KernelKey]
+SIZES = [2**power for power in range(6, 24)]
+
+
+def work(size: float) -> Work:
+    return Work(size, 12.0 * size)
+
+
+def truth(kernel: int, size: int) -> float:
+    """A made-up machine: every kernel has its own overhead and its own efficiency, which falls off with size."""
+    bound = DEFAULTS["numpy"].us(work(size))
+    return bound * (1.5 + kernel) * (1.0 + 0.1 * kernel * math.log10(size)) + 0.3 * kernel
+
+
+def measured(timing: Make, kernel: int, size: int) -> Timing:
+    return timing(truth(kernel, size), size, kernel=f"k{kernel}", name=f"n{kernel}", work=work(size))
+
+
+def test_sources_only_get_better_as_rows_come_in(tmp_path: Path, timing: Make, key: Keys) -> None:
+    store = Store(tmp_path)
+    query = Query(key(1000), work(1000))
+    (nothing,) = store.price([query])
+    assert nothing.source == "bound" and nothing.us == nothing.low == DEFAULTS["numpy"].us(query.work) < nothing.high
+    assert nothing.n == 0
+    store.add([timing(50.0, 900, work=work(900))])
+    (relatives,) = store.price([query])
+    assert relatives.source == "predicted" and relatives.low < relatives.us < relatives.high and relatives.n == 1
+    store.add([timing(60.0, 1000, work=work(1000))])
+    (known,) = store.price([query])
+    assert known.source == "measured" and known.us == pytest.approx(60.0) and known.n == 1
+    store.add([timing(70.0, 1100, work=work(1100))])
+    assert store.price([query]) == [known]
+
+
+def test_shapes_of_one_kernel_beat_the_family_mean(tmp_path: Path, timing: Make, key: Keys) -> None:
+    store = Store(tmp_path)
+    store.add([measured(timing, kernel, size) for kernel in range(6) for size in SIZES[::2]])
+    asked = [(kernel, size) for kernel in range(6) for size in SIZES[1:-1:2]]
+    prices = store.price([Query(key(size, kernel=f"k{k}", name=f"n{k}"), work(size)) for k, size in asked])
+    ratios = [truth(k, size) / DEFAULTS["numpy"].us(work(size)) for k in range(6) for size in SIZES[::2]]
+    family_mean = float(np.mean(np.log(ratios)))
+    own = [abs(math.log(price.us / truth(k, size))) for price, (k, size) in zip(prices, asked)]
+    mean = [abs(math.log(truth(k, size) / DEFAULTS["numpy"].us(work(size))) - family_mean) for k, size in asked]
+    assert all(price.source == "predicted" for price in prices)
+    assert np.median(own) < 0.05 and np.median(own) < np.median(mean) / 5
+    inside = [price.low <= truth(k, size) <= price.high for price, (k, size) in zip(prices, asked)]
+    assert np.mean(inside) > 0.8
+
+
+def test_an_unseen_kernel_is_priced_like_its_family_with_a_wider_interval(
+    tmp_path: Path, timing: Make, key: Keys
+) -> None:
+    store = Store(tmp_path)
+    store.add([measured(timing, kernel, size) for kernel in range(6) for size in SIZES[::3]])
+    seen, unseen = store.price([
+        Query(key(5000, kernel="k2", name="n2"), work(5000)),
+        Query(key(5000, kernel="new", name="new"), work(5000)),
+    ])  # fmt: skip
+    assert seen.source == unseen.source == "predicted"
+    assert unseen.high / unseen.low > 2 * seen.high / seen.low
+    assert truth(0, 5000) < unseen.us < truth(5, 5000)
+
+
+def test_other_devices_and_backends_teach_nothing(tmp_path: Path, timing: Make, key: Keys) -> None:
+    store = Store(tmp_path)
+    store.add([timing(50.0, size, device="cpu:other") for size in SIZES])
+    store.add([timing(50.0, size, backend="torch") for size in SIZES])
+    assert store.price([Query(key(1000), work(1000))])[0].source == "bound"
+
+
+def test_predictions_extrapolate_with_the_roofline_not_with_volume(tmp_path: Path, timing: Make, key: Keys) -> None:
+    store = Store(tmp_path)
+    store.add([measured(timing, 1, size) for size in SIZES[:3]])
+    (price,) = store.price([Query(key(10**7, kernel="k1", name="n1"), work(10**7))])
+    assert 0.3 < price.us / truth(1, 10**7) < 3.0
+    assert price.high / price.low > 1.5
+
+
+def test_old_toolchains_predict_new_ones(tmp_path: Path, timing: Make, key: Keys) -> None:
+    store = Store(tmp_path)
+    store.add([timing(50.0, 1000, toolchain="old", work=work(1000)), timing(9.0, 10, toolchain="old", work=work(10))])
+    (price,) = store.price([Query(key(1000, toolchain="new"), work(1000))])
+    assert price.source == "predicted" and 20.0 < price.us < 60.0
+
+
+def test_absurd_teachers_are_ignored(tmp_path: Path, timing: Make, key: Keys) -> None:
+    store = Store(tmp_path)
+    store.add([measured(timing, 1, size) for size in SIZES])
+    query = Query(key(3 * 10**6, kernel="k1", name="n1"), work(3 * 10**6))
+    (before,) = store.price([query])
+    store.add([timing(0.01, size, kernel="k1", name="n1", work=work(size)) for size in (2_900_000, 3_100_000)])
+    assert store.price([query])[0].us == pytest.approx(before.us)
+
+
+def test_prices_do_not_depend_on_what_else_is_asked(tmp_path: Path, timing: Make, key: Keys) -> None:
+    store = Store(tmp_path)
+    store.add([measured(timing, kernel, size) for kernel in range(3) for size in SIZES])
+    queries = [Query(key(n, kernel=f"k{n % 4}", name="x"), work(n)) for n in range(100, 2000, 77)]
+    assert store.price(queries) == [store.price([query])[0] for query in queries]
+    assert store.price([]) == []
+
+
+def test_held_out_error_is_that_of_prediction(tmp_path: Path, timing: Make) -> None:
+    smooth, rough = Store(tmp_path / "smooth"), Store(tmp_path / "rough")
+    noise = np.random.default_rng(0).uniform(0.2, 5.0, len(SIZES))
+    smooth.add([measured(timing, 1, size) for size in SIZES])
+    rough.add([timing(truth(1, size) * factor, size, work=work(size)) for size, factor in zip(SIZES, noise)])
+    (good,), (bad,) = smooth.stats().families, rough.stats().families
+    assert good.held_out == bad.held_out == len(SIZES)
+    assert good.median_error < 0.1 < 0.5 < bad.median_error <= bad.p90_error
+
+
+amounts = st.floats(0, 1e12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(amounts, amounts, st.floats(1, 100))
+def test_more_work_never_has_a_lower_bound(flops: float, moved: float, factor: float) -> None:
+    for roofline in DEFAULTS.values():
+        here = roofline.us(Work(flops, moved))
+        assert here >= roofline.launch_us
+        assert here <= roofline.us(Work(flops * factor, moved)) and here <= roofline.us(Work(flops, moved * factor))
+
+
+def test_calibration_sets_the_roofline(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    roofline = calibrate.calibrate(store, threads=1)
+    again = Store(tmp_path)
+    assert again.predictor().rooflines.of(device_key(1), "numpy") == roofline != DEFAULTS["numpy"]
+    assert 0.05 < roofline.launch_us < 100 and roofline.cache_bytes_per_us >= roofline.bytes_per_us
+    assert set(again.stats().rooflines[device_key(1)]) == {"copy", "read", "cache", "gemm", "launch:numpy"}
+    assert again.predictor().rooflines.of("another device", "numpy") == DEFAULTS["numpy"]
+    half = again.predictor().rooflines.of(device_key(1), "numpy", "float64")
+    assert half.flops_per_us == roofline.flops_per_us / 2
+    (price,) = again.price([Query(KernelKey("k", "n", "f", "numpy", "1", "s", device=device_key(1)), Work(0, 0))])
+    assert price.source == "bound" and price.us == roofline.launch_us  # calibration rows are no relatives
+
+
+def test_absurd_calibration_is_not_believed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    rows = calibrate.measure(1, seconds=0.01)
+    lies = [Timing(key=row.key, work=Work(row.work.flops, row.work.bytes), samples=(3e-3,)) for row in rows]
+    store.add(lies)
+    assert store.predictor().rooflines.of(device_key(1), "numpy") == DEFAULTS["numpy"]
+
+
+def test_unknown_backends_get_a_roofline() -> None:
+    rooflines = Rooflines(Snapshot())
+    assert isinstance(rooflines.of("cpu:x", "new"), Roofline)
+    assert rooflines.of("gpu:x", "new").bytes_per_us > rooflines.of("cpu:x", "new").bytes_per_us
