@@ -53,7 +53,7 @@ _ENCODE: dict[str, Callable[[Any], Any]] = {
 
 
 def _structure_out(value: Any) -> Any:
-    if value is None or isinstance(value, int) and not isinstance(value, bool):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     for kind, name in ((tuple, "tuple"), (list, "list")):
         if type(value) is kind:
@@ -75,7 +75,7 @@ def graph_to_json(graph: Graph) -> tuple[dict[str, Any], dict[str, Data]]:
     nodes = list(dict.fromkeys([*graph.nodes(), *graph.inputs]))  # an unused input is still part of the signature
     number = {node: i for i, node in enumerate(nodes)}
     arrays: dict[str, Data] = {f"param/{name}": data for name, data in graph.params.items()}
-    listed = []
+    listed: list[list[Any]] = []
     for i, node in enumerate(nodes):
         if node.op == "constant":
             assert node.data is not None
@@ -142,7 +142,7 @@ def _atom_in(value: Mapping[str, Any], depth: int) -> Dim:
         return dims.dim(name, min=_int_in(value["min"]), max=_int_in(value["max"]))
     if len(value) == 1 and (op := next(iter(value))) in ("//", "%"):
         left, right = (_dim_in(v, depth + 1) for v in _pair(value[op], f"the operands of {op}"))
-        if right == 0 or not isinstance(left, Expr) and not isinstance(right, Expr):
+        if right == 0 or (not isinstance(left, Expr) and not isinstance(right, Expr)):
             raise _Bad(f"the dimension {left} {op} {right} is not one that is written")
         return Expr((((Atom(op, args=(left, right)),), 1),))
     raise _Bad(f"a dimension's factor has the keys {sorted(value)}")
@@ -190,7 +190,7 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
 def _structure_in(value: Any, n_outputs: int, depth: int = 0) -> Any:
     if depth > _DEPTH:
         raise _Bad("the structure is nested too deeply")
-    inner = lambda v: _structure_in(v, n_outputs, depth + 1)
+    inner: Callable[[Any], Any] = lambda v: _structure_in(v, n_outputs, depth + 1)
     if value is None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -297,7 +297,9 @@ def _assemble(value: Mapping[str, Any], decoder: _Decoder, outputs: Sequence[Ten
         if _need(name, str, "an updated state") in updates:
             raise _Bad(f"state {name!r} is updated twice")
         updates[name] = decoder.node(position, f"the update of {name!r}")
-    params = {n.removeprefix("param/"): a for n, a in decoder.tensors.items() if n.startswith("param/")}
+    params: dict[str, Data] = {
+        n.removeprefix("param/"): a for n, a in decoder.tensors.items() if n.startswith("param/")
+    }
     graph = Graph(
         tuple(outputs),
         tuple(names),

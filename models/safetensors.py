@@ -183,7 +183,7 @@ def _check_cover(spans: Mapping[str, tuple[int, int]], data: int, path: Path) ->
 
 
 def read_folder(folder: Path | str) -> dict[str, MappedArray]:
-    """All tensors of a folder: one `model.safetensors`, or the shards of its index. BadWeightsError names what lacks."""
+    """All tensors of a folder: one `model.safetensors`, or the shards of its index. BadWeightsError says what lacks."""
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -285,4 +285,4 @@ def _write_one(file: BinaryIO, name: str, source: Data) -> None:
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     if array.size:
-        file.write(memoryview(array.reshape(-1).view(np.uint8)))
+        file.write(array.reshape(-1).view(np.uint8).data)

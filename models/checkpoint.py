@@ -1,0 +1,163 @@
+"""What a checkpoint folder holds, read with care: the fields of config.json and the tensors by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..egraph import api as t
+from ..egraph import dtypes
+from ..egraph.dims import Dim
+from ..egraph.graph import Data, Tensor
+from ..errors import BadModelError, BadWeightsError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Config:
+    """The fields of a config.json, each checked when it is asked for. Errors name the field."""
+
+    fields: Mapping[str, Any]
+    where: str = ""
+
+    def _bad(self, name: str, wanted: str) -> BadModelError:
+        return BadModelError(f"config field {name!r} is {str(self.fields.get(name))[:80]!r}, not {wanted}",
+                             where=self.where)  # fmt: skip
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive whole number; without a default the field must be there."""
+        value = self.fields.get(name)
+        if value is None:
+            if default is None:
+                raise BadModelError(f"config field {name!r} is missing", where=self.where)
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 40:
+            raise self._bad(name, "a positive whole number")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A finite number."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < float("inf"):
+            raise self._bad(name, "a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A truth value."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._bad(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        """A string."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self._bad(name, "a string")
+        return value
+
+    def section(self, name: str) -> Config:
+        """A nested object; empty where it is missing or null."""
+        value = self.fields.get(name)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self._bad(name, "an object")
+        return Config(value, f"{self.where} {name}".strip())
+
+    def choice(self, name: str, default: str, known: Sequence[str]) -> str:
+        """A string out of those that have a meaning here; UnsupportedError for another one."""
+        value = self.text(name, default)
+        if value not in known:
+            raise UnsupportedError(f"{name}={value!r} has no meaning here", where=self.where,
+                                   hint=f"known: {', '.join(known)}")  # fmt: skip
+        return value
+
+    def refuse(self, **wanted: Any) -> None:
+        """UnsupportedError unless each field is absent, null or has the one value that has a meaning here."""
+        for name, value in wanted.items():
+            if self.fields.get(name, value) not in (value, None):
+                raise UnsupportedError(f"{name}={self.fields[name]!r} has no meaning here", where=self.where)
+
+    def dtype(self, fallback: str) -> str:
+        """The dtype that activations have: `dtype` or `torch_dtype`, else the fallback (that of the weights)."""
+        name = self.text("dtype", self.text("torch_dtype", "auto")).removeprefix("torch.")
+        if name == "auto":
+            return fallback
+        if name not in ("float32", "float16", "bfloat16", "float64"):
+            raise UnsupportedError(f"activations in {name!r} have no meaning here", where=self.where)
+        return name
+
+
+@dataclass
+class Weights:
+    """The tensors of a checkpoint, taken one by one under their Hugging Face names; what is left over is an error.
+
+    `prefixes` may stand before a name in the file (`model.layers…` and `layers…` are the same tensor). With `dtype`
+    instead of `data`, every tensor asked for exists with that dtype: `taken` then lists what a checkpoint needs.
+    """
+
+    data: Mapping[str, Data]
+    prefixes: Sequence[str] = ()
+    ignored: Sequence[str] = ()  # regular expressions of names that need not be used
+    aliases: Sequence[tuple[str, str]] = ()  # (ending, older ending) of the same tensor
+    where: str = ""
+    invented: str = ""  # the dtype of tensors in a checkpoint that is still to be written
+    params: dict[str, Data] = field(default_factory=dict)
+    taken: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def spelled(self, name: str) -> str | None:
+        """The name as the file has it, or None. BadWeightsError if it has it twice."""
+        names = [name, *(name.removesuffix(a) + b for a, b in self.aliases if name.endswith(a))]
+        found = [p + n for n in names for p in ("", *self.prefixes) if p + n in self.data]
+        if len(found) > 1:
+            raise BadWeightsError(f"tensor {name!r} is there twice: as {found[0]!r} and {found[1]!r}", where=self.where)
+        return found[0] if found else None
+
+    def has(self, name: str) -> bool:
+        """Whether the tensor is there."""
+        return bool(self.invented) or self.spelled(name) is not None
+
+    def dtype_of(self, name: str) -> str:
+        """The dtype of a tensor in the file; float32 if it is not there."""
+        spelled = self.spelled(name)
+        return self.invented or (dtypes.name_of(self.data[spelled].dtype) if spelled is not None else "float32")
+
+    def take(self, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
+        """The parameter of that name, cast to a dtype. BadWeightsError if it is missing or has another shape."""
+        wanted = tuple(int(d) for d in shape)  # type: ignore[arg-type]
+        self.taken[name] = wanted
+        if self.invented:
+            return t.cast(t.param(name, wanted, self.invented), dtype)
+        spelled = self.spelled(name)
+        if spelled is None:
+            raise BadWeightsError(f"tensor {name!r} of shape {list(wanted)} is missing", where=self.where)
+        source = self.data[spelled]
+        if tuple(source.shape) != wanted:
+            raise BadWeightsError(f"tensor {spelled!r} has shape {list(source.shape)}, the config says {list(wanted)}",
+                                  where=self.where)  # fmt: skip
+        stored = dtypes.name_of(source.dtype)
+        if not dtypes.is_float(stored):
+            raise UnsupportedError(f"tensor {spelled!r} holds {stored}", where=self.where,
+                                   hint="quantized checkpoints have no meaning here")  # fmt: skip
+        self.params[spelled] = source
+        return t.cast(t.param(spelled, wanted, stored), dtype)
+
+    def finish(self) -> None:
+        """BadWeightsError naming the tensors that nothing asked for."""
+        extra = [n for n in sorted(set(self.data) - set(self.params)) if not any(re.search(p, n) for p in self.ignored)]
+        if extra:
+            raise BadWeightsError(
+                f"{len(extra)} tensors have no place in this architecture: "
+                + ", ".join(repr(n[:120]) for n in extra[:5])
+                + (", …" if len(extra) > 5 else ""),
+                where=self.where,
+                hint="is model_type in config.json right?",
+            )

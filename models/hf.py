@@ -1,0 +1,88 @@
+"""Folders in the Hugging Face layout: config.json and safetensors weights, for a declared list of architectures.
+
+Only data is read: a config that points to code of its own is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ..egraph.graph import Graph, Tensor
+from ..errors import BadModelError, UnsupportedError
+from . import decoder, encoder
+from .checkpoint import Config, Weights
+from .safetensors import read_folder, read_json_file
+
+Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a model_type is built and how its files spell tensor names."""
+
+    build: Builder
+    prefixes: Sequence[str]
+    ignored: Sequence[str] = ()
+    aliases: Sequence[tuple[str, str]] = ()
+    tied: bool = False  # the default of tie_word_embeddings; a tied head need not be used where the file repeats it
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "gpt2": Architecture(decoder.build_gpt2, ("transformer.",), decoder.GPT2_IGNORED, tied=True),
+    "llama": Architecture(partial(decoder.build_rotary, "llama"), ("model.",), decoder.ROTARY_IGNORED),
+    "qwen3": Architecture(partial(decoder.build_rotary, "qwen3"), ("model.",), decoder.ROTARY_IGNORED),
+    "gemma3_text": Architecture(
+        partial(decoder.build_rotary, "gemma3_text"), ("model.",), decoder.ROTARY_IGNORED, tied=True
+    ),
+    "bert": Architecture(encoder.build_bert, ("bert.",), encoder.BERT_IGNORED, encoder.BERT_ALIASES),
+}
+
+
+def architecture(config: Config) -> Architecture:
+    """The entry for a config. UnsupportedError for unknown types, code of its own, or quantized weights."""
+    kind = config.text("model_type", "")
+    if config.fields.get("auto_map"):
+        raise UnsupportedError(
+            "the config's auto_map asks for code from the model's folder, which is never run",
+            where=config.where,
+            hint="export the model to ONNX or with torch.export",
+        )
+    if config.fields.get("quantization_config"):
+        raise UnsupportedError("quantized checkpoints have no meaning here", where=config.where)
+    if not kind:
+        raise BadModelError("the config has no model_type", where=config.where)
+    if kind not in ARCHITECTURES:
+        raise UnsupportedError(
+            f"model_type={kind[:80]!r} has no builder here",
+            where=config.where,
+            hint=f"known: {', '.join(ARCHITECTURES)}; others come in as ONNX or torch.export files",
+        )
+    return ARCHITECTURES[kind]
+
+
+def build(config: Config, weights: Weights) -> Graph:
+    """The graph of a config over given weights; batch and sequence are free dimensions."""
+    outputs, inputs = architecture(config).build(config, weights)
+    weights.finish()
+    return Graph.of(outputs, params=weights.params, inputs=inputs, name=config.text("model_type", "graph"))
+
+
+def load_folder(path: Path | str) -> Graph:
+    """The graph of a folder with config.json and *.safetensors, weights left in their files until they are used.
+
+    BadModelError for a malformed config, BadWeightsError naming a tensor that is missing, extra or of another shape,
+    UnsupportedError for an architecture or an option without a meaning here.
+    """
+    folder = Path(path)
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise BadModelError("the folder has no config.json", where=str(folder))
+    config = Config(read_json_file(config_file), str(config_file))
+    entry = architecture(config)
+    ignored = list(entry.ignored)
+    if config.flag("tie_word_embeddings", entry.tied):
+        ignored.append(r"^lm_head\.weight$")
+    return build(config, Weights({**read_folder(folder)}, entry.prefixes, ignored, entry.aliases, str(folder)))

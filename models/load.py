@@ -1,0 +1,70 @@
+"""One entry for every kind of model file, chosen by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..egraph.graph import Graph
+from ..errors import BadModelError, UnsupportedError, UntrustedModelError
+
+_KNOWN = ".onnx, .pt2 (trusted), .safetensors with a graph in its header, or a folder with config.json and weights"
+#: Suffixes of files that are pickles: opening one can run any code.
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+
+
+def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool = False) -> Graph:
+    """The graph of a model file or folder; weights stay in their files until they are used.
+
+    `dims` binds free dimensions by name (the others stay free). `trust` allows formats whose loading can run code
+    (`.pt2`). BadModelError for a missing, empty or malformed file, UnsupportedError for other formats and for models
+    with parts that have no meaning here, UntrustedModelError for a format that needs `trust`.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise BadModelError(f"there is no file or folder {path.name!r}", where=str(path))
+    if path.is_dir():
+        from .hf import load_folder
+
+        return _bound(load_folder(path), dims)
+    if not path.is_file():
+        raise BadModelError(f"{path.name!r} is neither a file nor a folder", where=str(path))
+    if path.stat().st_size == 0:
+        raise BadModelError(f"{path.name!r} is empty", where=str(path))
+    return _load_file(path, dims, trust)
+
+
+def _load_file(path: Path, dims: Mapping[str, int] | None, trust: bool) -> Graph:
+    suffix = path.suffix.lower()
+    if suffix == ".onnx":
+        from .onnx import load_onnx
+
+        return load_onnx(path, dims=dims)
+    if suffix == ".pt2":
+        if not trust:
+            raise UntrustedModelError(
+                "a .pt2 file can run code when it is opened",
+                where=str(path),
+                hint="export to ONNX or safetensors, or say that you trust it (trust=True, --trust-model)",
+            )
+        from .export import load_pt2
+
+        return _bound(load_pt2(path, trust=trust), dims)
+    if suffix == ".safetensors":
+        from .native import load_graph
+
+        return _bound(load_graph(path), dims)
+    if suffix in _PICKLES:
+        raise UntrustedModelError(
+            f"a {suffix} file is a pickle, which can run code when it is opened; it is never opened",
+            where=str(path),
+            hint="export with torch.export or to ONNX, or convert the weights to safetensors beside a config.json",
+        )
+    hint = f"known: {_KNOWN}"
+    if path.name.endswith(".json"):
+        hint = f"give the folder: {path.parent}"
+    raise UnsupportedError(f"{path.name!r} is no model format that is known here", where=str(path), hint=hint)
+
+
+def _bound(graph: Graph, dims: Mapping[str, int] | None) -> Graph:
+    return graph.bind(dims) if dims else graph

@@ -1,0 +1,334 @@
+"""Well-known architectures at any size with random weights, for tests, benchmarks and examples.
+
+`write_*` make folders in the Hugging Face layout (config.json, model.safetensors), at the sizes of the well-known
+models unless told otherwise; the other functions build graphs directly. Weights are drawn when they are read and are
+scaled so that activations stay near 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from ..egraph import api as t
+from ..egraph import composite as c
+from ..egraph.dims import Dim
+from ..egraph.graph import Data, Graph, Tensor
+from .checkpoint import Config, Weights
+from .hf import architecture
+from .random_weights import RandomArray
+from .safetensors import replacing, write_arrays
+
+_RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "output.dense.weight")
+_NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight", "LayerNorm.weight")
+
+
+# ---------------------------------------------------------------- checkpoint folders
+def write_checkpoint(folder: Path | str, config: Mapping[str, Any], *, seed: int = 0) -> Path:
+    """A checkpoint folder for any config of a known model_type, with random weights in its `torch_dtype`."""
+    folder = Path(folder)
+    checked = Config(config)
+    entry = architecture(checked)
+    wanted = Weights({}, invented=checked.dtype("float32"))
+    entry.build(checked, wanted)
+    layers = checked.size("n_layer" if config["model_type"] == "gpt2" else "num_hidden_layers")
+    tied = checked.flag("tie_word_embeddings", entry.tied)
+    arrays: dict[str, Data] = {}
+    for name, shape in wanted.taken.items():
+        spelled = name if name.startswith("lm_head.") else entry.prefixes[0] + name
+        scale, mean = _spread(name, shape, str(config["model_type"]), layers, tied)
+        arrays[spelled] = RandomArray(shape, wanted.invented, scale, mean, seed, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_arrays(folder / "model.safetensors", arrays, {"format": "pt"})
+    with replacing(folder / "config.json") as file:
+        file.write(json.dumps(dict(config), indent=2).encode() + b"\n")
+    return folder
+
+
+def _spread(name: str, shape: tuple[int, ...], kind: str, layers: int, tied: bool) -> tuple[float, float]:
+    """(scale, mean) of a tensor's random numbers."""
+    plus_one = kind == "gemma3_text"  # its gains are 1 + weight
+    if name.endswith(".bias"):
+        return 0.02, 0.0
+    if "post_" in name and plus_one:  # the norm stands before the residual sum
+        return 0.02, 1 / sqrt(2 * layers) - 1
+    if name.endswith(_NORMS) or "norm" in name.rsplit(".", 2)[-2]:
+        return 0.05, 0.0 if plus_one else 1.0
+    if "embed" in name or name.startswith(("wte", "wpe")):
+        return (1 / sqrt(shape[1]) if tied or plus_one else 1.0), 0.0
+    inputs = shape[0] if kind == "gpt2" and not name.startswith("lm_head") else shape[1]
+    return (1 / sqrt(2 * layers * inputs) if name.endswith(_RESIDUAL) else 1 / sqrt(inputs)), 0.0
+
+
+def write_gpt2(
+    folder: Path | str, *, layers: int = 12, hidden: int = 768, heads: int = 12, vocab: int = 50257,
+    positions: int = 1024, dtype: str = "float32", seed: int = 0, **more: Any,
+) -> Path:  # fmt: skip
+    """GPT-2 (124 M parameters). `more` are further config fields."""
+    config = {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers, "n_embd": hidden,
+        "n_head": heads, "vocab_size": vocab, "n_positions": positions, "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5, "torch_dtype": dtype, **more,
+    }  # fmt: skip
+    return write_checkpoint(folder, config, seed=seed)
+
+
+def write_llama(
+    folder: Path | str, *, layers: int = 16, hidden: int = 2048, heads: int = 32, kv_heads: int = 8,
+    intermediate: int = 8192, vocab: int = 128256, positions: int = 131072, dtype: str = "bfloat16", seed: int = 0,
+    **more: Any,
+) -> Path:  # fmt: skip
+    """Llama at the sizes of Llama-3.2-1B (1.2 B parameters)."""
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": layers,
+        "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate, "vocab_size": vocab, "max_position_embeddings": positions,
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
+        "torch_dtype": dtype, **more,
+    }  # fmt: skip
+    return write_checkpoint(folder, config, seed=seed)
+
+
+def write_qwen3(
+    folder: Path | str, *, layers: int = 28, hidden: int = 1024, heads: int = 16, kv_heads: int = 8,
+    head_dim: int = 128, intermediate: int = 3072, vocab: int = 151936, positions: int = 40960,
+    dtype: str = "bfloat16", seed: int = 0, **more: Any,
+) -> Path:  # fmt: skip
+    """Qwen3 at the sizes of Qwen3-0.6B."""
+    config = {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": layers,
+        "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+        "intermediate_size": intermediate, "vocab_size": vocab, "max_position_embeddings": positions,
+        "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": True,
+        "torch_dtype": dtype, **more,
+    }  # fmt: skip
+    return write_checkpoint(folder, config, seed=seed)
+
+
+def write_gemma3(
+    folder: Path | str, *, layers: int = 18, hidden: int = 640, heads: int = 4, kv_heads: int = 1,
+    head_dim: int = 256, intermediate: int = 2048, vocab: int = 262144, positions: int = 32768,
+    window: int = 512, dtype: str = "bfloat16", seed: int = 0, **more: Any,
+) -> Path:  # fmt: skip
+    """Gemma 3 at the sizes of gemma-3-270m (268,098,176 parameters, 536 MB in bfloat16)."""
+    config = {
+        "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": layers,
+        "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+        "intermediate_size": intermediate, "vocab_size": vocab, "max_position_embeddings": positions,
+        "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "query_pre_attn_scalar": head_dim,
+        "sliding_window": window, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+        "layer_types": ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(layers)],
+        "attention_bias": False, "torch_dtype": dtype, **more,
+    }  # fmt: skip
+    return write_checkpoint(folder, config, seed=seed)
+
+
+def write_bert(
+    folder: Path | str, *, layers: int = 12, hidden: int = 768, heads: int = 12, intermediate: int = 3072,
+    vocab: int = 30522, positions: int = 512, dtype: str = "float32", seed: int = 0, **more: Any,
+) -> Path:  # fmt: skip
+    """BERT-base (109 M parameters)."""
+    config = {
+        "model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": layers, "hidden_size": hidden,
+        "num_attention_heads": heads, "intermediate_size": intermediate, "vocab_size": vocab,
+        "max_position_embeddings": positions, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+        "torch_dtype": dtype, **more,
+    }  # fmt: skip
+    return write_checkpoint(folder, config, seed=seed)
+
+
+# ---------------------------------------------------------------- graphs
+class Net:
+    """Layers that make their own random parameters, by name."""
+
+    def __init__(self, dtype: str = "float32", seed: int = 0) -> None:
+        self.dtype, self.seed, self.params = dtype, seed, dict[str, Data]()
+
+    def param(self, name: str, shape: Sequence[int], scale: float, mean: float = 0.0) -> Tensor:
+        """A parameter of normal numbers; asking again for a name gives the same one."""
+        self.params[name] = RandomArray(tuple(shape), self.dtype, scale, mean, self.seed, name)
+        return t.param(name, shape, self.dtype)
+
+    def dense(self, name: str, x: Tensor, outputs: int, *, bias: bool = True, gain: float = 1.0) -> Tensor:
+        """x @ w (+ b)"""
+        inputs = _int(x.shape[-1])
+        w = self.param(f"{name}.weight", (inputs, outputs), gain / sqrt(inputs))
+        return c.linear(x, w, self.param(f"{name}.bias", (outputs,), 0.02)) if bias else t.matmul(x, w)
+
+    def conv(
+        self, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, bias: bool = False, gain: float = 1.0
+    ) -> Tensor:
+        """A 2-D convolution that keeps sizes (over the stride)."""
+        inputs = _int(x.shape[1])
+        w = self.param(f"{name}.weight", (outputs, inputs, size, size), gain / sqrt(inputs * size * size))
+        b = self.param(f"{name}.bias", (outputs,), 0.02) if bias else None
+        return t.conv(x, w, b, strides=(stride,) * 2, pads=((size - 1) // 2,) * 4)
+
+    def affine(self, name: str, features: int, gain: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Gain and shift of a norm."""
+        return self.param(f"{name}.weight", (features,), 0.05 * gain, gain), self.param(
+            f"{name}.bias", (features,), 0.02
+        )
+
+    def layer_norm(self, name: str, x: Tensor) -> Tensor:
+        """Over the last axis."""
+        return c.layer_norm(x, *self.affine(name, _int(x.shape[-1])), eps=1e-5)
+
+    def group_norm(self, name: str, x: Tensor, groups: int = 8) -> Tensor:
+        """Over groups of channels."""
+        return c.group_norm(x, *self.affine(name, _int(x.shape[1])), groups=groups, eps=1e-5)
+
+    def batch_norm(self, name: str, x: Tensor, gain: float = 1.0) -> Tensor:
+        """With running statistics."""
+        features = _int(x.shape[1])
+        mean = self.param(f"{name}.running_mean", (features,), 0.05)
+        var = self.param(f"{name}.running_var", (features,), 0.05, 1.0)
+        return c.batch_norm(x, *self.affine(name, features, gain), mean, var, eps=1e-5)
+
+    def attention(self, name: str, x: Tensor, heads: int, *, causal: bool = False, gain: float = 1.0) -> Tensor:
+        """Self-attention of x[B, T, D] with separate projections."""
+        batch, length, width = x.shape
+        each = _int(width) // heads
+        q, k, v = (
+            t.permute(t.reshape(self.dense(f"{name}.{n}", x, _int(width)), (batch, length, heads, each)), (0, 2, 1, 3))
+            for n in ("query", "key", "value")
+        )
+        out = t.permute(c.attention(q, k, v, scale=1 / sqrt(each), causal=causal), (0, 2, 1, 3))
+        return self.dense(f"{name}.out", t.reshape(out, x.shape), _int(width), gain=gain)
+
+    def graph(self, outputs: Tensor, name: str) -> Graph:
+        """The finished graph."""
+        return Graph.of(outputs, params=self.params, name=name)
+
+
+def _int(value: Dim) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"a feature size is free: {value}")
+    return value
+
+
+def transformer(
+    layers: int = 24, *, hidden: int = 1024, heads: int = 16, batch: Dim = 1, tokens: Dim = 128, causal: bool = True,
+    dtype: str = "float32", seed: int = 0,
+) -> Graph:  # fmt: skip
+    """A stack of pre-norm transformer layers on x[batch, tokens, hidden], with a final norm."""
+    net, small = Net(dtype, seed), 1 / sqrt(2 * layers)
+    x = t.input("x", (batch, tokens, hidden), dtype)
+    for i in range(layers):
+        x = x + net.attention(f"{i}.attn", net.layer_norm(f"{i}.ln_1", x), heads, causal=causal, gain=small)
+        inside = c.gelu(net.dense(f"{i}.up", net.layer_norm(f"{i}.ln_2", x), 4 * hidden))
+        x = x + net.dense(f"{i}.down", inside, hidden, gain=small)
+    return net.graph(net.layer_norm("ln_f", x), f"transformer{layers}")
+
+
+def resnet50(
+    *, batch: Dim = 1, image: int = 224, width: int = 64, blocks: Sequence[int] = (3, 4, 6, 3), classes: int = 1000,
+    dtype: str = "float32", seed: int = 0,
+) -> Graph:  # fmt: skip
+    """ResNet-50 (He et al. 2016, stride in the 3×3 convolution) with batch norms as in inference."""
+    net = Net(dtype, seed)
+    x = t.input("image", (batch, 3, image, image), dtype)
+    x = c.relu(net.batch_norm("bn", net.conv("stem", x, width, 7, stride=2)))
+    x = c.max_pool(x, kernel=(3, 3), strides=(2, 2), pads=(1,) * 4, dilations=(1, 1))
+    for stage, count in enumerate(blocks):
+        for i in range(count):
+            at, features = f"{stage}.{i}", width << stage
+            x = _bottleneck(net, at, x, features, stride=2 if stage and not i else 1, project=not i)
+    return net.graph(net.dense("head", t.mean(x, (2, 3)), classes), "resnet50")
+
+
+def _bottleneck(net: Net, at: str, x: Tensor, features: int, *, stride: int, project: bool) -> Tensor:
+    y = c.relu(net.batch_norm(f"{at}.bn1", net.conv(f"{at}.conv1", x, features, 1)))
+    y = c.relu(net.batch_norm(f"{at}.bn2", net.conv(f"{at}.conv2", y, features, 3, stride=stride, gain=sqrt(2))))
+    y = net.batch_norm(f"{at}.bn3", net.conv(f"{at}.conv3", y, 4 * features, 1, gain=sqrt(2)), gain=0.4)
+    if project:
+        x = net.batch_norm(f"{at}.bn", net.conv(f"{at}.project", x, 4 * features, 1, stride=stride))
+    return c.relu(x + y)
+
+
+def unet(
+    *, batch: Dim = 1, image: int = 32, channels: int = 32, levels: int = 2, colours: int = 3, dtype: str = "float32",
+    seed: int = 0,
+) -> Graph:  # fmt: skip
+    """A small U-Net: residual blocks, strided convolutions down, attention at the bottom, nearest-neighbour up."""
+    net = Net(dtype, seed)
+    x = net.conv("first", t.input("image", (batch, colours, image, image), dtype), channels, 3, bias=True)
+    kept: list[Tensor] = []
+    for level in range(levels):
+        x = _residual(net, f"down{level}", x, channels << level)
+        kept.append(x)
+        x = net.conv(f"down{level}.smaller", x, channels << level, 3, stride=2, bias=True)
+    x = _residual(net, "middle", x, channels << levels)
+    flat = t.swapaxes(t.reshape(x, (*x.shape[:2], x.shape[2] * x.shape[3])), 1, 2)
+    flat = flat + net.attention("middle.attn", net.layer_norm("middle.ln", flat), 4, gain=0.5)
+    x = t.reshape(t.swapaxes(flat, 1, 2), x.shape)
+    for level in reversed(range(levels)):
+        x = _residual(net, f"up{level}", t.concat([larger(x), kept[level]], 1), channels << level)
+    out = net.conv("last", c.silu(net.group_norm("last.gn", x)), colours, 3, bias=True)
+    return net.graph(out, "unet")
+
+
+def larger(x: Tensor) -> Tensor:
+    """x[N, C, H, W] with every pixel repeated 2 × 2."""
+    n, channels, high, wide = x.shape
+    repeated = t.broadcast_to(t.reshape(x, (n, channels, high, 1, wide, 1)), (n, channels, high, 2, wide, 2))
+    return t.reshape(repeated, (n, channels, high * 2, wide * 2))
+
+
+def _residual(net: Net, at: str, x: Tensor, features: int) -> Tensor:
+    y = net.conv(f"{at}.conv1", c.silu(net.group_norm(f"{at}.gn1", x)), features, 3, bias=True)
+    y = net.conv(f"{at}.conv2", c.silu(net.group_norm(f"{at}.gn2", y)), features, 3, bias=True)
+    return (x if x.shape[1] == features else net.conv(f"{at}.skip", x, features, 1, bias=True)) + y
+
+
+def dit_block(
+    *, blocks: int = 1, batch: Dim = 1, tokens: Dim = 256, hidden: int = 1152, heads: int = 16,
+    dtype: str = "float32", seed: int = 0,
+) -> Graph:  # fmt: skip
+    """Blocks of DiT-XL/2 (Peebles & Xie 2023): norms shifted, scaled and gated by a conditioning vector."""
+    net = Net(dtype, seed)
+    x, cond = t.input("x", (batch, tokens, hidden), dtype), t.input("condition", (batch, hidden), dtype)
+    plain: Callable[[Tensor], Tensor] = lambda v: c.layer_norm(
+        v, t.ones((hidden,), dtype), t.zeros((hidden,), dtype), eps=1e-6
+    )
+    for i in range(blocks):
+        six = t.reshape(net.dense(f"{i}.ada", c.silu(cond), 6 * hidden), (batch, 1, 6 * hidden))
+        shift1, scale1, gate1, shift2, scale2, gate2 = t.split(six, (hidden,) * 6, 2)
+        x = x + gate1 * net.attention(f"{i}.attn", plain(x) * (scale1 + 1.0) + shift1, heads)
+        inside = c.gelu_tanh(net.dense(f"{i}.up", plain(x) * (scale2 + 1.0) + shift2, 4 * hidden))
+        x = x + gate2 * net.dense(f"{i}.down", inside, hidden)
+    return net.graph(x, "dit_block")
+
+
+def nasrnn(
+    *, steps: int = 5, hidden: int = 512, batch: Dim = 1, shared: bool = False, dtype: str = "float32", seed: int = 0
+) -> Graph:
+    """The recurrent cell found by Zoph & Le 2017, unrolled; every step has weights of its own unless `shared`."""
+    net = Net(dtype, seed)
+    h = t.broadcast_to(net.param("h0", (1, hidden), 1.0), (batch, hidden))
+    for step in range(steps):
+        x = t.input(f"x{step}", (batch, hidden), dtype)
+        at = "" if shared else f"{step}."
+        g = [net.dense(f"{at}x{k}", x, hidden, bias=False) + net.dense(f"{at}h{k}", h, hidden, bias=False)
+             for k in range(8)]  # fmt: skip
+        a = c.relu(g[0]) + c.sigmoid(g[3])
+        b = c.sigmoid(g[1]) + t.tanh(g[2])
+        d = c.sigmoid(g[4]) * t.tanh(g[5])
+        e = c.sigmoid(g[6]) * c.relu(g[7])
+        h = t.tanh(t.tanh(c.sigmoid(b) + t.tanh(d)) * t.tanh(t.tanh(a) * t.tanh(e)))
+    return net.graph(h, "nasrnn")
+
+
+#: Graph builders by name, at their usual sizes
+GRAPHS: Mapping[str, Callable[..., Graph]] = {
+    "transformer": transformer, "resnet50": resnet50, "unet": unet, "dit_block": dit_block, "nasrnn": nasrnn,
+}  # fmt: skip
+    "transformer": transformer,
+    "resnet50": resnet50,
+    "unet": unet,
+    "dit_block": dit_block,
+    "nasrnn": nasrnn,
+}
