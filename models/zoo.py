@@ -326,9 +326,3 @@ def nasrnn(
 GRAPHS: Mapping[str, Callable[..., Graph]] = {
     "transformer": transformer, "resnet50": resnet50, "unet": unet, "dit_block": dit_block, "nasrnn": nasrnn,
 }  # fmt: skip
-    "transformer": transformer,
-    "resnet50": resnet50,
-    "unet": unet,
-    "dit_block": dit_block,
-    "nasrnn": nasrnn,
-}
