@@ -7,6 +7,7 @@ subexpressions are shared by construction. `==` therefore builds a comparison no
 from __future__ import annotations
 
 import hashlib
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -117,7 +118,7 @@ def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, *, da
     """The node `op(*args, **attrs)`; its type is inferred. Raises ShapeError where the operands do not fit."""
     entry = OPS[op]
     full = check_attrs(entry, attrs or {})
-    key = (op, tuple(id(a) for a in args), full, tuple(type(v) for _, v in full))
+    key = (op, tuple(id(a) for a in args), attrs_key(full))
     found = _pool.get(key)
     if found is None:
         found = object.__new__(Tensor)
@@ -125,6 +126,11 @@ def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, *, da
         found.type = infer(entry, [a.type for a in args], dict(full))
         _pool[key] = found
     return found
+
+
+def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
+    """Attributes as a key that tells 1, 1.0 and True, and 0.0 and -0.0, apart."""
+    return (attrs, tuple((type(v), v == 0 and math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs))
 
 
 def constant(array: Any) -> Tensor:
@@ -355,5 +361,5 @@ def structural_digest(node: Tensor) -> bytes:
     return node._digest
 
 
-__all__ = ["LEAVES", "ArraySource", "Data", "Dim", "Graph", "Tensor", "constant", "load_data", "make", "rebuild",
+__all__ = ["LEAVES", "ArraySource", "Data", "Dim", "Graph", "Tensor", "attrs_key", "constant", "load_data", "make", "rebuild",
            "structural_digest", "topological"]  # fmt: skip

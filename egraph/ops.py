@@ -14,6 +14,7 @@ Conventions that keep the algebra small:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,7 @@ def _canonical_dim(value: Any) -> Dim:
 _CANONICAL: dict[str, Callable[[Any], Any]] = {
     "int": _canonical_dim,
     "dims": lambda v: tuple(_canonical_dim(d) for d in v),
-    "float": lambda v: v if isinstance(v, bool | int) else float(v),
+    "float": lambda v: v if isinstance(v, bool | int) else math.nan if v != v else float(v),  # one NaN object: a key
     "bool": bool,
     "str": str,
     "dtype": dtypes.check,

@@ -1,0 +1,501 @@
+"""Blocks: the repeated regions of a graph, found by structure, so that each is saturated once.
+
+The method, every step of it linear in the graph:
+
+1. *Order.* Compute nodes (those that depend on inputs or states) are listed depth first from the outputs. Values that
+   many repeats read (masks, position tables, conditioning) are listed before the repeats, side outputs right behind the
+   values they come from. Repeats become repeated stretches of the list; any partition of a topological order into
+   stretches is acyclic.
+2. *Cut.* The width at a position is the number of values alive across it; values read from everywhere do not count.
+   The list is cut where one fresh, forking value crosses (the residual stream) and at local minima of the width. Both
+   tests look at a bounded neighbourhood only, so equal repeats are cut alike, as in content-defined chunking.
+3. *Merge.* Neighbouring pieces whose kinds always occur together become one piece, the most tightly bound first, within
+   the size limit: pieces grow as far as no repeat is lost.
+4. *Key.* Each piece is written as a function of its inputs, weights and states in order of first use; equal texts are
+   one block. The text is the whole structure, so nothing rests on a hash.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .graph import Graph, Tensor, attrs_key, make, rebuild, topological
+
+#: A constant of more bytes than this is passed to its block as a parameter instead of being part of it.
+CONSTANT_BYTES = 1024
+#: Half the neighbourhood that decides where the order is cut, in nodes.
+WINDOW = 6
+#: Two readers of one value, one depending on the other, that are at least this far apart are in different repeats.
+APART = 8
+
+
+@dataclass(frozen=True)
+class Block:
+    """One unique region: `graph` has inputs in0.., params w0.., states s0.. and outputs o0.."""
+
+    graph: Graph
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One occurrence of a block in the model: the model's values that stand for the block's leaves and outputs."""
+
+    block: int
+    inputs: tuple[Tensor, ...]
+    params: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    states: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The unique regions of a graph and their occurrences in topological order; every compute node is in exactly one.
+
+    Compute nodes are those that depend on an input or a state. What depends on weights and constants alone is inside a
+    block where one block reads it, and a parameter of the blocks where several do.
+    """
+
+    graph: Graph
+    unique: tuple[Block, ...]
+    instances: tuple[Instance, ...]
+
+    def __repr__(self) -> str:
+        uses = Counter(i.block for i in self.instances)
+        sizes = [f"{uses[k]} x {len(compute_nodes(b.graph))}" for k, b in enumerate(self.unique)]
+        return f"{len(self.instances)} instances of {len(self.unique)} blocks (times x nodes: {', '.join(sizes)})"
+
+
+def weight_only(nodes: Iterable[Tensor]) -> set[Tensor]:
+    """The nodes that depend on params, constants, fills and positions alone. Operands must come first."""
+    found: set[Tensor] = set()
+    for node in nodes:
+        if node.op not in ("input", "state") and all(a in found for a in node.args):
+            found.add(node)
+    return found
+
+
+def compute_nodes(graph: Graph) -> list[Tensor]:
+    """The nodes that must be computed at each call: neither leaves nor weight-only."""
+    nodes = graph.nodes()
+    fixed = weight_only(nodes)
+    return [n for n in nodes if n not in fixed and not n.is_leaf]
+
+
+def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
+    """The repeated regions of a graph, each of at most `max_nodes` compute nodes (inlined weight expressions apart)."""
+    listing = _Listing.of(graph, max_nodes)
+    pieces = _merge(listing, [_piece(listing, a, b) for a, b in _cut(listing, max_nodes)], max_nodes)
+    owner = _owners(listing, pieces)
+    keys: dict[Any, int] = {}
+    unique: list[Block] = []
+    instances: list[Instance] = []
+    for number, piece in enumerate(pieces):
+        text = _Text(listing, owner, number, piece)
+        index = keys.setdefault(text.key(), len(unique))
+        if index == len(unique):
+            unique.append(Block(text.build(f"block{index}")))
+        states = tuple(text.states)
+        instances.append(Instance(index, tuple(text.inputs), tuple(text.params), tuple(text.outputs), states))
+    return Blocks(graph, tuple(unique), tuple(instances))
+
+
+def reassemble(blocks: Blocks) -> Graph:
+    """The whole graph again, from the blocks' bodies alone: identical to `blocks.graph`, node by node."""
+    known: dict[Tensor, Tensor] = {}
+    for instance in blocks.instances:
+        body = blocks.unique[instance.block].graph
+        for value, made in zip(instance.outputs, stamp(body, instance, known), strict=True):
+            known[value] = made
+    return blocks.graph.with_roots([known.get(r, r) for r in blocks.graph.roots])
+
+
+def stamp(body: Graph, instance: Instance, known: dict[Tensor, Tensor] | None = None) -> list[Tensor]:
+    """The outputs of a block's graph (or of anything equivalent to it) over one instance's values.
+
+    `known` replaces values of the model by others, such as those already stamped.
+    """
+    replace = known or {}
+    actual: dict[tuple[str, str], Tensor] = {}
+    for op, prefix, values in _LEAF_GROUPS:
+        for k, value in enumerate(getattr(instance, values)):
+            actual[op, f"{prefix}{k}"] = replace.get(value, value)
+
+    def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+        return actual[node.op, node.attr("name")] if node.op in ("input", "param", "state") else None
+
+    return rebuild(body.outputs, change)
+
+
+_LEAF_GROUPS = (("input", "in", "inputs"), ("param", "w", "params"), ("state", "s", "states"))
+
+
+# ---------------------------------------------------------------- order
+@dataclass
+class _Listing:
+    """The compute nodes in order, with where each value is made and read (leaves are made before the start)."""
+
+    order: list[Tensor]
+    fixed: set[Tensor]
+    roots: set[Tensor]
+    at: dict[Tensor, int]
+    readers: dict[Tensor, list[int]]
+    everywhere: set[Tensor] = field(default_factory=set)  # values that do not count where widths are taken
+
+    @staticmethod
+    def of(graph: Graph, max_nodes: int) -> _Listing:
+        nodes = graph.nodes()
+        fixed = weight_only(nodes)
+        depth: dict[Tensor, int] = {}
+        for node in nodes:
+            depth[node] = 1 + max((depth[a] for a in node.args), default=0)
+        first = _Listing._make(_deep_first(graph.roots, depth), fixed, graph.roots)
+        shared = first._shared(max_nodes)
+        order = _deep_first([*_early(nodes, shared, first), *graph.roots], depth)
+        listing = _Listing._make(_beside(order, max(graph.roots, key=depth.__getitem__)), fixed, graph.roots)
+        far = (v for v, reads in listing.readers.items() if reads[-1] - listing.at.get(v, -1) > max_nodes)
+        listing.everywhere = {*shared, *far}
+        return listing
+
+    @staticmethod
+    def _make(nodes: list[Tensor], fixed: set[Tensor], roots: Sequence[Tensor]) -> _Listing:
+        order = [n for n in nodes if n not in fixed and not n.is_leaf]
+        readers: dict[Tensor, list[int]] = {}
+        for i, node in enumerate(order):
+            for a in node.args:
+                if a not in fixed:
+                    readers.setdefault(a, []).append(i)
+        return _Listing(order, fixed, set(roots), {n: i for i, n in enumerate(order)}, readers)
+
+    def _shared(self, max_nodes: int) -> list[Tensor]:
+        """Values read in the same way by several repeats: at two places, one of which depends on the other or is far."""
+        found = []
+        for value, reads in self.readers.items():
+            if reads[-1] - reads[0] < APART:
+                continue
+            alike: dict[tuple[str, int], list[int]] = {}
+            for i in reads:
+                slot = next(k for k, a in enumerate(self.order[i].args) if a is value)
+                alike.setdefault((self.order[i].op, slot), []).append(i)
+            distant = reads[-1] - self.at.get(value, -1) > max_nodes
+            for group in alike.values():
+                later = [i for i in group if i - group[0] >= APART]
+                if later and (distant or any(self._depends(i, group[0]) for i in (later[0], later[-1]))):
+                    found.append(value)
+                    break
+        return found
+
+    def _depends(self, late: int, early: int) -> bool:
+        stack, seen = [late], {late}
+        while stack:
+            for a in self.order[stack.pop()].args:
+                i = self.at.get(a, -1)
+                if i == early:
+                    return True
+                if i > early and i not in seen:
+                    seen.add(i)
+                    stack.append(i)
+        return False
+
+
+def _early(nodes: list[Tensor], shared: list[Tensor], listing: _Listing) -> list[Tensor]:
+    """Shared values in the order to list them: those read longest first, each after the shared values it needs."""
+    span = {v: listing.readers[v][-1] - listing.at.get(v, -1) for v in shared}
+    ranked = sorted(shared, key=lambda v: (-span[v], listing.at.get(v, -1)))
+    bit = {v: 1 << i for i, v in enumerate(ranked)}
+    needs: dict[Tensor, int] = {}
+    for node in nodes if bit else ():
+        below = bit.get(node, 0)
+        for a in node.args:
+            below |= needs[a]
+        needs[node] = below
+    found: dict[Tensor, None] = {}
+    for start in ranked:
+        stack = [start]
+        while stack:
+            value = stack[-1]
+            missing = next((v for v in _members(needs[value] & ~bit[value], ranked) if v not in found), None)
+            if missing is None:
+                found.setdefault(stack.pop(), None)
+            else:
+                stack.append(missing)
+    return list(found)
+
+
+def _members(bits: int, ranked: list[Tensor]) -> Iterable[Tensor]:
+    while bits:
+        low = bits & -bits
+        yield ranked[low.bit_length() - 1]
+        bits ^= low
+
+
+def _deep_first(roots: Sequence[Tensor], depth: dict[Tensor, int]) -> list[Tensor]:
+    """Operands first, among them the deepest first: what one repeat needs is listed when that repeat is reached."""
+    order: list[Tensor] = []
+    done: set[Tensor] = set()
+    stack = [(r, False) for r in reversed(roots)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif node not in done:
+            done.add(node)
+            stack.append((node, True))
+            stack += [(a, False) for a in sorted(reversed(node.args), key=depth.__getitem__) if a not in done]
+    return order
+
+
+def _beside(nodes: list[Tensor], main: Tensor) -> list[Tensor]:
+    """Nodes that do not serve the main root (state updates, early heads) moved right behind their latest operand."""
+    kept = set(topological([main]))
+    place: dict[Tensor, int] = {}
+    for i, node in enumerate(nodes):
+        place[node] = i if node in kept or node.is_leaf else max((place[a] for a in node.args), default=i)
+    return sorted(nodes, key=place.__getitem__)
+
+
+# ---------------------------------------------------------------- cut
+def _cut(listing: _Listing, max_nodes: int) -> list[tuple[int, int]]:
+    """The order as consecutive stretches (start, end) of at most `max_nodes` nodes."""
+    widths, seams = _widths(listing, max_nodes // 2)
+    n = len(listing.order)
+    near = {j for i in seams for j in range(i - WINDOW, i + WINDOW + 1)}
+    dips = [i for i in range(n - 1) if i not in near and _is_dip(widths, i)]
+    bounds = sorted({0, n, *(i + 1 for i in (*seams, *dips))})
+    found: list[tuple[int, int]] = []
+    stack = [(a, b) for a, b in zip(bounds, bounds[1:])][::-1]
+    while stack:
+        a, b = stack.pop()
+        if b - a <= max_nodes:
+            found.append((a, b))
+            continue
+        quarter = (b - a) // 4
+        middle = min(range(a + quarter, b - quarter), key=lambda i: (widths[i], abs(2 * i - a - b)))
+        stack += [(middle + 1, b), (a, middle + 1)]
+    return found
+
+
+def _is_dip(widths: list[int], i: int) -> bool:
+    """Whether the width falls to a low that nothing nearby undercuts."""
+    near = widths[max(0, i - WINDOW) : i + WINDOW + 1]
+    return widths[i - 1 if i else 0] > widths[i] == min(near)
+
+
+def _widths(listing: _Listing, reach: int) -> tuple[list[int], list[int]]:
+    """Per position the number of values alive behind it, and the positions crossed by one unread forking value.
+
+    A value is alive until its last reader within `reach`: what passes over many nodes (a skip connection) is not local.
+    """
+    last: dict[Tensor, int] = {}
+    for value, reads in listing.readers.items():
+        made = listing.at.get(value, -1)
+        if value not in listing.everywhere:
+            last[value] = max((i for i in reads if i - made <= reach), default=made)
+    alive = {v for v in last if v not in listing.at}
+    widths, seams = [], []
+    for i, node in enumerate(listing.order):
+        if last.get(node, i) > i:
+            alive.add(node)
+        alive.difference_update([a for a in node.args if last.get(a) == i])
+        widths.append(len(alive))
+        if not alive:
+            seams.append(i)
+        elif len(alive) == 1:
+            reads = listing.readers[next(iter(alive))]
+            if reads[0] > i and reads[0] != reads[-1]:
+                seams.append(i)
+    return widths, seams
+
+
+# ---------------------------------------------------------------- merge
+@dataclass
+class _Piece:
+    """A stretch of the order: what it is (`kind`, equal for equal structure), reads and gives."""
+
+    start: int
+    end: int
+    kind: Any
+    inputs: list[Tensor]
+    weights: list[Tensor]
+    outputs: list[Tensor]
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def _gives(listing: _Listing, value: Tensor, end: int) -> bool:
+    """Whether a value is needed behind a position."""
+    return value in listing.roots or listing.readers[value][-1] >= end
+
+
+def _piece(listing: _Listing, start: int, end: int) -> _Piece:
+    inputs: dict[Tensor, int] = {}
+    weights: dict[Tensor, int] = {}
+    kind: list[Any] = []
+    for node in listing.order[start:end]:
+        refs: list[Any] = []
+        for a in node.args:
+            i = listing.at.get(a, -1)
+            if a in listing.fixed:
+                refs.append(("w", weights.setdefault(a, len(weights)), a.op, a.type))
+            elif i >= start:
+                refs.append(i - start)
+            else:
+                refs.append(("in", inputs.setdefault(a, len(inputs)), a.type))
+        kind.append((node.op, attrs_key(node.attrs), *refs))
+    outputs = [v for v in listing.order[start:end] if _gives(listing, v, end)]
+    kind.append(tuple(listing.at[v] - start for v in outputs))
+    return _Piece(start, end, tuple(kind), list(inputs), list(weights), outputs)
+
+
+def _merge(listing: _Listing, pieces: list[_Piece], max_nodes: int) -> list[_Piece]:
+    """Pieces grown together: tightly bound neighbours up to the limit, then loosely bound ones up to half of it."""
+    names: dict[Any, int] = {}
+    for piece in pieces:
+        piece.kind = names.setdefault(piece.kind, len(names))
+    for least, limit in ((2, max_nodes), (0, max_nodes // 2)):
+        while True:
+            merged = _merge_once(listing, pieces, least, limit, names)
+            if len(merged) == len(pieces):
+                break
+            pieces = merged
+    return pieces
+
+
+def _merge_once(
+    listing: _Listing, pieces: list[_Piece], least: int, limit: int, names: dict[Any, int]
+) -> list[_Piece]:
+    uses = Counter(p.kind for p in pieces)
+    pairs: dict[Any, list[int]] = {}
+    bond: dict[Any, int] = {}
+    for i, (a, b) in enumerate(zip(pieces, pieces[1:])):
+        if a.kind == b.kind or len(a) + len(b) > limit or uses[a.kind] != uses[b.kind]:
+            continue
+        strength = _bond(listing, a, b)
+        if strength >= least:
+            pair = (a.kind, b.kind, *_wiring(listing, a, b))
+            pairs.setdefault(pair, []).append(i)
+            bond[pair] = strength
+    taken: set[Any] = set()
+    heads: dict[int, Any] = {}
+    size = lambda pair: len(pieces[pairs[pair][0]]) + len(pieces[pairs[pair][0] + 1])
+    for pair in sorted(pairs, key=lambda p: (-bond[p], size(p), pairs[p][0])):
+        if len(pairs[pair]) == uses[pair[0]] and not taken & {pair[0], pair[1]}:
+            taken |= {pair[0], pair[1]}
+            heads.update((i, pair) for i in pairs[pair])
+    found: list[_Piece] = []
+    for i, piece in enumerate(pieces):
+        if i in heads:
+            found.append(_joined(listing, piece, pieces[i + 1], names.setdefault(heads[i], len(names))))
+        elif i - 1 not in heads:
+            found.append(piece)
+    return found
+
+
+def _bond(listing: _Listing, a: _Piece, b: _Piece) -> int:
+    """How many values join two neighbours: those one gives the other and those both read."""
+    known = {*a.inputs, *a.outputs} - listing.everywhere
+    return sum(1 for v in b.inputs if v in known)
+
+
+def _wiring(listing: _Listing, a: _Piece, b: _Piece) -> tuple[Any, ...]:
+    known = {v: k for k, v in enumerate([*a.inputs, *a.outputs, *a.weights])}
+    outside = tuple(k for k, v in enumerate(a.outputs) if _gives(listing, v, b.end))
+    return (tuple(known.get(v, -1) for v in b.inputs), tuple(known.get(v, -1) for v in b.weights), outside)
+
+
+def _joined(listing: _Listing, a: _Piece, b: _Piece, kind: int) -> _Piece:
+    inputs = list(dict.fromkeys([*a.inputs, *(v for v in b.inputs if listing.at.get(v, -1) < a.start)]))
+    outputs = [v for v in a.outputs if _gives(listing, v, b.end)] + b.outputs
+    return _Piece(a.start, b.end, kind, inputs, list(dict.fromkeys([*a.weights, *b.weights])), outputs)
+
+
+# ---------------------------------------------------------------- key
+def _owners(listing: _Listing, pieces: list[_Piece]) -> dict[Tensor, int]:
+    """For each weight-only node the piece that alone reads it (directly or not), or -1 where several do."""
+    owner: dict[Tensor, int] = {}
+    readers: list[Tensor] = []
+    for number, piece in enumerate(pieces):
+        for value in piece.weights:
+            if owner.setdefault(value, number) != number:
+                owner[value] = -1
+            readers.append(value)
+    owner.update((r, -1) for r in listing.roots if r in listing.fixed)
+    for node in reversed(topological(readers)):
+        for a in node.args:
+            if owner.setdefault(a, owner[node]) != owner[node]:
+                owner[a] = -1
+    return owner
+
+
+class _Text:
+    """One piece as a function of its inputs, params and states, each numbered by first use."""
+
+    def __init__(self, listing: _Listing, owner: dict[Tensor, int], number: int, piece: _Piece) -> None:
+        self.listing, self.owner, self.number = listing, owner, number
+        self.start, self.outputs = piece.start, piece.outputs
+        self.inputs: dict[Tensor, int] = {}
+        self.params: dict[Tensor, int] = {}
+        self.states: dict[Tensor, int] = {}
+        self.place: dict[Tensor, int] = {}
+        self.lines: list[Any] = []
+        for node in listing.order[piece.start : piece.end]:
+            self._write(node)
+
+    def _write(self, start: Tensor) -> None:
+        """Append a node, before it whatever it needs that belongs to this piece. Not recursive."""
+        stack = [start]
+        while stack:
+            node = stack[-1]
+            if node in self.place:
+                stack.pop()
+                continue
+            missing = [] if self._leaf(node) is not None else [a for a in node.args if a not in self.place]
+            if missing:
+                stack += reversed(missing)
+            else:
+                self.place[stack.pop()] = len(self.lines)
+                self.lines.append(self._line(node))
+
+    def _leaf(self, node: Tensor) -> dict[Tensor, int] | None:
+        """The group of leaves that stands for this node, or None where the node itself belongs to the block."""
+        if node in self.listing.fixed:
+            if node.op in ("full", "iota"):
+                return None
+            if node.op == "constant":
+                return self.params if node.type.nbytes > CONSTANT_BYTES else None
+            return self.params if node.op == "param" or self.owner[node] != self.number else None
+        if node.op == "state":
+            return self.states
+        return self.inputs if self.listing.at.get(node, -1) < self.start else None
+
+    def _line(self, node: Tensor) -> Any:
+        group = self._leaf(node)
+        if group is None:
+            return (node.op, attrs_key(node.attrs), *(self.place[a] for a in node.args))
+        kind = "in" if group is self.inputs else "w" if group is self.params else "s"
+        return (kind, group.setdefault(node, len(group)), node.type)
+
+    def key(self) -> Any:
+        """The text: equal exactly for isomorphic pieces listed in the same order."""
+        return (*self.lines, tuple(self.place[v] for v in self.outputs))
+
+    def build(self, name: str) -> Graph:
+        """The piece as a graph over renamed leaves."""
+        new: dict[Tensor, Tensor] = {}
+        for node in self.place:
+            group = self._leaf(node)
+            if group is None:
+                new[node] = make(node.op, [new[a] for a in node.args], dict(node.attrs), data=node.data)
+            else:
+                op, prefix = ("input", "in") if group is self.inputs else ("param", "w")
+                op, prefix = ("state", "s") if group is self.states else (op, prefix)
+                attrs = {"name": f"{prefix}{group[node]}", "shape": node.shape, "dtype": node.dtype}
+                new[node] = make(op, (), attrs)
+        outputs = {f"o{k}": new[v] for k, v in enumerate(self.outputs)}
+        return Graph.of(outputs, inputs=[new[v] for v in self.inputs], name=name)
+
+
+__all__ = ["Block", "Blocks", "Instance", "compute_nodes", "find_blocks", "reassemble", "stamp", "weight_only"]
