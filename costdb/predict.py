@@ -30,7 +30,8 @@ UNKNOWN_FACTOR = 30.0
 """A kernel of which nothing is known is taken to be at most this much slower than its bound."""
 
 IMPLAUSIBLE_FACTOR = 100.0
-"""A time this far below the bound is an error or a lie: it neither counts as measured nor teaches the predictor."""
+"""A stored time this far below the bound is an error or a lie: it teaches nothing, and counts as measured only if this
+process measured it itself (then the work was overstated)."""
 
 _LEVELS = (("kernel", 1), ("name", 2), ("family", 3))
 """What relatives share (besides backend and device), nearest first, and how many of them it takes."""
@@ -97,7 +98,7 @@ class Predictor:
 
     def _measured(self, key: KernelKey, bound: float) -> Price | None:
         measured = self._snapshot.measurement(key.digest, self._regime)
-        if measured is None or measured.us * IMPLAUSIBLE_FACTOR < bound:
+        if measured is None or not (measured.own or measured.us * IMPLAUSIBLE_FACTOR >= bound):
             return None
         return Price(measured.us, measured.low, measured.high, "measured", measured.n)
 

@@ -70,10 +70,16 @@ def write(root: Path, device: str, table: pa.Table) -> Path:
 def place(folder: Path, content: bytes) -> Path:
     """Write `content` durably into `folder` under the name of its sha256 (nothing to do if it is there already)."""
     target = folder / f"{sha256(content).hexdigest()}.parquet"
-    if target.is_file():
+    if target.is_file() and target.read_bytes() == content:
         return target
-    _make_durable_folder(folder)
-    write_atomically(target, content)
+    for last in (False, True):
+        _make_durable_folder(folder)
+        try:
+            write_atomically(target, content)
+            break
+        except FileNotFoundError:  # another process compacted the folder away in between
+            if last:
+                raise
     return target
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
-from .schema import REGIMES
+from .schema import REGIMES, run_id
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
@@ -20,6 +20,7 @@ LOADED = {
 """The columns of each kind of row that are kept in memory. Samples stay in the shards."""
 
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
+_CONTRADICTION = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Measurement:
     """What the store knows of one key's time: the median over runs of each run's median.
 
     `low`..`high` is the spread in µs (quartiles over runs from four runs on, else the median's own robust deviation),
-    `n` the runs, `samples` the samples in all, `latest_us` when the last one was made.
+    `n` the runs, `samples` the samples in all, `latest_us` when the last one was made, `own` whether this process
+    measured it too: then, if the others contradict it by more than a factor 2, only its own runs count.
     """
 
     us: float
@@ -37,6 +39,7 @@ class Measurement:
     samples: int
     regime: str
     latest_us: int
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +132,11 @@ class Snapshot:
         if not rows:
             return None
         medians, mads, times, counts, runs = (columns[name] for name in ("median_us", "mad_us", "time_us", "n", "run"))
-        by_run: dict[str, list[float]] = {}
-        for row in rows:
-            by_run.setdefault(runs[row], []).append(medians[row])
-        per_run = sorted(median(values) for values in by_run.values())
-        low, middle, high = _spread(per_run, median(mads[row] for row in rows))
+        if len(rows) > 1:
+            rows = self._believed(rows, runs, medians)
+        by_run = _by_run(rows, runs, medians)
+        per_run = sorted(by_run.values())
+        low, middle, high = _spread(per_run, mads[rows[0]] if len(rows) == 1 else median(mads[row] for row in rows))
         return Measurement(
             us=middle,
             low=low,
@@ -142,7 +145,17 @@ class Snapshot:
             samples=sum(int(counts[row]) for row in rows),
             regime=regime,
             latest_us=max(int(times[row]) for row in rows),
+            own=run_id() in by_run,
         )
+
+    @staticmethod
+    def _believed(rows: list[int], runs: list[str], medians: list[float]) -> list[int]:
+        """All rows, or only this process' own where those contradict the rest: a claim it could not reproduce."""
+        own = [row for row in rows if runs[row] == run_id()]
+        if not own or len(own) == len(rows):
+            return rows
+        here, everywhere = (median(_by_run(some, runs, medians).values()) for some in (own, rows))
+        return own if not 1 / _CONTRADICTION <= here / everywhere <= _CONTRADICTION else rows
 
     def failures(self, digest: str) -> list[FailureRecord]:
         """A key's failures, oldest first."""
@@ -174,9 +187,20 @@ class Snapshot:
         return [{name: values[row] for name, values in columns.items()} for row in self._index[kind].get(digest, ())]
 
 
+def _by_run(rows: list[int], runs: list[str], medians: list[float]) -> dict[str, float]:
+    """One median per run, so that a run that measured often does not outvote the others."""
+    if len(rows) == 1:
+        return {runs[rows[0]]: medians[rows[0]]}
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        found.setdefault(runs[row], []).append(medians[row])
+    return {run: median(values) for run, values in found.items()}
+
+
 def _spread(per_run: list[float], mad: float) -> tuple[float, float, float]:
     """Low, middle and high of sorted run medians; `mad` is the typical deviation inside a run."""
-    count, middle = len(per_run), median(per_run)
+    count = len(per_run)
+    middle = per_run[0] if count == 1 else median(per_run)
     if count >= 4:
         return per_run[count // 4], middle, per_run[-1 - count // 4]
     deviation = _MAD_TO_SIGMA * mad

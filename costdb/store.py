@@ -241,7 +241,7 @@ class Store:
             raise CostStoreError(f"the merge stopped: {error.strerror or error}", where=str(self.root)) from error
 
     def compact(self) -> CompactReport:
-        """Merge the good shards of each device into one; the old ones go only after the new one is on disk.
+        """Merge the wholly good shards of each device into one; the old ones go once the new one is on disk.
 
         Raises CostStoreError where the store cannot be written; nothing is lost then.
         """
@@ -259,10 +259,12 @@ class Store:
         before, tables = [], []
         for shard in shards.find(self.root):
             try:
-                tables.append(checked(shards.read(shard.path))[0])
-                before.append(shard)
+                table, refused = checked(shards.read(shard.path))
             except (shards.BadShard, OSError):
                 continue
+            if not refused:  # what is refused here may be good elsewhere, where the clock is right: keep the file
+                tables.append(table)
+                before.append(shard)
         rows_before = sum(table.num_rows for table in tables)
         if len(before) < 2:
             return CompactReport(len(before), len(before), rows_before, rows_before)

@@ -317,9 +317,31 @@ def test_a_nanosecond_timing_is_refused_and_a_fast_lie_not_believed(
     assert store.add([timing(1e-3, 10**6)]).skipped == {"bad latency": 1}
     query = Query(key(10**6), Work(1e6, 1.2e7))
     (honest,) = store.price([query])
-    store.add([timing(3e-3, 10**6, work=query.work)])
+    store.add([timing(3e-3, 10**6, work=query.work, run="stranger")])
     assert store.lookup([query.key])  # it is kept: it might be a truth about something else
     assert store.price([query]) == [honest] and honest.source == "bound"
+
+
+def test_a_claim_that_is_not_reproduced_is_dropped(tmp_path: Path, timing: Make) -> None:
+    store = Store(tmp_path)
+    store.add([timing(1.0, run=f"stranger{i}") for i in range(9)])
+    (claimed,) = store.lookup([timing().key]).values()
+    store.add([timing(100.0)])
+    (found,) = store.lookup([timing().key]).values()
+    assert claimed.us == pytest.approx(1.0) and not claimed.own
+    assert found.us == pytest.approx(100.0) and found.own and found.n == 1
+    store.add([timing(1.1)])  # measured again, and now the claim holds
+    (again,) = store.lookup([timing().key]).values()
+    assert again.own and again.us == pytest.approx(50.55)
+
+
+def test_own_measurements_are_believed_even_below_the_bound(
+    tmp_path: Path, timing: Make, key: Callable[..., KernelKey]
+) -> None:
+    store, overstated = Store(tmp_path), Work(1e12, 1e12)
+    store.add([timing(5.0, work=overstated)])
+    (price,) = store.price([Query(key(), overstated)])
+    assert price.source == "measured" and price.us == pytest.approx(5.0)
 
 
 HOSTILE = (
@@ -394,6 +416,26 @@ def test_compacting_that_dies_before_its_shard_is_durable_loses_nothing(
         with pytest.raises(CostStoreError, match="dead"):
             Store(filled).compact()
     assert all_found(Store(filled), timing) and len(shards.find(filled)) == 2
+
+
+def test_compacting_keeps_shards_with_rows_refused_here(tmp_path: Path, timing: Make) -> None:
+    tomorrow = schema.now_us() + 3 * 86_400_000_000
+    doubtful = shards.write(tmp_path, "cpu", to_table([timing(5.0), timing(6.0, 2, time_us=tomorrow)]))
+    store = Store(tmp_path)
+    for size in (3, 4):
+        store.add([timing(float(size), size)])
+    assert store.compact().shards_after == 1
+    assert doubtful.exists() and len(shards.find(tmp_path)) == 2
+
+
+def test_a_rotten_file_of_the_same_name_is_replaced(tmp_path: Path, timing: Make) -> None:
+    row = timing()
+    store = Store(tmp_path)
+    store.add([row])
+    (shard,) = shards.find(tmp_path)
+    shard.path.write_bytes(b"rot")
+    assert store.add([row]).durable
+    assert shards.read(shard.path).num_rows == 1
 
 
 def test_left_behind_temporary_files_are_removed_when_old(filled: Path) -> None:
