@@ -17,10 +17,11 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 from ..errors import RuleError
-from . import api
+from . import api, composite
 from .graph import Tensor, make
 from .ops import OPS, Type
 
@@ -48,6 +49,7 @@ class Apply:
     args: tuple[Attr, ...]
 
 
+assert composite  # registers the composite ops, which patterns may name
 Attr = Name | Value | Apply
 
 
@@ -61,7 +63,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Literal:
-    """A scalar constant (`full` of this value). On a right side `like` names the tensor whose rank and dtype it takes."""
+    """A scalar constant (`full` of this value). On a right side `like` names the tensor that gives rank and dtype."""
 
     value: float
     like: str = ""
@@ -129,11 +131,15 @@ FUNCTIONS: dict[str, Any] = {
     "index": lambda v, item: list(v).index(item),  # position of an element
     "permuted": lambda v, p: tuple(v[i] for i in p),  # a shape after a permutation
     "ones": lambda rank: (1,) * rank,
+    "identity": lambda rank: tuple(range(rank)),  # the permutation that changes nothing
     "swap_last": _swap_last,  # the permutation that transposes the last two of `rank` axes
     "contains": lambda v, item: item in v,
     "rank": lambda fact: fact.type.rank,
     "size": _size,
     "shape": lambda fact: fact.type.shape,
+    "volume": lambda fact: prod(fact.type.shape),
+    "fits": lambda a, b: len(a.type.shape) == len(b.type.shape)  # a broadcasts to b's shape
+    and all(p in (1, q) for p, q in zip(a.type.shape, b.type.shape)),
     "dtype": lambda fact: fact.type.dtype,
     "weight": lambda fact: fact.weight,  # depends on params and constants only: folded at load
     "active": lambda fact: not fact.weight,  # depends on an input or a state
@@ -141,7 +147,7 @@ FUNCTIONS: dict[str, Any] = {
     "floating": lambda fact: fact.type.dtype in ("float16", "bfloat16", "float32", "float64"),
     "ordered": lambda a, b: True,  # a chain of merged weights grows in one order only (a growth bound, not a condition)
 }
-PREDICATES = ("eq", "ne", "lt", "le", "contains", "weight", "active", "scalar", "floating", "ordered")
+PREDICATES = ("eq", "ne", "lt", "le", "contains", "weight", "active", "scalar", "floating", "fits", "ordered")
 
 
 def evaluate(attr: Attr, env: Env) -> Any:

@@ -1,0 +1,143 @@
+"""Matrix products and convolutions: re-association, linearity, scales that move past them, merging and splitting."""
+
+from __future__ import annotations
+
+from ..egraph.rule import Rule, table
+
+LINEARITY = table("linearity", "algebra", [
+    Rule("matmul-associates", "(a @ b) @ c", "a @ (b @ c)", when=("rank(c) <= rank(b)",), both=True,
+         doc="products of three in either order"),
+    Rule("matmul-left-sum", "(a + b) @ c", "a @ c + b @ c", when=("shape(a) == shape(b)",), both=True,
+         growth="expands", doc="a product distributes over a sum on its left"),
+    Rule("matmul-right-sum", "a @ (b + c)", "a @ b + a @ c", when=("shape(b) == shape(c)",), both=True,
+         growth="expands", doc="a product distributes over a sum on its right"),
+    Rule("matmul-left-sign", "neg(a) @ b", "neg(a @ b)", both=True, doc="a sign moves past a product"),
+    Rule("matmul-right-sign", "a @ neg(b)", "neg(a @ b)", both=True, doc="a sign moves past a product"),
+    Rule("conv-input-sum", "conv(x, w, strides=s, pads=p, dilations=d, groups=g) + conv(y, w, strides=s, pads=p, dilations=d, groups=g)",
+         "conv(x + y, w, strides=s, pads=p, dilations=d, groups=g)", when=("shape(x) == shape(y)",), growth="collects",
+         doc="convolutions of two inputs by one weight are one of their sum"),
+    Rule("conv-weight-sum", "conv(x, v, strides=s, pads=p, dilations=d, groups=g) + conv(x, w, strides=s, pads=p, dilations=d, groups=g)",
+         "conv(x, v + w, strides=s, pads=p, dilations=d, groups=g)", when=("shape(v) == shape(w)",), growth="collects",
+         doc="convolutions by two weights of one shape are one by their sum"),
+])  # fmt: skip
+
+#: DEFER: a factor that is constant along the contracted axis moves past the contraction.
+SCALES = table("defer", "algebra", [
+    Rule("defer-row-scale", "(x * r) @ w", "(x @ w) * r", when=("size(r, -1) == 1",), both=True, keep=True,
+         doc="a factor per row moves past a product"),
+    Rule("defer-row-quotient", "(x / r) @ w", "(x @ w) / r", when=("size(r, -1) == 1",), both=True, keep=True,
+         doc="a divisor per row (a softmax denominator, a norm) moves past a product"),
+    Rule("defer-column-scale", "x @ (w * c)", "(x @ w) * c", both=True, keep=True,
+         when=("size(c, -2) == 1", "rank(x) == rank(w)"), doc="a factor per column moves past a product"),
+    Rule("scale-weight", "(x @ w) * s", "x @ (w * reshape(s, shape=ones(rank(w))))",
+         when=("scalar(s)", "weight(s)", "weight(w)"), growth="collects", doc="a constant factor is folded into the weight"),
+    Rule("unscale-right", "x @ (w * s)", "(x @ w) * reshape(s, shape=ones(rank(x)))", when=("scalar(s)",),
+         doc="a scalar factor leaves the right operand"),
+    Rule("fold-input-gain", "(x * g) @ w", "x @ (w * reshape(g, shape=(size(g, -1), 1)))", growth="collects",
+         when=("weight(g)", "weight(w)", "rank(w) == 2", "volume(g) == size(g, -1)", "size(x, -1) == size(g, -1)"),
+         doc="a gain per input feature (a norm's) is folded into the weight's rows"),
+    Rule("fold-output-gain", "(x @ w) * g", "x @ (w * reshape(g, shape=(1, size(g, -1))))", growth="collects",
+         when=("weight(g)", "weight(w)", "rank(w) == 2", "volume(g) == size(g, -1)", "size(w, -1) == size(g, -1)"),
+         doc="a gain per output feature is folded into the weight's columns"),
+    Rule("fold-input-shift", "(x + b) @ w", "x @ w + reshape(reshape(b, shape=(1, size(b, -1))) @ w, shape=replace(ones(rank(x)), -1, size(w, 1)))",
+         when=("weight(b)", "weight(w)", "rank(w) == 2", "volume(b) == size(b, -1)", "size(x, -1) == size(b, -1)"),
+         doc="a shift per input feature becomes a bias, computed at load"),
+    Rule("fold-conv-gain", "conv(x, w, strides=s, pads=p, dilations=d, groups=n) * g",
+         "conv(x, w * reshape(g, shape=replace(ones(rank(w)), 0, size(g, 1))), strides=s, pads=p, dilations=d, groups=n)",
+         when=("weight(g)", "weight(w)", "volume(g) == size(g, 1)", "size(g, 1) == size(w, 0)"), growth="collects",
+         doc="a gain per output channel (a batch norm's) is folded into the filters"),
+])  # fmt: skip
+
+BIAS = table("bias", "algebra", [
+    Rule("linear-is-matmul", "linear(x, w, b)", "x @ w + reshape(b, shape=replace(ones(rank(x)), -1, size(b, 0)))",
+         growth="expands", doc="a linear layer is a product plus a row"),
+    Rule("matmul-add-is-linear", "x @ w + b", "linear(x, w, reshape(b, shape=(size(b, -1),)))", growth="collects",
+         when=("rank(w) == 2", "volume(b) == size(b, -1)", "size(b, -1) == size(w, 1)"),
+         doc="a product plus a row is a linear layer"),
+    Rule("linear-linear-bias", "linear(x, w, b) + c", "linear(x, w, b + reshape(c, shape=(size(c, -1),)))",
+         when=("weight(b)", "weight(c)", "volume(c) == size(c, -1)", "size(c, -1) == size(b, 0)"), growth="collects",
+         shortcut=True, doc="two biases are one"),
+])  # fmt: skip
+
+_COLUMNS = "concat(a, b, axis=1)"
+
+#: CONCAT: contractions that share an operand become one; a sum of products becomes one longer product.
+MERGES = table("merging", "merge", [
+    Rule("merge-matmuls", ("x @ a", "x @ b"),
+         (f"slice(x @ {_COLUMNS}, axis=rank(x) - 1, start=0, stop=size(a, 1))",
+          f"slice(x @ {_COLUMNS}, axis=rank(x) - 1, start=size(a, 1), stop=size(a, 1) + size(b, 1))"),
+         when=("weight(a)", "weight(b)", "active(x)", "rank(a) == 2", "rank(b) == 2", "ordered(a, b)"), keep=True,
+         growth="expands", doc="products of one input with several weights are one with the weights side by side"),
+    Rule("merge-linears", ("linear(x, a, p)", "linear(x, b, q)"),
+         (f"slice(linear(x, {_COLUMNS}, concat(p, q, axis=0)), axis=rank(x) - 1, start=0, stop=size(a, 1))",
+          f"slice(linear(x, {_COLUMNS}, concat(p, q, axis=0)), axis=rank(x) - 1, start=size(a, 1), stop=size(a, 1) + size(b, 1))"),
+         when=("weight(a)", "weight(b)", "active(x)", "ordered(a, b)"), keep=True, growth="expands",
+         doc="linear layers of one input are one with weights and biases side by side"),
+    Rule("merge-convs", ("conv(x, a, strides=s, pads=p, dilations=d, groups=1)", "conv(x, b, strides=s, pads=p, dilations=d, groups=1)"),
+         ("slice(conv(x, concat(a, b, axis=0), strides=s, pads=p, dilations=d, groups=1), axis=1, start=0, stop=size(a, 0))",
+          "slice(conv(x, concat(a, b, axis=0), strides=s, pads=p, dilations=d, groups=1), axis=1, start=size(a, 0), stop=size(a, 0) + size(b, 0))"),
+         when=("weight(a)", "weight(b)", "active(x)", "drop(shape(a), 0) == drop(shape(b), 0)", "ordered(a, b)"), keep=True,
+         growth="expands", doc="convolutions of one input are one with the filters stacked"),
+    Rule("sum-of-products", "x @ a + y @ b", "concat(x, y, axis=rank(x) - 1) @ concat(a, b, axis=0)", keep=True,
+         when=("weight(a)", "weight(b)", "active(x)", "active(y)", "rank(a) == 2", "rank(b) == 2",
+               "replace(shape(x), -1, 1) == replace(shape(y), -1, 1)"), growth="expands",
+         doc="xA + yB = [x y][A; B] (low-rank adapters, recurrent cells)"),
+])  # fmt: skip
+
+CONCATENATION = table("concatenation", "layout", [
+    Rule("concat-columns", "concat(x @ a, x @ b, axis=i)", "x @ concat(a, b, axis=rank(a) - 1)", growth="collects",
+         when=("i == rank(x) - 1", "rank(a) == rank(b)", "drop(shape(a), -1) == drop(shape(b), -1)"),
+         doc="products of one left operand side by side are one product"),
+    Rule("concat-rows", "concat(a @ w, b @ w, axis=i)", "concat(a, b, axis=i) @ w", growth="collects",
+         when=("i == rank(a) - 2", "rank(w) == 2"), doc="products with one right operand one above the other are one"),
+    Rule("split-contraction", "concat(x, y, axis=i) @ w",
+         "x @ slice(w, axis=0, start=0, stop=size(x, -1)) + y @ slice(w, axis=0, start=size(x, -1), stop=size(w, 0))",
+         when=("i == rank(x) - 1", "rank(w) == 2"), growth="expands",
+         doc="a product of operands side by side is a sum of products"),
+    Rule("slice-columns", "slice(x @ w, axis=i, start=s, stop=e)", "x @ slice(w, axis=rank(w) - 1, start=s, stop=e)",
+         when=("i == rank(x) - 1",), doc="some columns of a product"),
+    Rule("slice-rows", "slice(x @ w, axis=i, start=s, stop=e)", "slice(x, axis=i, start=s, stop=e) @ w",
+         when=("i == rank(x) - 2", "rank(w) == 2"), doc="some rows of a product"),
+    Rule("concat-channels", "concat(conv(x, a, strides=s, pads=p, dilations=d, groups=1), conv(x, b, strides=s, pads=p, dilations=d, groups=1), axis=1)",
+         "conv(x, concat(a, b, axis=0), strides=s, pads=p, dilations=d, groups=1)", growth="collects",
+         when=("drop(shape(a), 0) == drop(shape(b), 0)",), doc="convolutions of one input side by side are one"),
+    Rule("concat-inputs", "conv(x, a, strides=s, pads=p, dilations=d, groups=1) + conv(y, b, strides=s, pads=p, dilations=d, groups=1)",
+         "conv(concat(x, y, axis=1), concat(a, b, axis=1), strides=s, pads=p, dilations=d, groups=1)", keep=True,
+         when=("replace(shape(x), 1, 1) == replace(shape(y), 1, 1)", "replace(shape(a), 1, 1) == replace(shape(b), 1, 1)",
+               "weight(a)", "weight(b)", "active(x)", "active(y)"), growth="expands",
+         doc="a sum of convolutions is one over the inputs side by side"),
+])  # fmt: skip
+
+TRANSPOSED = table("transposition", "layout", [
+    Rule("transpose-product", "permute(a @ b, perm=p)", "permute(b, perm=p) @ permute(a, perm=p)",
+         when=("rank(a) == rank(b)", "p == swap_last(rank(a))"), both=False, doc="a product's transpose turns its operands round"),
+    Rule("product-of-transposed", "permute(b, perm=p) @ permute(a, perm=p)", "permute(a @ b, perm=p)",
+         when=("rank(a) == rank(b)", "p == swap_last(rank(a))"), doc="a product of transposed operands, transposed back"),
+    Rule("reshape-product", "reshape(x @ w, shape=s)", "reshape(x, shape=replace(s, -1, size(x, -1))) @ w",
+         when=("rank(w) == 2", "1 < len(s)", "s[-1] == size(w, 1)"), doc="leading axes are regrouped before the product"),
+    Rule("product-of-reshaped", "reshape(x, shape=s) @ w", "reshape(x @ w, shape=replace(s, -1, size(w, 1)))",
+         when=("rank(w) == 2", "1 < rank(x)", "s[-1] == size(x, -1)"), doc="leading axes are regrouped after the product"),
+])  # fmt: skip
+
+CONVOLUTIONS = table("convolution", "algebra", [
+    Rule("pointwise-conv-is-matmul", "conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), dilations=d, groups=1)",
+         "reshape(reshape(w, shape=(1, size(w, 0), size(w, 1))) @ reshape(x, shape=(size(x, 0), size(x, 1), size(x, 2) * size(x, 3))),"
+         " shape=(size(x, 0), size(w, 0), size(x, 2), size(x, 3)))",
+         when=("size(w, 2) == 1", "size(w, 3) == 1"), doc="a 1x1 convolution is a product over channels"),
+    Rule("enlarge-kernel", "conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), groups=1)",
+         "conv(x, pad(pad(w, axis=2, lo=1, hi=1), axis=3, lo=1, hi=1), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), groups=1)",
+         when=("size(w, 2) == 1", "size(w, 3) == 1", "weight(w)"), growth="expands", keep=True,
+         doc="a 1x1 kernel is a 3x3 kernel with a rim of zeros (it may then merge with one)"),
+    Rule("pad-into-conv-rows", "conv(pad(x, axis=2, lo=l, hi=h), w, strides=s, pads=p, dilations=d, groups=g)",
+         "conv(x, w, strides=s, pads=replace(replace(p, 0, p[0] + l), 2, p[2] + h), dilations=d, groups=g)",
+         when=("rank(x) == 4",), growth="collects", doc="zeros around the input become the convolution's padding"),
+    Rule("pad-into-conv-columns", "conv(pad(x, axis=3, lo=l, hi=h), w, strides=s, pads=p, dilations=d, groups=g)",
+         "conv(x, w, strides=s, pads=replace(replace(p, 1, p[1] + l), 3, p[3] + h), dilations=d, groups=g)",
+         when=("rank(x) == 4",), growth="collects", doc="zeros beside the input become the convolution's padding"),
+    Rule("batch-norm-is-affine", "batch_norm(x, g, b, m, v, eps=e)",
+         "x * reshape(g * rsqrt(v + full(value=e, shape=(1,), dtype=dtype(v))), shape=replace(ones(rank(x)), 1, size(x, 1)))"
+         " + reshape(b - m * (g * rsqrt(v + full(value=e, shape=(1,), dtype=dtype(v)))), shape=replace(ones(rank(x)), 1, size(x, 1)))",
+         growth="expands", doc="with given statistics a batch norm is a gain and a shift per channel"),
+])  # fmt: skip
+
+RULES = (*LINEARITY, *SCALES, *BIAS, *MERGES, *CONCATENATION, *TRANSPOSED, *CONVOLUTIONS)

@@ -1,0 +1,83 @@
+"""Recognition: sub-graphs that are a named composite op, in the spellings that exporters write.
+
+The other direction, composite to parts, comes from the op table: lowering unites every composite with its decomposition.
+"""
+
+from __future__ import annotations
+
+from ..egraph.rule import Rule, table
+
+_ROW = "volume(g) == size(g, -1)"
+_LAST = "k == (rank(x) - 1,)"
+
+ACTIVATIONS = table("activations", "fuse", [
+    Rule("is-sigmoid", "recip(exp(neg(x)) + 1.0)", "sigmoid(x)", growth="collects", doc="1 / (1 + exp(-x))"),
+    Rule("is-sigmoid-quotient", "1.0 / (exp(neg(x)) + 1.0)", "sigmoid(x)", growth="collects", doc="1 / (1 + exp(-x))"),
+    Rule("sigmoid-complement", "1.0 - sigmoid(x)", "sigmoid(neg(x))", growth="collects", doc="1 - sigmoid(x)"),
+    Rule("is-tanh", "sigmoid(x * 2.0) * 2.0 - 1.0", "tanh(x)", growth="collects", doc="tanh by the sigmoid"),
+    Rule("is-silu", "x * sigmoid(x)", "silu(x)", growth="collects", doc="x * sigmoid(x)"),
+    Rule("is-gelu", "(x * 0.5) * (erf(x * 0.7071067811865476) + 1.0)", "gelu(x)", growth="collects",
+         doc="x / 2 * (1 + erf(x / sqrt 2))"),
+    Rule("is-gelu-outer-half", "(x * (erf(x * 0.7071067811865476) + 1.0)) * 0.5", "gelu(x)", growth="collects",
+         shortcut=True, doc="x * (1 + erf(x / sqrt 2)) / 2"),
+    Rule("is-gelu-tanh", "(x * 0.5) * (tanh((x + x * x * x * 0.044715) * 0.7978845608028654) + 1.0)", "gelu_tanh(x)",
+         growth="collects", doc="the tanh form"),
+    Rule("is-softplus", "log(exp(x) + 1.0)", "softplus(x)", growth="collects", doc="log(1 + exp(x))"),
+    Rule("is-mish", "x * tanh(softplus(x))", "mish(x)", growth="collects", doc="x * tanh(softplus(x))"),
+    Rule("is-hard-swish", "x * hard_sigmoid(x)", "hard_swish(x)", growth="collects", doc="x * hard_sigmoid(x)"),
+    Rule("is-clip", "minimum(maximum(x, full(value=a, shape=s, dtype=d)), full(value=b, shape=t, dtype=d))",
+         "clip(x, lo=a, hi=b)", when=("floating(x)", "s == ones(rank(x))", "t == ones(rank(x))"), growth="collects",
+         exact=True, doc="limited on both sides"),
+])  # fmt: skip
+
+_SHIFTED = "exp(x - max(x, axes=k))"
+NORMALISATIONS = table("normalisations", "fuse", [
+    Rule("is-softmax", f"{_SHIFTED} / sum({_SHIFTED}, axes=k)", "softmax(x, axis=k[0])", when=("len(k) == 1",),
+         growth="collects", doc="shifted by the maximum"),
+    Rule("is-softmax-unshifted", "exp(x) / sum(exp(x), axes=k)", "softmax(x, axis=k[0])", when=("len(k) == 1",),
+         growth="collects", doc="without the shift"),
+    Rule("is-log-softmax", "x - logsumexp(x, axes=k)", "log_softmax(x, axis=k[0])", when=("len(k) == 1",), growth="collects",
+         doc="x - log(sum(exp(x)))"),
+    Rule("is-logsumexp", "log(sum(exp(x), axes=k))", "logsumexp(x, axes=k)", growth="collects", doc="log(sum(exp(x)))"),
+    Rule("is-rms-norm", "(x * rsqrt(mean(x * x, axes=k) + full(value=e, shape=s, dtype=d))) * g",
+         "rms_norm(x, reshape(g, shape=(size(g, -1),)), eps=e)", when=(_LAST, _ROW, "size(g, -1) == size(x, -1)", "s == ones(rank(x))"),
+         growth="collects", doc="x / sqrt(mean(x**2) + eps) * gain"),
+    Rule("is-layer-norm",
+         "((x - mean(x, axes=k)) * rsqrt(mean((x - mean(x, axes=k)) * (x - mean(x, axes=k)), axes=k) + full(value=e, shape=s, dtype=d))) * g + b",
+         "layer_norm(x, reshape(g, shape=(size(g, -1),)), reshape(b, shape=(size(b, -1),)), eps=e)",
+         when=(_LAST, _ROW, "size(g, -1) == size(x, -1)", "volume(b) == size(b, -1)", "size(b, -1) == size(x, -1)", "s == ones(rank(x))"),
+         growth="collects", doc="(x - mean) / sqrt(var + eps) * gain + shift"),
+])  # fmt: skip
+
+_RANKS = ("rank(q) == rank(t)", "rank(t) == rank(v)", "2 < rank(q)", "i == rank(q) - 1")
+_SCORES = "(q @ t) * full(value=c, shape=s, dtype=d)"
+_KEYS = "permute(t, perm=swap_last(rank(t)))"
+_REPEATED = "reshape(broadcast_to(reshape({0}, shape={0}1), shape={0}2), shape={0}3)"
+_GROUPED = (
+    "rank(k) == 4", "rank(v) == 4", "len(k1) == 5", "k1 == insert(shape(k), 2, 1)", "v1 == insert(shape(v), 2, 1)", "len(v1) == 5",
+    "k2 == replace(k1, 2, k2[2])", "v2 == replace(v1, 2, k2[2])", "len(k3) == 4", "len(v3) == 4",
+    "k3 == replace(shape(k), 1, size(k, 1) * k2[2])", "v3 == replace(shape(v), 1, size(v, 1) * k2[2])",
+    "size(q, 1) == size(k, 1) * k2[2]", "size(v, 1) == size(k, 1)", "size(q, 0) == size(k, 0)",
+)  # fmt: skip
+ATTENTION = table("attention", "fuse", [
+    Rule("is-attention", f"softmax({_SCORES}, axis=i) @ v", f"attention(q, {_KEYS}, v, scale=c)", when=_RANKS,
+         growth="collects", doc="softmax(scale * q @ k.T) @ v"),
+    Rule("is-attention-unscaled", "softmax(q @ t, axis=i) @ v", f"attention(q, {_KEYS}, v, scale=1.0)", when=_RANKS,
+         growth="collects", doc="softmax(q @ k.T) @ v"),
+    Rule("is-masked-attention", f"softmax({_SCORES} + m, axis=i) @ v", f"masked_attention(q, {_KEYS}, v, m, scale=c)",
+         when=(*_RANKS, "size(m, -1) <= size(t, -1)", "size(m, -2) <= size(q, -2)"), growth="collects",
+         doc="softmax(scale * q @ k.T + mask) @ v"),
+    Rule("is-masked-attention-unscaled", "softmax(q @ t + m, axis=i) @ v", f"masked_attention(q, {_KEYS}, v, m, scale=1.0)",
+         when=(*_RANKS, "size(m, -1) <= size(t, -1)", "size(m, -2) <= size(q, -2)"), growth="collects",
+         doc="softmax(q @ k.T + mask) @ v"),
+    Rule("group-queries", f"attention(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, scale=c, causal=z, window=w, softcap=y)",
+         "reshape(attention(reshape(q, shape=(size(q, 0), size(k, 1), k2[2], size(q, 2), size(q, 3))), reshape(k, shape=k1),"
+         " reshape(v, shape=v1), scale=c, causal=z, window=w, softcap=y), shape=(size(q, 0), size(q, 1), size(q, 2), size(v, 3)))",
+         when=_GROUPED, growth="collects", doc="repeated key and value heads become an axis that broadcasts (GQA)"),
+    Rule("is-rope",
+         "x * c + concat(neg(slice(x, axis=i, start=h, stop=n)), slice(x, axis=i, start=0, stop=h), axis=i) * s", "rope(x, c, s)",
+         when=("i == rank(x) - 1", "n == size(x, -1)", "h + h == n", "fits(c, x)", "fits(s, x)"), growth="collects",
+         doc="rotary positions written out"),
+])  # fmt: skip
+
+RULES = (*ACTIVATIONS, *NORMALISATIONS, *ATTENTION)

@@ -1,0 +1,47 @@
+"""Sums, means, maxima: linearity, factors that leave them, fusion of nested ones."""
+
+from __future__ import annotations
+
+from ..egraph.rule import Rule, table
+
+_LINEAR = ("sum", "mean")
+_ONE_AXIS = ("len(k) == 1", "size(s, k[0]) == 1")
+
+LINEARITY = table("reductions", "algebra", [
+    *(Rule(f"{r}-of-sum", f"{r}(x + y, axes=k)", f"{r}(x, axes=k) + {r}(y, axes=k)", when=("shape(x) == shape(y)",), both=True,
+           growth="expands", doc="a linear reduction distributes over a sum") for r in _LINEAR),
+    *(Rule(f"{r}-factor", f"{r}(x * s, axes=k)", f"{r}(x, axes=k) * s", both=True, keep=True,
+           when=("len(k) == 1", "size(s, k[0]) == 1"), doc="a factor that is constant along the axis leaves") for r in _LINEAR),
+    *(Rule(f"{r}-quotient", f"{r}(x / s, axes=k)", f"{r}(x, axes=k) / s", both=True, keep=True, when=_ONE_AXIS,
+           doc="a divisor that is constant along the axis leaves") for r in _LINEAR),
+    *(Rule(f"{r}-sign", f"{r}(neg(x), axes=k)", f"neg({r}(x, axes=k))", both=True, doc="a sign leaves") for r in _LINEAR),
+    *(Rule(f"{r}-of-product", f"{r}(a @ w, axes=k)", f"{r}(a, axes=k) @ w", when=("k == (rank(a) - 2,)", "rank(w) == 2"),
+           both=True, doc="reducing rows before or after a product") for r in _LINEAR),
+    *(Rule(f"{r}-of-concat", f"{r}(concat(x, y, axis=i), axes=k)", f"{op}({r}(x, axes=k), {r}(y, axes=k))",
+           when=("k == (i,)",), growth="expands", exact=exact, doc="parts are reduced and then combined (SPLIT)")
+      for r, op, exact in (("sum", "add", False), ("max", "maximum", True), ("min", "minimum", True))),
+    Rule("max-summand", "max(x + s, axes=k)", "max(x, axes=k) + s", both=True, keep=True, when=_ONE_AXIS,
+         doc="a summand that is constant along the axis leaves a maximum"),
+    Rule("max-sign", "max(neg(x), axes=k)", "neg(min(x, axes=k))", both=True, exact=True,
+         doc="a sign turns a maximum into a minimum"),
+    *(Rule(f"{r}-of-permute", f"{r}(permute(x, perm=p), axes=k)", f"permute({r}(x, axes=(p[k[0]],)), perm=p)",
+           when=("len(k) == 1",), exact=r == "max", doc="reduce first, permute later") for r in ("sum", "mean", "max")),
+    Rule("sum-of-products-is-matmul", "sum(x * y, axes=k)", "x @ permute(y, perm=swap_last(rank(y)))",
+         when=("rank(x) == 2", "k == (1,)", "size(x, 1) == size(y, 1)", "size(y, 0) == 1"), growth="collects",
+         doc="a weighted sum along the last axis is a product with one column"),
+])  # fmt: skip
+
+SOFTMAX = table("softmax", "algebra", [
+    Rule("softmax-shift", "softmax(x + s, axis=i)", "softmax(x, axis=i)", when=("size(s, i) == 1", "fits(s, x)"),
+         growth="collects", doc="softmax ignores what is constant along its axis"),
+    Rule("softmax-unshift", "softmax(x - s, axis=i)", "softmax(x, axis=i)", when=("size(s, i) == 1", "fits(s, x)"),
+         growth="collects", shortcut=True, doc="softmax ignores what is constant along its axis"),
+    Rule("softmax-permute", "permute(softmax(x, axis=i), perm=p)", "softmax(permute(x, perm=p), axis=index(p, i))", exact=True,
+         doc="permute before the softmax"),
+    Rule("log-of-softmax", "log(softmax(x, axis=i))", "log_softmax(x, axis=i)", growth="collects",
+         doc="without the detour over small numbers"),
+    Rule("exp-of-log-softmax", "exp(log_softmax(x, axis=i))", "softmax(x, axis=i)", growth="collects",
+         doc="the exponential of a log-softmax"),
+])  # fmt: skip
+
+RULES = (*LINEARITY, *SOFTMAX)
