@@ -87,7 +87,7 @@ def compute_nodes(graph: Graph) -> list[Tensor]:
 def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
     """The repeated regions of a graph, each of at most `max_nodes` compute nodes (inlined weight expressions apart)."""
     listing = _Listing.of(graph, max_nodes)
-    pieces = _merge(listing, [_piece(listing, a, b) for a, b in _cut(listing, max_nodes)], max_nodes)
+    pieces = _merge(listing, _cut(listing, max_nodes), max_nodes)
     owner = _owners(listing, pieces)
     keys: dict[Any, int] = {}
     unique: list[Block] = []
@@ -143,6 +143,7 @@ class _Listing:
     at: dict[Tensor, int]
     readers: dict[Tensor, list[int]]
     everywhere: set[Tensor] = field(default_factory=set)  # values that do not count where widths are taken
+    early: list[int] = field(default_factory=list)  # places of values listed ahead of the repeats that read them
 
     @staticmethod
     def of(graph: Graph, max_nodes: int) -> _Listing:
@@ -153,10 +154,13 @@ class _Listing:
             depth[node] = 1 + max((depth[a] for a in node.args), default=0)
         first = _Listing._make(_deep_first(graph.roots, depth), fixed, graph.roots)
         shared = first._shared(max_nodes)
-        order = _deep_first([*_early(nodes, shared, first), *graph.roots], depth)
+        early = _early(nodes, shared, first)
+        early += _parts(first, early)
+        order = _deep_first([*early, *graph.roots], depth)
         listing = _Listing._make(_beside(order, max(graph.roots, key=depth.__getitem__)), fixed, graph.roots)
         far = (v for v, reads in listing.readers.items() if reads[-1] - listing.at.get(v, -1) > max_nodes)
-        listing.everywhere = {*shared, *far}
+        listing.everywhere = {*early, *far}
+        listing.early = [listing.at[v] for v in early if v in listing.at]
         return listing
 
     @staticmethod
@@ -224,6 +228,15 @@ def _early(nodes: list[Tensor], shared: list[Tensor], listing: _Listing) -> list
     return list(found)
 
 
+def _parts(listing: _Listing, shared: list[Tensor]) -> list[Tensor]:
+    """Slices of shared values at different offsets (a step's input, a layer's row): they would tell repeats apart."""
+    found = []
+    for value in shared:
+        slices = dict.fromkeys(listing.order[i] for i in listing.readers[value] if listing.order[i].op == "slice")
+        found += slices if len(slices) > 1 else []
+    return found
+
+
 def _members(bits: int, ranked: list[Tensor]) -> Iterable[Tensor]:
     while bits:
         low = bits & -bits
@@ -263,7 +276,7 @@ def _cut(listing: _Listing, max_nodes: int) -> list[tuple[int, int]]:
     n = len(listing.order)
     near = {j for i in seams for j in range(i - WINDOW, i + WINDOW + 1)}
     dips = [i for i in range(n - 1) if i not in near and _is_dip(widths, i)]
-    bounds = sorted({0, n, *(i + 1 for i in (*seams, *dips))})
+    bounds = sorted({0, n, *(i + 1 for i in (*seams, *dips, *listing.early))})
     found: list[tuple[int, int]] = []
     stack = [(a, b) for a, b in zip(bounds, bounds[1:])][::-1]
     while stack:
@@ -316,7 +329,7 @@ class _Piece:
 
     start: int
     end: int
-    kind: Any
+    kind: int
     inputs: list[Tensor]
     weights: list[Tensor]
     outputs: list[Tensor]
@@ -330,31 +343,40 @@ def _gives(listing: _Listing, value: Tensor, end: int) -> bool:
     return value in listing.roots or listing.readers[value][-1] >= end
 
 
-def _piece(listing: _Listing, start: int, end: int) -> _Piece:
+def _piece(listing: _Listing, names: dict[Any, int], start: int, end: int) -> _Piece:
+    outputs = [v for v in listing.order[start:end] if _gives(listing, v, end)]
     inputs: dict[Tensor, int] = {}
     weights: dict[Tensor, int] = {}
+    place: dict[Tensor, int] = {}
     kind: list[Any] = []
-    for node in listing.order[start:end]:
+    stack = outputs[::-1]
+    while stack:
+        node = stack[-1]
+        missing = [a for a in node.args if listing.at.get(a, -1) >= start and a not in place]
+        if missing:
+            stack += reversed(missing)
+            continue
+        stack.pop()
+        if node in place:
+            continue
+        place[node] = len(place)
         refs: list[Any] = []
         for a in node.args:
-            i = listing.at.get(a, -1)
-            if a in listing.fixed:
+            if a in place:
+                refs.append(place[a])
+            elif a in listing.fixed:
                 refs.append(("w", weights.setdefault(a, len(weights)), a.op, a.type))
-            elif i >= start:
-                refs.append(i - start)
             else:
                 refs.append(("in", inputs.setdefault(a, len(inputs)), a.type))
         kind.append((node.op, attrs_key(node.attrs), *refs))
-    outputs = [v for v in listing.order[start:end] if _gives(listing, v, end)]
-    kind.append(tuple(listing.at[v] - start for v in outputs))
-    return _Piece(start, end, tuple(kind), list(inputs), list(weights), outputs)
+    kind.append(tuple(place[v] for v in outputs))
+    return _Piece(start, end, names.setdefault(tuple(kind), len(names)), list(inputs), list(weights), outputs)
 
 
-def _merge(listing: _Listing, pieces: list[_Piece], max_nodes: int) -> list[_Piece]:
-    """Pieces grown together: tightly bound neighbours up to the limit, then loosely bound ones up to half of it."""
+def _merge(listing: _Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[_Piece]:
+    """Stretches grown together: tightly bound neighbours up to the limit, then loosely bound ones up to half of it."""
     names: dict[Any, int] = {}
-    for piece in pieces:
-        piece.kind = names.setdefault(piece.kind, len(names))
+    pieces = [_piece(listing, names, a, b) for a, b in stretches]
     for least, limit in ((2, max_nodes), (0, max_nodes // 2)):
         while True:
             merged = _merge_once(listing, pieces, least, limit, names)
@@ -388,7 +410,7 @@ def _merge_once(
     found: list[_Piece] = []
     for i, piece in enumerate(pieces):
         if i in heads:
-            found.append(_joined(listing, piece, pieces[i + 1], names.setdefault(heads[i], len(names))))
+            found.append(_piece(listing, names, piece.start, pieces[i + 1].end))
         elif i - 1 not in heads:
             found.append(piece)
     return found
@@ -404,12 +426,6 @@ def _wiring(listing: _Listing, a: _Piece, b: _Piece) -> tuple[Any, ...]:
     known = {v: k for k, v in enumerate([*a.inputs, *a.outputs, *a.weights])}
     outside = tuple(k for k, v in enumerate(a.outputs) if _gives(listing, v, b.end))
     return (tuple(known.get(v, -1) for v in b.inputs), tuple(known.get(v, -1) for v in b.weights), outside)
-
-
-def _joined(listing: _Listing, a: _Piece, b: _Piece, kind: int) -> _Piece:
-    inputs = list(dict.fromkeys([*a.inputs, *(v for v in b.inputs if listing.at.get(v, -1) < a.start)]))
-    outputs = [v for v in a.outputs if _gives(listing, v, b.end)] + b.outputs
-    return _Piece(a.start, b.end, kind, inputs, list(dict.fromkeys([*a.weights, *b.weights])), outputs)
 
 
 # ---------------------------------------------------------------- key
@@ -441,7 +457,7 @@ class _Text:
         self.states: dict[Tensor, int] = {}
         self.place: dict[Tensor, int] = {}
         self.lines: list[Any] = []
-        for node in listing.order[piece.start : piece.end]:
+        for node in piece.outputs:
             self._write(node)
 
     def _write(self, start: Tensor) -> None:
