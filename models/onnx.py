@@ -1,0 +1,503 @@
+"""ONNX models in: `load_onnx` reads a file, checks it, and builds a graph of our ops. Nothing in the file is executed.
+
+Order: size of the file -> parse without external data -> unsupported operators, dtypes and versions, all at once ->
+structure (undefined names, cycles, duplicates) -> the ONNX checker -> build with shapes inferred by our own laws.
+Strict ONNX shape inference runs only when the build fails, for its message.
+`python -m tensor_graphs.models.onnx` prints the table of supported operators.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..egraph import api as t
+from ..egraph import dims as _dims
+from ..egraph import dtypes
+from ..egraph.dims import Dim, Expr
+from ..egraph.graph import Data, Graph, Tensor
+from ..errors import BadModelError, ShapeError, TooLargeError, UnsupportedError, UsageError
+from .arrays import MappedArray
+from .onnx_node import ELEMENT_TYPES, Context, Node, Symbolic, Value
+from .onnx_ops import OPERATORS
+from .onnx_shapes import shape_value
+
+#: Versions of the default operator set whose meaning the builders follow.
+OPSETS = (13, 28)
+#: Protocol buffers cannot hold more; larger models keep their weights in external files.
+MAX_FILE_BYTES = 2**31 - 1
+#: Nodes after inlining of the model's own functions.
+MAX_NODES = 1_000_000
+#: Initializers of at most so many elements become constants, longer ones (floats) weights.
+CONSTANT_ELEMENTS = 8
+#: Integer initializers up to this size become constants too, so that shapes and indices are known at load time.
+CONSTANT_INTEGERS = 1 << 16
+
+_ATTRIBUTE_FLOAT_TYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def load_onnx(path: str | os.PathLike[str], *, dims: Mapping[str, int] | None = None, max_bytes: int | None = None) -> Graph:  # fmt: skip
+    """The graph of an ONNX file (opset 13 on). Named dimensions are free (`tg.dim`) unless `dims` gives their size.
+
+    Float initializers of more than a few elements become params (external ones stay on disk until used), others
+    constants. `max_bytes` bounds any single value; by default it is the memory of this machine.
+    BadModelError, TooLargeError: the file is not a sound model, or needs more memory than there is.
+    UnsupportedError: lists every operator, dtype and version that has no meaning here, with counts.
+    UsageError: `dims` names a dimension that the model does not have.
+    """
+    file = Path(path)
+    model = _parse(file)
+    model = _inline(model, file)
+    missing = _unsupported(model)
+    if missing:
+        raise UnsupportedError("the model needs what is not supported", missing=missing, where=str(file),
+                               hint="python -m tensor_graphs.models.onnx lists the supported operators")  # fmt: skip
+    _check_structure(model.graph, set(), str(file))
+    _check_with_onnx(model, file)
+    loader = _Loader(file, Context(_opset(model), max_bytes or machine_memory()), _named_sizes(model.graph, dims, file))
+    try:
+        return loader.load(model)
+    except (BadModelError, UnsupportedError) as error:
+        error.where = error.where or str(file)
+        if not error.hint and type(error) is BadModelError:
+            error.hint = _inference_message(model)
+        raise
+
+
+def machine_memory() -> int:
+    """Physical memory in bytes, 2**40 where the platform does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 40
+
+
+# ---------------------------------------------------------------- reading and checking
+def short(name: object, limit: int = 80) -> str:
+    """A name from a file, quoted, escaped and cut, for messages."""
+    text = str(name)
+    return repr(text if len(text) <= limit else text[:limit] + "…")
+
+
+def _label(node: Any) -> str:
+    return f"{node.op_type[:80]} {short(node.name or next(iter(node.output), ''))}"
+
+
+def _parse(file: Path) -> Any:
+    """The model's protocol buffer, without external data."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if not file.exists():
+        raise BadModelError("there is no such file", where=str(file))
+    if not file.is_file():
+        raise BadModelError("an ONNX model is a file, this is not", where=str(file))
+    size = file.stat().st_size
+    if size == 0:
+        raise BadModelError("the file is empty", where=str(file))
+    if size > MAX_FILE_BYTES:
+        raise TooLargeError(f"the file has {size} bytes, more than a protocol buffer can hold", where=str(file),
+                            hint="save the model with external data")  # fmt: skip
+    try:
+        model = onnx.load(str(file), load_external_data=False, format="protobuf")
+    except (DecodeError, OSError, ValueError, RuntimeError) as error:
+        raise BadModelError(f"not an ONNX file: {error}", where=str(file)) from error
+    if not model.graph.node and not model.graph.output:
+        raise BadModelError("the file holds no graph", where=str(file), hint="is it an ONNX model?")
+    return model
+
+
+def _inline(model: Any, file: Path) -> Any:
+    """The model with its own functions inlined, after counting what that would make."""
+    if not model.functions:
+        return model
+    import onnx.inliner
+
+    bodies = {(f.domain, f.name): f for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(key: tuple[str, str], above: tuple[tuple[str, str], ...]) -> int:
+        if key in above or len(above) > 200:
+            raise BadModelError(f"function {short(key[1])} calls itself", where=str(file))
+        if key not in sizes:
+            sizes[key] = total(bodies[key].node, (*above, key))
+        return sizes[key]
+
+    def total(nodes: Iterable[Any], above: tuple[tuple[str, str], ...]) -> int:
+        return sum(size(k, above) if (k := (n.domain, n.op_type)) in bodies else 1 for n in _all_nodes(nodes))
+
+    count = total(model.graph.node, ())
+    if count > MAX_NODES:
+        raise TooLargeError(f"inlining the model's functions makes {count} nodes", where=str(file))
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except (RuntimeError, ValueError) as error:
+        raise BadModelError(f"the model's functions cannot be inlined: {error}", where=str(file)) from error
+
+
+def _all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Nodes, those of subgraphs included."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _all_nodes(attribute.g.node)
+
+
+def _opset(model: Any) -> int:
+    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+
+
+def _unsupported(model: Any) -> dict[str, int]:
+    """Everything without a meaning here, found without building: versions, operators, dtypes."""
+    found: Counter[str] = Counter()
+    version = _opset(model)
+    if not OPSETS[0] <= version <= OPSETS[1]:
+        found[f"opset {version} (supported: {OPSETS[0]} to {OPSETS[1]})"] += 1
+    for node in _all_nodes(model.graph.node):
+        if node.domain not in ("", "ai.onnx"):
+            found[f"{node.domain[:80]}.{node.op_type[:80]}"] += 1
+        elif node.op_type not in OPERATORS:
+            found[node.op_type[:80]] += 1
+    initial = {i.name for i in model.graph.initializer}
+    for tensor in model.graph.initializer:
+        _count_dtype(found, tensor.data_type)
+    for info in model.graph.input:
+        if not info.type.HasField("tensor_type"):
+            found[f"input of kind {info.type.WhichOneof('value')}"] += 1
+        elif info.name not in initial:
+            _count_dtype(found, info.type.tensor_type.elem_type)
+            if not info.type.tensor_type.HasField("shape"):
+                found["input of unknown rank"] += 1
+    if model.graph.sparse_initializer:
+        found["sparse initializer"] += len(model.graph.sparse_initializer)
+    return dict(found)
+
+
+def _count_dtype(found: Counter[str], code: int) -> None:
+    import onnx
+
+    if code not in ELEMENT_TYPES:
+        known = code in onnx.TensorProto.DataType.values()
+        found[f"dtype {onnx.TensorProto.DataType.Name(code).lower() if known else code}"] += 1
+
+
+def _check_structure(graph: Any, outer: set[str], where: str) -> None:
+    """BadModelError for names that are used before they are made (cycles too), never made, or made twice."""
+    defined = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+    made = Counter(name for node in graph.node for name in node.output if name)
+    for name, times in made.items():
+        if times > 1 or name in defined:
+            raise BadModelError(f"the value {short(name)} is computed twice", where=where)
+    seen = outer | defined
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in seen:
+                why = (
+                    "before it is computed (a cycle, or nodes out of order)" if name in made else "but nothing makes it"
+                )
+                raise BadModelError(f"{_label(node)} reads {short(name)} {why}", where=where)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _check_structure(attribute.g, seen, where)
+        seen.update(node.output)
+    for info in graph.output:
+        if info.name not in seen:
+            raise BadModelError(f"the output {short(info.name)} is not computed by any node", where=where)
+
+
+def _check_with_onnx(model: Any, file: Path) -> None:
+    """The ONNX checker on the file (by path, so that external data is looked at without being read)."""
+    import onnx.checker
+
+    for tensor in _tensors(model.graph):
+        _check_tensor(tensor, file)
+    try:
+        onnx.checker.check_model(str(file))
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        raise BadModelError(
+            f"the ONNX checker refuses it: {' '.join(str(error).split())[:600]}", where=str(file)
+        ) from error
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for node in _all_nodes(graph.node):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("g"):
+                yield from attribute.g.initializer
+
+
+def _check_tensor(tensor: Any, file: Path) -> None:
+    """Sizes by arithmetic alone: negative, overflowing, or not matching the bytes that are there."""
+    where = f"{file}: tensor {short(tensor.name)}"
+    if any(d < 0 for d in tensor.dims):
+        raise BadModelError(f"negative dimension in {list(tensor.dims)}", where=where)
+    kind = ELEMENT_TYPES.get(tensor.data_type)
+    if kind is None:
+        return
+    size = prod(tensor.dims) * dtypes.itemsize(kind)
+    if tensor.data_location == tensor.EXTERNAL:
+        _external(tensor, size, file, where)
+    elif tensor.HasField("raw_data"):
+        if len(tensor.raw_data) != size:
+            raise BadModelError(f"{list(tensor.dims)} of {kind} needs {size} bytes, there are {len(tensor.raw_data)}", where=where)  # fmt: skip
+    elif size > 8 * tensor.ByteSize():  # protocol buffers pack small integers into one byte at least
+        raise BadModelError(f"{list(tensor.dims)} of {kind} needs {size} bytes, the tensor holds fewer", where=where)
+
+
+def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int]:
+    """File and offset of external data, which must be a plain file below the model's folder, reached without links."""
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
+    if not location.parts or location.is_absolute() or ".." in location.parts or ":" in location.parts[0]:
+        raise BadModelError(f"external data at {short(location)} is outside the model's folder", where=where)
+    target = file.parent
+    for part in location.parts:
+        target = target / part
+        if target.is_symlink():
+            raise BadModelError(f"external data at {short(location)} is reached through a symbolic link", where=where,
+                                hint="copy the data beside the model")  # fmt: skip
+    if not target.is_file():
+        raise BadModelError(f"external data {short(location)} is missing", where=where)
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
+    except ValueError:
+        raise BadModelError("offset or length of external data is not a number", where=where) from None
+    if offset < 0 or length != size or offset + size > target.stat().st_size:
+        raise BadModelError(f"external data {short(location)} does not hold {size} bytes at {offset} (length {length})", where=where)  # fmt: skip
+    return target, offset
+
+
+def _inference_message(model: Any) -> str:
+    """What ONNX's own strict shape inference says of a model that could not be built; empty if it finds nothing."""
+    import onnx.shape_inference
+
+    if model.ByteSize() > 1 << 28:
+        return ""
+    try:
+        onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        return f"ONNX shape inference says: {' '.join(str(error).split())[:300]}"
+    return ""
+
+
+# ---------------------------------------------------------------- dimensions
+def _named_sizes(graph: Any, given: Mapping[str, int] | None, file: Path) -> dict[tuple[str, int], Dim]:
+    """Size of each (input, axis): an int, or a free dimension named after the file's name for it."""
+    given = dict(given or {})
+    weights = {i.name for i in graph.initializer}
+    names: dict[str, str] = {}
+    found: dict[tuple[str, int], Dim] = {}
+    for info in graph.input:
+        if info.name in weights:
+            continue
+        for axis, size in enumerate(info.type.tensor_type.shape.dim):
+            if size.HasField("dim_value"):
+                if size.dim_value < 0:
+                    raise BadModelError(f"input {short(info.name)} has a negative size", where=str(file))
+                found[info.name, axis] = size.dim_value
+                continue
+            raw = size.dim_param or f"{info.name}_{axis}"
+            name = names.setdefault(raw, _identifier(raw, names.values()))
+            asked = given.get(raw, given.get(name))
+            if asked is not None and asked < 0:
+                raise UsageError(f"dimension {short(raw)} cannot be {asked}")
+            found[info.name, axis] = _dims.dim(name) if asked is None else int(asked)
+    unknown = sorted(set(given) - set(names) - set(names.values()))
+    if unknown:
+        raise UsageError(f"the model has no dimension called {unknown}", where=str(file), hint=f"it has {sorted(names.values())[:20]}")  # fmt: skip
+    return found
+
+
+def _identifier(raw: str, taken: Iterable[str]) -> str:
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", raw)[:60].strip("_") or "dim"
+    name = f"d{name}" if name[0].isdigit() else name
+    used, number, unique = set(taken), 2, name
+    while unique in used:
+        unique, number = f"{name}_{number}", number + 1
+    return unique
+
+
+# ---------------------------------------------------------------- building
+class _Poison:
+    """Stands for a value whose operator turned out to be unsupported; whatever uses it is skipped."""
+
+
+_POISON = _Poison()
+Env = dict[str, "Value | _Poison"]
+
+
+@dataclass
+class _Loader:
+    file: Path
+    context: Context
+    sizes: Mapping[tuple[str, int], Dim]
+    missing: Counter[str] = field(default_factory=Counter)
+
+    def load(self, model: Any) -> Graph:
+        """The whole graph; all unsupported variants met on the way are raised together."""
+        graph = model.graph
+        env: Env = {}
+        for tensor in graph.initializer:
+            env[tensor.name] = self.initializer(tensor, tensor.name)
+        inputs = []
+        for info in graph.input:
+            if info.name not in env:
+                inputs.append(self.input(info))
+                env[info.name] = inputs[-1]
+        self.run(graph, env)
+        if self.missing:
+            raise UnsupportedError("the model needs what is not supported", missing=self.missing)
+        names = [o.name for o in graph.output]
+        outputs = tuple(self.tensor(env[n]) for n in names)
+        structure = {n: i for i, n in enumerate(names)} if len(names) > 1 else None
+        used = {n.attr("name") for n in Graph(outputs, tuple(names), tuple(inputs)).leaves("param")}
+        params = {n: d for n, d in self.context.params.items() if n in used}
+        result = Graph(outputs, tuple(names), tuple(inputs), params, {}, structure, graph.name or self.file.stem)
+        result.check()
+        return result
+
+    @staticmethod
+    def tensor(value: Value | _Poison) -> Tensor:
+        """An output as a tensor."""
+        assert not isinstance(value, _Poison)
+        return value.tensor() if isinstance(value, Symbolic) else value
+
+    def input(self, info: Any) -> Tensor:
+        """A graph input with its shape, named sizes resolved."""
+        kind = info.type.tensor_type
+        shape = tuple(self.sizes[info.name, i] for i in range(len(kind.shape.dim)))
+        return self.context.check(t.input(info.name, shape, ELEMENT_TYPES[kind.elem_type]))
+
+    def initializer(self, tensor: Any, name: str) -> Tensor:
+        """A weight (lazily read if external) or a constant."""
+        kind = ELEMENT_TYPES.get(tensor.data_type)
+        if kind is None:
+            raise UnsupportedError("the model needs what is not supported", missing={f"dtype {tensor.data_type}": 1})
+        shape = tuple(tensor.dims)
+        count = prod(shape)
+        leaf = self.context.check(t.param(name, shape, kind))
+        data: Data
+        if tensor.data_location == tensor.EXTERNAL:
+            place, offset = _external(tensor, leaf.type.nbytes, self.file, f"{self.file}: tensor {short(name)}")
+            data = MappedArray(place, offset, shape, kind)
+        else:
+            from onnx import numpy_helper
+
+            data = numpy_helper.to_array(tensor)
+        limit = CONSTANT_ELEMENTS if dtypes.is_float(kind) else CONSTANT_INTEGERS
+        if not shape or count <= limit:
+            return self.context.constant(data.load() if isinstance(data, MappedArray) else data)
+        self.context.params[name] = data
+        return leaf
+
+    def run(self, graph: Any, env: Env) -> None:
+        """All nodes of a graph in order; results go into `env`."""
+        reads = Counter(name for node in _all_nodes(graph.node) for name in node.input)
+        reads.update(o.name for o in graph.output)
+        for proto in graph.node:
+            operands = [env[name] if name else None for name in proto.input]
+            results: Iterable[Value | _Poison | None]
+            if any(isinstance(v, _Poison) for v in operands):
+                results = [_POISON] * len(proto.output)
+            else:
+                results = self.node(proto, operands, [bool(n) and reads[n] > 0 for n in proto.output], env)  # type: ignore[arg-type]
+            for name, value in zip(proto.output, results):
+                if name and value is not None:
+                    env[name] = value
+                elif name and reads[name]:
+                    raise BadModelError(f"{_label(proto)} does not give its result {short(name)}")
+
+    def node(self, proto: Any, operands: list[Value | None], wanted: list[bool], env: Env) -> list[Value | _Poison | None]:  # fmt: skip
+        """The results of one node; poison where it is unsupported."""
+        label = _label(proto)
+        branch = lambda graph: self.branch(graph, env)
+        try:
+            node = Node(proto.op_type, label, operands, self.attributes(proto), wanted, self.context, branch)
+            symbolic = shape_value(node)
+            result = OPERATORS[node.op].build(node) if symbolic is None else self.context.value(symbolic)
+        except UnsupportedError as error:
+            self.missing.update(error.missing or {f"{proto.op_type} ({error.message})": 1})
+            return [_POISON] * len(proto.output)
+        except (BadModelError, UsageError) as error:
+            error.where = error.where if error.where and isinstance(error, TooLargeError) else f"{self.file}: {label}"
+            if isinstance(error, TooLargeError | BadModelError):
+                raise
+            detail = f" ({error.hint})" if error.hint else ""
+            raise BadModelError(f"{label}: {error.message}{detail}", where=str(self.file)) from error
+        except (ValueError, TypeError, IndexError, KeyError, ArithmeticError) as error:
+            raise BadModelError(f"{label} cannot be built: {error}", where=str(self.file)) from error
+        return [None if v is None else self.finish(v, label) for v in (result if isinstance(result, list | tuple) else [result])]  # fmt: skip
+
+    def finish(self, value: Value, label: str) -> Value:
+        """The value checked for size and folded if it is a small constant."""
+        if isinstance(value, Symbolic):
+            return value
+        try:
+            return self.context.fold(self.context.check(value))
+        except TooLargeError as error:
+            error.where = f"{self.file}: {label}"
+            raise
+
+    def branch(self, graph: Any, env: Env) -> list[Value]:
+        """The outputs of a subgraph that sees the names of its surroundings."""
+        inner = dict(env)
+        for tensor in graph.initializer:
+            inner[tensor.name] = self.initializer(tensor, f"{graph.name}/{tensor.name}")
+        self.run(graph, inner)
+        found = [inner[o.name] for o in graph.output]
+        if any(isinstance(v, _Poison) for v in found):
+            raise UnsupportedError("in a branch", missing={"If (unsupported operators in its branch)": 1})
+        return [v for v in found if not isinstance(v, _Poison)]
+
+    def attributes(self, proto: Any) -> dict[str, Any]:
+        """Attributes as Python values; tensors become values of the graph."""
+        import onnx
+
+        found: dict[str, Any] = {}
+        for attribute in proto.attribute:
+            if attribute.ref_attr_name:
+                raise BadModelError(f"{_label(proto)} refers to an attribute of a function that is not there")
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                found[attribute.name] = self.initializer(attribute.t, proto.output[0])
+                continue
+            value = onnx.helper.get_attribute_value(attribute)
+            if isinstance(value, bytes):
+                value = value.decode("utf-8", "replace")
+            found[attribute.name] = value
+        return found
+
+
+# ---------------------------------------------------------------- support table
+def support_table() -> str:
+    """The supported operators as Markdown, with the limits of each."""
+    low, high = OPSETS
+    lines = [
+        "# ONNX operators",
+        "",
+        f"{len(OPERATORS)} operators of the default domain, opset {low} to {high}. Subgraphs run only in `If` with a",
+        "condition that is known at load time; `Loop`, `Scan`, sequences, strings and optional types are not supported.",
+        "",
+        "This page is generated: `python -m tensor_graphs.models.onnx > docs/onnx-support.md`.",
+        "",
+        "| operator | not supported |",
+        "|---|---|",
+    ]
+    lines += [f"| {name} | {OPERATORS[name].limits} |" for name in sorted(OPERATORS)]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(support_table())
+
+__all__ = ["Expr", "ShapeError", "load_onnx", "machine_memory", "support_table"]

@@ -1,0 +1,265 @@
+"""ONNX operators that contract: matrix products, convolutions, einsum, and their quantized forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ..egraph import api as t
+from ..egraph import composite as c
+from ..egraph import dtypes
+from ..egraph.dims import Dim, Expr
+from ..egraph.graph import Tensor
+from ..errors import ShapeError
+from .onnx_node import Node, Result, operator
+from .onnx_pointwise import saturate
+
+simple_matmul = operator("MatMul")(lambda n: t.matmul(n.x(0), n.x(1)))
+
+
+@operator("Gemm")
+def _gemm(n: Node) -> Result:
+    a, b = n.x(0), n.x(1)
+    a = t.transpose(a) if n.attr("transA", 0) else a
+    b = t.transpose(b) if n.attr("transB", 0) else b
+    alpha, beta, bias = n.attr("alpha", 1.0), n.attr("beta", 1.0), n.opt(2)
+    if bias is not None and alpha == beta == 1.0 and bias.shape == b.shape[1:] and dtypes.is_float(a.dtype):
+        return c.linear(a, b, bias)
+    weigh = lambda x, f: x if f == 1.0 else t.mul(x, f if dtypes.is_float(x.dtype) else int(f))
+    product = weigh(t.matmul(a, b), alpha)
+    return product if bias is None else t.add(product, weigh(bias, beta))
+
+
+# ---------------------------------------------------------------- windows
+def same_pads(n: Node, sizes: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:  # fmt: skip
+    """Pads (all low, then all high) of a convolution or pooling from `pads` or `auto_pad`."""
+    mode = n.attr("auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        return list(n.attr("pads", [0] * (2 * len(kernel))))
+    if mode == "VALID":
+        return [0] * (2 * len(kernel))
+    low, high = [], []
+    for size, k, stride, dilation in zip(sizes, kernel, strides, dilations):
+        reach = (k - 1) * dilation + 1
+        if isinstance(size, Expr):
+            if stride != 1:
+                raise n.unsupported(f"auto_pad {mode} with stride and a free dimension")
+            total = reach - 1
+        else:
+            total = max((-(-size // stride) - 1) * stride + reach - size, 0)
+        less, more = total // 2, total - total // 2
+        low.append(less if mode == "SAME_UPPER" else more)
+        high.append(more if mode == "SAME_UPPER" else less)
+    return low + high
+
+
+def spatial(n: Node, name: str, count: int, default: int = 1) -> list[int]:
+    """An attribute with one number per spatial axis."""
+    found = list(n.attr(name, [default] * count))
+    if len(found) != count or any(v < 1 for v in found):
+        raise ShapeError(f"{name}={found} for {count} spatial axes")
+    return found
+
+
+def _convolve(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    count = x.rank - 2
+    kernel = [int(str(d)) for d in w.shape[2:]]
+    strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
+    if list(n.attr("kernel_shape", kernel)) != kernel:
+        raise ShapeError(f"kernel_shape {n.attr('kernel_shape')} is not that of the weight {w.type}")
+    pads = same_pads(n, x.shape[2:], kernel, strides, dilations)
+    return t.conv(x, w, b, strides=strides, pads=pads, dilations=dilations, groups=n.attr("group", 1))
+
+
+@operator("Conv")
+def _conv(n: Node) -> Result:
+    return _convolve(n, n.x(0), n.x(1), n.opt(2))
+
+
+def _spread(x: Tensor, axis: int, stride: int) -> Tensor:
+    """stride - 1 zeros between neighbours along an axis."""
+    if stride == 1:
+        return x
+    wide = t.expand_dims(x, axis + 1)
+    wide = t.pad(wide, [(0, stride - 1) if i == axis + 1 else (0, 0) for i in range(wide.rank)])
+    size = x.shape[axis]
+    wide = t.reshape(wide, (*x.shape[:axis], size * stride, *x.shape[axis + 1 :]))
+    return t.slice_axis(wide, axis, 0, size * stride - (stride - 1))
+
+
+def _transposed_pads(n: Node, x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> tuple[list[int], list[int]]:  # fmt: skip
+    """Pads (low, high) that the transposed convolution cuts off, output_padding and output_shape taken into account."""
+    count = len(kernel)
+    extra = list(n.attr("output_padding", [0] * count))
+    mode = n.attr("auto_pad", "NOTSET")
+    asked = n.attr("output_shape")
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+    if asked is None and mode in ("NOTSET", "VALID"):
+        pads = list(n.attr("pads", [0] * (2 * count))) if mode == "NOTSET" else [0] * (2 * count)
+        return pads[:count], [p - e for p, e in zip(pads[count:], extra)]
+    if any(isinstance(d, Expr) for d in x.shape[2:]):
+        raise n.unsupported("output_shape or auto_pad with free dimensions")
+    sizes = [int(str(d)) for d in x.shape[2:]]
+    wanted = list(asked[-count:]) if asked is not None else [s * d for s, d in zip(strides, sizes)]
+    low, high = [], []
+    for i in range(count):
+        total = strides[i] * (sizes[i] - 1) + extra[i] + reach[i] - wanted[i]
+        less = total // 2 if mode != "SAME_LOWER" else total - total // 2
+        low.append(less)
+        high.append(total - less - extra[i])
+    return low, high
+
+
+@operator("ConvTranspose")
+def _conv_transpose(n: Node) -> Result:
+    # the gradient of a convolution: spread the input by the stride, convolve with the mirrored, transposed weight
+    x, w, groups = n.x(0), n.x(1), n.attr("group", 1)
+    count = x.rank - 2
+    kernel = [int(str(d)) for d in w.shape[2:]]
+    strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
+    low, high = _transposed_pads(n, x, kernel, strides, dilations)
+    for i in range(count):
+        x = _spread(x, 2 + i, strides[i])
+        w = t.flip(w, 2 + i)
+    inside, outside = w.shape[0] // groups, w.shape[1]
+    w = t.swapaxes(t.reshape(w, (groups, inside, outside, *kernel)), 1, 2)
+    w = t.reshape(w, (groups * outside, inside, *kernel))
+    pads = [d * (k - 1) - p for side in (low, high) for k, d, p in zip(kernel, dilations, side)]
+    for i in range(count):
+        start, stop = max(-pads[i], 0), max(-pads[count + i], 0)
+        x = t.slice_axis(x, 2 + i, start, x.shape[2 + i] - stop)
+    padded = [max(p, 0) for p in pads]
+    return t.conv(x, w, n.opt(2), strides=[1] * count, pads=padded, dilations=dilations, groups=groups)
+
+
+# ---------------------------------------------------------------- integers
+def _centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
+    """x minus its zero point (one number, or one per index of an axis), as int32."""
+    x = t.cast(x, "int32")
+    if zero is None:
+        return x
+    zero = t.cast(zero, "int32")
+    if zero.rank == 1:
+        zero = t.reshape(zero, [zero.shape[0] if i == axis % x.rank else 1 for i in range(x.rank)])
+    return t.sub(x, zero)
+
+
+@operator("MatMulInteger")
+def _matmul_integer(n: Node) -> Result:
+    return t.matmul(_centred(n.x(0), n.opt(2), -2), _centred(n.x(1), n.opt(3), -1))
+
+
+@operator("ConvInteger")
+def _conv_integer(n: Node) -> Result:
+    return _convolve(n, _centred(n.x(0), n.opt(2), 1), _centred(n.x(1), n.opt(3), 0))
+
+
+def _requantize(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    scaled = t.round(t.cast(total, "float32") * scale)
+    return saturate(t.add(scaled, t.cast(zero, "float32")), zero.dtype)
+
+
+def _line(x: Tensor, rank: int, axis: int) -> Tensor:
+    x = t.cast(x, "float32")
+    return (
+        t.reshape(x, [x.shape[0] if x.rank == 1 and i == axis % rank else 1 for i in range(rank)]) if x.rank <= 1 else x
+    )
+
+
+@operator("QLinearMatMul", limits="8-bit floats")
+def _qlinear_matmul(n: Node) -> Result:
+    a, b = _centred(n.x(0), n.x(2), -2), _centred(n.x(3), n.x(5), -1)
+    total = t.matmul(a, b)
+    scale = _line(n.x(1), total.rank, -2) * _line(n.x(4), total.rank, -1) / _line(n.x(6), total.rank, -1)
+    return _requantize(total, scale, n.x(7))
+
+
+@operator("QLinearConv")
+def _qlinear_conv(n: Node) -> Result:
+    x, w = _centred(n.x(0), n.x(2), 1), _centred(n.x(3), n.x(5), 0)
+    total = _convolve(n, x, w, n.opt(8))
+    scale = _line(n.x(1), total.rank, 1) * _line(n.x(4), total.rank, 1) / _line(n.x(6), total.rank, 1)
+    return _requantize(total, scale, n.x(7))
+
+
+# ---------------------------------------------------------------- einsum
+def _diagonal(x: Tensor, labels: list[str]) -> tuple[Tensor, list[str]]:
+    """Repeated labels of one operand reduced to their diagonal."""
+    for label in sorted({v for v in labels if labels.count(v) > 1}):
+        while labels.count(label) > 1:
+            first, last = labels.index(label), len(labels) - 1 - labels[::-1].index(label)
+            size = lambda axis: [x.shape[axis] if i == axis else 1 for i in range(x.rank)]
+            keep = t.eq(t.iota(size(first), first), t.iota(size(last), last))
+            x = t.sum(t.where(keep, x, t.zeros((1,) * x.rank, x.dtype)), last)
+            labels = labels[:last] + labels[last + 1 :]
+    return x, labels
+
+
+def _labels(n: Node, operands: Sequence[Tensor]) -> tuple[list[list[str]], list[str]]:
+    """Labels of each operand and of the result; an ellipsis becomes labels of its own, aligned at the right."""
+    left, _, right = n.attr("equation").replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(operands):
+        raise ShapeError(f"the equation has {len(terms)} operands, the node {len(operands)}")
+    found: list[list[str]] = []
+    widest = 0
+    for term, x in zip(terms, operands):
+        before, dots, after = term.partition("...")
+        extra = x.rank - len(before) - len(after)
+        if extra < 0 or (extra and not dots):
+            raise ShapeError(f"{term!r} does not fit a rank-{x.rank} value")
+        widest = max(widest, extra)
+        found.append([*before, *(f"...{i}" for i in range(-extra, 0)), *after])
+    dotted = [f"...{i}" for i in range(-widest, 0)]
+    if "->" in n.attr("equation"):
+        before, dots, after = right.partition("...")
+        return found, [*before, *(dotted if dots else []), *after]
+    letters = [v for term in found for v in term if not v.startswith("...")]
+    return found, [*dotted, *sorted(v for v in set(letters) if letters.count(v) == 1)]
+
+
+def _aligned(x: Tensor, labels: list[str], order: list[str]) -> Tensor:
+    """x with its axes in the order of labels, size 1 where it lacks one."""
+    x = t.permute(x, [labels.index(v) for v in order if v in labels])
+    sizes = iter(x.shape)
+    return t.reshape(x, [next(sizes) if v in labels else 1 for v in order])
+
+
+def _pair(a: Tensor, la: list[str], b: Tensor, lb: list[str], later: set[str]) -> tuple[Tensor, list[str]]:
+    """Two operands into one by a matrix product: labels needed later are kept, the others summed."""
+    alone_a = [v for v in la if v not in lb and v not in later]
+    alone_b = [v for v in lb if v not in la and v not in later]
+    a, la = (t.sum(a, [la.index(v) for v in alone_a]), [v for v in la if v not in alone_a]) if alone_a else (a, la)
+    b, lb = (t.sum(b, [lb.index(v) for v in alone_b]), [v for v in lb if v not in alone_b]) if alone_b else (b, lb)
+    inner = [v for v in la if v in lb and v not in later]
+    batch = [v for v in la if v in lb and v in later]
+    rows, columns = [v for v in la if v not in lb], [v for v in lb if v not in la]
+    if not inner:
+        order = [*batch, *rows, *columns]
+        return t.mul(_aligned(a, la, order), _aligned(b, lb, order)), order
+    sizes = {v: a.shape[la.index(v)] for v in la} | {v: b.shape[lb.index(v)] for v in lb if v not in la or b.shape[lb.index(v)] != 1}  # fmt: skip
+    volume_of = lambda labels: prod((sizes[v] for v in labels), start=1)
+    shape = lambda x, names, ls: [x.shape[ls.index(v)] for v in names]
+    left = t.reshape(
+        _aligned(a, la, [*batch, *rows, *inner]), [*shape(a, batch, la), volume_of(rows), volume_of(inner)]
+    )
+    right = t.reshape(_aligned(b, lb, [*batch, *inner, *columns]), [*shape(b, batch, lb), volume_of(inner), volume_of(columns)])  # fmt: skip
+    out = t.matmul(left, right)
+    return t.reshape(out, [sizes[v] for v in [*batch, *rows, *columns]]), [*batch, *rows, *columns]
+
+
+@operator("Einsum")
+def _einsum(n: Node) -> Result:
+    operands = n.tensors()
+    terms, result = _labels(n, operands)
+    pairs = [_diagonal(x, labels) for x, labels in zip(operands, terms)]
+    x, labels = pairs[0]
+    for i, (y, other) in enumerate(pairs[1:], 1):
+        later = set(result).union(*(ls for _, ls in pairs[i + 1 :]))
+        x, labels = _pair(x, labels, y, other, later)
+    gone = [labels.index(v) for v in labels if v not in result]
+    x, labels = (t.sum(x, gone), [v for v in labels if v in result]) if gone else (x, labels)
+    return t.permute(x, [labels.index(v) for v in result])
+
+
+__all__ = ["same_pads", "spatial"]

@@ -1,0 +1,109 @@
+"""ONNX operators that fold axes or run along one: reductions, arg-reductions, running sums, top-k."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..egraph import api as t
+from ..egraph import composite as c
+from ..egraph import dtypes
+from ..egraph.dims import volume
+from ..egraph.graph import Tensor
+from .onnx_node import Node, Result, operator, resolve, size_tensor
+
+Fold = Callable[[Tensor, tuple[int, ...]], Tensor]
+
+
+def _mean(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    if dtypes.is_float(x.dtype):
+        return t.mean(x, axes, True)
+    return t.cast(t.mean(t.cast(x, "float64"), axes, True), x.dtype)
+
+
+def _in_float(fold: Fold) -> Fold:
+    """The fold in float64 for integers, whose result ONNX gives in the integer dtype."""
+
+    def run(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return fold(x, axes) if dtypes.is_float(x.dtype) else t.cast(fold(t.cast(x, "float64"), axes), x.dtype)
+
+    return run
+
+
+_FOLDS: dict[str, Fold] = {
+    "ReduceSum": lambda x, axes: t.sum(x, axes, True),
+    "ReduceProd": lambda x, axes: t.prod(x, axes, True),
+    "ReduceMax": lambda x, axes: t.max(x, axes, True),
+    "ReduceMin": lambda x, axes: t.min(x, axes, True),
+    "ReduceMean": _mean,
+    "ReduceL1": lambda x, axes: t.sum(t.abs(x), axes, True),
+    "ReduceL2": _in_float(lambda x, axes: t.sqrt(t.sum(x * x, axes, True))),
+    "ReduceSumSquare": lambda x, axes: t.sum(x * x, axes, True),
+    "ReduceLogSum": _in_float(lambda x, axes: t.log(t.sum(x, axes, True))),
+    "ReduceLogSumExp": _in_float(lambda x, axes: c.logsumexp(x, axes=axes)),
+}
+
+
+def _of_nothing(op: str, dtype: str) -> float:
+    """What a fold over no elements gives."""
+    if op in ("ReduceMax", "ReduceMin"):
+        sign = -1.0 if op == "ReduceMax" else 1.0
+        if dtypes.is_float(dtype):
+            return sign * float("inf")
+        if dtype == "bool":
+            return float(sign > 0)
+        limits = np.iinfo(dtype)
+        return int(limits.min if sign < 0 else limits.max)
+    return {"ReduceProd": 1.0, "ReduceLogSum": float("-inf"), "ReduceLogSumExp": float("-inf"),
+            "ReduceMean": float("nan")}.get(op, 0.0)  # fmt: skip
+
+
+@operator(*_FOLDS)
+def _reduce(n: Node) -> Result:
+    x, keep = n.x(), bool(n.attr("keepdims", 1))
+    axes = n.axes(1, x.rank)
+    if not axes:
+        axes = () if n.attr("noop_with_empty_axes", 0) else tuple(range(x.rank))
+    axes = tuple(sorted(axes))
+    if not axes:  # only the part that works element by element remains
+        return x if n.op in ("ReduceMean", "ReduceLogSumExp") else _FOLDS[n.op](x, ())
+    kept = tuple(1 if i in axes else d for i, d in enumerate(x.shape))
+    if volume(tuple(x.shape[a] for a in axes)) == 0:
+        folded = t.full(kept, _of_nothing(n.op, x.dtype), x.dtype)
+    else:
+        folded = _FOLDS[n.op](x, axes)
+    return folded if keep else t.squeeze(folded, axes)
+
+
+@operator("ArgMax", "ArgMin")
+def _arg(n: Node) -> Result:
+    x = n.x()
+    axis = n.axis(0, x.rank)
+    build = t.argmax if n.op == "ArgMax" else t.argmin
+    if not n.attr("select_last_index", 0):
+        return build(x, axis, bool(n.attr("keepdims", 1)))
+    last = t.reshape(size_tensor(x.shape[axis] - 1), (1,) * x.rank)
+    found = t.sub(last, build(t.flip(x, axis), axis, True))
+    return found if n.attr("keepdims", 1) else t.squeeze(found, axis)
+
+
+@operator("CumSum")
+def _cumsum(n: Node) -> Result:
+    x = n.x()
+    (axis,) = n.ints(1)
+    axis = resolve(axis, x.rank)
+    x = t.flip(x, axis) if n.attr("reverse", 0) else x
+    total = t.cumsum(x, axis)
+    if n.attr("exclusive", 0):  # one step later, not total - x: that would cancel
+        total = t.slice_axis(t.pad(total, [(int(i == axis), 0) for i in range(x.rank)]), axis, 0, x.shape[axis])
+    return t.flip(total, axis) if n.attr("reverse", 0) else total
+
+
+@operator("TopK", limits="k that depends on data")
+def _topk(n: Node) -> Result:
+    x = n.x()
+    axis = n.axis(-1, x.rank)
+    (count,) = n.dims(1)
+    order = t.slice_axis(t.argsort(x, axis, bool(n.attr("largest", 1))), axis, 0, count)
+    return [t.gather_elements(x, order, axis), order]
