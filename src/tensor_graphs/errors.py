@@ -70,6 +70,12 @@ class UntrustedModelError(BadModelError):
     code = "untrusted"
 
 
+class ExportError(BadModelError):
+    """A PyTorch module or function that torch.export could not capture as one graph."""
+
+    code = "export"
+
+
 class UnsupportedError(TensorGraphsError):
     """Operators, dtypes or options that have no meaning here yet. Lists all of them, each with its count."""
 

@@ -1,0 +1,515 @@
+"""Builders of ATen overloads that make, view, move or index tensors: arguments in the order of the ATen schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from ..egraph import api as t
+from ..egraph import dtypes
+from ..egraph.dims import Dim, volume
+from ..egraph.graph import Tensor
+from ..errors import UnsupportedError
+from .aten_pointwise import lift, number, result_dtype
+
+_END = (1 << 63) - 1  # what PyTorch writes for "to the end"
+
+
+# ---------------------------------------------------------------- creation
+def full(size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:
+    """One number in every place; the dtype follows the number unless given"""
+    return t.full(size, number(value), dtype or result_dtype(value))
+
+
+def filled(value: Any) -> Callable[..., Tensor]:
+    """A creator of tensors of one number from a size."""
+    return lambda size, dtype=None: t.full(size, value, dtype or "float32")
+
+
+def filled_like(value: Any) -> Callable[..., Tensor]:
+    """A creator of tensors of one number, shaped like another."""
+    return lambda x, dtype=None: t.full(x.shape, value, dtype or x.dtype)
+
+
+def new_filled(value: Any) -> Callable[..., Tensor]:
+    """A creator of tensors of one number with a size, of another tensor's dtype."""
+    return lambda x, size, dtype=None: t.full(size, value, dtype or x.dtype)
+
+
+def full_like(x: Tensor, value: Any, dtype: str | None = None) -> Tensor:
+    """One number, shaped like x"""
+    return t.full(x.shape, number(value), dtype or x.dtype)
+
+
+def fill(x: Tensor, value: Any) -> Tensor:
+    """x's type with one number, possibly a 0-d tensor's"""
+    return t.broadcast_to(lift(value, dtype=x.dtype)[0], x.shape)
+
+
+def new_full(x: Tensor, size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:
+    """One number with a size, of x's dtype"""
+    return t.full(size, number(value), dtype or x.dtype)
+
+
+def scalar_tensor(value: Any, dtype: str | None = None) -> Tensor:
+    """A number as a 0-d tensor"""
+    return t.full((), number(value), dtype or "float32")
+
+
+def arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Tensor:
+    """start, start + step, … before end"""
+    if any(isinstance(v, float) for v in (start, end, step)):
+        count = ceil((number(end) - number(start)) / step)
+        line = np.arange(count, dtype=np.float64) * step + start
+        return t.constant(line.astype(dtypes.numpy_dtype(dtype or "float32")))
+    count = (end - start + step - (1 if step > 0 else -1)) // step
+    out = t.arange(max(count, 0) if isinstance(count, int) else count, dtype or "int64")
+    out = out if step == 1 else out * step
+    return out if isinstance(start, int) and start == 0 else out + number(start)
+
+
+def arange_end(end: Any, dtype: str | None = None) -> Tensor:
+    """0, 1, … before end"""
+    return arange(0, end, 1, dtype)
+
+
+def linspace(start: float, end: float, steps: int, dtype: str | None = None) -> Tensor:
+    """Equally spaced numbers, both ends included"""
+    return t.constant(np.linspace(start, end, steps).astype(dtypes.numpy_dtype(dtype or "float32")))
+
+
+def eye(rows: Dim, columns: Dim | None = None, dtype: str | None = None) -> Tensor:
+    """Ones on the diagonal"""
+    shape = (rows, rows if columns is None or isinstance(columns, str) else columns)
+    return t.cast(t.eq(t.iota(shape, 0), t.iota(shape, 1)), dtype or "float32")
+
+
+def _ahead(x: Tensor) -> Tensor:
+    shape = x.shape[-2:]
+    return t.iota(shape, 1) - t.iota(shape, 0)
+
+
+def tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    """x on and below a diagonal, else 0"""
+    return t.where(t.le(_ahead(x), diagonal), x, t.full((1,) * x.rank, 0, x.dtype))
+
+
+def triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    """x on and above a diagonal, else 0"""
+    return t.where(t.ge(_ahead(x), diagonal), x, t.full((1,) * x.rank, 0, x.dtype))
+
+
+# ---------------------------------------------------------------- dtypes and copies
+def same(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """x: copies, aliases and detachments have no meaning for values"""
+    return x
+
+
+def to_copy(x: Tensor, dtype: str | None = None) -> Tensor:
+    """x in another dtype"""
+    return t.cast(x, dtype or x.dtype)
+
+
+def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """source with x's shape and dtype"""
+    return t.broadcast_to(t.cast(source, x.dtype), x.shape)
+
+
+# ---------------------------------------------------------------- views
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """A new axis of size 1"""
+    return t.expand_dims(x, dim)
+
+
+def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """Without the axes of size 1, those named or all"""
+    if dim is None:
+        return t.squeeze(x)
+    axes = [d % max(x.rank, 1) for d in ((dim,) if isinstance(dim, int) else dim)]
+    return t.squeeze(x, [a for a in axes if x.rank and isinstance(x.shape[a], int) and x.shape[a] == 1])
+
+
+def transpose(x: Tensor, a: int, b: int) -> Tensor:
+    """Two axes swapped"""
+    return t.swapaxes(x, a, b) if x.rank else x
+
+
+def t_(x: Tensor) -> Tensor:
+    """Transpose of a matrix; vectors stay"""
+    return t.transpose(x) if x.rank == 2 else x
+
+
+def expand(x: Tensor, size: Sequence[Dim], implicit: bool = False) -> Tensor:
+    """Sizes of 1 repeated; -1 keeps a size"""
+    lead = len(size) - x.rank
+    keep = lambda i, d: x.shape[i - lead] if isinstance(d, int) and d == -1 else d
+    return t.broadcast_to(x, [keep(i, d) for i, d in enumerate(size)])
+
+
+def _bound(value: Dim | None, size: Dim, default: Dim) -> Dim:
+    if value is None or (isinstance(value, int) and value >= _END):
+        return default
+    if isinstance(value, int) and value < 0:
+        value = value + size
+    if isinstance(value, int) and isinstance(size, int):
+        return min(max(value, 0), size)
+    return value
+
+
+def slice_(x: Tensor, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Tensor:
+    """Elements start, start + step, … before end; bounds beyond the axis are cut"""
+    axis = dim % x.rank
+    size = x.shape[axis]
+    lo, hi = _bound(start, size, 0), _bound(end, size, size)
+    if isinstance(lo, int) and isinstance(hi, int):
+        hi = max(lo, hi)
+    return t.slice_axis(x, axis, lo, hi, step)
+
+
+def narrow(x: Tensor, dim: int, start: Dim, length: Dim) -> Tensor:
+    """`length` elements from start"""
+    start = start + x.shape[dim] if isinstance(start, int) and start < 0 else start
+    return t.slice_axis(x, dim, start, start + length)
+
+
+def select(x: Tensor, dim: int, index: Dim) -> Tensor:
+    """One position of an axis, which goes away"""
+    axis = dim % x.rank
+    at = index + x.shape[axis] if isinstance(index, int) and index < 0 else index
+    piece = t.slice_axis(x, axis, at, at + 1)
+    return t.reshape(piece, (*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+def split(x: Tensor, size: Dim | Sequence[Dim], dim: int = 0) -> list[Tensor]:
+    """Pieces of one size (the last may be shorter) or of the sizes listed"""
+    if isinstance(size, Sequence):
+        return t.split(x, size, dim)
+    total = x.shape[dim]
+    count = (total + size - 1) // size if isinstance(total, int) and isinstance(size, int) else total // size
+    if not isinstance(count, int):
+        raise UnsupportedError(f"a split of {total} into pieces of {size} has a free number of pieces")
+    stops = [min(total, (i + 1) * size) if isinstance(total, int) and isinstance(size, int) else (i + 1) * size
+             for i in range(max(count, 1))]  # fmt: skip
+    return [t.slice_axis(x, dim, i * size, stop) for i, stop in enumerate(stops)]
+
+
+def chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
+    """At most `chunks` pieces of equal size"""
+    total = x.shape[dim]
+    return split(x, (total + chunks - 1) // chunks if isinstance(total, int) else total // chunks, dim)
+
+
+def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
+    """Every position of an axis"""
+    count = x.shape[dim]
+    if not isinstance(count, int):
+        raise UnsupportedError(f"unbind over the free dimension {count}", hint="bind it: dims={...}")
+    return [select(x, dim, i) for i in range(count)]
+
+
+def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
+    """Consecutive axes made one"""
+    if not x.rank:
+        return t.reshape(x, (1,))
+    a, b = start % x.rank, end % x.rank
+    return t.reshape(x, (*x.shape[:a], volume(x.shape[a : b + 1]), *x.shape[b + 1 :]))
+
+
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """A diagonal of two axes as a new last axis"""
+    a, b = dim1 % x.rank, dim2 % x.rank
+    rest = [i for i in range(x.rank) if i not in (a, b)]
+    x = t.permute(x, (*rest, a, b))
+    rows, columns = x.shape[-2:]
+    if not (isinstance(rows, int) and isinstance(columns, int)):
+        raise UnsupportedError("the diagonal of a free dimension")
+    first = offset if offset >= 0 else -offset * columns
+    count = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
+    flat = t.reshape(x, (*x.shape[:-2], rows * columns))
+    if not count:
+        return t.slice_axis(flat, -1, 0, 0)
+    return t.slice_axis(flat, -1, first, first + (count - 1) * (columns + 1) + 1, columns + 1)
+
+
+def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    """Sliding windows along an axis, their elements in a new last axis"""
+    return t.windows(x, dim, size, step) if x.rank else t.reshape(x, (1,))
+
+
+def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    """x[..., C r r, H, W] as [..., C, H r, W r]"""
+    *lead, channels, rows, columns = x.shape
+    n = len(lead)
+    x = t.reshape(x, (*lead, channels // (factor * factor), factor, factor, rows, columns))
+    x = t.permute(x, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
+    return t.reshape(x, (*lead, channels // (factor * factor), rows * factor, columns * factor))
+
+
+def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
+    """x[..., C, H r, W r] as [..., C r r, H, W]"""
+    *lead, channels, rows, columns = x.shape
+    n = len(lead)
+    x = t.reshape(x, (*lead, channels, rows // factor, factor, columns // factor, factor))
+    x = t.permute(x, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
+    return t.reshape(x, (*lead, channels * (factor * factor), rows // factor, columns // factor))
+
+
+# ---------------------------------------------------------------- layout
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """One after the other; empty vectors beside tensors of higher rank are ignored, as in PyTorch"""
+    dtype = result_dtype(*tensors)
+    kept = [x for x in tensors if x.shape != (0,)] or [tensors[0]]
+    return t.concat([t.cast(x, dtype) for x in kept], dim)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Along a new axis"""
+    dtype = result_dtype(*tensors)
+    return t.stack([t.cast(x, dtype) for x in tensors], dim)
+
+
+def _spread(x: Tensor, factors: Sequence[Dim], after: bool) -> Tensor:
+    """Every axis repeated: element by element (`after`) or as a whole."""
+    inner: list[Dim] = []
+    wide: list[Dim] = []
+    for size, factor in zip(x.shape, factors, strict=True):
+        one = isinstance(factor, int) and factor == 1
+        inner += [size] if one else [size, 1] if after else [1, size]
+        wide += [size] if one else [size, factor] if after else [factor, size]
+    final = [size * factor for size, factor in zip(x.shape, factors)]
+    return t.reshape(t.broadcast_to(t.reshape(x, inner), wide), final)
+
+
+def repeat(x: Tensor, repeats: Sequence[Dim]) -> Tensor:
+    """The whole tensor repeated along each axis; leading axes are added"""
+    x = t.with_rank(x, len(repeats))
+    return _spread(x, [1] * (x.rank - len(repeats)) + list(repeats), after=False)
+
+
+def repeat_interleave(x: Tensor, repeats: Dim, dim: int | None = None, output_size: Any = None) -> Tensor:
+    """Each element of an axis repeated"""
+    x, dim = (t.reshape(x, (-1,)), 0) if dim is None else (x, dim % x.rank)
+    return _spread(x, [repeats if i == dim else 1 for i in range(x.rank)], after=True)
+
+
+def upsample(x: Tensor, factors: Sequence[int]) -> Tensor:
+    """Each position of the spatial axes repeated by whole factors"""
+    return _spread(x, [1, 1, *factors], after=True)
+
+
+def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Tensor:
+    """Rotated along axes"""
+    moves = [shifts] if isinstance(shifts, int) else list(shifts)
+    axes = [dims] if isinstance(dims, int) else list(dims)
+    if not axes:
+        return t.reshape(roll(t.reshape(x, (-1,)), moves[0], 0), x.shape)
+    for shift, axis in zip(moves, axes, strict=True):
+        size = x.shape[axis]
+        cut = (-shift) % size if isinstance(size, int) and size else -shift if shift <= 0 else size - shift
+        if not (isinstance(cut, int) and cut == 0):
+            x = t.concat([t.slice_axis(x, axis, cut, size), t.slice_axis(x, axis, 0, cut)], axis)
+    return x
+
+
+def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Axes backwards"""
+    for axis in dims:
+        x = t.flip(x, axis) if x.rank else x
+    return x
+
+
+def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
+    """A constant around, pairs from the last axis on; negative widths cut"""
+    pairs = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
+    for back, (lo, hi) in enumerate(pairs):
+        axis = x.rank - 1 - back
+        cut = lambda w: -w if isinstance(w, int) and w < 0 else 0
+        x = t.slice_axis(x, axis, cut(lo), x.shape[axis] - cut(hi))
+        grow = lambda w: 0 if isinstance(w, int) and w < 0 else w
+        x = t.pad(x, [(grow(lo), grow(hi)) if a == axis else (0, 0) for a in range(x.rank)], value)
+    return x
+
+
+def edge_pad(mode: str) -> Callable[[Tensor, Sequence[int]], Tensor]:
+    """A padder that repeats elements: NumPy's modes 'reflect', 'edge' and 'wrap'."""
+
+    def build(x: Tensor, widths: Sequence[int]) -> Tensor:
+        for back in range(len(widths) // 2):
+            axis, lo, hi = x.rank - 1 - back, widths[2 * back], widths[2 * back + 1]
+            size = x.shape[axis]
+            if not isinstance(size, int):
+                raise UnsupportedError(f"{mode} padding of the free dimension {size}", hint="bind it: dims={...}")
+            line = np.pad(np.arange(size), (max(lo, 0), max(hi, 0)), mode=mode)  # type: ignore[call-overload]
+            line = line[max(-lo, 0) : len(line) - max(-hi, 0)]
+            x = t.gather(x, t.constant(line.astype(np.int64)), axis)
+        return x
+
+    return build
+
+
+def slice_scatter(
+    x: Tensor, source: Tensor, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
+) -> Tensor:
+    """x with a slice replaced"""
+    axis = dim % x.rank
+    size = x.shape[axis]
+    lo, hi = _bound(start, size, 0), _bound(end, size, size)
+    source = t.cast(source, x.dtype)
+    if step == 1:
+        parts = [t.slice_axis(x, axis, 0, lo), source, t.slice_axis(x, axis, hi, size)]
+        kept = [p for p in parts if not (isinstance(p.shape[axis], int) and p.shape[axis] == 0)]
+        return t.concat(kept or parts[:1], axis)
+    index = t.iota(source.shape, axis) * step + number(lo)
+    return t.scatter_elements(x, index, source, axis)
+
+
+def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """x with one position of an axis replaced"""
+    at = index + x.shape[dim] if index < 0 else index
+    return slice_scatter(x, t.expand_dims(source, dim % x.rank), dim, at, at + 1)
+
+
+# ---------------------------------------------------------------- indexing
+def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale: bool = False, sparse: bool = False) -> Tensor:
+    """Rows of a table"""
+    return t.gather(weight, indices, 0)
+
+
+def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Positions of an axis"""
+    return t.gather(x, index if index.rank else t.reshape(index, (1,)), dim)
+
+
+def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
+    """x at the index along an axis, per position"""
+    if not x.rank:
+        return t.broadcast_to(x, index.shape)
+    return t.gather_elements(x, index, dim)
+
+
+_MODES = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
+
+
+def scatter(x: Tensor, dim: int, index: Tensor, source: Any, reduce: str | None = None, include_self: bool = True) -> Tensor:
+    """x with numbers or another tensor's elements written at the index along an axis"""
+    mode = "set" if reduce is None else _MODES.get(reduce, "")
+    if not mode or not include_self:
+        raise UnsupportedError(f"scatter with reduce={reduce!r}, include_self={include_self} is not supported")
+    if not x.rank:
+        raise UnsupportedError("scatter into a 0-d tensor is not supported")
+    (source,) = lift(source, dtype=x.dtype)
+    if source.rank == index.rank:
+        for axis, size in enumerate(index.shape):
+            source = t.slice_axis(source, axis, 0, size)
+    return t.scatter_elements(x, index, t.broadcast_to(source, index.shape), dim, mode)
+
+
+def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """x plus another tensor's elements at the index along an axis"""
+    return scatter(x, dim, index, source, "add")
+
+
+def _plain_index(index: Tensor, size: Dim) -> Tensor:
+    """Indices that may count from the end made non-negative; positions and visibly non-negative constants stay."""
+    if index.dtype == "bool":
+        raise UnsupportedError("indexing with a bool mask has a size that depends on data", hint="use where")
+    index = index if index.dtype in ("int64", "int32") else t.cast(index, "int64")
+    known = index.data
+    if index.op == "iota" or (known is not None and (known.size == 0 or known.min() >= 0)):
+        return index
+    if index.op == "full" and index.attr("value") >= 0:
+        return index
+    if known is not None and isinstance(size, int):
+        return t.constant(np.where(known < 0, known + size, known))
+    return t.where(t.lt(index, 0), index + number(size), index)
+
+
+def _one_index(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, int, int]:
+    """x with its indexed axes made one, the index into it, that axis, and how many axes it stands for.
+
+    Indexed axes that are not neighbours move to the front, where PyTorch (as NumPy) puts the result's index axes.
+    """
+    axes = [i for i, v in enumerate(indices) if v is not None]
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        x = t.permute(x, (*axes, *(i for i in range(x.rank) if i not in axes)))
+        start = 0
+    else:
+        start = axes[0]
+    given = [v for v in indices if v is not None]
+    sizes = x.shape[start : start + len(axes)]
+    parts = [_plain_index(v, d) for v, d in zip(given, sizes)]
+    index = parts[0]
+    for part, size in zip(parts[1:], sizes[1:]):
+        index = t.add(*t.align(index * number(size), part))
+    x = t.reshape(x, (*x.shape[:start], volume(sizes), *x.shape[start + len(axes) :]))
+    return x, index, start, len(axes)
+
+
+def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """x at integer tensors along some axes (NumPy's advanced indexing); a mask is refused"""
+    if all(v is None for v in indices):
+        return x
+    x, spot, axis, _ = _one_index(x, indices)
+    return t.gather(x, spot, axis)
+
+
+def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    """x with values written (or added) at integer tensors, or at a mask where the value is one number"""
+    used = [v for v in indices if v is not None]
+    values = t.cast(values, x.dtype)
+    if len(used) == 1 and used[0].dtype == "bool" and indices[0] is used[0]:
+        mask = used[0]
+        if volume(values.shape) != 1 or accumulate:
+            raise UnsupportedError("writing several values at a bool mask depends on data", hint="use where")
+        mask = t.reshape(mask, (*mask.shape, *(1,) * (x.rank - mask.rank)))
+        return t.where(mask, t.reshape(values, (1,) * x.rank), x)
+    if not used:
+        return t.broadcast_to(values, x.shape)
+    axes = [i for i, v in enumerate(indices) if v is not None]
+    order = (*axes, *(i for i in range(x.rank) if i not in axes))
+    neighbours = axes == list(range(axes[0], axes[-1] + 1))
+    moved = t.permute(x, order)
+    flat, spot, _, _ = _one_index(moved, used)
+    rest = flat.shape[1:]
+    lead = len(order) - len(axes) if not neighbours else axes[0]
+    block = (*spot.shape, *rest) if not neighbours else (*x.shape[:lead], *spot.shape, *x.shape[axes[-1] + 1 :])
+    spread = t.broadcast_to(values, block)
+    if neighbours:  # index axes stand at the place of the indexed ones: bring them to the front
+        front = range(lead, lead + spot.rank)
+        spread = t.permute(spread, (*front, *(i for i in range(len(block)) if i not in front)))
+    count = volume(spot.shape)
+    rows = t.reshape(spread, (count, *rest))
+    where = t.broadcast_to(t.reshape(spot, (count, *(1,) * len(rest))), (count, *rest))
+    out = t.scatter_elements(flat, where, rows, 0, "add" if accumulate else "set")
+    out = t.reshape(out, moved.shape)
+    return t.permute(out, [order.index(i) for i in range(x.rank)])
+
+
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
+    """x plus slices of another tensor at positions of an axis"""
+    source = source if alpha == 1 else source * number(alpha)
+    return _along(x, dim, index, source, "add")
+
+
+def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """x with positions of an axis replaced"""
+    return _along(x, dim, index, source, "set")
+
+
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """x with positions of an axis set to a number"""
+    size = (*x.shape[:dim], volume(index.shape), *x.shape[dim % x.rank + 1 :])
+    return _along(x, dim, index, t.broadcast_to(lift(value, dtype=x.dtype)[0], size), "set")
+
+
+def _along(x: Tensor, dim: int, index: Tensor, source: Tensor, mode: str) -> Tensor:
+    if not x.rank:
+        raise UnsupportedError("writing into positions of a 0-d tensor is not supported")
+    axis = dim % x.rank
+    line = [volume(index.shape) if i == axis else 1 for i in range(x.rank)]
+    spot = t.broadcast_to(t.reshape(_plain_index(index, x.shape[axis]), line), source.shape)
+    return t.scatter_elements(x, spot, t.cast(source, x.dtype), axis, mode)
+

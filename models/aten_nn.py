@@ -1,0 +1,409 @@
+"""Builders of the ATen overloads of layers: convolutions, pools, normalisations, attention, resampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import floor, prod, sqrt
+from typing import Any
+
+import numpy as np
+
+from ..egraph import api as t
+from ..egraph import composite as c
+from ..egraph import dtypes
+from ..egraph.dims import Dim, concrete, volume
+from ..egraph.graph import Graph, Tensor, topological
+from ..egraph.interpret import evaluate
+from ..errors import UnsupportedError
+from .aten_layout import constant_pad, upsample
+from .aten_reduce import refuse_free
+
+Ints = int | Sequence[int]
+
+
+class Missing:
+    """Stands for a result that has no builder; using it is an error that names it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+
+def _each(value: Ints, n: int) -> tuple[int, ...]:
+    found = (value,) if isinstance(value, int) else tuple(value)
+    return found * n if len(found) == 1 else found
+
+
+# ---------------------------------------------------------------- convolution
+def convolution(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, transposed: bool = False,
+    output_padding: Ints = 0, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """Convolution, or its transpose, of x[N, C, *S] (N may lack) with w"""
+    n = w.rank - 2
+    if x.rank == n + 1:
+        return t.squeeze(convolution(t.expand_dims(x, 0), w, b, stride, padding, dilation, transposed, output_padding,
+                                     groups), 0)  # fmt: skip
+    strides, pads, dilations = _each(stride, n), _each(padding, n), _each(dilation, n)
+    if transposed:
+        x, w = _dilated(x, strides), _turned(w, groups)
+        extra = _each(output_padding, n)
+        reach = [dilations[i] * (refuse_free(w.shape[2 + i], "a kernel size") - 1) for i in range(n)]
+        edges = [(reach[i] - pads[i], reach[i] - pads[i] + extra[i]) for i in range(n)]
+        x = constant_pad(x, [v for pair in reversed([(min(lo, 0), min(hi, 0)) for lo, hi in edges]) for v in pair])
+        sides = [max(lo, 0) for lo, _ in edges] + [max(hi, 0) for _, hi in edges]
+        return t.conv(x, w, b, strides=(1,) * n, pads=sides, dilations=dilations, groups=groups)
+    return t.conv(x, w, b, strides=strides, pads=(*pads, *pads), dilations=dilations, groups=groups)
+
+
+def _dilated(x: Tensor, strides: Sequence[int]) -> Tensor:
+    """stride - 1 zeros between neighbours of each spatial axis."""
+    for i, stride in enumerate(strides):
+        if stride > 1:
+            axis, size = 2 + i, x.shape[2 + i]
+            wide = t.pad(t.expand_dims(x, axis + 1), [(0, stride - 1) if a == axis + 1 else (0, 0)
+                                                      for a in range(x.rank + 1)])  # fmt: skip
+            flat = t.reshape(wide, (*x.shape[:axis], size * stride, *x.shape[axis + 1 :]))
+            x = t.slice_axis(flat, axis, 0, (size - 1) * stride + 1)
+    return x
+
+
+def _turned(w: Tensor, groups: int) -> Tensor:
+    """The weight [C_in, C_out/groups, *K] of a transposed convolution as that of a plain one, [C_out, C_in/groups, *K]."""
+    for axis in range(2, w.rank):
+        w = t.flip(w, axis)
+    c_in, per_out = w.shape[:2]
+    parts = t.reshape(w, (groups, c_in // groups, per_out, *w.shape[2:]))
+    parts = t.swapaxes(parts, 1, 2)
+    return t.reshape(parts, (per_out * groups, c_in // groups, *w.shape[2:]))
+
+
+# ---------------------------------------------------------------- pooling
+def _pool_attrs(x: Tensor, n: int, kernel: Ints, stride: Any, padding: Ints, dilation: Ints, ceil_mode: bool) -> dict[str, Any]:
+    sizes, steps = _each(kernel, n), _each(stride, n) if stride not in (None, [], ()) else _each(kernel, n)
+    pads, gaps = _each(padding, n), _each(dilation, n)
+    high = list(pads)
+    if ceil_mode:
+        for i in range(n):
+            size = refuse_free(x.shape[2 + i], "a pool rounded up")
+            span = size + 2 * pads[i] - gaps[i] * (sizes[i] - 1) - 1
+            count = -(-span // steps[i]) + 1
+            if (count - 1) * steps[i] >= size + pads[i]:  # the last window must start inside the input or its low side
+                count -= 1
+            high[i] = pads[i] + max((count - 1) * steps[i] - span, 0)
+    return {"kernel": sizes, "strides": steps, "pads": (*pads, *high), "dilations": gaps}
+
+
+def _batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
+    """A builder on [N, C, *S] that also takes [C, *S]."""
+
+    def run(x: Tensor, *args: Any, **named: Any) -> Any:
+        if x.rank == n + 2:
+            return build(x, *args, **named)
+        out = build(t.expand_dims(x, 0), *args, **named)
+        return [t.squeeze(out[0], 0), *out[1:]] if isinstance(out, list) else t.squeeze(out, 0)
+
+    return run
+
+
+def max_pool(n: int) -> Callable[..., Tensor]:
+    """The largest in each window of n spatial axes."""
+
+    def build(x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, dilation: Ints = 1, ceil_mode: bool = False) -> Tensor:
+        return c.max_pool(x, **_pool_attrs(x, n, kernel, stride, padding, dilation, ceil_mode))
+
+    return _batched(n, build)
+
+
+def max_pool_indices(n: int) -> Callable[..., list[Any]]:
+    """The largest in each window; the positions are not computed."""
+    pool = max_pool(n)
+    return lambda x, *args, **named: [pool(x, *args, **named), Missing(f"the indices of max_pool{n}d")]
+
+
+def avg_pool(n: int) -> Callable[..., Tensor]:
+    """The mean of each window of n spatial axes."""
+
+    def build(
+        x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        attrs = _pool_attrs(x, n, kernel, stride, padding, 1, ceil_mode)
+        out, volume_ = c.avg_pool(x, **attrs), prod(attrs["kernel"])
+        if divisor_override:
+            return out * (volume_ / divisor_override)
+        pads, plain = attrs["pads"], _each(padding, n)
+        if (count_include_pad and pads == (*plain, *plain)) or not any(pads):
+            return out
+        share = np.ones((1, 1, *concrete(x.shape[2:])), dtypes.numpy_dtype(x.dtype))
+        inside = t.constant(share)
+        if count_include_pad:  # the padding counts, the overhang of rounding up does not
+            inside = t.pad(inside, [(0, 0), (0, 0), *((p, p) for p in plain)], 1.0)
+            attrs = attrs | {"pads": (*(0,) * n, *(pads[n + i] - plain[i] for i in range(n)))}
+        (counted,) = evaluate([c.avg_pool(inside, **attrs)], {})
+        return t.div(out, t.constant(counted))
+
+    return _batched(n, build)
+
+
+def _averaging(size: int, count: int) -> np.ndarray[Any, Any]:
+    """The [count, size] matrix whose rows average PyTorch's adaptive windows."""
+    matrix = np.zeros((count, size))
+    for i in range(count):
+        lo, hi = (i * size) // count, -(-(i + 1) * size // count)
+        matrix[i, lo:hi] = 1.0 / (hi - lo)
+    return matrix
+
+
+def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
+    """Means of windows chosen so that the result has a given size."""
+
+    def build(x: Tensor, output_size: Any) -> Tensor:
+        wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(_each(output_size, n))]
+        if all(v == 1 for v in wanted):
+            return t.mean(x, tuple(range(2, 2 + n)), True)
+        sizes = [refuse_free(d, "an adaptive pool") for d in x.shape[2:]]
+        if all(s % v == 0 for s, v in zip(sizes, wanted)):
+            kernel = [s // v for s, v in zip(sizes, wanted)]
+            return c.avg_pool(x, kernel=kernel, strides=kernel, pads=(0,) * (2 * n), dilations=(1,) * n)
+        return resample(x, [_averaging(s, v) for s, v in zip(sizes, wanted)])
+
+    return _batched(n, build)
+
+
+def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
+    """Largest values of equal windows, as many as asked for; only where the size divides."""
+
+    def build(x: Tensor, output_size: Any) -> list[Any]:
+        wanted = _each(output_size, n)
+        sizes = [refuse_free(d, "an adaptive pool") for d in x.shape[2:]]
+        if any(s % v for s, v in zip(sizes, wanted)):
+            raise UnsupportedError(f"adaptive_max_pool of {sizes} to {wanted} has unequal windows")
+        kernel = [s // v for s, v in zip(sizes, wanted)]
+        out = c.max_pool(x, kernel=kernel, strides=kernel, pads=(0,) * (2 * n), dilations=(1,) * n)
+        return [out, Missing(f"the indices of adaptive_max_pool{n}d")]
+
+    return _batched(n, build)
+
+
+# ---------------------------------------------------------------- normalisation
+def _affine(x: Tensor, gain: Tensor | None, shift: Tensor | None, size: Dim) -> tuple[Tensor, Tensor]:
+    line = lambda v, fill: t.full((size,), fill, x.dtype) if v is None else t.cast(t.reshape(v, (size,)), x.dtype)
+    return line(gain, 1.0), line(shift, 0.0)
+
+
+def layer_norm(
+    x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, shift: Tensor | None = None, eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Tensor:  # fmt: skip
+    """Normalised over the last axes, scaled and shifted"""
+    size = volume(tuple(shape))
+    flat = t.reshape(x, (*x.shape[: x.rank - len(shape)], size))
+    return t.reshape(c.layer_norm(flat, *_affine(x, gain, shift, size), eps=eps), x.shape)
+
+
+def native_layer_norm(x: Tensor, shape: Sequence[Dim], gain: Any, shift: Any, eps: float) -> list[Any]:
+    """The normalised value, its mean and the reciprocal of its deviation"""
+    axes = tuple(range(x.rank - len(shape), x.rank))
+    spread = t.rsqrt(t.mean(t.square(x - t.mean(x, axes, True)), axes, True) + eps)
+    return [layer_norm(x, shape, gain, shift, eps), t.mean(x, axes, True), spread]
+
+
+def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """x over its root mean square of the last axes, scaled"""
+    size = volume(tuple(shape))
+    if eps is None:
+        import ml_dtypes
+
+        eps = float(ml_dtypes.finfo(dtypes.numpy_dtype(x.dtype)).eps)
+    flat = t.reshape(x, (*x.shape[: x.rank - len(shape)], size))
+    return t.reshape(c.rms_norm(flat, _affine(x, gain, None, size)[0], eps=eps), x.shape)
+
+
+def fused_rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> list[Any]:
+    """The normalised value; the reciprocal root is not given"""
+    return [rms_norm(x, shape, gain, eps), Missing("the second result of _fused_rms_norm")]
+
+
+def group_norm(
+    x: Tensor, groups: int, gain: Tensor | None = None, shift: Tensor | None = None, eps: float = 1e-5, cudnn: bool = True
+) -> Tensor:
+    """Normalised over groups of channels and all positions"""
+    return c.group_norm(x, *_affine(x, gain, shift, x.shape[1]), groups=groups, eps=eps)
+
+
+def native_group_norm(x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float) -> list[Any]:
+    """The normalised value; the statistics are not given"""
+    return [group_norm(x, groups, gain, shift, eps), *[Missing("the statistics of native_group_norm")] * 2]
+
+
+def batch_norm(
+    x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, training: bool = False,
+    momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
+) -> Tensor:  # fmt: skip
+    """Normalised per channel with given statistics, or with the batch's own"""
+    if training or mean is None or var is None:
+        axes = tuple(a for a in range(x.rank) if a != 1)
+        mean = t.mean(x, axes)
+        var = t.var(x, axes)
+    return c.batch_norm(x, *_affine(x, gain, shift, x.shape[1]), t.cast(mean, x.dtype), t.cast(var, x.dtype), eps=eps)
+
+
+def batch_norm_inference(x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, momentum: float, eps: float) -> list[Any]:
+    """Normalised per channel with given statistics"""
+    empty = t.zeros((0,), x.dtype)
+    return [batch_norm(x, gain, shift, mean, var, False, momentum, eps), empty, empty]
+
+
+def batch_norm_functional(
+    x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, training: bool, momentum: float, eps: float
+) -> list[Any]:
+    """Normalised per channel with the batch's statistics, and the running statistics after it"""
+    axes = tuple(a for a in range(x.rank) if a != 1)
+    new_mean = mean * (1 - momentum) + t.mean(x, axes) * momentum
+    new_var = var * (1 - momentum) + t.var(x, axes, correction=1) * momentum
+    saved = [Missing("the saved statistics of batch_norm")] * 2
+    return [batch_norm(x, gain, shift, mean, var, training, momentum, eps), *saved, new_mean, new_var]
+
+
+def instance_norm(
+    x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, use_input_stats: bool = True,
+    momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
+) -> Tensor:  # fmt: skip
+    """Normalised per example and channel"""
+    if not use_input_stats:
+        return batch_norm(x, gain, shift, mean, var, False, momentum, eps)
+    return group_norm(x, refuse_free(x.shape[1], "the number of channels"), gain, shift, eps)
+
+
+# ---------------------------------------------------------------- attention
+_SMALL_MASK = 1 << 22
+
+
+def _some_visible(mask: Tensor) -> bool:
+    """Whether a bool mask is known to leave every row something to see: it depends on no leaf but constants."""
+    if any(n.op in ("input", "param", "state") for n in topological([mask])):
+        return False
+    if not all(isinstance(d, int) for d in mask.shape) or prod(concrete(mask.shape)) > _SMALL_MASK:
+        return False
+    (known,) = evaluate(Graph.of(mask), {})
+    return bool(known.any(axis=-1).all())
+
+
+def _ahead_mask(rows: Dim, columns: Dim, dtype: str) -> Tensor:
+    hidden = t.gt(t.iota((rows, columns), 1), t.iota((rows, columns), 0))
+    return t.where(hidden, t.full((1, 1), float("-inf"), dtype), t.full((1, 1), 0.0, dtype))
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
+    *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """softmax(scale * q @ k.T + mask) @ v; grouped queries share keys through a broadcast axis.
+
+    A bool mask may hide a whole row: PyTorch answers 0 there, so that case is selected unless the mask is known to
+    have none. A row of an additive mask that is -inf throughout gives NaN, as the softmax that it is.
+    """
+    if dropout:
+        raise UnsupportedError("attention with dropout is random", hint="call module.eval(), pass dropout_p=0")
+    if enable_gqa and q.rank >= 4 and q.shape[-3] != k.shape[-3]:
+        return _grouped(q, k, v, mask, causal, scale)
+    rank = max(q.rank, k.rank, v.rank, mask.rank if mask is not None else 0, 3)
+    narrow = q.rank == 2 and rank == 3
+    q, k, v = (t.with_rank(x, rank) for x in (q, k, v))
+    if scale is None:
+        scale = 1.0 / sqrt(refuse_free(q.shape[-1], "the default scale of attention"))
+    aligned = causal and q.shape[-2] != k.shape[-2]  # PyTorch aligns at the first position, we at the last
+    bias = t.with_rank(_ahead_mask(q.shape[-2], k.shape[-2], q.dtype), rank) if aligned else None
+    seen: Tensor | None = None
+    if mask is not None:
+        mask = t.with_rank(mask, rank)
+        if mask.dtype == "bool":
+            seen = None if _some_visible(mask) else t.any(mask, -1, True)
+            mask = t.where(mask, t.full((1,) * rank, 0.0, q.dtype), t.full((1,) * rank, float("-inf"), q.dtype))
+        bias = t.cast(mask, q.dtype)
+    attrs = {"scale": float(scale), "causal": causal and not aligned}
+    out = c.attention(q, k, v, **attrs) if bias is None else c.masked_attention(q, k, v, bias, **attrs)
+    if seen is not None:
+        out = t.where(seen, out, t.full((1,) * rank, 0.0, q.dtype))
+    return t.squeeze(out, 0) if narrow else out
+
+
+def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """Attention of more query heads than key heads, the query heads of one key head on an axis of their own."""
+    heads = k.shape[-3]
+    group = q.shape[-3] // heads
+    if mask is not None and mask.rank >= 3:
+        size = mask.shape[-3]
+        inner = (1, 1) if isinstance(size, int) and size == 1 else (heads, group)
+        mask = t.reshape(mask, (*mask.shape[:-3], *inner, *mask.shape[-2:]))
+    wide = t.reshape(q, (*q.shape[:-3], heads, group, *q.shape[-2:]))
+    out = attention(wide, t.expand_dims(k, k.rank - 2), t.expand_dims(v, v.rank - 2), mask, 0.0, causal, scale=scale)
+    return t.reshape(out, (*q.shape[:-1], v.shape[-1]))
+
+
+# ---------------------------------------------------------------- resampling
+def resample(x: Tensor, matrices: Sequence[np.ndarray[Any, Any]]) -> Tensor:
+    """Each spatial axis of x[N, C, *S] multiplied by a constant [out, in] matrix."""
+    kind = dtypes.numpy_dtype(x.dtype)
+    for i, matrix in enumerate(matrices):
+        axis = 2 + i
+        weights = t.constant(matrix.T.astype(kind))
+        if axis == x.rank - 1:
+            x = t.matmul(x, weights)
+        else:
+            x = t.swapaxes(t.matmul(t.swapaxes(x, axis, x.rank - 1), weights), axis, x.rank - 1)
+    return x
+
+
+def _targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> list[int]:
+    if output_size is not None:
+        return [refuse_free(v, "the size to resample to") for v in output_size]
+    sizes = [refuse_free(d, "resampling by a factor") for d in x.shape[2:]]
+    return [floor(size * float(s or 1)) for size, s in zip(sizes, scales)]
+
+
+def _scales(scales: Sequence[Any], n: int) -> list[float | None]:
+    if len(scales) == 1 and isinstance(scales[0], list | tuple):
+        return list(scales[0])
+    return [*scales, *[None] * n][:n]
+
+
+def upsample_nearest(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
+    """The nearest element at each position of a new grid"""
+    n = x.rank - 2
+    factors = _scales(scales, n)
+    if output_size is None and all(f is not None and float(f).is_integer() for f in factors):
+        return upsample(x, [int(f) for f in factors if f is not None])
+    wanted = _targets(x, output_size, factors)
+    sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
+    exact = [w % s == 0 and (f is None or float(f) == w // s) for w, s, f in zip(wanted, sizes, factors)]
+    if all(exact):
+        return upsample(x, [w // s for w, s in zip(wanted, sizes)])
+    for i, (want, size, factor) in enumerate(zip(wanted, sizes, factors)):
+        step = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(want)
+        line = np.minimum(np.floor(np.arange(want, dtype=np.float32) * step).astype(np.int64), size - 1)
+        x = t.gather(x, t.constant(line), 2 + i)
+    return x
+
+
+def _interpolation(size: int, want: int, align: bool, factor: float | None) -> np.ndarray[Any, Any]:
+    """The [want, size] matrix of linear interpolation."""
+    if align:
+        spots = np.arange(want) * ((size - 1) / (want - 1) if want > 1 else 0.0)
+    else:
+        spots = np.maximum((np.arange(want) + 0.5) * (1.0 / factor if factor else size / want) - 0.5, 0.0)
+    low = np.minimum(np.floor(spots).astype(np.int64), size - 1)
+    high, share = np.minimum(low + 1, size - 1), spots - low
+    matrix = np.zeros((want, size))
+    np.add.at(matrix, (np.arange(want), low), 1 - share)
+    np.add.at(matrix, (np.arange(want), high), share)
+    return matrix
+
+
+def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
+    """Linear interpolation along every spatial axis"""
+    n = x.rank - 2
+    factors = _scales(scales, n)
+    wanted = _targets(x, output_size, factors)
+    sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
+    return resample(x, [_interpolation(s, w, align_corners, f) for s, w, f in zip(sizes, wanted, factors)])

@@ -1,0 +1,360 @@
+"""Builders of elementwise ATen overloads: arguments in the order of the ATen schema, tensors already ours.
+
+Numbers and 0-d tensors are weak, as in PyTorch: they decide the dtype only through a higher category.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from math import log as _log
+from math import pi
+from typing import Any
+
+from ..egraph import api as t
+from ..egraph import composite as c
+from ..egraph import dtypes
+from ..egraph.dims import Expr
+from ..egraph.graph import Tensor
+from ..errors import UnsupportedError
+
+_RANK = {"bool": 0, "int": 1, "float": 2}
+Value = Any  # a Tensor or a Python number
+
+
+def _scalar_dtype(value: Value) -> str:
+    return "bool" if isinstance(value, bool) else "int64" if isinstance(value, int | Expr) else "float32"
+
+
+def result_dtype(*operands: Value) -> str:
+    """PyTorch's common dtype: tensors with axes first, then 0-d tensors, then numbers, each only by a higher category."""
+    found: str | None = None
+    tensors = [o for o in operands if isinstance(o, Tensor)]
+    for group in (
+        [o.dtype for o in tensors if o.rank],
+        [o.dtype for o in tensors if not o.rank],
+        [_scalar_dtype(o) for o in operands if not isinstance(o, Tensor) and o is not None],
+    ):
+        if group:
+            common = reduce(dtypes.promote, group)
+            if found is None or _RANK[dtypes.category(common)] > _RANK[dtypes.category(found)]:
+                found = common
+    return found or "float32"
+
+
+def number(value: Value) -> Value:
+    """A number as a builder takes it; a size that is still free cannot be computed with."""
+    if isinstance(value, Expr):
+        raise UnsupportedError(f"the free size {value} is used as a number", hint="bind it: dims={...}")
+    return value
+
+
+def lift(*operands: Value, dtype: str | None = None) -> list[Tensor]:
+    """Operands of one rank and of PyTorch's common dtype."""
+    return t.align(*map(number, operands), dtype=dtype or result_dtype(*operands))
+
+
+def as_float(x: Tensor) -> Tensor:
+    """Integers and bools become float32, as under PyTorch's default dtype."""
+    return x if dtypes.is_float(x.dtype) else t.cast(x, "float32")
+
+
+def binary(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
+    """A builder over lifted operands."""
+    return lambda x, y: build(*lift(x, y))
+
+
+def floating(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A builder whose first operand is made floating."""
+    return lambda x, *more, **named: build(as_float(x), *more, **named)
+
+
+def whole(build: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Rounding: integers stay as they are."""
+    return lambda x: build(x) if dtypes.is_float(x.dtype) else x
+
+
+# ---------------------------------------------------------------- arithmetic
+def add(x: Value, y: Value, alpha: Any = 1) -> Tensor:
+    """x + alpha * y"""
+    a, b = lift(x, y)
+    return t.add(a, b if alpha == 1 else t.mul(b, number(alpha)))
+
+
+def sub(x: Value, y: Value, alpha: Any = 1) -> Tensor:
+    """x - alpha * y"""
+    a, b = lift(x, y)
+    return t.sub(a, b if alpha == 1 else t.mul(b, number(alpha)))
+
+
+def rsub(x: Value, y: Value, alpha: Any = 1) -> Tensor:
+    """y - alpha * x"""
+    return sub(y, x, alpha)
+
+
+def trunc(x: Tensor) -> Tensor:
+    """Towards zero."""
+    return t.where(t.lt(x, 0), t.ceil(x), t.floor(x)) if dtypes.is_float(x.dtype) else x
+
+
+def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
+    """x / y, or its floor or truncation"""
+    a, b = lift(x, y)
+    if rounding_mode == "floor":
+        return t.floordiv(a, b)
+    if rounding_mode == "trunc":
+        if dtypes.is_float(a.dtype):
+            return trunc(t.div(a, b))
+        return t.sign(a) * t.sign(b) * t.floordiv(t.abs(a), t.abs(b))
+    return t.div(as_float(a), as_float(b))
+
+
+def fmod(x: Value, y: Value) -> Tensor:
+    """The remainder with the sign of x"""
+    a, b = lift(x, y)
+    return t.mul(t.sign(a), t.mod(t.abs(a), t.abs(b)))
+
+
+_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
+    0.5: t.sqrt, -0.5: t.rsqrt, -1.0: t.recip, -2.0: lambda x: t.recip(x * x),
+}  # fmt: skip
+_WHOLE_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
+    1.0: lambda x: x, 2.0: lambda x: x * x, 3.0: lambda x: x * x * x,
+}  # fmt: skip
+
+
+def power(x: Value, y: Value) -> Tensor:
+    """x ** y; small whole powers become products, as every backend would do"""
+    dtype = result_dtype(x, y)
+    if isinstance(x, Tensor) and not isinstance(y, Tensor):
+        table = _WHOLE_POWERS | (_POWERS if dtypes.is_float(dtype) else {})
+        if float(number(y)) in table:
+            return table[float(y)](t.cast(x, dtype))
+    return t.pow(*lift(x, y))
+
+
+def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:
+    """x limited from below and above; either bound may be absent, a number or a tensor"""
+    dtype = result_dtype(x, lo, hi)
+    x = t.cast(x, dtype)
+    plain = not any(isinstance(v, Tensor | Expr) for v in (lo, hi))
+    if plain and dtypes.is_float(dtype):
+        if lo == 0 and hi is None:
+            return c.relu(x)
+        bounds = {k: float(v) for k, v in (("lo", lo), ("hi", hi)) if v is not None}
+        return c.clip(x, **bounds)
+    if lo is not None:
+        x = t.maximum(*lift(x, lo, dtype=dtype))
+    return x if hi is None else t.minimum(*lift(x, hi, dtype=dtype))
+
+
+def clamp_max(x: Tensor, hi: Value) -> Tensor:
+    """x limited from above"""
+    return clamp(x, None, hi)
+
+
+def bitwise_not(x: Tensor) -> Tensor:
+    """Logical not of bools, -x - 1 of integers"""
+    return t.logical_not(x) if x.dtype == "bool" else t.sub(t.neg(x), 1)
+
+
+def logical(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
+    """A builder over operands made bools."""
+    return lambda x, y: build(*lift(x, y, dtype="bool"))
+
+
+def where(condition: Tensor, x: Value, y: Value) -> Tensor:
+    """x where the condition holds, else y"""
+    return t.where(condition, *lift(x, y))
+
+
+def masked_fill(x: Tensor, mask: Tensor, value: Value) -> Tensor:
+    """x with a number where the mask holds"""
+    (filled,) = lift(value, dtype=x.dtype)
+    return t.where(mask, filled, x)
+
+
+def is_nan(x: Tensor) -> Tensor:
+    """Whether NaN; never for integers"""
+    return t.is_nan(x) if dtypes.is_float(x.dtype) else t.full(x.shape, False, "bool")
+
+
+def is_inf(x: Tensor) -> Tensor:
+    """Whether infinite; never for integers"""
+    return t.is_inf(x) if dtypes.is_float(x.dtype) else t.full(x.shape, False, "bool")
+
+
+def is_finite(x: Tensor) -> Tensor:
+    """Whether neither NaN nor infinite"""
+    return t.logical_not(t.logical_or(is_nan(x), is_inf(x)))
+
+
+def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """NaN and infinities replaced by numbers (by default 0 and the dtype's extremes)"""
+    if not dtypes.is_float(x.dtype):
+        return x
+    import ml_dtypes
+
+    info: Any = ml_dtypes.finfo(dtypes.numpy_dtype(x.dtype))
+    high, low = (float(info.max) if posinf is None else posinf), (float(info.min) if neginf is None else neginf)
+    x = t.where(t.is_nan(x), nan or 0.0, x)
+    x = t.where(t.eq(x, float("inf")), high, x)
+    return t.where(t.eq(x, float("-inf")), low, x)
+
+
+def fmax(x: Value, y: Value) -> Tensor:
+    """The larger; a NaN loses"""
+    a, b = lift(x, y)
+    return t.where(is_nan(a), b, t.where(is_nan(b), a, t.maximum(a, b)))
+
+
+def fmin(x: Value, y: Value) -> Tensor:
+    """The smaller; a NaN loses"""
+    a, b = lift(x, y)
+    return t.where(is_nan(a), b, t.where(is_nan(b), a, t.minimum(a, b)))
+
+
+def round_decimals(x: Tensor, decimals: int = 0) -> Tensor:
+    """Rounded to a number of decimals"""
+    scale = 10.0 ** abs(decimals)
+    return t.div(t.round(x * scale), scale) if decimals > 0 else t.round(t.div(x, scale)) * scale
+
+
+# ---------------------------------------------------------------- functions by identities
+def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
+    """The logarithm to a base."""
+    return floating(lambda x: t.log(x) * (1.0 / _log(base)))
+
+
+def asinh(x: Tensor) -> Tensor:
+    """log(x + sqrt(x**2 + 1)), odd and without cancellation"""
+    a = t.abs(x)
+    return t.sign(x) * t.log1p(a + t.div(a * a, t.sqrt(a * a + 1.0) + 1.0))
+
+
+def atan2(y: Value, x: Value) -> Tensor:
+    """The angle of the point (x, y)"""
+    b, a = (as_float(v) for v in lift(y, x))
+    half = t.where(t.lt(b, 0), t.full((1,) * a.rank, -pi, a.dtype), t.full((1,) * a.rank, pi, a.dtype))
+    base = t.where(t.logical_and(t.eq(a, 0), t.eq(b, 0)), t.full((1,) * a.rank, 0.0, a.dtype), t.atan(t.div(b, a)))
+    return t.where(t.lt(a, 0), base + half, base)
+
+
+IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "tan": lambda x: t.div(t.sin(x), t.cos(x)),
+    "sinh": lambda x: (t.expm1(x) - t.expm1(-x)) * 0.5,
+    "cosh": lambda x: (t.exp(x) + t.exp(-x)) * 0.5,
+    "asin": lambda x: t.atan(t.div(x, t.sqrt((1.0 - x) * (1.0 + x)))),
+    "acos": lambda x: pi / 2 - t.atan(t.div(x, t.sqrt((1.0 - x) * (1.0 + x)))),
+    "asinh": asinh,
+    "acosh": lambda x: t.log(x + t.sqrt((x - 1.0) * (x + 1.0))),
+    "atanh": lambda x: (t.log1p(x) - t.log1p(-x)) * 0.5,
+    "exp2": lambda x: t.exp(x * _log(2.0)),
+    "erfc": lambda x: 1.0 - t.erf(x),
+    "frac": lambda x: x - trunc(x),
+    "deg2rad": lambda x: x * (pi / 180),
+    "rad2deg": lambda x: x * (180 / pi),
+}
+
+
+# ---------------------------------------------------------------- activations
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """GELU, exact or by tanh"""
+    return c.gelu_tanh(x) if approximate == "tanh" else c.gelu(x)
+
+
+def softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    """log(1 + exp(beta x)) / beta; x itself above the threshold differs by rounding only, so it is not selected"""
+    return c.softplus(x) if beta == 1 else t.div(c.softplus(x * float(beta)), float(beta))
+
+
+def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    """scale * (x where positive, else alpha * (exp(input_scale x) - 1))"""
+    if input_scale == 1:
+        out = c.elu(x, alpha=float(alpha))
+    else:
+        out = t.where(t.gt(x, 0.0), x, t.expm1(t.minimum(x, 0.0) * float(input_scale)) * float(alpha))
+    return out if scale == 1 else out * float(scale)
+
+
+def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)"""
+    return elu(x, alpha, 1, 1 / alpha)
+
+
+def selu(x: Tensor) -> Tensor:
+    """Scaled ELU with the constants of self-normalising networks (Klambauer et al. 2017)"""
+    return elu(x, 1.6732632423543772, 1.0507009873554805)
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """log(sigmoid(x))"""
+    return t.neg(c.softplus(t.neg(x)))
+
+
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """x where positive, else weight * x (per channel, axis 1)"""
+    if weight.rank == 1 and x.rank > 1:
+        weight = t.reshape(weight, (1, weight.shape[0]) + (1,) * (x.rank - 2))
+    return t.where(t.gt(x, 0.0), x, x * weight)
+
+
+def threshold(x: Tensor, limit: float, value: float) -> Tensor:
+    """x above a limit, else a number"""
+    return t.where(t.le(x, limit), value, x)
+
+
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    """First half * sigmoid(second half) along an axis"""
+    half = x.shape[dim] // 2
+    return t.slice_axis(x, dim, 0, half) * c.sigmoid(t.slice_axis(x, dim, half, x.shape[dim]))
+
+
+def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
+    """x moved towards 0 by lambd"""
+    return x - t.minimum(t.maximum(x, -float(lambd)), float(lambd))
+
+
+def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
+    """x outside [-lambd, lambd], else 0"""
+    return t.where(t.le(t.abs(x), float(lambd)), 0.0, x)
+
+
+# ---------------------------------------------------------------- three operands
+def addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+    """x + value * a * b"""
+    product = t.mul(*lift(a, b))
+    return add(x, product, value)
+
+
+def addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+    """x + value * a / b"""
+    return add(x, div(a, b), value)
+
+
+def lerp(x: Tensor, y: Tensor, weight: Value) -> Tensor:
+    """x + weight * (y - x)"""
+    return t.add(x, t.mul(t.sub(y, x), number(weight)))
+
+
+def xlogy(x: Value, y: Value) -> Tensor:
+    """x * log(y), 0 where x is 0"""
+    a, b = (as_float(v) for v in lift(x, y))
+    return t.where(is_nan(b), b, t.where(t.eq(a, 0), 0.0, a * t.log(b)))
+
+
+def dropout(x: Tensor, p: float, train: bool | None = False) -> Tensor:
+    """x: dropout does nothing in evaluation. UnsupportedError in training."""
+    if train and p:
+        raise UnsupportedError("dropout in training mode is random", hint="call module.eval() first")
+    return x
+
+
+def native_dropout(x: Tensor, p: float, train: bool | None = False) -> list[Tensor]:
+    """x and a mask of ones"""
+    return [dropout(x, p, train), t.full(x.shape, True, "bool")]
+
+
+def log_sigmoid_forward(x: Tensor) -> list[Tensor]:
+    """log(sigmoid(x)) and an empty buffer"""
+    return [log_sigmoid(x), t.zeros((0,), x.dtype)]

@@ -1,0 +1,268 @@
+"""Builders of ATen overloads that reduce, scan, sort or contract: arguments in the order of the ATen schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..egraph import api as t
+from ..egraph import composite as c
+from ..egraph import dtypes
+from ..egraph.dims import Expr, volume
+from ..egraph.graph import Tensor
+from ..errors import UnsupportedError
+from .aten_pointwise import as_float, lift, number
+
+Axes = int | Sequence[int] | None
+
+
+def _all_if_empty(dim: Axes) -> Axes:
+    return None if dim is not None and not isinstance(dim, int) and not list(dim) else dim
+
+
+def _total(x: Tensor, dtype: str | None) -> Tensor:
+    """x in the dtype that sums are kept in: int64 for integers and bools."""
+    return t.cast(x, dtype or (x.dtype if dtypes.is_float(x.dtype) else "int64"))
+
+
+def sum_(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    """Sum over axes"""
+    return t.sum(_total(x, dtype), _all_if_empty(dim), keepdim)
+
+
+def sum_all(x: Tensor, dtype: str | None = None) -> Tensor:
+    """Sum of everything"""
+    return t.sum(_total(x, dtype))
+
+
+def mean(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    """Mean over axes"""
+    return t.mean(t.cast(x, dtype or x.dtype), _all_if_empty(dim), keepdim)
+
+
+def mean_all(x: Tensor, dtype: str | None = None) -> Tensor:
+    """Mean of everything"""
+    return mean(x, None, False, dtype)
+
+
+def prod(x: Tensor, dim: int, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    """Product over an axis"""
+    return t.prod(_total(x, dtype), dim, keepdim)
+
+
+def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
+    """Product of everything"""
+    return t.prod(_total(x, dtype))
+
+
+def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A reduction where an empty list of axes means all."""
+    return lambda x, dim=None, keepdim=False: build(x, _all_if_empty(dim), keepdim)
+
+
+def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A position of an extreme, of the flattened tensor where no axis is given."""
+
+    def run(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if dim is None:
+            found = build(t.reshape(x, (-1,)), 0)
+            return t.reshape(found, (1,) * x.rank) if keepdim else found
+        return build(x, dim, keepdim) if x.rank else t.full((), 0, "int64")
+
+    return run
+
+
+def extreme(value: Callable[..., Tensor], position: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """The extreme along an axis with its position."""
+    find = arg(position)
+    return lambda x, dim, keepdim=False: [value(x, dim, keepdim), find(x, dim, keepdim)]
+
+
+def var(x: Tensor, dim: Axes = None, correction: float | bool | None = None, keepdim: bool = False) -> Tensor:
+    """Variance over axes, divided by n - correction (1 unless given)"""
+    return t.var(x, _all_if_empty(dim), keepdim, 1 if correction is None else float(correction))
+
+
+def var_dim(x: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False) -> Tensor:
+    """Variance over axes"""
+    return var(x, dim, float(unbiased), keepdim)
+
+
+def var_all(x: Tensor, unbiased: bool = True) -> Tensor:
+    """Variance of everything"""
+    return var(x, None, float(unbiased))
+
+
+def root(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The standard deviation of a variance."""
+    return lambda *args, **named: t.sqrt(build(*args, **named))
+
+
+def with_mean(build: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """A variance or deviation together with the mean."""
+
+    def run(x: Tensor, dim: Axes = None, correction: Any = None, keepdim: bool = False) -> list[Tensor]:
+        return [build(x, dim, correction, keepdim), mean(x, dim, keepdim)]
+
+    return run
+
+
+def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
+    """log(sum(exp(x))) over axes"""
+    x = as_float(x)
+    axes = tuple(sorted({d % max(x.rank, 1) for d in ([dim] if isinstance(dim, int) else dim or range(x.rank))}))
+    if not x.rank:
+        return x
+    out = c.logsumexp(x, axes=axes)
+    return out if keepdim else t.reshape(out, tuple(d for i, d in enumerate(x.shape) if i not in axes))
+
+
+def vector_norm(x: Tensor, order: float = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    """The p-norm over axes"""
+    x = t.cast(x, dtype or x.dtype)
+    axes = _all_if_empty(dim)
+    if order == 2:
+        return t.sqrt(t.sum(x * x, axes, keepdim))
+    if order in (float("inf"), float("-inf")):
+        return (t.max if order > 0 else t.min)(t.abs(x), axes, keepdim)
+    if order == 0:
+        return t.sum(t.cast(t.ne(x, 0), x.dtype), axes, keepdim)
+    if order == 1:
+        return t.sum(t.abs(x), axes, keepdim)
+    return t.pow(t.sum(t.pow(t.abs(x), float(order)), axes, keepdim), 1.0 / float(order))
+
+
+def norm(x: Tensor, p: float | None = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    """The p-norm over axes (the older overloads)"""
+    return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype)
+
+
+def cumsum(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
+    """Running sums"""
+    x = _total(x, dtype)
+    return t.cumsum(x, dim) if x.rank else x
+
+
+def _softmax(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+        x = t.cast(x, dtype) if isinstance(dtype, str) else as_float(x)
+        if not x.rank:
+            return t.reshape(build(t.reshape(x, (1,)), axis=0), ())
+        return build(x, axis=dim % x.rank)
+
+    return run
+
+
+softmax, log_softmax = _softmax(c.softmax), _softmax(c.log_softmax)
+
+
+# ---------------------------------------------------------------- order
+def sort(x: Tensor, dim: int = -1, descending: bool = False) -> list[Tensor]:
+    """Sorted values and their positions, stable"""
+    if not x.rank:
+        return [x, t.full((), 0, "int64")]
+    order = t.argsort(x, dim, descending)
+    return [t.gather_elements(x, order, dim), order]
+
+
+def sort_stable(x: Tensor, stable: bool | None = None, dim: int = -1, descending: bool = False) -> list[Tensor]:
+    """Sorted values and their positions, stable"""
+    return sort(x, dim, descending)
+
+
+def argsort(x: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
+    """Positions that sort an axis"""
+    return sort(x, dim, descending)[1]
+
+
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
+    """The k largest (smallest) along an axis and their positions; of equal ones the first"""
+    if not x.rank:
+        return [x, t.full((), 0, "int64")]
+    order = t.slice_axis(t.argsort(x, dim, largest), dim, 0, k)
+    return [t.gather_elements(x, order, dim), order]
+
+
+# ---------------------------------------------------------------- contractions
+def linear(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """x @ w.T + b with w[N, K]"""
+    if w.rank == 1:
+        return matvec(x, w) if b is None else matvec(x, w) + b
+    wt = t.transpose(w)
+    if b is None:
+        return t.matmul(x, wt)
+    if x.rank == 1:
+        return t.reshape(c.linear(t.reshape(x, (1, *x.shape)), wt, b), w.shape[:1])
+    return c.linear(x, wt, b)
+
+
+def matvec(x: Tensor, y: Tensor) -> Tensor:
+    """x[..., K] @ y[K]"""
+    if x.rank == 1:
+        return dot(x, y)
+    return t.matmul(x, y)
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner product of two vectors"""
+    return t.reshape(t.matmul(t.reshape(x, (1, *x.shape)), t.reshape(y, (*y.shape, 1))), ())
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """The matrix product by NumPy's rules for ranks"""
+    return dot(x, y) if x.rank == y.rank == 1 else t.matmul(x, y)
+
+
+def addmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta * base + alpha * (x @ y), for matrices and for batches of them"""
+    plain = beta == 1 and alpha == 1
+    if plain and y.rank == 2 and base.rank == 1 and base.shape == y.shape[1:]:
+        return c.linear(x, y, base)
+    product = t.matmul(x, y)
+    if alpha != 1:
+        product = product * number(alpha)
+    if beta == 0:
+        return product
+    return t.add(*lift(product, base if beta == 1 else base * number(beta)))
+
+
+def outer(x: Tensor, y: Tensor) -> Tensor:
+    """All products of two vectors' elements"""
+    a, b = lift(x, y)
+    return t.expand_dims(a, 1) * t.expand_dims(b, 0)
+
+
+def nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100
+) -> list[Tensor]:
+    """The negative log-likelihood of class indices and the total weight; `reduction` is 0 none, 1 mean, 2 sum"""
+    if x.rank == 1:
+        x, target = t.reshape(x, (1, *x.shape)), t.reshape(target, (1,))
+    kept = t.ne(target, ignore_index)
+    safe = t.where(kept, target, 0)
+    weights = t.cast(kept, x.dtype)
+    if weight is not None:
+        weights = weights * t.gather(weight, safe, 0)
+    picked = t.squeeze(t.gather_elements(x, t.expand_dims(safe, 1), 1), 1)
+    losses = t.where(kept, -picked * weights, 0.0)
+    total = t.sum(weights)
+    if reduction == 0:
+        return [losses, t.full((), 0.0, x.dtype)]
+    return [t.sum(losses) if reduction == 2 else t.div(t.sum(losses), total), total]
+
+
+def numel(x: Tensor) -> Any:
+    """How many elements"""
+    return volume(x.shape)
+
+
+def sym_size(x: Tensor, dim: int) -> Any:
+    """The size of an axis, as an int or a dimension expression"""
+    return x.shape[dim]
+
+
+def refuse_free(value: Any, what: str) -> int:
+    """An int; a free size raises UnsupportedError."""
+    if isinstance(value, Expr):
+        raise UnsupportedError(f"{what} depends on the free dimension {value}", hint="bind it: dims={...}")
+    return int(value)
