@@ -52,12 +52,35 @@ def expand_all(roots: Sequence[Tensor]) -> list[Tensor]:
 def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False) -> Array:
     """One atomic node on concrete operands. With `float64`, floats are float64 whatever the node's dtype says."""
     attrs = dict(node.attrs)
-    if float64 and "dtype" in attrs and dtypes.is_float(attrs["dtype"]):
-        attrs["dtype"] = "float64"
     function = node.entry.numpy
     if function is None:
         raise UsageError(f"{node.op} has no value of its own", hint="bind its data")
-    return np.asarray(function(attrs, *arrays))
+    if not float64:
+        return np.asarray(function(attrs, *arrays))
+    if "dtype" in attrs and dtypes.is_float(attrs["dtype"]):
+        attrs["dtype"] = "float64"
+    if node.op in LAZY or node.entry.kind == "view":  # nothing is computed: the data may stay narrow
+        return np.asarray(function(attrs, *arrays))
+    if node.op == "matmul" and arrays[1].nbytes > CHUNK and arrays[1].ndim == 2:
+        return _matmul_by_columns(_wide(arrays[0]), arrays[1])
+    return np.asarray(function(attrs, *map(_wide, arrays)))
+
+
+#: Ops that only pick elements: in float64 they may work on narrow data, which is widened where it is first computed with.
+LAZY = ("gather", "gather_elements")
+CHUNK = 1 << 26  # bytes of a weight that is widened piece by piece
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.float64) if dtypes.is_float(dtypes.name_of(x.dtype)) and x.dtype != np.float64 else x
+
+
+def _matmul_by_columns(x: Array, w: Array) -> Array:
+    out = np.empty((*x.shape[:-1], w.shape[1]), np.result_type(x.dtype, np.float64))
+    step = max(1, CHUNK // (8 * w.shape[0]))
+    for start in range(0, w.shape[1], step):
+        np.matmul(x, _wide(w[:, start : start + step]), out=out[..., start : start + step])
+    return out
 
 
 def evaluate(
@@ -83,17 +106,17 @@ def evaluate(
         uses[id(root)] = uses.get(id(root), 0) + 1
     live: dict[int, Array] = {}
     for node in order:
-        live[id(node)] = _leaf(node, values, data, float64) if node.is_leaf else apply(
+        live[id(node)] = _leaf(node, values, data) if node.is_leaf else apply(
             node, [live[id(a)] for a in node.args], float64=float64
         )  # fmt: skip
         for a in node.args:
             uses[id(a)] -= 1
             if not uses[id(a)]:
                 live.pop(id(a), None)
-    return [live[id(r)] for r in roots]
+    return [_wide(live[id(r)]) if float64 else live[id(r)] for r in roots]
 
 
-def _leaf(node: Tensor, values: Mapping[str, Any], data: Mapping[str, Data], float64: bool) -> Array:
+def _leaf(node: Tensor, values: Mapping[str, Any], data: Mapping[str, Data]) -> Array:
     if node.op == "constant":
         assert node.data is not None
         array = node.data
@@ -105,4 +128,4 @@ def _leaf(node: Tensor, values: Mapping[str, Any], data: Mapping[str, Data], flo
         array = load_data(source[name]) if node.op == "param" else np.asarray(source[name])
     if tuple(array.shape) != node.shape:
         raise UsageError(f"{node.attrs[0][1]!r} has shape {tuple(array.shape)}, not {node.shape}")
-    return array.astype(np.float64) if float64 and dtypes.is_float(node.dtype) else array
+    return array

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..egraph.graph import Graph, Tensor, make
@@ -124,11 +123,11 @@ class WeightTerms:
             elif missing:
                 stack += missing
             else:
-                self._made[c] = self._leaf_or_op(c, node, kids)
+                self._made[c] = self._leaf_or_op(node, kids)
         return self._made[cls]
 
-    def _leaf_or_op(self, cls: int, node: int, kids: list[int]) -> Tensor:
-        leaves: Mapping[int, Tensor] = self.view.leaves
-        if cls in leaves:
-            return leaves[cls]
+    def _leaf_or_op(self, node: int, kids: list[int]) -> Tensor:
+        leaf = self.view.tensors.get(node)
+        if leaf is not None:
+            return leaf
         return make(self.view.op[node], [self._made[k] for k in kids], dict(self.view.attrs[node]))

@@ -1,0 +1,198 @@
+"""What an optimization did, for people and for programs: plain fields, JSON, a table, and a self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+
+@dataclass
+class StageClock:
+    """Seconds by stage, in the order in which the stages first ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Add time to a stage."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+
+@dataclass
+class BlockReport:
+    """One unique block: how often it occurs, its size, and how its saturation went."""
+
+    instances: int
+    nodes: int
+    e_nodes: int
+    classes: int
+    stopped: str
+    iterations: int
+    seconds: float
+
+
+@dataclass
+class KernelReport:
+    """One kernel of the plan."""
+
+    name: str
+    backend: str
+    count: int
+    us: float  # all calls together
+    source: str  # measured, predicted, bound
+
+
+@dataclass
+class Report:
+    """Everything that `optimize` can say about its result. Times in µs unless a name says seconds."""
+
+    model: str
+    backend: str
+    dims: dict[str, int] = field(default_factory=dict)
+    nodes: int = 0
+    e_nodes: int = 0
+    classes: int = 0
+    blocks: list[BlockReport] = field(default_factory=list)
+    stopped: str = ""
+    rules: dict[str, tuple[int, float]] = field(default_factory=dict)  # name -> matches, seconds
+    candidates: int = 0
+    kernels_before: int = 0
+    kernels_after: int = 0
+    kernels: list[KernelReport] = field(default_factory=list)
+    cost_us: float = 0.0
+    lower_bound_us: float = 0.0
+    optimal: bool = False
+    method: str = ""
+    priced: dict[str, int] = field(default_factory=dict)  # measured / predicted / bound -> kernels of the plan
+    measured_now: int = 0
+    optimism_us: float = 0.0
+    search_stopped: str = ""
+    latency_before_us: float | None = None
+    latency_after_us: float | None = None
+    verification: dict[str, Any] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    snapshot: str = ""
+    source: str = ""  # where the emitted source lies, once saved
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def instances(self) -> int:
+        """Blocks of the model, repeats counted."""
+        return sum(b.instances for b in self.blocks)
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of cost and proven bound."""
+        return (self.cost_us - self.lower_bound_us) / self.cost_us if self.cost_us > 0 else 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """Measured latency before over after."""
+        if not self.latency_before_us or not self.latency_after_us:
+            return None
+        return self.latency_before_us / self.latency_after_us
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain data."""
+        from dataclasses import asdict
+
+        found = asdict(self)
+        found["rules"] = {n: {"matches": m, "seconds": s} for n, (m, s) in self.rules.items()}
+        found |= {"gap": self.gap, "speedup": self.speedup, "total_seconds": sum(self.seconds.values())}
+        return found
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The summary, as label and text."""
+        v = self.verification
+        rows = [
+            ("model", f"{self.model}, {self.nodes} nodes" + "".join(f", {n}={s}" for n, s in self.dims.items())),
+            ("backend", self.backend),
+            ("e-graph", f"{self.e_nodes} e-nodes in {self.classes} classes; {self.stopped}"),
+            ("blocks", f"{len(self.blocks)} unique of {self.instances}"),
+            ("kernels", f"{self.kernels_before} before, {self.kernels_after} after ({_counted(self.priced)})"),
+            ("plan", f"{self.cost_us:.1f} µs, proven bound {self.lower_bound_us:.1f} µs "
+                     f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method})"),
+        ]  # fmt: skip
+        if self.latency_before_us and self.latency_after_us:
+            before, after = self.latency_before_us, self.latency_after_us
+            rows.append(("latency", f"{_time(before)} before, {_time(after)} after ({before / after:.2f}x)"))
+        if v:
+            rows.append(("error", f"{v['error_before']:.2e} before, {v['error_after']:.2e} after, {v['allowed']:.2e} allowed "
+                                  f"({'passed' if v['passed'] else 'FAILED'}, {v['seeds']} seeds)"))  # fmt: skip
+        else:
+            rows.append(("error", "not verified"))
+        total = sum(self.seconds.values())
+        rows.append(
+            ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))
+        )
+        if self.source:
+            rows.append(("source", self.source))
+        return rows + [("note", w) for w in self.warnings]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:>8}  {text}" for label, text in self.rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        body = _table([], self.rows())
+        kernels = _table(
+            ["kernel", "calls", "µs", "share", "price"],
+            [
+                (k.name, str(k.count), f"{k.us:.1f}", _bar(k.us / self.cost_us if self.cost_us else 0), k.source)
+                for k in self.kernels
+            ],
+        )
+        blocks = _table(
+            ["block", "times", "nodes", "e-nodes", "classes", "stopped", "seconds"],
+            [(str(i), str(b.instances), str(b.nodes), str(b.e_nodes), str(b.classes), f"{b.stopped} ({b.iterations})", f"{b.seconds:.2f}")
+             for i, b in enumerate(self.blocks)],
+        )  # fmt: skip
+        rules = _table(
+            ["rule", "matches", "ms"],
+            [(n, str(m), f"{1000 * s:.1f}") for n, (m, s) in sorted(self.rules.items(), key=lambda r: -r[1][1])[:40]],
+        )
+        parts = (("Kernels", kernels), ("Blocks", blocks), ("Rules by time", rules))
+        return body + "".join(f"<details><summary>{t}</summary>{html}</details>" for t, html in parts)
+
+    def html(self) -> str:
+        """A page of its own: no script, no network."""
+        style = (
+            "body{font:14px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;color:#222}td,th{padding:.1rem .8rem;"
+            "text-align:left;vertical-align:top}summary{cursor:pointer;font-weight:600;margin-top:1rem}"
+            ".bar{display:inline-block;height:.7em;background:#4a7}"
+        )
+        return (
+            f"<!doctype html><meta charset=utf-8><title>{escape(self.model)}</title><style>{style}</style>"
+            f"<h1>{escape(self.model)}</h1>{self._repr_html_()}"
+        )
+
+
+def _counted(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in parts.items()) or "none"
+
+
+def _time(us: float) -> str:
+    return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
+
+
+class _Html(str):
+    """Text that is HTML already."""
+
+
+def _bar(share: float) -> _Html:
+    return _Html(
+        f'<span class="bar" style="display:inline-block;height:.7em;background:#4a7;width:{120 * share:.0f}px"></span> {100 * share:.0f} %'
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cell = lambda c: c if isinstance(c, _Html) else escape(c)
+    top = "<tr>" + "".join(f"<th>{escape(h)}</th>" for h in head) + "</tr>" if head else ""
+    return (
+        "<table>"
+        + top
+        + "".join("<tr>" + "".join(f"<td>{cell(c)}</td>" for c in r) + "</tr>" for r in rows)
+        + "</table>"
+    )

@@ -1,0 +1,207 @@
+"""Is the plan right? Its outputs against the original graph in float64, with the tolerance that was asked for.
+
+The measure is the relative Frobenius error ‖y − r‖ / ‖r‖ against the float64 run r of the original. What is allowed
+depends on what the original graph itself loses when run in its own dtypes: 1.25 times that for "eager", 2 times for
+"fast", plus two units in the last place of the output dtype. NaN and infinities must stand where the reference, or the
+unoptimized graph in its own dtypes, has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .egraph import dtypes
+from .egraph.dims import concrete
+from .egraph.graph import Graph, Tensor
+from .egraph.interpret import evaluate
+from .errors import UsageError
+
+Array = np.ndarray[Any, Any]
+Tolerance = str | float
+
+FACTORS = {"eager": 1.25, "fast": 2.0}
+MISCOMPILE = 1e3  # an error this many times the allowed one is no rounding
+LARGE_FLOPS = 2e10  # above this, one seed instead of three (the report says so)
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """One output's errors, worst over seeds."""
+
+    name: str
+    plan: float  # relative Frobenius error of the plan against float64
+    original: float  # the same of the unoptimized graph in its own dtypes
+    allowed: float
+    finite: bool = True  # NaN and infinities stand where they may
+
+    @property
+    def passed(self) -> bool:
+        """Within tolerance, and NaN and infinities in place."""
+        return self.finite and self.plan <= self.allowed
+
+    @property
+    def miscompiled(self) -> bool:
+        """Beyond anything that rounding explains."""
+        return not self.finite or not self.plan <= MISCOMPILE * max(self.allowed, 1e-9)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict on one program."""
+
+    outputs: tuple[OutputError, ...]
+    seeds: int
+    tolerance: Tolerance
+    note: str = ""
+    attempts: int = 1
+    dropped: tuple[str, ...] = field(default_factory=tuple)  # kernels excluded on the way
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output is within tolerance."""
+        return all(o.passed for o in self.outputs)
+
+    @property
+    def miscompiled(self) -> bool:
+        """Whether some output is wrong beyond rounding."""
+        return any(o.miscompiled for o in self.outputs)
+
+    @property
+    def worst(self) -> OutputError:
+        """The output that is nearest to, or farthest beyond, what is allowed."""
+        return max(self.outputs, key=lambda o: (not o.finite, o.plan / max(o.allowed, 1e-30)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        w = self.worst
+        return {
+            "passed": self.passed, "error_before": w.original, "error_after": w.plan, "allowed": w.allowed,
+            "seeds": self.seeds, "tolerance": self.tolerance, "note": self.note, "dropped": list(self.dropped),
+        }  # fmt: skip
+
+
+def sample_inputs(
+    leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None = None
+) -> dict[str, Array]:
+    """Random values for inputs and states: floats from a unit normal, bools by coin, ints below `bounds[name]` (default 2)."""
+    found = {}
+    for leaf in leaves:
+        shape, name = concrete(leaf.shape), str(leaf.attr("name"))
+        kind = dtypes.category(leaf.dtype)
+        target = dtypes.numpy_dtype(leaf.dtype)
+        if kind == "float":
+            found[name] = rng.standard_normal(shape).astype(target)
+        elif kind == "bool":
+            found[name] = rng.random(shape) < 0.5
+        else:
+            found[name] = rng.integers(0, max(1, (bounds or {}).get(name, 2)), shape).astype(target)
+    return found
+
+
+def index_bounds(graph: Graph) -> dict[str, int]:
+    """For integer inputs that index something (through views and casts): the smallest size that they index."""
+    source: dict[int, set[str]] = {}
+    bounds: dict[str, int] = {}
+    for node in graph.nodes():
+        if node.op in ("input", "state"):
+            source[id(node)] = {str(node.attr("name"))}
+            continue
+        passed = {"cast", "where", "add", "minimum", "maximum"} | {
+            "reshape",
+            "permute",
+            "slice",
+            "broadcast_to",
+            "concat",
+        }
+        source[id(node)] = (
+            set().union(*(source[id(a)] for a in node.args)) if node.op in passed and node.args else set()
+        )
+        if node.op in ("gather", "gather_elements", "scatter_elements"):
+            size = node.args[0].shape[node.attr("axis")]
+            for name in source[id(node.args[1])]:
+                if isinstance(size, int):
+                    bounds[name] = min(bounds.get(name, size), size)
+    return bounds
+
+
+def relative_error(value: Array, reference: Array) -> float:
+    """‖value − reference‖ / ‖reference‖ in float64 over the finite places; 0 for two empty or two zero arrays."""
+    v, r = np.asarray(value, np.float64), np.asarray(reference, np.float64)
+    fine = np.isfinite(v) & np.isfinite(r)
+    scale, gap = float(np.linalg.norm(r[fine])), float(np.linalg.norm(v[fine] - r[fine]))
+    return gap / scale if scale > 0 else (0.0 if gap == 0 else float("inf"))
+
+
+def _places(value: Array, reference: Array, original: Array) -> bool:
+    """NaN, +inf and -inf stand where the reference or the original run has them, and finite numbers likewise."""
+    kind = lambda x: np.where(np.isnan(x), 3, np.where(np.isposinf(x), 2, np.where(np.isneginf(x), 1, 0)))
+    v, r, o = (kind(np.asarray(x, np.float64)) for x in (value, reference, original))
+    return bool(np.all((v == r) | (v == o)))
+
+
+def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
+    """The largest relative error that the tolerance allows for an output of a dtype."""
+    if isinstance(tolerance, int | float) and not isinstance(tolerance, bool):
+        return float(tolerance)
+    if tolerance == "exact":
+        return 0.0
+    if tolerance not in FACTORS:
+        raise UsageError(f"tolerance {tolerance!r}", hint='one of "eager", "fast", "exact", or a number')
+    ulp = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}.get(dtype, 2.0**-23)
+    return FACTORS[tolerance] * original + 2 * ulp
+
+
+def verify(
+    graph: Graph,
+    run: Callable[[Mapping[str, Array]], Sequence[Array]],
+    *,
+    tolerance: Tolerance = "eager",
+    seed: int = 0,
+    flops: float = 0.0,
+    references: dict[int, tuple[dict[str, Array], list[Array], list[Array]]] | None = None,
+) -> Verification:
+    """Compare `run` (inputs and states by name -> outputs, then updates) with the graph on random inputs.
+
+    `references` keeps (inputs, float64 run, own-dtype run) per seed between attempts on the same graph.
+    """
+    seeds = 1 if flops > LARGE_FLOPS else 3
+    known = references if references is not None else {}
+    names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
+    worst: dict[str, list[OutputError]] = {n: [] for n in names}
+    for k in range(seeds):
+        if k not in known:
+            known[k] = _reference(graph, np.random.default_rng((seed, k)))
+        inputs, exact, own = known[k]
+        found = run({n: v.copy() for n, v in inputs.items()})
+        for name, root, y, r, o in zip(names, graph.roots, found, exact, own, strict=True):
+            worst[name].append(_compare(name, root.dtype, np.asarray(y), r, o, tolerance))
+    outputs = tuple(max(worst[n], key=lambda o: (not o.finite, o.plan / max(o.allowed, 1e-30))) for n in names)
+    note = f"one input, the model has {flops / 1e9:.0f} GFLOP" if seeds == 1 else ""
+    return Verification(outputs, seeds, tolerance, note)
+
+
+def _reference(graph: Graph, rng: np.random.Generator) -> tuple[dict[str, Array], list[Array], list[Array]]:
+    leaves = [*graph.inputs, *graph.leaves("state")]
+    inputs = sample_inputs(leaves, rng, index_bounds(graph))
+    with np.errstate(all="ignore"):
+        return inputs, evaluate(graph, inputs, float64=True), evaluate(graph, inputs)
+
+
+def _compare(name: str, dtype: str, y: Array, exact: Array, own: Array, tolerance: Tolerance) -> OutputError:
+    if tolerance == "exact" or not dtypes.is_float(dtype):
+        same = bool(np.array_equal(y, own, equal_nan=dtypes.is_float(dtype)))
+        if tolerance == "exact" and same and dtypes.is_float(dtype):
+            same = bool(np.array_equal(np.signbit(y[~np.isnan(y)]), np.signbit(own[~np.isnan(own)])))
+        if same:
+            return OutputError(name, 0.0, 0.0, 0.0)
+        share = float(np.mean(y != own)) if y.shape == own.shape and y.size else 1.0
+        loose = 0.0 if tolerance == "exact" or dtypes.category(dtype) == "bool" else 0.01  # near-ties of an argmax
+        return OutputError(name, share, 0.0, loose)
+    original = relative_error(own, exact)
+    finite = y.shape == exact.shape and _places(y, exact, own)
+    plan = relative_error(y, exact) if y.shape == exact.shape else float("inf")
+    return OutputError(name, plan, original, allowed_error(tolerance, original, dtype), finite)
