@@ -30,6 +30,8 @@ CONSTANT_BYTES = 1024
 WINDOW = 6
 #: Two readers of one value, one depending on the other, that are at least this far apart are in different repeats.
 APART = 8
+#: How deep an input is taken to be.
+HEAD = 32
 
 
 @dataclass(frozen=True)
@@ -149,13 +151,12 @@ class _Listing:
     def of(graph: Graph, max_nodes: int) -> _Listing:
         nodes = graph.nodes()
         fixed = weight_only(nodes)
-        depth: dict[Tensor, int] = {}
-        for node in nodes:
-            depth[node] = 1 + max((depth[a] for a in node.args), default=0)
+        depth = _depths(nodes, fixed, ())
         first = _Listing._make(_deep_first(graph.roots, depth), fixed, graph.roots)
         shared = first._shared(max_nodes)
         early = _early(nodes, shared, first)
         early += _parts(first, early)
+        depth = _depths(nodes, fixed, early)
         order = _deep_first([*early, *graph.roots], depth)
         listing = _Listing._make(_beside(order, max(graph.roots, key=depth.__getitem__)), fixed, graph.roots)
         far = (v for v, reads in listing.readers.items() if reads[-1] - listing.at.get(v, -1) > max_nodes)
@@ -242,6 +243,18 @@ def _members(bits: int, ranked: list[Tensor]) -> Iterable[Tensor]:
         low = bits & -bits
         yield ranked[low.bit_length() - 1]
         bits ^= low
+
+
+def _depths(nodes: list[Tensor], fixed: set[Tensor], early: Iterable[Tensor]) -> dict[Tensor, int]:
+    """Longest way down. What is listed early anyway counts 0; other inputs count as if something were below them, so
+    that the stream is the deepest operand in the first repeat as in all others."""
+    depth = dict.fromkeys(early, 0)
+    for node in nodes:
+        if node in fixed:
+            depth[node] = 0
+        elif node not in depth:
+            depth[node] = 1 + max((depth[a] for a in node.args), default=HEAD)
+    return depth
 
 
 def _deep_first(roots: Sequence[Tensor], depth: dict[Tensor, int]) -> list[Tensor]:
