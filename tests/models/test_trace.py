@@ -1,0 +1,62 @@
+"""Functions of our own tensors become graphs."""
+
+import numpy as np
+import pytest
+from tensor_graphs.egraph import api as t
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.errors import UsageError
+from tensor_graphs.models.trace import trace
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_inputs_take_the_names_and_types_of_the_arguments():
+    graph = trace(lambda a, weight: a @ weight, [X, ((3, 4), "float32")])
+    assert [(n.attr("name"), n.type) for n in graph.inputs] == [
+        ("a", Type((2, 3), "float32")), ("weight", Type((3, 4), "float32"))]  # fmt: skip
+    assert graph.structure is None and graph.names == ("output",)
+    (out,) = evaluate(graph, {"a": X, "weight": np.ones((3, 4), np.float32)})
+    np.testing.assert_array_equal(out, X @ np.ones((3, 4), np.float32))
+
+
+def test_nested_results_keep_their_structure():
+    def f(x):
+        return {"sum": x + 1, "rest": (x * 2, None, [x])}
+
+    graph = trace(f, [X])
+    assert graph.structure == {"sum": 0, "rest": (1, None, [2])}
+    assert graph.names == ("sum", "rest.0", "rest.2.0") and graph.name == "f"
+    for found, wanted in zip(evaluate(graph, {"x": X}), (X + 1, X * 2, X), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_variadic_named_and_plain_arguments():
+    def f(*xs, power, flag=True):
+        return t.pow(xs[0] + xs[1], power) if flag else xs[0]
+
+    graph = trace(f, [X, X], example_kwargs={"power": 2, "flag": True})
+    assert [n.attr("name") for n in graph.inputs] == ["xs0", "xs1"]
+    np.testing.assert_allclose(evaluate(graph, {"xs0": X, "xs1": X})[0], (2 * X) ** 2)
+
+
+def test_free_sizes_stay_free():
+    n = t.dim("n")
+    graph = trace(lambda x: t.sum(x, 1), [((n, 3), "float32")])
+    assert list(graph.free_dims) == ["n"] and graph.outputs[0].shape == (n,)
+    assert graph.bind({"n": 2}).outputs[0].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("function", "examples"),
+    [(lambda x: None, [X]), (lambda x: "no", [X]), (lambda x: x, [X, X]), (lambda x: x, [object()])],
+)
+def test_what_is_no_tensor_function_is_refused(function, examples):
+    with pytest.raises(UsageError):
+        trace(function, examples)
+
+
+def test_inputs_from_elsewhere_are_refused():
+    other = t.input("other", (2, 3))
+    with pytest.raises(UsageError, match="other"):
+        trace(lambda x: x + other, [X])
