@@ -399,9 +399,7 @@ def _merge(listing: _Listing, stretches: list[tuple[int, int]], max_nodes: int) 
     return pieces
 
 
-def _merge_once(
-    listing: _Listing, pieces: list[_Piece], least: int, limit: int, names: dict[Any, int]
-) -> list[_Piece]:
+def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int, names: dict[Any, int]) -> list[_Piece]:
     uses = Counter(p.kind for p in pieces)
     pairs: dict[Any, list[int]] = {}
     bond: dict[Any, int] = {}

@@ -107,7 +107,9 @@ def resnet_block(x: Tensor, time: Tensor, name: str, out: int) -> Tensor:
     wide: int = x.shape[1]  # type: ignore[assignment]
 
     def half(x: Tensor, k: str, out: int) -> Tensor:
-        y = c.silu(c.group_norm(x, t.param(f"{name}{k}g", (x.shape[1],)), t.param(f"{name}{k}s", (x.shape[1],)), groups=2))
+        y = c.silu(
+            c.group_norm(x, t.param(f"{name}{k}g", (x.shape[1],)), t.param(f"{name}{k}s", (x.shape[1],)), groups=2)
+        )
         return t.conv(y, t.param(f"{name}{k}w", (out, x.shape[1], 3, 3)), t.param(f"{name}{k}b", (out,)), pads=(1,) * 4)
 
     y = half(x, "1", out)

@@ -1,0 +1,46 @@
+"""16-bit models as float32 graphs, for rewriting that may reassociate.
+
+A model exported in bfloat16 or float16 casts before and after every product, and an opaque cast stops all algebra. The
+widened graph carries those values in float32: casts among 16-bit floats and float32 vanish, each 16-bit leaf is read
+through one cast, and outputs and state updates are cast back to the dtypes they were declared with. In float64 the
+meaning is the same. Casts to and from float64, integers and bool stay.
+"""
+
+from __future__ import annotations
+
+from .graph import Graph, Tensor, make, rebuild
+
+NARROW = ("bfloat16", "float16")
+WIDE = "float32"
+
+
+def widen(graph: Graph) -> Graph:
+    """The graph with 16-bit floats carried in float32; the graph itself where it has none."""
+    if all(n.dtype not in NARROW for n in graph.nodes()):
+        return graph
+    wide = rebuild(graph.roots, _change)
+    return graph.with_roots([_cast(w, r.dtype) for w, r in zip(wide, graph.roots, strict=True)])
+
+
+def _cast(x: Tensor, dtype: str) -> Tensor:
+    if x.dtype == dtype:
+        return x
+    if x.op == "cast" and x.args[0].dtype == dtype:  # a 16-bit leaf that goes straight to an output
+        return x.args[0]
+    return make("cast", (x,), {"dtype": dtype})
+
+
+def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+    """The node over widened operands."""
+    attrs = dict(node.attrs)
+    if attrs.get("dtype") in NARROW and node.op not in ("input", "param", "state", "constant"):
+        attrs["dtype"] = WIDE
+    if node.op == "cast":
+        return _cast(args[0], attrs["dtype"])
+    if node.op == "gather" and node.dtype in NARROW and args[0].op == "cast" and args[0].args[0].dtype in NARROW:
+        return _cast(make("gather", (args[0].args[0], args[1]), attrs), WIDE)  # a table is gathered, then cast
+    new = make(node.op, args, attrs, data=node.data)
+    return _cast(new, WIDE) if node.is_leaf and node.dtype in NARROW else new
+
+
+__all__ = ["widen"]
