@@ -23,7 +23,7 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class SaturationReport:
-    """What a saturation did. `stopped` is one of saturated, iterations, nodes, seconds, bytes, interrupted, worker-died.
+    """What a saturation did. `stopped`: saturated, iterations, nodes, seconds, bytes, interrupted or worker-died.
 
     `sizes` holds the live e-nodes after each iteration (the first entry is the block as it came), `matches` and
     `rule_seconds` the totals per rule, `kept` the iteration whose view was kept, `extractable` whether every root of

@@ -1,0 +1,238 @@
+"""The egglog side of a saturation: load declarations and tables, run one round at a time, freeze to arrays.
+
+Needs egglog's bindings and NumPy only, and knows neither ops nor rules: it runs in the worker process, where start-up
+counts. Everything it is told and everything it returns is JSON plus arrays.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+PROTECTED = 2  # language.STATUS_PROTECTED: a row of at least this status stays in the view even if subsumed
+
+
+def load_bindings() -> Any:
+    """egglog's extension module without the package around it, whose import takes ten times as long."""
+    if "egglog.bindings" in sys.modules:
+        return sys.modules["egglog.bindings"]
+    package = importlib.util.find_spec("egglog")
+    if package is not None and package.submodule_search_locations:
+        finder = importlib.machinery.PathFinder.find_spec("egglog.bindings", list(package.submodule_search_locations))
+        if finder is not None and finder.loader is not None:
+            module = importlib.util.module_from_spec(finder)
+            finder.loader.exec_module(module)
+            return module
+    import egglog.bindings
+
+    return egglog.bindings
+
+
+class EngineError(Exception):
+    """egglog refused a command."""
+
+
+class Engine:
+    """One e-graph: `start` builds it, `step` runs one round and returns its view, `prune` drops e-nodes of that view."""
+
+    def __init__(self) -> None:
+        self.bindings = load_bindings()
+
+    def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
+        """Load a job: `commands` (declarations), `tables`, `signatures`, `roots`, `pruned`, `rules` (after loading)."""
+        begin = time.perf_counter()
+        self.folder = tempfile.TemporaryDirectory(prefix="egraph-")
+        self.egraph = self.bindings.EGraph(fact_directory=self.folder.name)
+        self.signatures: dict[str, str] = job["signatures"]
+        self.pruned, self.beam, self.limit = bool(job["pruned"]), bool(job["beam"]), int(job["nodes"])
+        self.dims = {tuple(v): i for i, v in enumerate(job["dims"])}
+        self.handles = int(job["handles"])
+        self.round = 0
+        for line in job["commands"]:
+            self.run(line)
+        for number, sizes in enumerate(job["dims"]):
+            self.run(f"(set (Attr {number}) (vec-of {' '.join(map(str, sizes))}))")
+        self.tables(job["tables"])
+        self.run("(run-schedule (saturate (run r_load)) (saturate (run r_shape)))")
+        for line in job["rules"]:
+            self.run(line)
+        if self.pruned:
+            self.run("(run-schedule (saturate (run r_cost)))")
+        return {"seconds": time.perf_counter() - begin}, {}
+
+    def run(self, text: str) -> Any:
+        """One command. EngineError with egglog's message."""
+        try:
+            return self.egraph.run_program(*self.egraph.parse_program(text))
+        except BaseException as error:  # egglog's panics are BaseExceptions
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise EngineError(f"{type(error).__name__}: {error} in {text[:300]}") from None
+
+    def tables(self, tables: Mapping[str, str]) -> None:
+        """Read tab-separated tables into relations of the same names."""
+        for name, text in sorted(tables.items()):
+            (Path(self.folder.name) / f"{name}.tsv").write_text(text)
+            self.run(f'(input {name} "{name}.tsv")')
+
+    def step(self) -> tuple[dict[str, Any], Arrays]:
+        """All rules once, then shapes, costs and pruning; the view after it."""
+        begin = time.perf_counter()
+        report = self.run("(run-schedule (run r_rules) (saturate (run r_shape)))")[0].report
+        middle = time.perf_counter()
+        if self.pruned:
+            self.run("(run-schedule (saturate (run r_cost)) (run r_dom) (saturate (run r_sub)))")
+        matches = {k: int(v) for k, v in sorted(report.num_matches_per_rule.items())}
+        shares = {k: v.total_seconds() for k, v in report.search_and_apply_time_per_rule.items() if k in matches}
+        total = sum(shares.values())
+        seconds = {k: v / total * (middle - begin) for k, v in sorted(shares.items())} if total else {}
+        live = self.live()
+        header, arrays = self.view() if live <= self.limit else ({}, {})
+        header |= {"live": live} | {"updated": bool(report.updated), "matches": matches, "rule_seconds": seconds,
+                   "seconds": time.perf_counter() - begin}  # fmt: skip
+        return header, arrays
+
+    # ------------------------------------------------------------ dump
+    def live(self) -> int:
+        """E-nodes that rules can still match."""
+        functions = self.egraph.freeze().functions
+        names = [name if name == "Leaf" else f"o_{name}" for name in self.signatures]
+        return sum(not row.subsumed for name in names for row in functions[name].rows)
+
+    def view(self) -> tuple[dict[str, Any], Arrays]:
+        """Live and protected e-nodes as arrays; classes are numbered in order of first appearance."""
+        functions = self.egraph.freeze().functions
+        number: dict[Any, int] = {}
+        classify = lambda value: number.setdefault(value, len(number))
+        names, op, cls, off, kid, attr_off, attr = [], [], [], [0], [], [0], []
+        new_dims: list[list[int]] = []
+        self.rows: list[tuple[str, Any]] = []
+        handle_rows = [(self.egraph.value_to_i64(r.inputs[0]), r.output) for r in functions["H"].rows]
+        handle_rows.sort(key=lambda pair: pair[0])
+        self.handle: dict[Any, int] = {}
+        handles = {}
+        for h, value in handle_rows:
+            handles[h] = classify(value)
+            self.handle.setdefault(value, h)
+        vectors: dict[Any, int] = {}
+
+        def dims(value: Any) -> int:
+            if value not in vectors:
+                sizes = tuple(self.egraph.value_to_i64(v) for v in self.egraph.value_to_vec(value))
+                if sizes not in self.dims:
+                    self.dims[sizes] = len(self.dims)
+                    new_dims.append(list(sizes))
+                    if self.beam:  # victims are named through tables, whose columns are numbers
+                        self.run(f"(set (Attr {self.dims[sizes]}) (vec-of {' '.join(map(str, sizes))}))")
+                vectors[value] = self.dims[sizes]
+            return vectors[value]
+
+        integer = self.egraph.value_to_i64
+        for index, (name, sig) in enumerate(self.signatures.items()):
+            names.append(name)
+            kept = self._protected(functions, name) if self.pruned else set()
+            for row in functions[name if name == "Leaf" else f"o_{name}"].rows:
+                inputs = row.inputs
+                if row.subsumed and tuple(inputs) not in kept:
+                    continue
+                op.append(index)
+                cls.append(classify(row.output))
+                for letter, value in zip(sig, inputs):
+                    if letter == "T":
+                        kid.append(classify(value))
+                    else:
+                        attr.append(dims(value) if letter == "D" else integer(value))
+                off.append(len(kid))
+                attr_off.append(len(attr))
+                self.rows.append((name, row))
+        shape, dtype = np.full(len(number), -1, np.int64), np.full(len(number), -1, np.int64)
+        weight = np.zeros(len(number), np.bool_)
+        for row in functions["shape"].rows:
+            if row.inputs[0] in number:
+                shape[number[row.inputs[0]]] = dims(row.output)
+        for row in functions["dt"].rows:
+            if row.inputs[0] in number:
+                dtype[number[row.inputs[0]]] = integer(row.output)
+        for row in functions["wk"].rows:
+            if row.inputs[0] in number:
+                weight[number[row.inputs[0]]] = integer(row.output) == 0
+        self.number = number
+        arrays = {
+            "op": np.array(op, np.int32), "cls": np.array(cls, np.int32), "off": np.array(off, np.int32),
+            "kid": np.array(kid, np.int32), "attr_off": np.array(attr_off, np.int32), "attr": np.array(attr, np.int64),
+            "shape": shape, "dtype": dtype, "weight": weight,
+            "handle": np.array(sorted(handles.items()), np.int64).reshape(-1, 2),
+        }  # fmt: skip
+        return {"names": names, "new_dims": new_dims}, arrays
+
+    def _protected(self, functions: Any, name: str) -> set[tuple[Any, ...]]:
+        if name == "Leaf":
+            return set()
+        return {
+            tuple(r.inputs) for r in functions[f"st_{name}"].rows if self.egraph.value_to_i64(r.output) >= PROTECTED
+        }
+
+    # ------------------------------------------------------------ beam
+    def prune(self, victims: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
+        """Subsume e-nodes, given as rows of the last view; they stay in later views as part of what was found."""
+        self.round += 1
+        named = self._name_classes({v for i in victims for v in self._classes(i)})
+        tables: dict[str, list[str]] = {}
+        for i in victims:
+            name, row = self.rows[i]
+            if not row.subsumed and all(v in named for v in self._classes(i)):
+                line = "\t".join(map(str, [self.round, *self._columns(i, named)]))
+                tables.setdefault(f"k_{name}", []).append(line)
+        self.tables({name: "\n".join(sorted(lines)) + "\n" for name, lines in tables.items()})
+        self.run("(run-schedule (saturate (run r_kill)))")
+        return {"pruned": sum(map(len, tables.values()))}, {}
+
+    def _classes(self, i: int) -> list[Any]:
+        name, row = self.rows[i]
+        return [v for letter, v in zip(self.signatures[name], row.inputs) if letter == "T"]
+
+    def _columns(self, i: int, named: Mapping[Any, int]) -> list[int]:
+        name, row = self.rows[i]
+        found = []
+        for letter, v in zip(self.signatures[name], row.inputs):
+            if letter == "T":
+                found.append(named[v])
+            elif letter == "D":
+                found.append(self.dims[tuple(self.egraph.value_to_i64(x) for x in self.egraph.value_to_vec(v))])
+            else:
+                found.append(self.egraph.value_to_i64(v))
+        return found
+
+    def _name_classes(self, wanted: set[Any]) -> dict[Any, int]:
+        """Handles for classes: a class without one gets it by loading one of its e-nodes, children first."""
+        named = dict(self.handle)
+        if wanted <= named.keys():
+            return named
+        tables: dict[str, list[str]] = {}
+        grown = True
+        while grown:
+            grown = False
+            for i, (name, row) in enumerate(self.rows):
+                if name != "Leaf" and row.output not in named and all(v in named for v in self._classes(i)):
+                    tables.setdefault(f"h_{name}", []).append(
+                        "\t".join(map(str, [self.handles, *self._columns(i, named)]))
+                    )
+                    named[row.output] = self.handles
+                    self.handles += 1
+                    grown = True
+        self.tables({name: "\n".join(lines) + "\n" for name, lines in tables.items()})
+        self.run("(run-schedule (saturate (run r_load)))")
+        self.handle = named
+        return named
+
+
+__all__ = ["Arrays", "Engine", "EngineError", "load_bindings"]

@@ -1,0 +1,405 @@
+"""The op table said in egglog: sorts, one constructor per op, and the shape, dtype and weight laws as rules.
+
+Tensors are the sort `T`, attribute vectors `Dims` (Vec i64), integer attributes i64; floats, bools, strings and dtypes
+are numbers given by an `Interner`, because egglog's f64 does not tell 0.0 from -0.0. Leaves are `(Leaf n)`: their facts
+come from Python. Three functions hold what is known of a class: `shape`, `dt` (a union of two different ones fails
+loudly: unsound rules are caught) and `wk`, 0 where a value depends on weights alone and 1 where it depends on an input.
+
+Egglog names: `o_<op>` constructors, `st_<op>` the status of an e-node (1 dominated, 2 protected from pruning, 3 pruned
+after having been part of a view), `i_<op>` the tables that a graph is loaded through. Rulesets: `r_load`, `r_shape`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ShapeError
+from . import dtypes
+from .graph import LEAVES
+from .ops import OPS, Op
+
+DTYPE_ID = {name: i for i, name in enumerate(dtypes.DTYPES)}
+FIRST_FLOAT = DTYPE_ID["float16"]  # dtype numbers from here on are floats
+STATUS_DOMINATED, STATUS_PROTECTED, STATUS_SEEN = 1, 2, 3
+SNAP = 2.0**-21  # relative distance at which a graph's constant is taken for a rule's constant
+
+
+# ---------------------------------------------------------------- attribute values as numbers
+def number_key(value: float) -> Any:
+    """What two numeric attribute values must share to be the same constant: the bits as a double, if exact."""
+    wide = float(value)
+    return struct.pack("<d", wide) if wide == value or wide != wide else int(value)
+
+
+@dataclass
+class Interner:
+    """Numbers for attribute values that egglog does not hold itself. Rule constants come first, so their numbers are
+    the same for every graph; `copy` before adding a graph's own."""
+
+    floats: list[Any] = field(default_factory=list)
+    strings: list[str] = field(default_factory=list)
+    _float_ids: dict[Any, int] = field(default_factory=dict)
+    _string_ids: dict[str, int] = field(default_factory=dict)
+
+    def copy(self) -> Interner:
+        """An independent interner with the same numbers."""
+        return Interner(list(self.floats), list(self.strings), dict(self._float_ids), dict(self._string_ids))
+
+    def encode(self, kind: str, value: Any) -> int:
+        """The number of a value of an attribute kind (not of dims)."""
+        if kind == "int":
+            if not isinstance(value, int):
+                raise ShapeError(f"the size {value} is not known yet", hint="bind the dimensions before saturating")
+            return value
+        if kind == "bool":
+            return int(value)
+        if kind == "dtype":
+            return DTYPE_ID[value]
+        if kind == "str":
+            if value not in self._string_ids:
+                self._string_ids[value] = len(self.strings)
+                self.strings.append(value)
+            return self._string_ids[value]
+        key = number_key(value)
+        if key not in self._float_ids:
+            self._float_ids[key] = len(self.floats)
+            self.floats.append(value)
+        return self._float_ids[key]
+
+    def alias(self, value: float, target: int) -> None:
+        """Give a number an existing id: a constant rounded to its dtype means the rule's exact constant."""
+        self._float_ids.setdefault(number_key(value), target)
+
+    def knows(self, value: float) -> bool:
+        """Whether the number has an id."""
+        return number_key(value) in self._float_ids
+
+    def decode(self, kind: str, number: int) -> Any:
+        """The value behind a number."""
+        if kind == "int":
+            return number
+        if kind == "bool":
+            return bool(number)
+        if kind == "dtype":
+            return dtypes.DTYPES[number]
+        return self.strings[number] if kind == "str" else self.floats[number]
+
+
+# ---------------------------------------------------------------- signatures
+def signature(op: str) -> str:
+    """One letter per argument of an op's constructor: T tensor, D dims, I number."""
+    entry = OPS[op]
+    return "T" * entry.arity + "".join("D" if kind == "dims" else "I" for kind in entry.attrs.values())
+
+
+SORTS = {"T": "T", "D": "Dims", "I": "i64"}
+
+
+def operands(entry: Op) -> list[str]:
+    """Egglog variables of an op's operands."""
+    return [f"x{i}" for i in range(entry.arity)]
+
+
+def arguments(entry: Op) -> list[str]:
+    """Egglog variables of an op's operands and attributes, in the constructor's order."""
+    return [*operands(entry), *(f"a_{name}" for name in entry.attrs)]
+
+
+def pattern(op: str) -> str:
+    """The op applied to its variables."""
+    return " ".join([f"(o_{op}", *arguments(OPS[op])]) + ")"
+
+
+# ---------------------------------------------------------------- shape and dtype laws
+@dataclass(frozen=True)
+class LawCase:
+    """One case of a law: more query atoms, the result's shape and dtype, and pairs of shapes to broadcast first."""
+
+    shape: str
+    dtype: str
+    atoms: tuple[str, ...] = ()
+    broadcasts: tuple[tuple[str, str], ...] = ()
+
+
+Cases = Iterator[LawCase]
+S0, S1, S2, D0 = "(shape x0)", "(shape x1)", "(shape x2)", "(dt x0)"
+
+
+def _at(vector: str, i: int | str) -> str:
+    return f"(vec-get {vector} {i})"
+
+
+def _from_end(vector: str, back: int) -> str:
+    return f"(vec-get {vector} (- (vec-length {vector}) {back}))"
+
+
+def _with(vector: str, i: str, value: str) -> str:
+    return f"(vec-set {vector} {i} {value})"
+
+
+def _rank(vector: str, rank: int) -> str:
+    return f"(= {rank} (vec-length {vector}))"
+
+
+def _vec(items: Iterable[str]) -> str:
+    return f"(vec-of {' '.join(items)})"
+
+
+def _leaf(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase("a_shape", "a_dtype")
+
+
+def _broadcast(op: Op, dtype: str) -> Cases:
+    found, pairs = S0, []
+    for i in range(1, op.arity):
+        pairs.append((found, f"(shape x{i})"))
+        found = f"(bc {found} (shape x{i}))"
+    yield LawCase(found, dtype, (), tuple(pairs))
+
+
+def _pointwise(op: Op, ranks: Sequence[int]) -> Cases:
+    yield from _broadcast(op, D0)
+
+
+def _compare(op: Op, ranks: Sequence[int]) -> Cases:
+    yield from _broadcast(op, str(DTYPE_ID["bool"]))
+
+
+def _where(op: Op, ranks: Sequence[int]) -> Cases:
+    yield from _broadcast(op, "(dt x1)")
+
+
+def _cast(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase(S0, "a_dtype")
+
+
+def _reduce(op: Op, ranks: Sequence[int]) -> Cases:
+    for count in range(max(ranks, default=0) + 1):
+        shape = S0
+        for i in range(count):
+            shape = _with(shape, _at("a_axes", i), "1")
+        yield LawCase(shape, D0, (_rank("a_axes", count),))
+
+
+def _arg_reduce(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase(_with(S0, "a_axis", "1"), str(DTYPE_ID["int64"]))
+
+
+def _same(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase(S0, D0)
+
+
+def _along_index(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase(S0, str(DTYPE_ID["int64"]))
+
+
+def _matmul(op: Op, ranks: Sequence[int]) -> Cases:
+    last = f"(- (vec-length {S0}) 1)"
+    yield LawCase(_with(S0, last, _at(S1, 1)), D0, (_rank(S1, 2),))
+    for r in ranks:
+        if r >= 3:
+            batch = [f"(max {_at(S0, i)} {_at(S1, i)})" for i in range(r - 2)]
+            yield LawCase(_vec([*batch, _at(S0, r - 2), _at(S1, r - 1)]), D0, (_rank(S0, r), _rank(S1, r)))
+
+
+def _window(size: str, kernel: str, stride: str, lo: str, hi: str, dilation: str) -> str:
+    return f"(+ (/ (- (+ {size} (+ {lo} {hi})) (+ (* {dilation} (- {kernel} 1)) 1)) {stride}) 1)"
+
+
+def _windowed(spatial: int, kernel: Callable[[int], str]) -> list[str]:
+    at = lambda name, i: _at(f"a_{name}", i)
+    return [
+        _window(_at(S0, 2 + i), kernel(i), at("strides", i), at("pads", i), at("pads", spatial + i), at("dilations", i))
+        for i in range(spatial)
+    ]
+
+
+def _conv(op: Op, ranks: Sequence[int]) -> Cases:
+    for r in ranks:
+        if r >= 3:
+            space = _windowed(r - 2, lambda i: _at(S1, 2 + i))
+            yield LawCase(_vec([_at(S0, 0), _at(S1, 0), *space]), D0, (_rank(S0, r),))
+
+
+def _pool(op: Op, ranks: Sequence[int]) -> Cases:
+    for r in ranks:
+        if r >= 3:
+            space = _windowed(r - 2, lambda i: _at("a_kernel", i))
+            yield LawCase(_vec([_at(S0, 0), _at(S0, 1), *space]), D0, (_rank(S0, r),))
+
+
+def _permute(op: Op, ranks: Sequence[int]) -> Cases:
+    for r in ranks:
+        yield LawCase(_vec(_at(S0, _at("a_perm", i)) for i in range(r)), D0, (_rank("a_perm", r),))
+
+
+def _as_asked(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase("a_shape", D0)
+
+
+def _slice(op: Op, ranks: Sequence[int]) -> Cases:
+    size = "(/ (+ (- a_stop a_start) (- a_step 1)) a_step)"
+    yield LawCase(_with(S0, "a_axis", size), D0)
+
+
+def _concat(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase(_with(S0, "a_axis", f"(+ {_at(S0, 'a_axis')} {_at(S1, 'a_axis')})"), D0)
+
+
+def _pad(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase(_with(S0, "a_axis", f"(+ {_at(S0, 'a_axis')} (+ a_lo a_hi))"), D0)
+
+
+def _windows(op: Op, ranks: Sequence[int]) -> Cases:
+    count = _window(_at(S0, "a_axis"), "a_size", "a_stride", "0", "0", "a_dilation")
+    yield LawCase(f"(vec-push {_with(S0, 'a_axis', count)} a_size)", D0)
+
+
+def _gather(op: Op, ranks: Sequence[int]) -> Cases:
+    for r in ranks:
+        for axis in range(r):
+            head = _vec(_at(S0, i) for i in range(axis))
+            tail = _vec(_at(S0, i) for i in range(axis + 1, r))
+            yield LawCase(f"(vec-append {head} {S1} {tail})", D0, (_rank(S0, r), f"(= {axis} a_axis)"))
+
+
+def _gather_elements(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase(S1, D0)
+
+
+def _linear(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase(_with(S0, f"(- (vec-length {S0}) 1)", _at(S1, 1)), D0)
+
+
+def _attention(op: Op, ranks: Sequence[int]) -> Cases:
+    for r in ranks:
+        if r >= 3:
+            batch = [f"(max {_at(S0, i)} (max {_at(S1, i)} {_at(S2, i)}))" for i in range(r - 2)]
+            yield LawCase(_vec([*batch, _at(S0, r - 2), _at(S2, r - 1)]), D0, (_rank(S0, r),))
+
+
+def _cross_entropy(op: Op, ranks: Sequence[int]) -> Cases:
+    yield LawCase(S1, D0)
+
+
+#: The same names as `laws.LAWS`; `ranks` are those that may occur.
+LAW_TEXT: dict[str, Callable[[Op, Sequence[int]], Cases]] = {
+    "leaf": _leaf,
+    "pointwise": _pointwise,
+    "compare": _compare,
+    "where": _where,
+    "cast": _cast,
+    "reduce": _reduce,
+    "arg_reduce": _arg_reduce,
+    "along": _same,
+    "along_index": _along_index,
+    "matmul": _matmul,
+    "conv": _conv,
+    "pool": _pool,
+    "reshape": _as_asked,
+    "permute": _permute,
+    "broadcast_to": _as_asked,
+    "slice": _slice,
+    "concat": _concat,
+    "pad": _pad,
+    "windows": _windows,
+    "gather": _gather,
+    "gather_elements": _gather_elements,
+    "scatter_elements": _same,
+    "norm": _same,
+    "channel_norm": _same,
+    "linear": _linear,
+    "attention": _attention,
+    "rope": _same,
+    "cross_entropy": _cross_entropy,
+    "same": _same,
+}
+
+
+# ---------------------------------------------------------------- declarations
+def base_declarations() -> list[str]:
+    """Sorts, rulesets, the functions of a class, leaves and their loader."""
+    return [
+        "(sort Dims (Vec i64))",
+        "(sort T)",
+        "(ruleset r_load)",
+        "(ruleset r_shape)",
+        "(constructor H (i64) T :unextractable)",  # the class of a number given by Python
+        "(function Attr (i64) Dims :no-merge)",
+        "(function shape (T) Dims :no-merge)",
+        "(function dt (T) i64 :no-merge)",
+        "(function wk (T) i64 :merge (min old new))",
+        "(function wid (T) i64 :merge (min old new))",  # number of an original weight
+        "(function last (T) i64 :merge (max old new))",  # number of the last weight in a chain of concats
+        "(relation Ones (Dims))",
+        "(function OnesOf (i64) Dims :no-merge)",
+        "(function SwapLast (i64) Dims :no-merge)",
+        "(relation want (Dims Dims))",
+        "(function bc (Dims Dims) Dims :no-merge)",
+        "(constructor Leaf (i64) T)",
+        "(relation i_leaf (i64 i64 i64 i64))",
+        "(rule ((i_leaf o d t w) (= s (Attr d))) ((let e (Leaf o)) (union (H o) e) (set (shape e) s) (set (dt e) t)"
+        " (set (wk e) w)) :ruleset r_load)",
+        "(relation i_weight (i64))",
+        "(rule ((i_weight o)) ((set (wid (H o)) o)) :ruleset r_load)",
+        "(rule ((= i (wid e))) ((set (last e) i)) :ruleset r_shape)",
+    ]
+
+
+def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
+    """Vectors of ones, transpositions and the broadcasting rule for each rank."""
+    for r in ranks:
+        ones = _vec(["1"] * r)
+        yield f"(Ones {ones})"
+        yield f"(set (OnesOf {r}) {ones})"
+        if r >= 2:
+            yield f"(set (SwapLast {r}) {_vec(map(str, [*range(r - 2), r - 1, r - 2]))})"
+        wide = _vec(f"(max {_at('s', i)} {_at('t', i)})" for i in range(r))
+        yield f"(rule ((want s t) {_rank('s', r)} {_rank('t', r)}) ((set (bc s t) {wide})) :ruleset r_shape)"
+
+
+def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
+    """Constructor, loader and laws of an op; with `guarded` also the status table that pruning needs."""
+    entry, sig = OPS[op], signature(op)
+    sorts = " ".join(SORTS[k] for k in sig)
+    yield f"(constructor o_{op} ({sorts}) T)"
+    if guarded:
+        yield f"(function st_{op} ({sorts}) i64 :merge (max old new))"
+    yield from _loader(op, sig, guarded)
+    term = pattern(op)
+    for case in LAW_TEXT[entry.law](entry, ranks):
+        for left, right in case.broadcasts:
+            yield f"(rule ((= e {term}) (= s {left}) (= t {right})) ((want s t)) :ruleset r_shape)"
+        atoms = " ".join((f"(= e {term})", *case.atoms, f"(= s {case.shape})", f"(= t {case.dtype})"))
+        yield f"(rule ({atoms}) ((set (shape e) s) (set (dt e) t)) :ruleset r_shape)"
+    weight = "0"
+    for i, x in enumerate(operands(entry)):
+        weight = f"(wk {x})" if i == 0 else f"(max {weight} (wk {x}))"
+    yield f"(rule ((= e {term}) (= w {weight})) ((set (wk e) w)) :ruleset r_shape)"
+    if op == "concat":
+        yield (f"(rule ((= e {term}) (= i (last x0)) (= j (wid x1)) (< i j)) ((set (last e) j)) :ruleset r_shape)")
+
+
+def _loader(op: str, sig: str, guarded: bool) -> Iterator[str]:
+    """Tables `i_op` (the graph's own nodes, protected from pruning) and `h_op` (names given to classes later)."""
+    names = [f"v{i}" for i in range(len(sig))]
+    columns = " ".join(["i64"] * (len(sig) + 1))
+    body = "".join(f" (= d{i} (Attr v{i}))" for i, k in enumerate(sig) if k == "D")
+    args = " ".join({"T": f"(H v{i})", "D": f"d{i}"}.get(k, f"v{i}") for i, k in enumerate(sig))
+    head = f"o {' '.join(names)}".strip()
+    for table in ("i", "h") if guarded else ("i",):
+        protect = f" (set (st_{op} {args}) {STATUS_PROTECTED})" if guarded and table == "i" else ""
+        yield f"(relation {table}_{op} ({columns}))"
+        yield f"(rule (({table}_{op} {head}){body}) ((union (H o) (o_{op} {args})){protect}) :ruleset r_load)"
+
+
+def constructors(ops: Iterable[str]) -> list[str]:
+    """The ops that have a constructor of their own: all but the leaves bound by name or data."""
+    return sorted(op for op in ops if op not in LEAVES)
+
+
+__all__ = ["DTYPE_ID", "FIRST_FLOAT", "LAW_TEXT", "SNAP", "Interner", "arguments", "base_declarations", "constructors",
+           "declare_op", "number_key", "operands", "pattern", "rank_facts", "signature"]  # fmt: skip

@@ -1,0 +1,207 @@
+"""What an e-node is thought to cost while the e-graph grows: one formula, said in Python and in egglog.
+
+The formula is a roofline in integer nanoseconds, built from the sizes of result and operands. Views and pointwise
+operations are nearly free, because extraction fuses them into their neighbours. Both forms come from the same
+expression, so that pruning in egglog and ranking in Python cannot disagree; integer division truncates in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+from . import dtypes
+from .dims import concrete
+from .ops import OPS, Op, Type
+
+CAP = 10**17  # tree costs saturate here: they grow exponentially with depth, and an overflow is an error in egglog
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A non-negative integer expression. `function` is one of
+
+    'int' (value = itself), 'elements' and 'bytes' of a value (value = -1 the result, else the operand),
+    'size' (of operand `value`, counted from the last axis: `args[0].value` = 1 is the last), 'first' (the size of
+    operand `value`'s first axis), '+', '*', '/'.
+    """
+
+    function: str
+    value: int = 0
+    args: tuple[Cost, ...] = ()
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost("+", args=(self, other))
+
+    def __mul__(self, other: Cost) -> Cost:
+        return Cost("*", args=(self, other))
+
+    def __floordiv__(self, other: Cost) -> Cost:
+        return Cost("/", args=(self, other))
+
+    def evaluate(self, out: Type, operands: Sequence[Type]) -> int:
+        """The number for given types."""
+        if self.function == "int":
+            return self.value
+        if self.function in ("elements", "bytes"):
+            kind = out if self.value < 0 else operands[self.value]
+            return prod(concrete(kind.shape)) * (dtypes.itemsize(kind.dtype) if self.function == "bytes" else 1)
+        if self.function == "size":
+            return concrete(operands[self.value].shape)[-self.args[0].value]
+        if self.function == "first":
+            return concrete(operands[self.value].shape)[0]
+        a, b = (x.evaluate(out, operands) for x in self.args)
+        return {"+": lambda: a + b, "*": lambda: a * b, "/": lambda: a // b if b else 0}[self.function]()
+
+    def text(self) -> str:
+        """The same in egglog, over the result `e` and the operands `x0`, `x1`, …"""
+        name = "e" if self.value < 0 else f"x{self.value}"
+        if self.function == "int":
+            return str(self.value)
+        if self.function in ("elements", "bytes"):
+            return f"({'nel' if self.function == 'elements' else 'nby'} {name})"
+        if self.function == "size":
+            return f"(vec-get (shape {name}) (- (vec-length (shape {name})) {self.args[0].value}))"
+        if self.function == "first":
+            return f"(vec-get (shape {name}) 0)"
+        return f"({self.function} {' '.join(a.text() for a in self.args)})"
+
+
+def number(value: int) -> Cost:
+    """A constant."""
+    return Cost("int", value)
+
+
+def elements(operand: int = -1) -> Cost:
+    """Elements of an operand, or of the result."""
+    return Cost("elements", operand)
+
+
+def nbytes(operand: int = -1) -> Cost:
+    """Bytes of an operand, or of the result."""
+    return Cost("bytes", operand)
+
+
+def size(operand: int, back: int) -> Cost:
+    """Size of the `back`-th axis from the end of an operand."""
+    return Cost("size", operand, (number(back),))
+
+
+class Pricing(Protocol):
+    """The injected price. `launch` is the unit in which pruning's slack is counted."""
+
+    @property
+    def launch(self) -> int:
+        """Nanoseconds of one kernel start."""
+        ...
+
+    def formula(self, op: Op) -> Cost:
+        """The cost of an op as an expression of the types around it. Weight-only e-nodes are free whatever it says."""
+        ...
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Coefficients of the default price: nanoseconds a launch, femtoseconds a byte and a floating-point operation.
+
+    The defaults are of the order of one large GPU; `pipeline` passes those calibrated from the cost store.
+    """
+
+    launch: int = 2000
+    byte_fs: int = 300
+    flop_fs: int = 3
+    pointwise: int = 100  # nanoseconds of a pointwise e-node: it is nearly always fused
+    view: int = 20
+
+    def formula(self, op: Op) -> Cost:
+        """See `Pricing.formula`."""
+        if op.kind == "leaf":
+            return number(0)
+        if op.kind == "view":
+            return number(self.view)
+        if op.pointwise:
+            return number(self.pointwise) + self._time(nbytes(), self.byte_fs // 10 + 1)
+        flops = contraction_flops(op)
+        if flops is not None:
+            return number(self.launch) + self._time(self._traffic(op), self.byte_fs) + self._time(flops, self.flop_fs)
+        return number(self.launch) + self._time(self._traffic(op), self.byte_fs)
+
+    @staticmethod
+    def _time(amount: Cost, femtoseconds: int) -> Cost:
+        return amount // number(1000) * number(femtoseconds) // number(1000)
+
+    @staticmethod
+    def _traffic(op: Op) -> Cost:
+        if op.law in ("gather", "gather_elements"):
+            return nbytes() + nbytes()
+        total = nbytes()
+        for i in range(op.arity):
+            total = total + nbytes(i)
+        return total
+
+
+def contraction_flops(op: Op) -> Cost | None:
+    """Arithmetic of an op that multiplies matrices, else None."""
+    two = number(2)
+    if op.law in ("matmul", "linear"):
+        return two * elements() * size(0, 1)
+    if op.law == "conv":  # each result element reads the weights of one output channel
+        return two * elements() * (elements(1) // Cost("first", 1))
+    if op.law == "attention":
+        return two * elements() * size(1, 2) * two
+    return None
+
+
+def price(pricing: Pricing, op: str, out: Type, operands: Sequence[Type]) -> int:
+    """Nanoseconds of an e-node that depends on an input."""
+    return pricing.formula(OPS[op]).evaluate(out, operands)
+
+
+def cost_program(pricing: Pricing, ops: Sequence[str], ranks: Sequence[int], slack: int) -> list[str]:
+    """Egglog commands that keep the least tree cost of each class and subsume what exceeds it by more than the slack.
+
+    `r_cost` relaxes `best` downwards until it settles; `r_dom` marks e-nodes, once; `r_sub` subsumes the marked ones
+    that are not protected. A row whose operands are all weight-only costs nothing: it is folded at load.
+    """
+    from .language import DTYPE_ID, STATUS_DOMINATED, operands, pattern
+
+    lines = [
+        "(ruleset r_cost)",
+        "(ruleset r_dom)",
+        "(ruleset r_sub)",
+        "(function nel (T) i64 :merge old)",
+        "(function nby (T) i64 :merge old)",
+        "(function itemsize (i64) i64 :no-merge)",
+        "(function best (T) i64 :merge (min old new))",
+        "(rule ((= n (nel e)) (= b (itemsize (dt e)))) ((set (nby e) (* n b))) :ruleset r_shape)",
+        "(rule ((= 0 (wk e))) ((set (best e) 0)) :ruleset r_cost)",
+        "(rule ((= e (Leaf n))) ((set (best e) 0)) :ruleset r_cost)",
+    ]
+    lines += [f"(set (itemsize {i}) {dtypes.itemsize(name)})" for name, i in DTYPE_ID.items()]
+    for r in ranks:
+        volume = "1"
+        for i in range(r):
+            volume = f"(* {volume} (vec-get s {i}))"
+        lines.append(f"(rule ((= s (shape e)) (= {r} (vec-length s))) ((set (nel e) {volume})) :ruleset r_shape)")
+    for op in ops:
+        entry, term = OPS[op], pattern(op)
+        xs = operands(entry)
+        if not xs:
+            continue
+        weight, total = f"(wk {xs[0]})", f"(best {xs[0]})"
+        for x in xs[1:]:
+            weight, total = f"(max {weight} (wk {x}))", f"(+ {total} (best {x}))"
+        body = f"(= e {term}) (= c (min {CAP} (+ (* {weight} {pricing.formula(entry).text()}) {total})))"
+        mark = term.replace(f"(o_{op}", f"(st_{op}", 1)
+        lines += [
+            f"(rule ({body}) ((set (best e) c)) :ruleset r_cost)",
+            f"(rule ({body} (> c (+ (best e) {slack}))) ((set {mark} {STATUS_DOMINATED})) :ruleset r_dom)",
+            f"(rule ((= {STATUS_DOMINATED} {mark}) (= e {term})) ((subsume {term})) :ruleset r_sub)",
+        ]
+    return lines
+
+
+__all__ = ["CAP", "Cost", "Pricing", "Roofline", "contraction_flops", "cost_program", "elements", "nbytes", "number",
+           "price", "size"]  # fmt: skip

@@ -1,0 +1,489 @@
+"""Rules said in egglog: patterns, attribute arithmetic and guards become query atoms, right sides become actions.
+
+Everything that can fail (an index out of range, a division by zero) is computed in the query, where it just does not
+match. Vectors have no loops in egglog, so a rule that composes, inverts or extends vectors is written once per rank;
+the ranks come from the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import RuleError
+from .dims import Expr
+from .language import FIRST_FLOAT, STATUS_PROTECTED, Interner
+from .ops import OPS
+from .pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, subterms
+from .rule import Rule
+
+Key = tuple[str, str]  # ("len", attribute variable) or ("rank", tensor variable)
+
+_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "min": "min", "max": "max"}
+_NUMBER_FUNCTIONS = {*_ARITHMETIC, "floordiv", "mod", "neg", "len", "at", "index", "rank", "size"}
+_VECTOR_FUNCTIONS = {"vec", "replace", "drop", "insert", "compose", "inverse", "permuted", "ones", "swap_last", "shape"}
+
+
+class _NeedRank(Exception):
+    """The length of a vector must be known before the rule can be written."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+
+
+class _Ranks:
+    """Which lengths and ranks in a left side are equal by the shape laws (union-find)."""
+
+    def __init__(self, lefts: Iterable[Term]) -> None:
+        self.up: dict[Key, Key] = {}
+        for term in lefts:
+            self.of(term)
+
+    def find(self, key: Key) -> Key:
+        """The representative of a length."""
+        while key in self.up:
+            key = self.up[key]
+        return key
+
+    def join(self, a: Key | None, b: Key | None) -> Key | None:
+        """State that two lengths are equal."""
+        if a is None or b is None:
+            return a or b
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            low, high = sorted((a, b))
+            self.up[high] = low
+        return self.find(a)
+
+    def of(self, term: Term) -> Key | None:
+        """The rank of a term, None where no variable tells."""
+        if isinstance(term, Var):
+            return self.find(("rank", term.name))
+        if isinstance(term, Literal):
+            return None
+        kids = [self.of(a) for a in term.args]
+        attrs = dict(term.attrs)
+        length = lambda name: ("len", attrs[name].name) if isinstance(attrs[name], Name) else None
+        entry = OPS[term.op]
+        if entry.law in ("leaf", "reshape"):
+            return length("shape")
+        if entry.law in ("gather", "windows", "cross_entropy"):
+            return None
+        found = kids[0] if kids else None
+        if entry.pointwise or entry.law in ("concat", "rope", "attention", "conv", "gather_elements"):
+            for kid in kids[1:] if entry.law != "attention" else kids[1:3]:
+                found = self.join(found, kid)
+        if entry.law == "permute":
+            found = self.join(found, length("perm"))
+        if entry.law == "broadcast_to":
+            found = self.join(found, length("shape"))
+        return found
+
+
+@dataclass
+class _Compiler:
+    """One direction of one rule under an assignment of lengths."""
+
+    rule: Rule
+    interner: Interner
+    ranks: _Ranks
+    lengths: dict[Key, int]
+    guarded: bool
+    atoms: list[str] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
+    bound: dict[str, str] = field(default_factory=dict)
+    fresh: int = 0
+
+    # ------------------------------------------------------------ small helpers
+    def fail(self, message: str) -> RuleError:
+        """The error to raise, naming the rule."""
+        return RuleError(message, where=self.rule.name)
+
+    def new(self, text: str, prefix: str = "t") -> str:
+        """A variable for an expression, bound in the query once."""
+        if text not in self.bound:
+            self.fresh += 1
+            self.bound[text] = f"{prefix}{self.fresh}"
+            self.atoms.append(f"(= {self.bound[text]} {text})")
+        return self.bound[text]
+
+    def fact(self, function: str, name: str) -> str:
+        """A variable for what is known of a tensor variable."""
+        return self.new(f"({function} x_{name})", "f")
+
+    def length(self, key: Key) -> int:
+        """The assigned length."""
+        key = self.ranks.find(key)
+        if key not in self.lengths:
+            raise _NeedRank(key)
+        return self.lengths[key]
+
+    # ------------------------------------------------------------ left sides
+    def match(self, term: Term) -> str:
+        """Query atoms for a left side; the variable of its class."""
+        if isinstance(term, Var):
+            return f"x_{term.name}"
+        self.fresh += 1
+        root = f"e{self.fresh}"
+        if isinstance(term, Literal):
+            value = self.interner.encode("float", term.value)
+            self.atoms += [f"(= {root} (o_full {value} s{self.fresh} d{self.fresh}))", f"(Ones s{self.fresh})"]
+            return root
+        spot = len(self.atoms)
+        args = [self.match(a) for a in term.args]
+        args += [self.match_attr(term.op, name, attr) for name, attr in term.attrs]
+        self.atoms.insert(spot, f"(= {root} {' '.join([f'(o_{term.op}', *args])}))")
+        return root
+
+    def match_attr(self, op: str, name: str, attr: Attr) -> str:
+        """An attribute in a left side: a variable, a constant, or a computed value that it must equal."""
+        kind = OPS[op].attrs[name]
+        if isinstance(attr, Name):
+            if self.kinds.setdefault(attr.name, kind) != kind:
+                raise self.fail(f"attribute variable {attr.name!r} is both {self.kinds[attr.name]} and {kind}")
+            return f"a_{attr.name}"
+        if isinstance(attr, Value):
+            return self.constant(kind, attr.value)
+        self.fresh += 1
+        self.later.append((f"q{self.fresh}", kind, attr))
+        return f"q{self.fresh}"
+
+    @property
+    def later(self) -> list[tuple[str, str, Attr]]:
+        """Computed attributes of left sides, checked when every variable is bound."""
+        return self.__dict__.setdefault("_later", [])  # type: ignore[no-any-return]
+
+    def constant(self, kind: str, value: Any) -> str:
+        """A constant attribute as egglog writes it."""
+        if kind == "dims":
+            return f"(vec-of {' '.join(str(int(v)) for v in value)})"
+        if isinstance(value, Expr) or (kind == "int" and not isinstance(value, int)):
+            raise self.fail(f"{value!r} is not an int")
+        return str(self.interner.encode(kind, value))
+
+    # ------------------------------------------------------------ attribute expressions
+    def kind_of(self, attr: Attr) -> str:
+        """The kind of an attribute expression: int, dims, float, bool, str, dtype, or '' for a bare constant."""
+        if isinstance(attr, Name):
+            if attr.name not in self.kinds:
+                raise self.fail(f"{attr.name!r} is a tensor, not an attribute")
+            return self.kinds[attr.name]
+        if isinstance(attr, Value):
+            return "int" if type(attr.value) is int else ""
+        if attr.function == "dtype":
+            return "dtype"
+        if attr.function in _VECTOR_FUNCTIONS:
+            return "dims"
+        if attr.function in _NUMBER_FUNCTIONS:
+            return "int"
+        raise self.fail(f"{attr.function} cannot be part of a value")
+
+    def expression(self, attr: Attr, kind: str) -> str:
+        """Egglog text of an attribute expression of the wanted kind."""
+        if isinstance(attr, Value):
+            return self.constant(kind, attr.value)
+        have = self.kind_of(attr)
+        if have != kind:
+            raise self.fail(f"an attribute is {have}, not {kind}")
+        if isinstance(attr, Name):
+            return f"a_{attr.name}"
+        if attr.function == "dtype":
+            return self.fact("dt", self.tensor(attr))
+        return self.vector(attr) if kind == "dims" else self.number(attr)
+
+    def tensor(self, attr: Apply) -> str:
+        """The tensor variable that a function is about."""
+        first = attr.args[0]
+        if not isinstance(first, Name):
+            raise self.fail(f"{attr.function} takes a tensor variable")
+        return first.name
+
+    def number(self, attr: Apply) -> str:
+        """An integer function."""
+        if attr.function == "rank":
+            return f"(vec-length {self.fact('shape', self.tensor(attr))})"
+        if attr.function == "size":
+            return self.element(Apply("shape", attr.args[:1]), attr.args[1])
+        if attr.function == "len":
+            return f"(vec-length {self.expression(attr.args[0], 'dims')})"
+        if attr.function == "at":
+            return self.element(attr.args[0], attr.args[1])
+        if attr.function == "index":
+            vector, item = self.bind_vector(attr.args[0]), self.new(self.expression(attr.args[1], "int"))
+            self.atoms.append(f"(vec-contains {vector} {item})")
+            return _first(vector, self.static_length(attr.args[0]), item)
+        args = [self.expression(a, "int") for a in attr.args]
+        if attr.function == "neg":
+            return f"(- 0 {args[0]})"
+        if attr.function in _ARITHMETIC:
+            return f"({_ARITHMETIC[attr.function]} {' '.join(args)})"
+        a, b = (self.new(t) for t in args)  # floor division and modulo by a positive number; egglog truncates
+        self.atoms.append(f"(< 0 {b})")
+        modulo = f"(% (+ (% {a} {b}) {b}) {b})"
+        return modulo if attr.function == "mod" else f"(/ (- {a} {modulo}) {b})"
+
+    def element(self, vector: Attr, index: Attr) -> str:
+        """An element of a vector; a constant negative index counts from the end."""
+        if isinstance(index, Value) and index.value < 0:
+            v = self.bind_vector(vector)
+            return f"(vec-get {v} (- (vec-length {v}) {-index.value}))"
+        return f"(vec-get {self.bind_vector(vector)} {self.expression(index, 'int')})"
+
+    def bind_vector(self, attr: Attr) -> str:
+        """A variable that holds a vector."""
+        text = self.expression(attr, "dims")
+        return text if text.startswith(("a_", "f", "t")) else self.new(text)
+
+    def vector(self, attr: Apply) -> str:
+        """A vector function."""
+        f, args = attr.function, attr.args
+        if f == "shape":
+            return self.fact("shape", self.tensor(attr))
+        if f == "vec":
+            return f"(vec-of {' '.join(self.expression(a, 'int') for a in args)})"
+        if f in ("ones", "swap_last"):
+            return f"({'OnesOf' if f == 'ones' else 'SwapLast'} {self.expression(args[0], 'int')})"
+        v = self.bind_vector(args[0])
+        if f in ("replace", "drop"):
+            index = self.index(v, args[1])
+            if f == "drop":
+                return f"(vec-remove {v} {index})"
+            return f"(vec-set {v} {index} {self.expression(args[2], 'int')})"
+        if f == "insert":
+            return self.insertion(v, args)
+        if f == "inverse":
+            n = self.static_length(args[0])
+            return f"(vec-of {' '.join(_first(v, n, str(i)) for i in range(n))})"
+        p, n = self.bind_vector(args[1]), self.static_length(args[1])  # compose, permuted: v at the places p names
+        return f"(vec-of {' '.join(f'(vec-get {v} (vec-get {p} {i}))' for i in range(n))})"
+
+    def index(self, vector: str, attr: Attr) -> str:
+        """A position; a constant negative one counts from the end."""
+        if isinstance(attr, Value) and attr.value < 0:
+            return f"(- (vec-length {vector}) {-attr.value})"
+        return self.expression(attr, "int")
+
+    def insertion(self, v: str, args: Sequence[Attr]) -> str:
+        """insert(v, i, item) without branches: element k is v[k], the item or v[k-1] as i is above, at or below k."""
+        n = self.static_length(args[0])
+        i, item = self.new(self.expression(args[1], "int")), self.new(self.expression(args[2], "int"))
+        self.atoms += [f"(<= 0 {i})", f"(<= {i} {n})"]
+        elements = []
+        for k in range(n + 1):
+            parts = [f"(* {_same(i, str(k))} {item})"]
+            parts += [f"(* (min 1 (max 0 (- {i} {k}))) (vec-get {v} {k}))"] if k < n else []
+            parts += [f"(* (min 1 (max 0 (- {k} {i}))) (vec-get {v} {k - 1}))"] if k else []
+            elements.append(_sum(parts))
+        return f"(vec-of {' '.join(elements)})"
+
+    # ------------------------------------------------------------ lengths known when the rule is written
+    def static_length(self, attr: Attr) -> int:
+        """The length of a vector expression; asks for the rank that it depends on."""
+        if isinstance(attr, Name):
+            return self.length(("len", attr.name))
+        if isinstance(attr, Value):
+            return len(attr.value)
+        f, args = attr.function, attr.args
+        if f == "shape":
+            return self.length(("rank", self.tensor(attr)))
+        if f == "vec":
+            return len(args)
+        if f in ("replace", "inverse"):
+            return self.static_length(args[0])
+        if f in ("compose", "permuted"):
+            return self.static_length(args[1])
+        if f in ("drop", "insert"):
+            return self.static_length(args[0]) + (1 if f == "insert" else -1)
+        return self.static_number(args[0])  # ones, swap_last
+
+    def static_number(self, attr: Attr) -> int:
+        """An integer that follows from the ranks."""
+        if isinstance(attr, Value):
+            return int(attr.value)
+        if isinstance(attr, Apply):
+            if attr.function == "rank":
+                return self.length(("rank", self.tensor(attr)))
+            if attr.function == "len":
+                return self.static_length(attr.args[0])
+            if attr.function in ("add", "sub"):
+                a, b = (self.static_number(x) for x in attr.args)
+                return a + b if attr.function == "add" else a - b
+        raise self.fail("the length of a vector must follow from ranks alone")
+
+    # ------------------------------------------------------------ guards
+    def guard(self, attr: Attr) -> None:
+        """Query atoms of a condition."""
+        if not isinstance(attr, Apply):
+            raise self.fail("a guard must be a condition")
+        f = attr.function
+        if f in ("eq", "ne", "lt", "le"):
+            kind = next((k for k in map(self.kind_of, attr.args) if k), "int")
+            if f in ("lt", "le") and kind != "int":
+                raise self.fail(f"only ints can be ordered, not {kind}")
+            a, b = (self.expression(x, kind) for x in attr.args)
+            self.atoms.append(f"({ {'eq': '=', 'ne': '!=', 'lt': '<', 'le': '<='}[f] } {a} {b})")
+        elif f == "contains":
+            self.atoms.append(f"(vec-contains {self.bind_vector(attr.args[0])} {self.expression(attr.args[1], 'int')})")
+        elif f in ("weight", "active"):
+            self.atoms.append(f"(= {int(f == 'active')} (wk x_{self.tensor(attr)}))")
+        elif f == "scalar":
+            self.atoms.append(f"(Ones {self.fact('shape', self.tensor(attr))})")
+        elif f == "floating":
+            self.atoms.append(f"(<= {FIRST_FLOAT} {self.fact('dt', self.tensor(attr))})")
+        elif f == "ordered":
+            first, second = (a.name if isinstance(a, Name) else "" for a in attr.args)
+            self.atoms.append(f"(< (last x_{first}) (wid x_{second}))")
+        else:
+            raise self.fail(f"{f} is not a condition")
+
+    # ------------------------------------------------------------ right sides
+    def make(self, term: Term, made: list[str], like: Term | None = None) -> str:
+        """Egglog text of a right side; `made` collects the status of what it makes. `like` types a bare number."""
+        if isinstance(term, Var):
+            return f"x_{term.name}"
+        if isinstance(term, Literal):
+            source = Var(term.like) if term.like else like
+            rank, dtype = ("0", str(FIRST_FLOAT + 2)) if source is None else (self.rank(source), self.dtype(source))
+            ones = self.new(f"(OnesOf {rank})")
+            return f"(o_full {self.interner.encode('float', term.value)} {ones} {dtype})"
+        sibling = next((a for a in term.args if not isinstance(a, Literal)), None)
+        args = [self.make(a, made, sibling) for a in term.args]
+        for name, attr in term.attrs:
+            text = self.expression(attr, OPS[term.op].attrs[name])
+            args.append(self.new(text) if text.startswith("(") else text)
+        joined = " ".join(args)
+        if self.guarded and self.rule.keep:
+            made.append(f"(set (st_{term.op} {joined}) {STATUS_PROTECTED})")
+        return f"(o_{term.op} {joined})"
+
+    def rank(self, term: Term) -> str:
+        """The rank of a term as egglog text."""
+        if isinstance(term, Var):
+            return f"(vec-length {self.fact('shape', term.name)})"
+        if isinstance(term, Literal):
+            return "0"
+        if "shape" in dict(term.attrs):
+            return f"(vec-length {self.bind_vector(dict(term.attrs)['shape'])})"
+        first = next((a for a in term.args if not isinstance(a, Literal)), None)
+        if first is None:
+            return "0"
+        if term.op == "gather":
+            return f"(- (+ {self.rank(term.args[0])} {self.rank(term.args[1])}) 1)"
+        return f"(+ {self.rank(first)} 1)" if term.op == "windows" else self.rank(first)
+
+    def dtype(self, term: Term) -> str:
+        """The dtype of a term as egglog text."""
+        if isinstance(term, Var):
+            return self.fact("dt", term.name)
+        if isinstance(term, Literal):
+            return str(FIRST_FLOAT + 2)
+        attrs, law = dict(term.attrs), OPS[term.op].law
+        if "dtype" in attrs:
+            return self.expression(attrs["dtype"], "dtype")
+        if law in ("compare", "arg_reduce", "along_index"):
+            return str(self.interner.encode("dtype", "bool" if law == "compare" else "int64"))
+        args = term.args[1:] if law == "where" else term.args
+        first = next((a for a in args if not isinstance(a, Literal)), None)
+        return str(FIRST_FLOAT + 2) if first is None else self.dtype(first)
+
+    # ------------------------------------------------------------ the whole rule
+    def text(self, name: str) -> str:
+        """The rule as one egglog command."""
+        roots = [self.match(t) for t in self.rule.lefts]
+        for key, n in self.lengths.items():
+            vector = f"a_{key[1]}" if key[0] == "len" else self.fact("shape", key[1])
+            self.atoms.append(f"(= {n} (vec-length {vector}))")
+        for variable, kind, attr in self.later:
+            self.atoms.append(f"(= {variable} {self.expression(attr, kind)})")
+        for guard in self.rule.guards:
+            self.guard(guard)
+        made: list[str] = []
+        actions = [f"(union {root} {self.make(right, made)})" for root, right in zip(roots, self.rule.rights)]
+        query, action = " ".join(self.atoms), " ".join([*actions, *dict.fromkeys(made)])
+        return f'(rule ({query}) ({action}) :ruleset r_rules :name "{name}")'
+
+
+def _sum(parts: Sequence[str]) -> str:
+    text = parts[-1]
+    for part in reversed(parts[:-1]):
+        text = f"(+ {part} {text})"
+    return text
+
+
+def _same(a: str, b: str) -> str:
+    """1 where two ints are equal, else 0."""
+    return f"(- 1 {_differ(a, b)})"
+
+
+def _differ(a: str, b: str) -> str:
+    return f"(min 1 (max (- {a} {b}) (- {b} {a})))"
+
+
+def _first(vector: str, n: int, item: str) -> str:
+    """The first position of an item that the vector holds: how many of its prefixes lack the item."""
+    text = "0"
+    for i in reversed(range(n)):
+        text = f"(* {_differ(f'(vec-get {vector} {i})', item)} (+ 1 {text}))"
+    return text
+
+
+def rule_ops(rule: Rule) -> tuple[set[str], set[str]]:
+    """The ops that a rule matches and those that it makes (`full` for numbers)."""
+    ops = lambda terms: {
+        t.op if isinstance(t, Call) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)
+    }
+    return ops(rule.lefts), ops(rule.rights)
+
+
+def applicable(rules: Iterable[Rule], ops: Iterable[str]) -> tuple[list[Rule], set[str]]:
+    """The one-way rules that can ever fire on a graph of these ops, and the ops that may then occur."""
+    waiting = [d for r in rules for d in r.directions]
+    have, found = set(ops), list[Rule]()
+    while True:
+        split: dict[bool, list[Rule]] = {True: [], False: []}
+        for rule in waiting:
+            split[rule_ops(rule)[0] <= have].append(rule)
+        ready, waiting = split[True], split[False]
+        if not ready:
+            break
+        found += ready
+        for rule in ready:
+            have |= rule_ops(rule)[1]
+    return found, have
+
+
+def changes_rank(rule: Rule) -> bool:
+    """Whether a rule can make values of ranks that its operands do not have."""
+    return bool(rule_ops(rule)[1] & {"reshape", "windows", "gather", "full", "iota"})
+
+
+def compile_rule(rule: Rule, interner: Interner, ranks: Sequence[int], *, guarded: bool) -> Iterator[tuple[str, str]]:
+    """(name, egglog command) of a one-way rule, once per rank where vectors must be spelled out. RuleError if it
+    cannot be said."""
+    waiting: list[dict[Key, int]] = [{}]
+    shared = _Ranks(rule.lefts)
+    while waiting:
+        lengths = waiting.pop()
+        suffix = "".join(f"@{n}" for n in lengths.values())
+        name = rule.name + suffix
+        try:
+            text = _Compiler(rule, interner, shared, lengths, guarded).text(name)
+        except _NeedRank as need:
+            waiting += [{**lengths, need.key: r} for r in reversed(ranks)]
+            continue
+        yield name, text
+
+
+def collect_constants(rules: Iterable[Rule], interner: Interner) -> list[float]:
+    """Number every scalar constant of the rules; returns those of left sides, nearest matches for a graph's own."""
+    found: list[float] = []
+    for rule in rules:
+        for term in (t for side in rule.lefts for t in subterms(side)):
+            if isinstance(term, Literal):
+                interner.encode("float", term.value)
+                found.append(term.value)
+    return list(dict.fromkeys(found))
+
+
+__all__ = ["applicable", "changes_rank", "collect_constants", "compile_rule", "rule_ops"]
