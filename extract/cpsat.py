@@ -8,18 +8,23 @@ that make the linear relaxation strong.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .presolve import always_read, class_graph, components, must_implications
 from .presolve import Item as _Item
+from .presolve import always_read, class_graph, components, must_implications
 from .problem import Rows
 
 MIN_WORKERS = 8
-"""CP-SAT's workers are different strategies: fewer than this prove much less, even on one core."""
+"""CP-SAT's workers are different strategies: fewer of its default ones prove much less, even on one core."""
+
+FEW_CORES = ("core", "objective_lb_search", "max_lp", "quick_restart")
+"""Strategies used instead of the default ones where there are fewer cores than workers. On two busy cores they proved
+both a hardware and a tensor e-graph in 8 s on which the 8 default ones, sharing those cores, were open after 10 s."""
 
 UNITS = 1e9
 """Objective units that the incumbent is scaled to where costs are not decimal numbers of few digits."""
@@ -111,7 +116,13 @@ class Encoding:
         rows = self.rows
         scale, exact = units(rows.cost, upper)
         self.prices = [round(c * scale) if exact else math.floor(c * scale) for c in rows.cost]
-        self.objective = cp_model.LinearExpr.weighted_sum(self.x, self.prices)
+        terms: list[tuple[Any, int]] = []
+        for c, row in enumerate(rows.members):  # a class's least price on y_c: cores are found on classes first
+            least = min([self.prices[r] for r in row], default=0)
+            terms.append((self.y[c], least))
+            terms += [(self.x[r], self.prices[r] - least) for r in row]
+        terms = [(v, price) for v, price in terms if price]
+        self.objective = cp_model.LinearExpr.weighted_sum([v for v, _ in terms], [p for _, p in terms])
         self.model.minimize(self.objective)
         return scale
 
@@ -136,6 +147,9 @@ def solver(seconds: float, workers: int, deterministic: bool) -> Any:
     found = cp_model.CpSolver()
     p = found.parameters
     p.num_workers = max(workers, MIN_WORKERS)
+    if not deterministic and cores() < p.num_workers:
+        p.num_workers = len(FEW_CORES)
+        p.subsolvers.extend(FEW_CORES)
     p.random_seed = 0
     p.relative_gap_limit = 0.0
     if deterministic:
@@ -144,6 +158,11 @@ def solver(seconds: float, workers: int, deterministic: bool) -> Any:
     else:
         p.max_time_in_seconds = max(seconds, 0.01)
     return found
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(engine: Any, model: Any, stop: Callable[[], bool] | None) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,7 @@ def cover(
     rows: Rows,
     width: int | None = None,
     *,
+    max_labels: float = math.inf,
     upper: float = math.inf,
     prefer: list[int] | None = None,
     deadline: float = math.inf,
@@ -66,7 +68,8 @@ def cover(
 ) -> Cover:
     """Search with at most `width` labels per step (None: all). Labels that cannot beat `upper` are dropped soundly.
 
-    `deadline` is on time.perf_counter(); when it passes, the answer has no solution and the bound 0.
+    When `max_labels` are exceeded, `deadline` (on time.perf_counter()) passes or `stop` says so, the answer has no
+    solution and the bound 0.
     """
     position, acyclic = topological(rows, prefer)
     bit = [1 << p for p in position]
@@ -87,7 +90,8 @@ def cover(
         bucket = buckets[v]
         if not bucket:
             continue
-        if time.perf_counter() > deadline or (stop is not None and stop()):
+        waiting = len(bucket) if width is None else min(width, len(bucket))
+        if count + waiting > max_labels or time.perf_counter() > deadline or (stop is not None and stop()):
             return Cover(None, math.inf, 0.0, False, count)
         if width is not None and len(bucket) > width:
             bucket, lost = _strongest(bucket, width, potential, v)
@@ -177,7 +181,7 @@ class _Potential:
             if k == v or not readers:
                 total += self.share[k]
             else:
-                total += self.share[k] * sum([r > v for r in readers]) / len(readers)
+                total += self.share[k] * (len(readers) - bisect_right(readers, v)) / len(readers)
         return total
 
 

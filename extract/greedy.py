@@ -52,7 +52,9 @@ def bottom_up(rows: Rows, cost: Sequence[float] | None = None) -> list[int]:
 
 
 def path_bounds(rows: Rows, cost: Sequence[float] | None = None) -> list[float]:
-    """Lower bound per class: the least over its rows of own cost plus the dearest child's bound; inf: no finite term."""
+    """Lower bound per class: the least over its rows of own cost plus the dearest child's bound.
+
+    inf where there is no finite term."""
     price = rows.cost if cost is None else cost
     bound = [np.inf] * rows.n_classes
     left = [len(k) for k in rows.kids]

@@ -100,7 +100,7 @@ def components(adjacency: Sequence[Iterable[int]]) -> tuple[list[int], list[list
                 if work and low[v] < low[work[-1][0]]:
                     low[work[-1][0]] = low[v]
                 if low[v] == index[v]:
-                    member = []
+                    member: list[int] = []
                     while not member or member[-1] != v:
                         member.append(open_.pop())
                         of[member[-1]] = len(found)
@@ -576,13 +576,14 @@ class _Flat:
         off = np.r_[0, np.cumsum(count)]
         owner, cost = rank[self.cls[row_order]], self.cost[row_order]
         bounds = np.searchsorted(row_label[row_order], np.r_[label[order[start]], self.n])
-        found = []
-        for i, first in enumerate(start.tolist()):
+        found: list[tuple[bytes, _Build, list[int]]] = []
+        firsts: list[int] = start.tolist()
+        for i, first in enumerate(firsts):
             a, b = int(bounds[i]), int(bounds[i + 1])
             if a == b:
                 continue
             n = int(size[i])
-            roots = np.flatnonzero(self.root[order[first : first + n]])
+            roots = np.flatnonzero(self.root[order[first : first + n]] == 1)
             piece = (owner[a:b], count[a:b], kid[off[a] : off[b]], cost[a:b], roots)
             found.append(
                 (b"|".join([b"%d" % n, *(p.tobytes() for p in piece)]), _Build(piece, n), row_order[a:b].tolist())

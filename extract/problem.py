@@ -26,8 +26,10 @@ NodeSpec = tuple[int, Sequence[int], float]
 
 
 class Rows:
-    """A problem as Python lists, the form in which the solvers work: row r belongs to class `cls[r]`, reads the distinct
-    classes `kids[r]` and costs `cost[r]`. Classes are numbered 0..n_classes-1; all costs are finite and >= 0."""
+    """A problem as Python lists, the form in which the solvers work.
+
+    Row r belongs to class `cls[r]`, reads the distinct classes `kids[r]` and costs `cost[r]`. Classes are numbered
+    0..n_classes-1; all costs are finite and >= 0."""
 
     def __init__(
         self, cls: list[int], kids: list[tuple[int, ...]], cost: list[float], n_classes: int, roots: Sequence[int]
@@ -188,7 +190,9 @@ class Problem:
         off, kid, cls, cost = self.off.tolist(), self.kid.tolist(), self.cls.tolist(), self.cost.tolist()
         live = self.live
         kids = [tuple(dict.fromkeys(kid[off[i] : off[i + 1]])) for i in live]
-        return Rows([cls[i] for i in live], kids, [cost[i] for i in live], self.n_classes, dict.fromkeys(self.roots))
+        return Rows(
+            [cls[i] for i in live], kids, [cost[i] for i in live], self.n_classes, list(dict.fromkeys(self.roots))
+        )
 
     def choice_of(self, chosen: Iterable[int]) -> IntArray:
         """The choice array of some rows of `rows`: int32[n_classes], -1 where no row was given."""

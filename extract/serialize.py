@@ -65,7 +65,9 @@ def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
 def write_egraph(
     path: str | Path, problem: Problem, *, ops: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a problem (gzipped if the name ends in .gz). `ops[i]` names node i's operator; `extra` adds top-level keys."""
+    """Write a problem (gzipped if the name ends in .gz).
+
+    `ops[i]` names node i's operator; `extra` adds top-level keys."""
     first: dict[int, int] = {}
     for node, c in enumerate(problem.cls.tolist()):
         first.setdefault(c, node)
@@ -81,8 +83,12 @@ def write_egraph(
         }
         for i, c in enumerate(problem.cls.tolist())
     }
-    empty = {problem.class_name(c): {} for c in range(problem.n_classes) if c not in first}
-    document = {"nodes": nodes, "root_eclasses": [problem.class_name(r) for r in problem.roots], **(extra or {})}
+    empty: dict[str, Any] = {problem.class_name(c): {} for c in range(problem.n_classes) if c not in first}
+    document: dict[str, Any] = {
+        "nodes": nodes,
+        "root_eclasses": [problem.class_name(r) for r in problem.roots],
+        **(extra or {}),
+    }
     if empty:
         document.setdefault("class_data", {}).update(empty)
     data = json.dumps(document).encode()
@@ -91,7 +97,9 @@ def write_egraph(
 
 
 def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
-    """`cost, lower_bound, gap, optimal, seconds, choices`; choices = {class id: node id} for every class the roots need."""
+    """`cost, lower_bound, gap, optimal, seconds, choices`.
+
+    choices = {class id: node id} for every class that the roots need, roots first."""
     chosen = reachable(problem, extraction.choice)
     return {
         "cost": extraction.cost,

@@ -18,6 +18,7 @@ from ..errors import ExtractionError, UsageError
 from .cpsat import Answer, solve_cpsat
 from .frontier import WIDTHS, cover, topological
 from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
+from .highs import solve_highs
 from .presolve import Part, Reduced, detach, presolve, split
 from .problem import Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
 
@@ -26,6 +27,17 @@ METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
 
 EXACT_ROWS = 20_000
 """Leaves above this size are not handed to an integer program: building it alone would take seconds."""
+
+TINY_ROWS = 100
+"""CP-SAT alone ends leaves up to this size in milliseconds."""
+
+HIGHS_SHARE = 0.5
+STRONG_ROOT = 0.5
+"""HiGHS goes first, for at most this share of the time; where its root bound is below STRONG_ROOT of the incumbent,
+branching on it is hopeless and CP-SAT takes over at once."""
+
+QUICK_LABELS = 20_000
+"""Labels of the unbounded frontier search; where that is not enough it goes on as a beam."""
 
 FRONTIER_ROWS = 3_000
 """Acyclic leaves up to this size are tried by the frontier search first."""
@@ -225,8 +237,13 @@ class _Search:
             self._try_frontier(leaf, seconds)
         if leaf.proven or self.method == "frontier" or len(leaf.rows) > EXACT_ROWS:
             return
-        rest = seconds if self.deterministic else ends - time.perf_counter()
-        if rest <= 0:
+        if self.method == "highs" or (self.method == "auto" and not self.deterministic and len(leaf.rows) > TINY_ROWS):
+            alone = self.method == "highs"
+            share = (ends - time.perf_counter()) * (1.0 if alone else HIGHS_SHARE)
+            ratio = 0.0 if alone else STRONG_ROOT
+            leaf.take(solve_highs(leaf.rows, leaf.chosen, seconds=share, root_ratio=ratio, stop=self.stop), "highs")
+        rest = seconds if self.deterministic else min(self.left, ends - time.perf_counter())
+        if leaf.proven or self.method == "highs" or rest <= 0:
             return
         answer = solve_cpsat(
             leaf.rows,
@@ -244,10 +261,19 @@ class _Search:
         if not alone and (not acyclic or len(leaf.rows) > FRONTIER_ROWS):
             return
         deadline = math.inf if self.deterministic else time.perf_counter() + seconds
-        for width in WIDTHS if alone else WIDTHS[:2]:
-            found = cover(leaf.rows, width, upper=leaf.cost, prefer=leaf.chosen, deadline=deadline, stop=self.stop)
+        widths: tuple[int | None, ...] = (None, *WIDTHS) if alone else (None, WIDTHS[0])
+        for width in widths if acyclic else WIDTHS:
+            found = cover(
+                leaf.rows,
+                width,
+                max_labels=QUICK_LABELS if width is None else math.inf,
+                upper=leaf.cost,
+                prefer=leaf.chosen,
+                deadline=deadline,
+                stop=self.stop,
+            )
             leaf.take(Answer(found.chosen, found.cost, found.lower, found.exact), "frontier")
-            if found.exact or not acyclic:
+            if found.exact:
                 return
 
     def _finish(self, rows: Sequence[int], lower: float, method: str) -> Extraction:
