@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from ..egraph import api as t
 from ..egraph import composite as c
 from ..egraph import dtypes
-from ..egraph.dims import Dim, Expr
+from ..egraph.dims import Dim, Expr, concrete, volume
 from ..egraph.graph import Tensor
 from ..errors import ShapeError
 from .onnx_node import Node, Result, operator
@@ -25,13 +24,20 @@ def _gemm(n: Node) -> Result:
     alpha, beta, bias = n.attr("alpha", 1.0), n.attr("beta", 1.0), n.opt(2)
     if bias is not None and alpha == beta == 1.0 and bias.shape == b.shape[1:] and dtypes.is_float(a.dtype):
         return c.linear(a, b, bias)
-    weigh = lambda x, f: x if f == 1.0 else t.mul(x, f if dtypes.is_float(x.dtype) else int(f))
-    product = weigh(t.matmul(a, b), alpha)
-    return product if bias is None else t.add(product, weigh(bias, beta))
+    product = _weighed(t.matmul(a, b), alpha)
+    return product if bias is None else t.add(product, _weighed(bias, beta))
+
+
+def _weighed(x: Tensor, factor: float) -> Tensor:
+    if factor == 1.0:
+        return x
+    return t.mul(x, factor if dtypes.is_float(x.dtype) else int(factor))
 
 
 # ---------------------------------------------------------------- windows
-def same_pads(n: Node, sizes: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:  # fmt: skip
+def same_pads(
+    n: Node, sizes: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[int]:
     """Pads (all low, then all high) of a convolution or pooling from `pads` or `auto_pad`."""
     mode = n.attr("auto_pad", "NOTSET")
     if mode == "NOTSET":
@@ -63,7 +69,7 @@ def spatial(n: Node, name: str, count: int, default: int = 1) -> list[int]:
 
 def _convolve(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     count = x.rank - 2
-    kernel = [int(str(d)) for d in w.shape[2:]]
+    kernel = list(concrete(w.shape[2:]))
     strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
     if list(n.attr("kernel_shape", kernel)) != kernel:
         raise ShapeError(f"kernel_shape {n.attr('kernel_shape')} is not that of the weight {w.type}")
@@ -87,7 +93,9 @@ def _spread(x: Tensor, axis: int, stride: int) -> Tensor:
     return t.slice_axis(wide, axis, 0, size * stride - (stride - 1))
 
 
-def _transposed_pads(n: Node, x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> tuple[list[int], list[int]]:  # fmt: skip
+def _transposed_pads(
+    n: Node, x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Pads (low, high) that the transposed convolution cuts off, output_padding and output_shape taken into account."""
     count = len(kernel)
     extra = list(n.attr("output_padding", [0] * count))
@@ -99,12 +107,12 @@ def _transposed_pads(n: Node, x: Tensor, kernel: Sequence[int], strides: Sequenc
         return pads[:count], [p - e for p, e in zip(pads[count:], extra)]
     if any(isinstance(d, Expr) for d in x.shape[2:]):
         raise n.unsupported("output_shape or auto_pad with free dimensions")
-    sizes = [int(str(d)) for d in x.shape[2:]]
+    sizes = concrete(x.shape[2:])
     wanted = list(asked[-count:]) if asked is not None else [s * d for s, d in zip(strides, sizes)]
     low, high = [], []
     for i in range(count):
         total = strides[i] * (sizes[i] - 1) + extra[i] + reach[i] - wanted[i]
-        less = total // 2 if mode != "SAME_LOWER" else total - total // 2
+        less = total // 2 if mode == "SAME_UPPER" else total - total // 2
         low.append(less)
         high.append(total - less - extra[i])
     return low, high
@@ -115,7 +123,7 @@ def _conv_transpose(n: Node) -> Result:
     # the gradient of a convolution: spread the input by the stride, convolve with the mirrored, transposed weight
     x, w, groups = n.x(0), n.x(1), n.attr("group", 1)
     count = x.rank - 2
-    kernel = [int(str(d)) for d in w.shape[2:]]
+    kernel = list(concrete(w.shape[2:]))
     strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
     low, high = _transposed_pads(n, x, kernel, strides, dilations)
     for i in range(count):
@@ -183,13 +191,17 @@ def _qlinear_conv(n: Node) -> Result:
 
 
 # ---------------------------------------------------------------- einsum
+def positions(x: Tensor, axis: int) -> Tensor:
+    """Positions along one axis of x; the other axes have size 1."""
+    return t.iota([x.shape[axis] if i == axis else 1 for i in range(x.rank)], axis)
+
+
 def _diagonal(x: Tensor, labels: list[str]) -> tuple[Tensor, list[str]]:
     """Repeated labels of one operand reduced to their diagonal."""
     for label in sorted({v for v in labels if labels.count(v) > 1}):
         while labels.count(label) > 1:
             first, last = labels.index(label), len(labels) - 1 - labels[::-1].index(label)
-            size = lambda axis: [x.shape[axis] if i == axis else 1 for i in range(x.rank)]
-            keep = t.eq(t.iota(size(first), first), t.iota(size(last), last))
+            keep = t.eq(positions(x, first), positions(x, last))
             x = t.sum(t.where(keep, x, t.zeros((1,) * x.rank, x.dtype)), last)
             labels = labels[:last] + labels[last + 1 :]
     return x, labels
@@ -237,13 +249,13 @@ def _pair(a: Tensor, la: list[str], b: Tensor, lb: list[str], later: set[str]) -
     if not inner:
         order = [*batch, *rows, *columns]
         return t.mul(_aligned(a, la, order), _aligned(b, lb, order)), order
-    sizes = {v: a.shape[la.index(v)] for v in la} | {v: b.shape[lb.index(v)] for v in lb if v not in la or b.shape[lb.index(v)] != 1}  # fmt: skip
-    volume_of = lambda labels: prod((sizes[v] for v in labels), start=1)
-    shape = lambda x, names, ls: [x.shape[ls.index(v)] for v in names]
-    left = t.reshape(
-        _aligned(a, la, [*batch, *rows, *inner]), [*shape(a, batch, la), volume_of(rows), volume_of(inner)]
-    )
-    right = t.reshape(_aligned(b, lb, [*batch, *inner, *columns]), [*shape(b, batch, lb), volume_of(inner), volume_of(columns)])  # fmt: skip
+    sizes = {v: a.shape[la.index(v)] for v in la} | {
+        v: b.shape[lb.index(v)] for v in lb if v not in la or b.shape[lb.index(v)] != 1
+    }
+    m, k, width = (volume(tuple(sizes[v] for v in labels)) for labels in (rows, inner, columns))
+    before_a, before_b = [a.shape[la.index(v)] for v in batch], [b.shape[lb.index(v)] for v in batch]
+    left = t.reshape(_aligned(a, la, [*batch, *rows, *inner]), [*before_a, m, k])
+    right = t.reshape(_aligned(b, lb, [*batch, *inner, *columns]), [*before_b, k, width])
     out = t.matmul(left, right)
     return t.reshape(out, [sizes[v] for v in [*batch, *rows, *columns]]), [*batch, *rows, *columns]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..egraph import api as t
 from ..egraph import dtypes
-from ..egraph.dims import Dim, Expr, volume
+from ..egraph.dims import Dim, Expr, concrete, volume
 from ..egraph.graph import Tensor
 from ..errors import ShapeError
 from .onnx_node import Node, Result, operator, resolve
@@ -17,9 +17,9 @@ from .onnx_shapes import bounds
 
 @operator("Constant", limits="strings, sparse values")
 def _constant(n: Node) -> Result:
-    for name, kind in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64), ("value_ints", np.int64)):  # fmt: skip
+    for name in ("value_float", "value_floats", "value_int", "value_ints"):
         if name in n.attrs:
-            return n.context.constant(np.asarray(n.attrs[name], kind))
+            return n.context.constant(np.asarray(n.attrs[name], np.float32 if "float" in name else np.int64))
     if "value" not in n.attrs:
         raise n.unsupported("sparse or string value")
     found: Tensor = n.attrs["value"]
@@ -30,8 +30,7 @@ def _constant(n: Node) -> Result:
 def _shape(n: Node) -> Result:
     shape = n.x().shape
     rank = len(shape)
-    clip = lambda v: min(max(v + rank if v < 0 else v, 0), rank)
-    return n.context.value(list(shape[clip(n.attr("start", 0)) : clip(n.attr("end", rank))]))
+    return n.context.value(list(shape[n.attr("start", 0) : n.attr("end", rank)]))
 
 
 @operator("Size")
@@ -158,7 +157,8 @@ def slice_any(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
     """ONNX's (and Python's) slice along one axis, negative bounds and steps included."""
     size = x.shape[axis]
     if all(isinstance(d, int) for d in (start, end, size)):
-        picked = range(int(str(size)))[slice(int(str(start)), int(str(end)), step)]
+        count, first, last = concrete((size, start, end))
+        picked = range(count)[slice(first, last, step)]
         if not len(picked):
             return t.slice_axis(x, axis, 0, 0)
         if step > 0:
@@ -202,20 +202,20 @@ def _pad(n: Node) -> Result:
 
 def _pad_axis(n: Node, x: Tensor, axis: int, lo: Dim, hi: Dim, value: Any) -> Tensor:
     mode = n.attr("mode", "constant")
-    cut = lambda d: -d if isinstance(d, int) and d < 0 else 0
-    if cut(lo) or cut(hi):  # negative widths crop
-        x = t.slice_axis(x, axis, cut(lo), x.shape[axis] - cut(hi))
-        lo, hi = (0 if cut(lo) else lo), (0 if cut(hi) else hi)
+    start, stop = (-d if isinstance(d, int) and d < 0 else 0 for d in (lo, hi))
+    if start or stop:  # negative widths crop
+        x = t.slice_axis(x, axis, start, x.shape[axis] - stop)
+        lo, hi = (0 if start else lo), (0 if stop else hi)
     if mode == "constant":
         return t.pad(x, [(lo, hi) if i == axis else (0, 0) for i in range(x.rank)], value)
     size = x.shape[axis]
-    if not all(isinstance(d, int) for d in (size, lo, hi)):
+    if any(isinstance(d, Expr) for d in (size, lo, hi)):
         raise n.unsupported(f"mode {mode} with free dimensions")
     if (lo, hi) == (0, 0):
         return x
-    count = int(str(size))
-    n.context.check(t.input("padded", [count + lo + hi], "int64"))
-    index = np.pad(np.arange(count), (int(str(lo)), int(str(hi))), mode={"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode])  # type: ignore[call-overload]  # fmt: skip
+    count, before, after = concrete((size, lo, hi))
+    n.context.check(t.zeros([count + before + after], "int64"))  # the index array, before it is made
+    index = np.pad(np.arange(count), (before, after), mode=mode)
     return t.gather(x, n.context.constant(index), axis)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..egraph import api as t
 from ..egraph import dtypes
-from ..egraph.dims import Atom, Dim, Expr
+from ..egraph.dims import Atom, Dim, Expr, concrete
 from ..egraph.graph import Data, Tensor
 from ..egraph.interpret import evaluate
 from ..errors import BadModelError, ShapeError, TooLargeError, UnsupportedError
@@ -142,7 +142,7 @@ class Context:
 
 
 def _purity_of(node: Tensor) -> int:
-    small = all(isinstance(d, int) for d in node.shape) and prod(int(str(d)) for d in node.shape) <= KNOWN_ELEMENTS
+    small = all(isinstance(d, int) for d in node.shape) and prod(concrete(node.shape)) <= KNOWN_ELEMENTS
     if not small or node.op in ("input", "state") or node.entry.kind == "contraction":
         return 0
     if node.entry.composite and node.entry.law not in ("pointwise", "reduce"):
@@ -224,10 +224,10 @@ class Node:
         found = self.dims(position)
         if any(isinstance(d, Expr) for d in found):
             raise self.unsupported(f"operand {position} depends on a free dimension")
-        return tuple(int(str(d)) for d in found)
+        return concrete(found)
 
     def axes(self, position: int, rank: int) -> tuple[int, ...] | None:
-        """Axes from the attribute `axes`, or from an operand (opset 13 or 18 on); resolved, in order; None if absent."""
+        """Axes from the attribute `axes`, or from an operand (later opsets); resolved, in order; None if absent."""
         found: Iterable[int] | None = self.attr("axes")
         if found is None and self.has(position):
             found = self.ints(position)

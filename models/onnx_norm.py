@@ -235,17 +235,21 @@ def _attention(n: Node) -> Result:
 
 
 def _open_window(n: Node) -> bool:
-    return n.attr("left_window_size", -1) < 0 and n.attr("right_window_size", -1) < 0
+    return bool(max(n.attr("left_window_size", -1), n.attr("right_window_size", -1)) < 0)
 
 
-def _spelled_out(n: Node, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, softcap: float, shared: int) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """Each head `times` times in a row."""
+    wide = t.broadcast_to(t.expand_dims(x, 2), (*x.shape[:2], times, *x.shape[2:]))
+    return t.reshape(wide, (x.shape[0], x.shape[1] * times, *x.shape[2:]))
+
+
+def _spelled_out(
+    n: Node, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, softcap: float, shared: int
+) -> tuple[Tensor, Tensor]:
     """Attention step by step, for models that ask for the scores as well: (result, scores at the asked stage)."""
     if shared > 1:
-        repeat = lambda x: t.reshape(
-            t.broadcast_to(t.expand_dims(x, 2), (*x.shape[:2], shared, *x.shape[2:])),
-            (x.shape[0], x.shape[1] * shared, *x.shape[2:]),
-        )
-        k, v = repeat(k), repeat(v)
+        k, v = _repeated(k, shared), _repeated(v, shared)
     stages = [t.matmul(q, t.transpose(k)) * scale]
     capped = t.tanh(stages[0] * (1.0 / softcap)) * softcap if softcap else stages[0]
     biased = capped if bias is None else t.add(capped, bias)

@@ -1,10 +1,21 @@
-"""The table of ONNX operators: importing the modules below fills it. To add an operator, write a builder in one of them."""
+"""The table of ONNX operators, filled by importing the modules below. A new operator is one builder in one of them."""
 
 from __future__ import annotations
 
-from . import onnx_contract, onnx_index, onnx_layout, onnx_norm, onnx_pointwise, onnx_pool, onnx_reduce
+from . import (
+    onnx_contract,
+    onnx_index,
+    onnx_layout,
+    onnx_norm,
+    onnx_pointwise,
+    onnx_pool,
+    onnx_reduce,
+    onnx_resize,
+    onnx_rnn,
+)
 from .onnx_node import OPERATORS
 
-assert onnx_contract and onnx_index and onnx_layout and onnx_norm and onnx_pointwise and onnx_pool and onnx_reduce
+assert onnx_contract and onnx_index and onnx_layout and onnx_norm and onnx_pointwise
+assert onnx_pool and onnx_reduce and onnx_resize and onnx_rnn
 
 __all__ = ["OPERATORS"]

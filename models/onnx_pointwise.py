@@ -83,7 +83,7 @@ def _relu(n: Node) -> Result:
 @operator("IsInf")
 def _is_inf(n: Node) -> Result:
     x = n.x()
-    signs = {(1, 1): t.is_inf(x), (1, 0): t.logical_and(t.is_inf(x), t.lt(x, 0.0)),
+    signs: dict[tuple[int, int], Tensor] = {(1, 1): t.is_inf(x), (1, 0): t.logical_and(t.is_inf(x), t.lt(x, 0.0)),
              (0, 1): t.logical_and(t.is_inf(x), t.gt(x, 0.0)), (0, 0): t.zeros(x.shape, "bool")}  # fmt: skip
     return signs[n.attr("detect_negative", 1), n.attr("detect_positive", 1)]
 
@@ -132,8 +132,16 @@ def _pow(n: Node) -> Result:
 @operator("BitShift")
 def _bit_shift(n: Node) -> Result:
     x = n.x(0)
-    power = t.pow(2, n.x(1))
-    return t.mul(x, power) if n.attr("direction") == "LEFT" else t.floordiv(x, power)
+    shift, width = n.x(1), 8 * dtypes.itemsize(x.dtype)
+    signed = x.dtype.startswith("int")
+    gone = t.logical_or(t.ge(shift, width), t.lt(shift, 0)) if signed else t.ge(shift, width)
+    near = t.where(gone, width - 1, shift)
+    # two steps, because 2 ** (width - 1) itself overflows a signed integer
+    powers = [t.pow(2, part) for part in (t.floordiv(near, 2), t.sub(near, t.floordiv(near, 2)))]
+    if n.attr("direction") == "LEFT":
+        return t.where(gone, 0, t.mul(t.mul(x, powers[0]), powers[1]))
+    down = t.floordiv(t.floordiv(x, powers[0]), powers[1])
+    return down if signed else t.where(gone, 0, down)
 
 
 @operator("Max", "Min", "Sum", "Mean")
@@ -185,7 +193,7 @@ def _celu(n: Node) -> Result:
 @operator("Selu")
 def _selu(n: Node) -> Result:
     alpha, gamma = n.attr("alpha", 1.6732632423543772), n.attr("gamma", 1.0507009873554805)
-    return c.elu(n.x(), alpha=alpha) * gamma
+    return t.mul(c.elu(n.x(), alpha=alpha), gamma)
 
 
 @operator("LeakyRelu")
@@ -213,6 +221,12 @@ def _hard_sigmoid(n: Node) -> Result:
 def _swish(n: Node) -> Result:
     x, alpha = n.x(), n.attr("alpha", 1.0)
     return c.silu(x) if alpha == 1.0 else x * c.sigmoid(x * alpha)
+
+
+@operator("SwiGLU")
+def _swiglu(n: Node) -> Result:
+    alpha, gate = n.attr("alpha", 1.0), n.x(0)
+    return t.mul(c.silu(gate) if alpha == 1.0 else gate * c.sigmoid(gate * alpha), n.x(1))
 
 
 @operator("Shrink")

@@ -131,7 +131,9 @@ def _gather(node: Node, x: Array, index: Array) -> Array:
 
 
 @_rule("Slice")
-def _slice(node: Node, x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Array | None:  # fmt: skip
+def _slice(
+    node: Node, x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
+) -> Array | None:
     if x.ndim != 1 or any(isinstance(v, Expr) for part in (starts, ends, steps) if part is not None for v in part):
         return None
     return x[slice(int(starts[0]), int(ends[0]), int(steps[0]) if steps is not None else 1)]
