@@ -11,7 +11,7 @@ from ..egraph import api as t
 from ..egraph import dtypes
 from ..egraph.dims import Dim
 from ..egraph.graph import Data, Tensor
-from ..errors import BadModelError, BadWeightsError, UnsupportedError
+from ..errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,26 @@ class Config:
         return BadModelError(f"config field {name!r} is {str(self.fields.get(name))[:80]!r}, not {wanted}",
                              where=self.where)  # fmt: skip
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive whole number; without a default the field must be there."""
+    def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 32) -> int:
+        """A whole number in least..most; without a default the field must be there. TooLargeError above `most`."""
         value = self.fields.get(name)
         if value is None:
             if default is None:
                 raise BadModelError(f"config field {name!r} is missing", where=self.where)
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 40:
-            raise self._bad(name, "a positive whole number")
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self._bad(name, f"a whole number >= {least}")
+        if value > most:
+            raise TooLargeError(f"config field {name!r} is more than {most}", where=self.where)
+        return value
+
+    def texts(self, name: str) -> list[str] | None:
+        """A list of strings, or None where it is missing or null."""
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise self._bad(name, "a list of strings")
         return value
 
     def number(self, name: str, default: float) -> float:

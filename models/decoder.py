@@ -20,6 +20,8 @@ from ..egraph.graph import Tensor
 from ..errors import BadModelError, UnsupportedError
 from .checkpoint import Config, Weights
 
+#: Bounds on what is built before the first tensor's shape can contradict it
+MAX_LAYERS, MAX_HEAD = 10_000, 65_536
 Norm = Callable[[str, Tensor], Tensor]
 #: Names of activations in config files
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -90,7 +92,7 @@ def build_gpt2(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
         weight = w.take(f"{name}.weight", (value.shape[-1], outputs), dtype)
         return c.linear(value, weight, w.take(f"{name}.bias", (outputs,), dtype))
 
-    for i in range(config.size("n_layer")):
+    for i in range(config.size("n_layer", most=MAX_LAYERS)):
         at = f"h.{i}"
         scale = (1 / sqrt(hidden // n_heads) if scaled else 1.0) / (i + 1 if by_layer else 1)
         merged = conv1d(f"{at}.attn.c_attn", layer_norm(w, f"{at}.ln_1", x, eps), 3 * hidden)
@@ -155,6 +157,7 @@ def rotary(length: Dim, frequencies: np.ndarray[Any, Any], dtype: str, rank: int
 
 def rope_frequencies(theta: float, size: int, scaling: Config) -> np.ndarray[Any, Any]:
     """float32 angles per position: theta**(-2i/size), stretched as `rope_scaling` says (linear, llama3)."""
+    scaling.refuse(partial_rotary_factor=1.0)
     base = np.float32(theta) ** (np.arange(0, size, 2).astype(np.float32) / np.float32(size))
     found = (np.float32(1.0) / base).astype(np.float32)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
@@ -190,15 +193,15 @@ def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
         default = ["full" if (i + 1) % pattern == 0 else "sliding" for i in range(layers)]
     elif kind == "qwen3":
         window = window if config.flag("use_sliding_window", False) else 0
-        first = config.fields.get("max_window_layers", 28)
+        first = config.size("max_window_layers", 28, least=0)
         default = ["sliding" if window and i >= first else "full" for i in range(layers)]
     else:
         return [0] * layers
-    found = config.fields.get("layer_types") or default
-    if not isinstance(found, list) or len(found) != layers:
+    found = config.texts("layer_types") or default
+    if len(found) != layers:
         raise BadModelError(f"layer_types does not list {layers} layers", where=config.where)
     known = {"full_attention": 0, "full": 0, "sliding_attention": window, "sliding": window}
-    unknown = {str(name): found.count(name) for name in found if name not in known}
+    unknown = {name: found.count(name) for name in found if name not in known}
     if unknown:
         raise UnsupportedError("layer_types without a meaning here", missing=unknown, where=config.where)
     return [known[name] for name in found]
@@ -221,7 +224,7 @@ class _Sizes:
 def _sizes(config: Config, family: Family, kind: str) -> _Sizes:
     hidden, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv = config.size("num_key_value_heads", n_heads)
-    head = config.size("head_dim", family.head_dim or max(hidden // n_heads, 1))
+    head = config.size("head_dim", family.head_dim or max(hidden // n_heads, 1), most=MAX_HEAD)
     if n_heads % kv or head % 2:
         raise BadModelError(f"{n_heads} heads on {kv} key-value heads of size {head} do not fit", where=config.where)
     query = config.number("query_pre_attn_scalar", 256.0) if kind == "gemma3_text" else float(head)
@@ -254,7 +257,7 @@ def build_rotary(kind: str, config: Config, w: Weights) -> tuple[dict[str, Tenso
     """llama, qwen3 or gemma3_text: outputs by name, and the inputs."""
     family = FAMILIES[kind]
     config.refuse(use_bidirectional_attention=False, pretraining_tp=1, partial_rotary_factor=1.0)
-    s, layers = _sizes(config, family, kind), config.size("num_hidden_layers")
+    s, layers = _sizes(config, family, kind), config.size("num_hidden_layers", most=MAX_LAYERS)
     act_field = "hidden_activation" if kind == "gemma3_text" else "hidden_act"
     activation = ACTIVATIONS[config.choice(act_field, family.activation, list(ACTIVATIONS))]
     dtype = config.dtype(w.dtype_of("embed_tokens.weight"))

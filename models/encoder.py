@@ -13,7 +13,7 @@ from ..egraph.dims import dim
 from ..egraph.graph import Tensor
 from ..errors import BadModelError
 from .checkpoint import Config, Weights
-from .decoder import ACTIVATIONS, dense, heads, joined, layer_norm
+from .decoder import ACTIVATIONS, MAX_LAYERS, dense, heads, joined, layer_norm
 
 #: Heads of pre-training, position numbers: not part of the encoder
 BERT_IGNORED = (r"^cls\.", r"embeddings\.position_ids$")
@@ -47,7 +47,7 @@ def build_bert(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
     lowest = float(_finfo_min(dtype))  # the original adds the lowest finite number, not -inf
     hide = t.where(t.eq(t.reshape(mask, (shape[0], 1, 1, shape[1])), 0), t.full((1,) * 4, lowest, dtype),
                    t.full((1,) * 4, 0.0, dtype))  # fmt: skip
-    for i in range(config.size("num_hidden_layers")):
+    for i in range(config.size("num_hidden_layers", most=MAX_LAYERS)):
         at = f"encoder.layer.{i}"
         y = _attend(w, f"{at}.attention.self", x, n_heads, hide)
         y = dense(w, f"{at}.attention.output.dense", y, hidden, bias=True, dtype=dtype)
@@ -56,7 +56,7 @@ def build_bert(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
         y = dense(w, f"{at}.output.dense", y, hidden, bias=True, dtype=dtype)
         x = layer_norm(w, f"{at}.output.LayerNorm", y + x, eps)
     outputs = {"last_hidden_state": x}
-    if w.has("pooler.dense.weight") or not set(config.fields.get("architectures") or ()) & _POOLERLESS:
+    if w.has("pooler.dense.weight") or not set(config.texts("architectures") or ()) & _POOLERLESS:
         first = t.squeeze(t.slice_axis(x, 1, 0, 1), 1)
         outputs["pooler_output"] = t.tanh(dense(w, "pooler.dense", first, hidden, bias=True, dtype=dtype))
     return outputs, [ids, mask, kinds]

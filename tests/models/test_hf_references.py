@@ -25,7 +25,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-by-layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 40, "activation_function": "relu"}),
     "gpt2-untied": ("gpt2", {"tie_word_embeddings": False, "scale_attn_weights": False}),
     "llama": ("llama", {}),
-    "llama-multihead": ("llama", {"kv_heads": 4, "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    "llama-multihead": ("llama", {"kv_heads": 4, "tie_word_embeddings": False, "attention_bias": True,
+                                  "mlp_bias": True}),
     "llama-linear": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}, "head_dim": 16}),
     "llama3": ("llama", {"rope_theta": 100.0, "rope_scaling": {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

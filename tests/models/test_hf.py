@@ -1,0 +1,255 @@
+"""Checkpoint folders: how names may be spelled, and every way in which config and weights can be wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensor_graphs.egraph.graph import Data
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
+from tensor_graphs.models import zoo
+from tensor_graphs.models.arrays import MappedArray
+from tensor_graphs.models.hf import load_folder
+from tensor_graphs.models.safetensors import read_folder, write_arrays
+
+SIZES: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 20, "positions": 32}
+ROTARY: dict[str, Any] = {**SIZES, "kv_heads": 1, "intermediate": 24}
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "gpt2": lambda f: zoo.write_gpt2(f, **SIZES),
+    "llama": lambda f: zoo.write_llama(f, **ROTARY, dtype="float32", tie_word_embeddings=False),
+    "qwen3": lambda f: zoo.write_qwen3(f, **ROTARY, head_dim=8, dtype="float32"),
+    "gemma3": lambda f: zoo.write_gemma3(f, **ROTARY, head_dim=8, window=3, dtype="float32"),
+    "bert": lambda f: zoo.write_bert(f, **SIZES, intermediate=24),
+}
+KINDS = list(WRITERS)
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change config fields; None removes a field."""
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def respell(folder: Path, rename: Callable[[str], str | None], more: dict[str, Data] | None = None) -> None:
+    """Rewrite the weights under other names; None drops a tensor."""
+    arrays = {new: a.load().copy() for n, a in read_folder(folder).items() if (new := rename(n)) is not None}
+    write_arrays(folder / "model.safetensors", {**arrays, **(more or {})})
+
+
+def run(folder: Path) -> list[np.ndarray[Any, Any]]:
+    graph = load_folder(folder).bind({"batch": 1, "sequence": 5})
+    return evaluate(graph, {str(n.attr("name")): np.arange(5).reshape(1, 5) % 2 for n in graph.inputs})
+
+
+@pytest.fixture(params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return WRITERS[request.param](tmp_path)
+
+
+# ---------------------------------------------------------------- what is taken
+def test_nothing_is_read_and_everything_is_bound(folder: Path) -> None:
+    graph = load_folder(folder)
+    assert all(isinstance(data, MappedArray) for data in graph.params.values())
+    assert {n.attr("name") for n in graph.leaves("param")} == set(graph.params) == set(read_folder(folder))
+    assert set(graph.names) <= {"logits", "last_hidden_state", "pooler_output"}
+    assert all(n.dtype == "int64" and [str(d) for d in n.shape] == ["batch", "sequence"] for n in graph.inputs)
+
+
+def test_prefixes_are_optional(folder: Path) -> None:
+    before = run(folder)
+    respell(folder, lambda n: n.removeprefix("model.").removeprefix("transformer.").removeprefix("bert."))
+    for a, b in zip(run(folder), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_shards_give_the_same(folder: Path) -> None:
+    before, arrays = run(folder), {n: a.load().copy() for n, a in read_folder(folder).items()}
+    (folder / "model.safetensors").unlink()
+    places = {n: f"part-{i % 3}.safetensors" for i, n in enumerate(sorted(arrays))}
+    for shard in set(places.values()):
+        write_arrays(folder / shard, {n: arrays[n] for n in places if places[n] == shard})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    for a, b in zip(run(folder), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    (folder / "part-1.safetensors").unlink()
+    with pytest.raises(BadWeightsError, match=r"part-1\.safetensors is missing"):
+        load_folder(folder)
+
+
+def test_config_dtype_decides_over_the_file(folder: Path) -> None:
+    edit(folder, torch_dtype="bfloat16")
+    graph = load_folder(folder)
+    assert {o.dtype for o in graph.outputs} == {"bfloat16"}
+    assert {n.dtype for n in graph.leaves("param")} == {"float32"}
+    edit(folder, torch_dtype=None)
+    assert {o.dtype for o in load_folder(folder).outputs} == {"float32"}
+
+
+def test_nan_weights_are_data(folder: Path) -> None:
+    name = next(n for n in sorted(read_folder(folder)) if "embed" in n or "wte" in n)
+    array = read_folder(folder)[name].load().copy()
+    array[1] = np.nan
+    respell(folder, lambda n: None if n == name else n, {name: array})
+    assert np.isnan(run(folder)[0]).any()
+
+
+def test_older_spellings(tmp_path: Path) -> None:
+    folder = WRITERS["bert"](tmp_path)
+    before = run(folder)
+    older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    head: dict[str, Data] = {"cls.predictions.bias": np.zeros(20, np.float32),
+                             "bert.embeddings.position_ids": np.zeros((1, 32), np.int64)}  # fmt: skip
+    respell(folder, lambda n: next((n.removesuffix(a) + b for a, b in older.items() if n.endswith(a)), n), head)
+    np.testing.assert_array_equal(run(folder)[0], before[0])
+
+
+def test_masks_in_gpt2_files_are_not_weights(tmp_path: Path) -> None:
+    folder = WRITERS["gpt2"](tmp_path)
+    respell(folder, lambda n: n, {"transformer.h.0.attn.bias": np.ones((1, 1, 32, 32), np.uint8)})
+    assert load_folder(folder).names == ("logits",)
+
+
+def test_pooler_may_lack_only_where_the_class_has_none(tmp_path: Path) -> None:
+    folder = WRITERS["bert"](tmp_path)
+    respell(folder, lambda n: None if "pooler" in n else n)
+    with pytest.raises(BadWeightsError, match=r"'pooler\.dense\.weight'"):
+        load_folder(folder)
+    edit(folder, architectures=["BertForMaskedLM"])
+    assert load_folder(folder).names == ("last_hidden_state",)
+
+
+def test_a_repeated_tied_head_is_not_extra(tmp_path: Path) -> None:
+    folder = WRITERS["gemma3"](tmp_path)
+    respell(folder, lambda n: n, {"lm_head.weight": np.zeros((20, 16), np.float32)})
+    assert load_folder(folder).names == ("logits",)
+
+
+def test_sequence_is_bounded_by_the_positions(folder: Path) -> None:
+    assert load_folder(folder).free_dims["sequence"].max == 32
+
+
+# ---------------------------------------------------------------- what is refused
+def test_each_missing_tensor_is_named(folder: Path) -> None:
+    arrays = {n: a.load().copy() for n, a in read_folder(folder).items()}
+    assert len(arrays) > 10
+    for name in arrays:
+        write_arrays(folder / "model.safetensors", {n: a for n, a in arrays.items() if n != name})
+        with pytest.raises(BadWeightsError) as caught:
+            load_folder(folder)
+        short = name.removeprefix("model.").removeprefix("transformer.").removeprefix("bert.")
+        assert f"'{short}'" in str(caught.value) and "missing" in str(caught.value)
+
+
+def test_each_misshaped_tensor_is_named(folder: Path) -> None:
+    arrays = {n: a.load().copy() for n, a in read_folder(folder).items()}
+    for name, good in arrays.items():
+        wrong = np.zeros((*good.shape[:-1], good.shape[-1] + 1), np.float32)
+        write_arrays(folder / "model.safetensors", {**arrays, name: wrong})
+        with pytest.raises(BadWeightsError) as caught:
+            load_folder(folder)
+        assert f"'{name}'" in str(caught.value) and "shape" in str(caught.value)
+
+
+def test_extra_tensors_are_named(folder: Path) -> None:
+    respell(folder, lambda n: n, {"adapter.\nweight": np.zeros(2, np.float32)})
+    with pytest.raises(BadWeightsError, match=r"1 tensors.*'adapter\.\\nweight'"):
+        load_folder(folder)
+
+
+def test_a_tensor_spelled_twice_is_refused(folder: Path) -> None:
+    name, source = next((n, a) for n, a in sorted(read_folder(folder).items()) if not n.startswith("lm_head"))
+    respell(folder, lambda n: n, {name.partition(".")[2]: source.load().copy()})
+    with pytest.raises(BadWeightsError, match="twice"):
+        load_folder(folder)
+
+
+def test_integer_weights_are_unsupported(folder: Path) -> None:
+    name = next(n for n in sorted(read_folder(folder)) if n.endswith("weight"))
+    respell(folder, lambda n: n, {name: read_folder(folder)[name].load().astype(np.int8)})
+    with pytest.raises(UnsupportedError, match="int8"):
+        load_folder(folder)
+
+
+CONFIGS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"auto_map": {"AutoModel": "modeling_evil.Evil"}}, UnsupportedError, "auto_map"),
+    ({"model_type": "evil"}, UnsupportedError, "model_type='evil'"),
+    ({"model_type": None}, BadModelError, "no model_type"),
+    ({"model_type": ["llama"]}, BadModelError, "model_type"),
+    ({"quantization_config": {"bits": 4}}, UnsupportedError, "quantized"),
+    ({"hidden_size": None}, BadModelError, "'hidden_size' is missing"),
+    ({"hidden_size": "16"}, BadModelError, "hidden_size"),
+    ({"hidden_size": True}, BadModelError, "hidden_size"),
+    ({"hidden_size": -16}, BadModelError, "hidden_size"),
+    ({"hidden_size": 1 << 50}, TooLargeError, "hidden_size"),
+    ({"hidden_size": 1 << 31}, BadWeightsError, "embed_tokens"),
+    ({"head_dim": 1 << 31}, TooLargeError, "head_dim"),
+    ({"head_dim": 7}, BadModelError, "do not fit"),
+    ({"num_hidden_layers": 10**9}, TooLargeError, "num_hidden_layers"),
+    ({"num_hidden_layers": 3}, BadWeightsError, r"layers\.2\."),
+    ({"num_hidden_layers": 1}, BadWeightsError, "have no place"),
+    ({"num_attention_heads": 3, "num_key_value_heads": 2}, BadModelError, "do not fit"),
+    ({"hidden_act": "quick_gelu"}, UnsupportedError, "quick_gelu"),
+    ({"rms_norm_eps": "small"}, BadModelError, "rms_norm_eps"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, UnsupportedError, "yarn"),
+    ({"rope_scaling": [1]}, BadModelError, "rope_scaling"),
+    ({"torch_dtype": "float8_e4m3fn"}, UnsupportedError, "float8_e4m3fn"),
+    ({"tie_word_embeddings": "no"}, BadModelError, "tie_word_embeddings"),
+    ({"attention_bias": True}, BadWeightsError, r"q_proj\.bias"),
+    ({"pretraining_tp": 2}, UnsupportedError, "pretraining_tp"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), CONFIGS)
+def test_wrong_configs(tmp_path: Path, changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    folder = WRITERS["llama"](tmp_path)
+    edit(folder, **changes)
+    with pytest.raises(error, match=words) as caught:
+        load_folder(folder)
+    assert type(caught.value) is error and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "error", "words"),
+    [
+        ("gemma3", {"layer_types": ["full_attention"]}, BadModelError, "layer_types"),
+        ("gemma3", {"layer_types": ["full_attention", ["x"]]}, BadModelError, "layer_types"),
+        ("gemma3", {"layer_types": ["full_attention", "chunked"]}, UnsupportedError, "chunked ×1"),
+        ("gemma3", {"use_bidirectional_attention": True}, UnsupportedError, "use_bidirectional_attention"),
+        ("gemma3", {"query_pre_attn_scalar": 0}, BadModelError, "query_pre_attn_scalar"),
+        ("gpt2", {"n_embd": 15}, BadModelError, "multiple"),
+        ("gpt2", {"reorder_and_upcast_attn": True}, UnsupportedError, "reorder_and_upcast_attn"),
+        ("bert", {"position_embedding_type": "relative_key"}, UnsupportedError, "relative_key"),
+        ("bert", {"is_decoder": True}, UnsupportedError, "is_decoder"),
+        ("bert", {"architectures": 5}, BadModelError, "architectures"),
+        ("qwen3", {"max_window_layers": "all"}, BadModelError, "max_window_layers"),
+    ],
+)
+def test_wrong_options(tmp_path: Path, kind: str, changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    folder = WRITERS[kind](tmp_path)
+    edit(folder, **changes)
+    if kind == "bert":
+        respell(folder, lambda n: None if "pooler" in n else n)
+    with pytest.raises(error, match=words):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "nul", '{"a": 1, "a": 2}', '{"a": NaN}', "\ufeff{}", "[" * 100_000])
+def test_configs_that_are_not_json_objects(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(BadModelError, match=r"config\.json"):
+        load_folder(tmp_path)
+
+
+def test_code_beside_the_weights_is_never_run(tmp_path: Path) -> None:
+    folder = WRITERS["llama"](tmp_path)
+    (folder / "modeling_llama.py").write_text("open('ran', 'w')")
+    (folder / "__init__.py").write_text("open('ran', 'w')")
+    load_folder(folder)
+    assert not (folder / "ran").exists() and not Path("ran").exists()
