@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from . import dtypes
 from .engine import Arrays
-from .language import SORTS, STATUS_SEEN, signature
+from .language import STATUS_SEEN, signature
 from .ops import OPS, Type
 from .pricing import Pricing
 

@@ -41,6 +41,14 @@ class EngineError(Exception):
     """egglog refused a command."""
 
 
+class Deadline(Exception):
+    """The time given to a request ran out; the worker that had it is gone."""
+
+
+class MemoryLimit(Exception):
+    """The worker outgrew its memory limit and is gone."""
+
+
 class Engine:
     """One e-graph: `start` builds it, `step` runs one round and returns its view, `prune` drops e-nodes of that view."""
 
@@ -235,4 +243,4 @@ class Engine:
         return named
 
 
-__all__ = ["Arrays", "Engine", "EngineError", "load_bindings"]
+__all__ = ["Arrays", "Deadline", "Engine", "EngineError", "MemoryLimit", "load_bindings"]

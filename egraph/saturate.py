@@ -9,17 +9,19 @@ The bundled back-off scheduler of egglog is not used: it damages e-graphs with s
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..errors import RuleError, UsageError, WorkerError
 from .beam import kill_rules, victims
-from .engine import Arrays, Engine, EngineError
+from .engine import Arrays, Deadline, Engine, EngineError, MemoryLimit
 from .graph import LEAVES, Graph
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
 from .lower import Lowered, lower
@@ -28,6 +30,9 @@ from .pricing import Pricing, Roofline, cost_program
 from .rewrite import applicable, changes_rank, collect_constants, compile_rule
 from .rule import Rule
 from .view import EGraphView, SaturationReport
+
+if TYPE_CHECKING:
+    from .worker import Pool
 
 SLACK_LAUNCHES = 3
 """Default slack of pruning, in launches: it must exceed the extra tree cost of a form that pays when shared."""
@@ -50,16 +55,12 @@ class Limits:
                 raise UsageError(f"limit {name}={getattr(self, name)} is negative")
 
 
-class Deadline(Exception):
-    """The time given to a request ran out; the worker that had it is gone."""
-
-
-class MemoryLimit(Exception):
-    """The worker outgrew its memory limit and is gone."""
-
-
 class Session(Protocol):
     """Where egglog runs: this process (`InProcess`) or a worker."""
+
+    def prepare(self) -> None:
+        """Make ready to serve; the time it takes is not part of a limit."""
+        ...
 
     def request(self, method: str, payload: Any, seconds: float, memory: int) -> tuple[dict[str, Any], Arrays]:
         """Call a method of `Engine`. Raises Deadline, MemoryLimit, WorkerError (the worker died) or EngineError."""
@@ -69,10 +70,12 @@ class Session(Protocol):
 class InProcess:
     """A session in this process, for tests and debugging: no deadline inside a round and no memory limit."""
 
+    def prepare(self) -> None:
+        """See `Session.prepare`."""
+        self.engine = Engine()
+
     def request(self, method: str, payload: Any, seconds: float, memory: int) -> tuple[dict[str, Any], Arrays]:
         """See `Session.request`."""
-        if method == "start":
-            self.engine = Engine()
         arguments = [] if payload is None else [payload]
         found: tuple[dict[str, Any], Arrays] = getattr(self.engine, method)(*arguments)
         return found
@@ -231,9 +234,11 @@ class _Saturation:
     def left(self) -> float:
         return self.limits.seconds - (time.perf_counter() - self.begin)
 
-    def run(self, session: Session, score: Callable[[EGraphView], float]) -> EGraphView:
+    def run(self, session: Session, score: Callable[[EGraphView], float], stop: threading.Event) -> EGraphView:
         try:
-            stopped = self.rounds(session, score)
+            session.prepare()
+            self.begin = time.perf_counter()
+            stopped = "interrupted" if stop.is_set() else self.rounds(session, score)
         except Deadline:
             stopped = "seconds"
         except MemoryLimit:
@@ -241,7 +246,7 @@ class _Saturation:
         except KeyboardInterrupt:
             stopped = "interrupted"
         except WorkerError as error:
-            stopped, self.message = "worker-died", error.message
+            stopped, self.message = ("interrupted", "") if stop.is_set() else ("worker-died", error.message)
         except EngineError as error:
             raise RuleError(
                 f"egglog refused a rule or found two types for one value: {error}",
@@ -312,10 +317,11 @@ def saturate_block(
     *,
     session: Session | None = None,
     score: Callable[[EGraphView], float] | None = None,
+    stop: threading.Event | None = None,
 ) -> EGraphView:
     """All forms of a block that the rules reach within the limits.
 
-    `slack` (nanoseconds; default 3 launches) is how much dearer than its class's best an e-nodes's tree may be and still
+    `slack` (nanoseconds; default 3 launches) is how much dearer than its class's best an e-node's tree may be and still
     be kept. With `exact` only bitwise-exact rules are used. Of all rounds the view with the cheapest `score` is
     returned, the latest of equals; its report says what stopped the search. RuleError: a rule that cannot be said in
     egglog, or an unsound one that gave one value two types.
@@ -329,10 +335,40 @@ def saturate_block(
         from .worker import default_pool
 
         with default_pool().session() as session:
-            return saturate_block(graph, chosen, limits, pricing, slack, session=session, score=score)
+            return saturate_block(graph, chosen, limits, pricing, slack, session=session, score=score, stop=stop)
     work = _Saturation(graph, chosen, limits or Limits(), pricing, slack)
-    return work.run(session, score or default_score(pricing))
+    return work.run(session, score or default_score(pricing), stop or threading.Event())
+
+
+def saturate_blocks(
+    graphs: Sequence[Graph],
+    rules: Iterable[Rule],
+    limits: Limits | None = None,
+    *,
+    pool: Pool | None = None,
+    **options: Any,
+) -> list[EGraphView]:
+    """`saturate_block` on every graph, as many at a time as the pool has workers; views in the graphs' order.
+
+    Ctrl-C ends the workers: blocks then keep their last good view, and their reports say "interrupted".
+    """
+    from .worker import default_pool
+
+    workers, chosen, stop = pool or default_pool(), tuple(rules), threading.Event()
+
+    def one(graph: Graph) -> EGraphView:
+        with workers.session() as session:
+            return saturate_block(graph, chosen, limits, session=session, stop=stop, **options)
+
+    with ThreadPoolExecutor(workers.size) as threads:
+        futures = [threads.submit(one, g) for g in graphs]
+        try:
+            wait(futures)
+        except KeyboardInterrupt:
+            stop.set()
+            workers.close()
+        return [f.result() for f in futures]
 
 
 __all__ = ["Deadline", "InProcess", "Limits", "MemoryLimit", "Session", "decode", "default_score", "make_job",
-           "node_prices", "original_view", "saturate_block"]  # fmt: skip
+           "node_prices", "original_view", "saturate_block", "saturate_blocks"]  # fmt: skip

@@ -1,0 +1,268 @@
+"""A warm process that runs egglog and can be killed, because nothing else stops egglog inside a round.
+
+Started as `python -m tensor_graphs.egraph.worker` over pipes: no `multiprocessing`, so it works from a script without a
+main guard, from `python -` and from a notebook. A frame is a 4-byte length, a JSON header, and the raw bytes of the
+arrays that the header lists. The worker ends when its parent does (end of input), when its memory passes the limit of
+the request (exit code 77), or when it is killed at the deadline.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ..errors import WorkerError
+from .engine import Arrays, Deadline, Engine, EngineError, MemoryLimit
+
+MEMORY_EXIT = 77
+START_SECONDS = 30.0
+
+
+# ---------------------------------------------------------------- frames
+def write_frame(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> None:
+    """Send one message."""
+    listed = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
+    text = json.dumps(header | {"arrays": listed}).encode()
+    stream.write(struct.pack("<I", len(text)) + text)
+    for a in arrays.values():
+        stream.write(np.ascontiguousarray(a).tobytes())
+    stream.flush()
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise EOFError
+    return data
+
+
+def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays]:
+    """Receive one message. EOFError at the end, ValueError where the bytes are no frame."""
+    (size,) = struct.unpack("<I", _exactly(stream, 4))
+    if size > 1 << 30:
+        raise ValueError(f"a frame of {size} bytes")
+    header: dict[str, Any] = json.loads(_exactly(stream, size))
+    arrays: Arrays = {}
+    for name, dtype, shape in header.pop("arrays"):
+        kind = np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.frombuffer(_exactly(stream, count * kind.itemsize), kind).reshape(shape)
+    return header, arrays
+
+
+# ---------------------------------------------------------------- inside the worker
+def resident_bytes() -> int:
+    """Resident memory of this process; its peak where the system does not tell the present one."""
+    try:
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _watch_memory(limit: list[int]) -> None:
+    while True:
+        time.sleep(0.02)
+        if limit[0] and resident_bytes() > limit[0]:
+            os._exit(MEMORY_EXIT)
+
+
+def _read_requests(stream: IO[bytes], requests: queue.Queue[dict[str, Any]]) -> None:
+    try:
+        while True:
+            requests.put(read_frame(stream)[0])
+    except BaseException:  # the parent closed the pipe or died: egglog may be busy, so leave at once
+        os._exit(0)
+
+
+def serve() -> None:
+    """The worker's main loop: one request, one reply. egglog stays on this thread; others cannot use its objects."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing that prints may disturb the frames
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    limit = [0]
+    threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
+    threading.Thread(target=_watch_memory, args=(limit,), daemon=True).start()
+    engine: Engine | None = None
+    write_frame(replies, {"ready": os.getpid()}, {})
+    while True:
+        request = requests.get()
+        limit[0] = request["memory"]
+        try:
+            if request["method"] == "start" or engine is None:
+                engine = None  # free the last e-graph before the next
+                engine = Engine()
+            arguments = [] if request["payload"] is None else [request["payload"]]
+            header, arrays = getattr(engine, request["method"])(*arguments)
+            write_frame(replies, {"result": header}, arrays)
+        except EngineError as error:
+            write_frame(replies, {"error": str(error)}, {})
+
+
+# ---------------------------------------------------------------- in the parent
+def tensor_graphs_file() -> str:
+    """Where the package was imported from: the worker must find the same one."""
+    file = sys.modules[__name__.split(".")[0]].__file__
+    assert file is not None
+    return file
+
+
+class Worker:
+    """One process. Restarted on the next request after it died or was killed."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def prepare(self) -> None:
+        """Start the process if it is not running."""
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+
+    def _start(self) -> None:
+        self.stderr = tempfile.TemporaryFile()
+        if not sys.executable:
+            raise WorkerError("this Python does not know its own program", hint="use session=InProcess()")
+        root = str(Path(tensor_graphs_file()).parents[1])
+        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tensor_graphs.egraph.worker"],  # -P: never import from the user's folder
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=os.name == "posix",
+        )
+        self.process = process
+        self.frames: queue.Queue[Any] = queue.Queue()
+        threading.Thread(target=self._listen, args=(process, self.frames), daemon=True).start()
+        self._receive(START_SECONDS)
+
+    @staticmethod
+    def _listen(process: subprocess.Popen[bytes], frames: queue.Queue[Any]) -> None:
+        assert process.stdout is not None
+        try:
+            while True:
+                frames.put(read_frame(process.stdout))
+        except Exception as error:
+            frames.put(error)
+
+    def _receive(self, seconds: float) -> tuple[dict[str, Any], Arrays]:
+        try:
+            found = self.frames.get(timeout=seconds)
+        except queue.Empty:
+            self.kill()
+            raise Deadline from None
+        except BaseException:  # Ctrl-C: the reply on its way belongs to nobody
+            self.kill()
+            raise
+        if isinstance(found, Exception):
+            code = self.kill()
+            if code == MEMORY_EXIT:
+                raise MemoryLimit
+            said = self.said()
+            what = "answered nonsense" if isinstance(found, ValueError | KeyError) else f"died (exit code {code})"
+            raise WorkerError(
+                f"the saturation worker {what}: {said}", hint="run in-process to debug: session=InProcess()"
+            )
+        header, arrays = found
+        if "error" in header:
+            raise EngineError(header["error"])
+        return header.get("result", header), arrays
+
+    def said(self) -> str:
+        """The end of what the worker wrote to its standard error."""
+        self.stderr.seek(0)
+        return self.stderr.read()[-2000:].decode(errors="replace").strip() or "no message"
+
+    def request(self, method: str, payload: Any, seconds: float, memory: int) -> tuple[dict[str, Any], Arrays]:
+        """See `saturate.Session.request`."""
+        self.prepare()
+        process = self.process
+        if process is None:  # killed from another thread in between
+            raise WorkerError("the saturation worker was ended")
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # then reading tells why it died
+            write_frame(process.stdin, {"method": method, "payload": payload, "memory": memory}, {})
+        return self._receive(seconds)
+
+    def kill(self) -> int | None:
+        """End the process now; its exit code."""
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)  # it may be ending by itself: keep its own exit code
+        process.kill()
+        code = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        return code
+
+    close = kill
+
+
+class Pool:
+    """Up to `size` warm workers, started when first needed, handed out one session at a time."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.size = size
+        self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
+        self.workers = [Worker() for _ in range(size)]
+        for worker in reversed(self.workers):
+            self._free.put(worker)
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Worker]:
+        """A worker of one's own for a while; waits for one to be free."""
+        worker = self._free.get()
+        try:
+            yield worker
+        finally:
+            self._free.put(worker)
+
+    def close(self) -> None:
+        """End all workers; they start again when needed."""
+        for worker in self.workers:
+            worker.kill()
+
+
+_pool: Pool | None = None
+
+
+def default_pool() -> Pool:
+    """The pool of this process, made on first use and closed at exit."""
+    global _pool
+    if _pool is None:
+        from .. import settings
+
+        _pool = Pool(settings.current().workers or min(2, os.cpu_count() or 1))
+        atexit.register(_pool.close)
+    return _pool
+
+
+__all__ = ["MEMORY_EXIT", "Pool", "Worker", "default_pool", "read_frame", "resident_bytes", "serve", "write_frame"]
+
+if __name__ == "__main__":
+    serve()
