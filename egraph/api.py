@@ -275,7 +275,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         rank = builtins.max(a.rank, b.rank)
         a, b = with_rank(a, rank), with_rank(b, rank)
     out = make("matmul", (a, b))
-    keep = [d for i, d in enumerate(out.shape) if not (row and i == out.rank - 2 or column and i == out.rank - 1)]
+    keep = [d for i, d in enumerate(out.shape) if not ((row and i == out.rank - 2) or (column and i == out.rank - 1))]
     return reshape(out, keep) if row or column else out
 
 
@@ -429,9 +429,8 @@ def getitem(x: Tensor, key: Any) -> Tensor:
             drop.append(axis)
             axis += 1
     kept = [d for i, d in enumerate(x.shape) if i not in drop]
-    shift = lambda g: g - builtins.sum(1 for d in drop if d < g)
     for position in grow:
-        kept.insert(shift(position), 1)
+        kept.insert(position - builtins.sum(1 for d in drop if d < position), 1)
     return reshape(x, kept)
 
 
@@ -445,10 +444,10 @@ def _slice_key(x: Tensor, axis: int, key: slice) -> Tensor:
                 return slice_axis(x, axis, 0, 0)
             return flip(slice_axis(x, axis, picked[-1], picked[0] + 1, -step), axis)
         return slice_axis(x, axis, start, builtins.max(start, stop), step)
-    start = 0 if key.start is None else key.start
-    stop = size if key.stop is None else key.stop
-    fix = lambda v: v + size if isinstance(v, int) and v < 0 else v
-    return slice_axis(x, axis, fix(start), fix(stop), step)
+    first: Dim = 0 if key.start is None else key.start
+    end: Dim = size if key.stop is None else key.stop
+    first, end = (v + size if isinstance(v, int) and v < 0 else v for v in (first, end))
+    return slice_axis(x, axis, first, end, step)
 
 
 # ---------------------------------------------------------------- indexing

@@ -58,18 +58,18 @@ def reduction(name: str, f: Callable[..., Array], monoid: str, doc: str, **more:
 
 def erf(x: Array) -> Array:
     """The error function, elementwise, in float64 inside: SciPy-free, by the platform's erf."""
-    return np.frompyfunc(_erf_scalar, 1, 1)(x.astype(np.float64)).astype(x.dtype)
+    return np.asarray(np.frompyfunc(_erf_scalar, 1, 1)(x.astype(np.float64))).astype(x.dtype)
 
 
 def _sum(x: Array, axis: Any, keepdims: bool) -> Array:
     wide = np.float32 if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else None
-    return np.sum(x, axis=axis, keepdims=keepdims, dtype=wide or x.dtype).astype(x.dtype, copy=False)
+    return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=wide or x.dtype)).astype(x.dtype, copy=False)
 
 
 def _matmul(x: Array, y: Array) -> Array:
     if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":  # accumulate halves in float32, as every backend does
-        return np.matmul(x.astype(np.float32), y.astype(np.float32)).astype(x.dtype)
-    return np.matmul(x, y)
+        return np.asarray(np.matmul(x.astype(np.float32), y.astype(np.float32))).astype(x.dtype)
+    return np.asarray(np.matmul(x, y))
 
 
 def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array:
@@ -102,7 +102,8 @@ def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
 
 
 def _slice(attrs: Mapping[str, Any], x: Array) -> Array:
-    return x[(slice(None),) * attrs["axis"] + (slice(attrs["start"], attrs["stop"], attrs["step"]),)]
+    found: Array = x[(slice(None),) * attrs["axis"] + (slice(attrs["start"], attrs["stop"], attrs["step"]),)]
+    return found
 
 
 def _pad(attrs: Mapping[str, Any], x: Array) -> Array:
@@ -126,11 +127,15 @@ def _cast(attrs: Mapping[str, Any], x: Array) -> Array:
         return x.astype(target)
 
 
+def _along(index: Array, axis: int) -> tuple[Array, ...]:
+    """NumPy's index for the index's entries along one axis, every other axis at its own position."""
+    grid = np.ogrid[tuple(slice(n) for n in index.shape)]
+    return tuple(index if d == axis else g for d, g in enumerate(grid))
+
+
 def _scatter(attrs: Mapping[str, Any], x: Array, index: Array, updates: Array) -> Array:
     out = x.copy()
-    where = list(np.ogrid[tuple(slice(n) for n in index.shape)])
-    where[attrs["axis"]] = index
-    spot = tuple(where)
+    spot = _along(index, attrs["axis"])
     if attrs["mode"] == "set":
         out[spot] = updates
     else:
@@ -143,7 +148,7 @@ def _argsort(attrs: Mapping[str, Any], x: Array) -> Array:
         return np.argsort(x, axis=attrs["axis"], kind="stable")
     flipped = np.flip(x, attrs["axis"])  # stable descending: sort the reversed line, then reverse positions and result
     order = np.flip(np.argsort(flipped, axis=attrs["axis"], kind="stable"), attrs["axis"])
-    return x.shape[attrs["axis"]] - 1 - order
+    return np.asarray(x.shape[attrs["axis"]] - 1 - order)
 
 
 def _div(x: Array, y: Array) -> Array:
@@ -217,14 +222,14 @@ binary("lt", np.less, "x < y", law="compare", onnx=("Less",), aten=("lt",))
 binary("le", np.less_equal, "x <= y", law="compare", onnx=("LessOrEqual",), aten=("le",))
 register(Op("not", 1, "compare", "pointwise", {}, {}, "logical not of a bool", numpy=lambda a, x: np.logical_not(x),
             onnx=("Not",), aten=("logical_not",)))  # fmt: skip
-register(Op("is_nan", 1, "compare", "pointwise", {}, {}, "whether NaN", numpy=lambda a, x: np.isnan(x), floats_only=True,
-            onnx=("IsNaN",), aten=("isnan",)))  # fmt: skip
+register(Op("is_nan", 1, "compare", "pointwise", {}, {}, "whether NaN", numpy=lambda a, x: np.isnan(x),
+            floats_only=True, onnx=("IsNaN",), aten=("isnan",)))  # fmt: skip
 register(Op("is_inf", 1, "compare", "pointwise", {}, {}, "whether infinite", numpy=lambda a, x: np.isinf(x),
             floats_only=True, onnx=("IsInf",), aten=("isinf",)))  # fmt: skip
 register(Op("where", 3, "where", "pointwise", {}, {}, "x where the condition holds, else y",
             numpy=lambda a, c, x, y: np.where(c, x, y), linear=(1, 2), onnx=("Where",), aten=("where",)))  # fmt: skip
-register(Op("cast", 1, "cast", "pointwise", {"dtype": "dtype"}, {}, "another dtype; float to int truncates", numpy=_cast,
-            linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
+register(Op("cast", 1, "cast", "pointwise", {"dtype": "dtype"}, {}, "another dtype; float to int truncates",
+            numpy=_cast, linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
 
 reduction("sum", _sum, "add", "sum over axes", linear=(0,), onnx=("ReduceSum",), aten=("sum",))
 reduction("max", np.max, "maximum", "largest over axes; NaN wins", onnx=("ReduceMax",), aten=("amax",))
@@ -232,45 +237,57 @@ reduction("min", np.min, "minimum", "smallest over axes; NaN wins", onnx=("Reduc
 reduction("prod", lambda x, axis, keepdims: np.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype), "mul",
           "product over axes", onnx=("ReduceProd",), aten=("prod",))  # fmt: skip
 register(Op("argmax", 1, "arg_reduce", "index", {"axis": "int"}, {}, "position of the first largest along an axis",
-            numpy=lambda a, x: np.expand_dims(np.argmax(x, axis=a["axis"]), a["axis"]), onnx=("ArgMax",), aten=("argmax",)))  # fmt: skip
+            numpy=lambda a, x: np.expand_dims(np.argmax(x, axis=a["axis"]), a["axis"]), onnx=("ArgMax",),
+            aten=("argmax",)))  # fmt: skip
 register(Op("argmin", 1, "arg_reduce", "index", {"axis": "int"}, {}, "position of the first smallest along an axis",
-            numpy=lambda a, x: np.expand_dims(np.argmin(x, axis=a["axis"]), a["axis"]), onnx=("ArgMin",), aten=("argmin",)))  # fmt: skip
+            numpy=lambda a, x: np.expand_dims(np.argmin(x, axis=a["axis"]), a["axis"]), onnx=("ArgMin",),
+            aten=("argmin",)))  # fmt: skip
 register(Op("cumsum", 1, "along", "reduction", {"axis": "int"}, {}, "running sums along an axis",
-            numpy=lambda a, x: np.cumsum(x, axis=a["axis"], dtype=x.dtype), linear=(0,), onnx=("CumSum",), aten=("cumsum",)))  # fmt: skip
+            numpy=lambda a, x: np.cumsum(x, axis=a["axis"], dtype=x.dtype), linear=(0,), onnx=("CumSum",),
+            aten=("cumsum",)))  # fmt: skip
 register(Op("argsort", 1, "along_index", "index", {"axis": "int", "descending": "bool"}, {"descending": False},
             "positions that sort an axis, stable", numpy=_argsort, aten=("argsort",)))  # fmt: skip
 
 register(Op("matmul", 2, "matmul", "contraction", {}, {}, "a[..., M, K] @ b[..., K, N] or b[K, N]",
-            numpy=lambda a, x, y: _matmul(x, y), linear=(0, 1), onnx=("MatMul",), aten=("mm", "bmm", "matmul")))  # fmt: skip
-register(Op("conv", 2, "conv", "contraction", {"strides": "dims", "pads": "dims", "dilations": "dims", "groups": "int"}, {},
+            numpy=lambda a, x, y: _matmul(x, y), linear=(0, 1), onnx=("MatMul",),
+            aten=("mm", "bmm", "matmul")))  # fmt: skip
+register(Op("conv", 2, "conv", "contraction",
+            {"strides": "dims", "pads": "dims", "dilations": "dims", "groups": "int"}, {},
             "convolution (cross-correlation) of x[N, C, *S] with w[O, C/groups, *K]", numpy=conv, linear=(0, 1),
             onnx=("Conv",), aten=("convolution",)))  # fmt: skip
 
 register(Op("reshape", 1, "reshape", "view", {"shape": "dims"}, {}, "other sizes, same order of elements",
-            numpy=lambda a, x: np.reshape(x, a["shape"]), linear=(0,), onnx=("Reshape",), aten=("view", "reshape")))  # fmt: skip
+            numpy=lambda a, x: np.reshape(x, a["shape"]), linear=(0,), onnx=("Reshape",),
+            aten=("view", "reshape")))  # fmt: skip
 register(Op("permute", 1, "permute", "view", {"perm": "dims"}, {}, "axes in another order",
-            numpy=lambda a, x: np.transpose(x, a["perm"]), linear=(0,), onnx=("Transpose",), aten=("permute",)))  # fmt: skip
+            numpy=lambda a, x: np.transpose(x, a["perm"]), linear=(0,), onnx=("Transpose",),
+            aten=("permute",)))  # fmt: skip
 register(Op("broadcast_to", 1, "broadcast_to", "view", {"shape": "dims"}, {}, "sizes of 1 repeated",
-            numpy=lambda a, x: np.broadcast_to(x, a["shape"]), linear=(0,), onnx=("Expand",), aten=("expand",)))  # fmt: skip
+            numpy=lambda a, x: np.broadcast_to(x, a["shape"]), linear=(0,), onnx=("Expand",),
+            aten=("expand",)))  # fmt: skip
 register(Op("slice", 1, "slice", "view", {"axis": "int", "start": "int", "stop": "int", "step": "int"}, {"step": 1},
-            "elements start, start + step, … below stop along one axis", numpy=_slice, linear=(0,), aten=("slice",)))  # fmt: skip
+            "elements start, start + step, … below stop along one axis", numpy=_slice, linear=(0,),
+            aten=("slice",)))  # fmt: skip
 register(Op("flip", 1, "along", "view", {"axis": "int"}, {}, "one axis backwards",
             numpy=lambda a, x: np.flip(x, a["axis"]), linear=(0,), aten=("flip",)))  # fmt: skip
 register(Op("windows", 1, "windows", "view", {"axis": "int", "size": "int", "stride": "int", "dilation": "int"},
             {"stride": 1, "dilation": 1}, "sliding windows along an axis, their elements in a new last axis",
-            numpy=lambda a, x: sliding(x, a["axis"], a["size"], a["stride"], a["dilation"]), linear=(0,), aten=("unfold",)))  # fmt: skip
+            numpy=lambda a, x: sliding(x, a["axis"], a["size"], a["stride"], a["dilation"]), linear=(0,),
+            aten=("unfold",)))  # fmt: skip
 register(Op("concat", 2, "concat", "layout", {"axis": "int"}, {}, "one after the other along an axis",
-            numpy=lambda a, x, y: np.concatenate((x, y), axis=a["axis"]), linear=(), onnx=("Concat",), aten=("cat",)))  # fmt: skip
+            numpy=lambda a, x, y: np.concatenate((x, y), axis=a["axis"]), linear=(), onnx=("Concat",),
+            aten=("cat",)))  # fmt: skip
 register(Op("pad", 1, "pad", "layout", {"axis": "int", "lo": "int", "hi": "int", "value": "float"}, {"value": 0.0},
-            "a constant before and after along an axis", numpy=_pad, onnx=("Pad",), aten=("constant_pad_nd",)))  # fmt: skip
+            "a constant before and after along an axis", numpy=_pad, onnx=("Pad",),
+            aten=("constant_pad_nd",)))  # fmt: skip
 register(Op("gather", 2, "gather", "index", {"axis": "int"}, {},
             "x's slices at the indices (0 <= index < size; others clip), their axes in place of `axis`",
             numpy=lambda a, x, i: np.take(x, i, axis=a["axis"], mode="clip"), linear=(0,), onnx=("Gather",),
             aten=("index_select", "embedding")))  # fmt: skip
 register(Op("gather_elements", 2, "gather_elements", "index", {"axis": "int"}, {},
             "x at the index along one axis, per position",
-            numpy=lambda a, x, i: x[tuple(i if d == a["axis"] else g for d, g in enumerate(np.ogrid[tuple(slice(n) for n in i.shape)]))],
-            linear=(0,), onnx=("GatherElements",), aten=("gather",)))  # fmt: skip
+            numpy=lambda a, x, i: x[_along(i, a["axis"])], linear=(0,), onnx=("GatherElements",),
+            aten=("gather",)))  # fmt: skip
 register(Op("scatter_elements", 3, "scatter_elements", "index", {"axis": "int", "mode": "str"}, {"mode": "set"},
             "x with updates written (set, add, mul, max, min) at the index along one axis", numpy=_scatter,
             onnx=("ScatterElements",), aten=("scatter", "scatter_add")))  # fmt: skip

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from .graph import Graph, Tensor, attrs_key, make, rebuild, topological
@@ -231,7 +232,7 @@ def _early(nodes: list[Tensor], shared: list[Tensor], listing: _Listing) -> list
 
 def _parts(listing: _Listing, shared: list[Tensor]) -> list[Tensor]:
     """Slices of shared values at different offsets (a step's input, a layer's row): they would tell repeats apart."""
-    found = []
+    found: list[Tensor] = []
     for value in shared:
         slices = dict.fromkeys(listing.order[i] for i in listing.readers[value] if listing.order[i].op == "slice")
         found += slices if len(slices) > 1 else []
@@ -269,7 +270,8 @@ def _deep_first(roots: Sequence[Tensor], depth: dict[Tensor, int]) -> list[Tenso
         elif node not in done:
             done.add(node)
             stack.append((node, True))
-            stack += [(a, False) for a in sorted(reversed(node.args), key=depth.__getitem__) if a not in done]
+            deepest_first = sorted((a for a in node.args if a not in done), key=lambda a: -depth[a])
+            stack += [(a, False) for a in reversed(deepest_first)]
     return order
 
 
@@ -291,7 +293,7 @@ def _cut(listing: _Listing, max_nodes: int) -> list[tuple[int, int]]:
     dips = [i for i in range(n - 1) if i not in near and _is_dip(widths, i)]
     bounds = sorted({0, n, *(i + 1 for i in (*seams, *dips, *listing.early))})
     found: list[tuple[int, int]] = []
-    stack = [(a, b) for a, b in zip(bounds, bounds[1:])][::-1]
+    stack = list(pairwise(bounds))[::-1]
     while stack:
         a, b = stack.pop()
         if b - a <= max_nodes:
@@ -403,7 +405,7 @@ def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int,
     uses = Counter(p.kind for p in pieces)
     pairs: dict[Any, list[int]] = {}
     bond: dict[Any, int] = {}
-    for i, (a, b) in enumerate(zip(pieces, pieces[1:])):
+    for i, (a, b) in enumerate(pairwise(pieces)):
         if a.kind == b.kind or len(a) + len(b) > limit or uses[a.kind] != uses[b.kind]:
             continue
         strength = _bond(listing, a, b)
@@ -413,8 +415,8 @@ def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int,
             bond[pair] = strength
     taken: set[Any] = set()
     heads: dict[int, Any] = {}
-    size = lambda pair: len(pieces[pairs[pair][0]]) + len(pieces[pairs[pair][0] + 1])
-    for pair in sorted(pairs, key=lambda p: (-bond[p], size(p), pairs[p][0])):
+    size = {pair: len(pieces[at[0]]) + len(pieces[at[0] + 1]) for pair, at in pairs.items()}
+    for pair in sorted(pairs, key=lambda p: (-bond[p], size[p], pairs[p][0])):
         if len(pairs[pair]) == uses[pair[0]] and not taken & {pair[0], pair[1]}:
             taken |= {pair[0], pair[1]}
             heads.update((i, pair) for i in pairs[pair])

@@ -241,7 +241,7 @@ def causal_mask(rows: Dim, columns: Dim, causal: bool, window: int, dtype: str) 
 @composite("attention", 3, "attention", _ATTENTION, _ATTENTION_DEFAULTS, onnx=("Attention",),
            aten=("scaled_dot_product_attention",))  # fmt: skip
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float) -> Tensor:
-    """softmax(scale * q @ k.T) @ v, optionally soft-capped, causal, windowed; leading axes broadcast (grouped queries)"""
+    """softmax(scale * q @ k.T) @ v, optionally soft-capped, causal, windowed; leading axes broadcast (grouped query)"""
     return _attend(q, k, v, None, scale, causal, window, softcap)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import total_ordering
 from math import prod
-from typing import Union
+from typing import TypeAlias
 
 from ..errors import ShapeError
 
@@ -101,7 +101,13 @@ class Expr:
         return Expr((((Atom("//", args=(other, self)),), 1),)) if other else 0
 
     def __mod__(self, other: Dim) -> Dim:
-        return 0 if self._exact_quotient(other) is not None else Expr((((Atom("%", args=(self, other)),), 1),))
+        return 0 if self._exact_quotient(other) is not None else self._remainder(other)
+
+    def __rmod__(self, other: int) -> Dim:
+        return Expr.of(other)._remainder(self) if other else 0
+
+    def _remainder(self, other: Dim) -> Dim:
+        return Expr((((Atom("%", args=(self, other)),), 1),))
 
     def __str__(self) -> str:
         def term(atoms: tuple[Atom, ...], factor: int) -> str:
@@ -116,8 +122,8 @@ class Expr:
         return True
 
 
-Dim = Union[int, Expr]
-Shape = tuple[Dim, ...]
+Dim: TypeAlias = int | Expr
+Shape: TypeAlias = tuple[Dim, ...]
 
 
 def dim(name: str, *, min: int = 1, max: int = 32768) -> Expr:
@@ -162,7 +168,9 @@ def _bind_atom(atom: Atom, sizes: Mapping[str, int]) -> Dim:
             raise ShapeError(f"dimension {atom.name}={size} is outside {atom.min}..{atom.max}")
         return size
     left, right = (bind(a, sizes) for a in atom.args)
-    return left // right if atom.op == "//" else Expr.of(left) % right if isinstance(right, int) else Expr((((Atom("%", args=(left, right)),), 1),))
+    if atom.op == "//":
+        return left // right
+    return left % right
 
 
 def concrete(shape: Shape) -> tuple[int, ...]:

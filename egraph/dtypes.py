@@ -57,7 +57,8 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     if check(dtype) == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
     return np.dtype(dtype)
 
 

@@ -130,7 +130,8 @@ def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, *, da
 
 def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
     """Attributes as a key that tells 1, 1.0 and True, and 0.0 and -0.0, apart."""
-    return (attrs, tuple((type(v), v == 0 and math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs))
+    kinds = tuple((float, math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs)
+    return (attrs, kinds)
 
 
 def constant(array: Any) -> Tensor:
@@ -300,7 +301,9 @@ class Graph:
         unknown = sorted(set(sizes) - set(free))
         if unknown:
             raise UsageError(f"no dimension is called {unknown}", hint=f"the graph has {sorted(free)}")
-        fix = lambda v: dims.bind(v, sizes)
+
+        def fix(value: Any) -> Any:
+            return dims.bind(value, sizes)
 
         def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
             kinds = node.entry.attrs
