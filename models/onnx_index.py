@@ -109,6 +109,18 @@ def _scatter_nd(n: Node) -> Result:
     return t.reshape(out, x.shape)
 
 
+@operator("TensorScatter")
+def _tensor_scatter(n: Node) -> Result:
+    past, update = n.x(0), n.x(1)
+    axis = n.axis(-2, past.rank)
+    place = t.iota([update.shape[axis] if i == axis else 1 for i in range(past.rank)], axis)
+    if n.has(2):
+        place = t.add(place, t.reshape(t.cast(n.x(2), "int64"), (past.shape[0], *((1,) * (past.rank - 1)))))
+    if n.attr("mode", "linear") == "circular":
+        place = t.mod(place, t.reshape(size_tensor(past.shape[axis]), (1,) * past.rank))
+    return t.scatter_elements(past, t.broadcast_to(place, update.shape), update, axis)
+
+
 @operator("OneHot", limits="depth that depends on data")
 def _one_hot(n: Node) -> Result:
     index, values = n.x(0), n.x(2)
