@@ -1,0 +1,109 @@
+"""The unoptimized plan: every node of a graph by one kernel, as it is written. The baseline, and the plan of last resort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..egraph.graph import Graph, Tensor
+from ..errors import NoPlanError
+from ..extract.kernel import Backend, Call, Operand, Plan, Priced, Step, Strides, Template, Value, contiguous
+from ..egraph.pattern import Call as Pattern
+from ..egraph.pattern import Name, Var
+from .views import view_strides
+
+FREE = Priced(0.0, 0.0, 0.0, "bound")
+_WEIGHTS = ("param", "constant", "full", "iota")
+
+
+def direct_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
+    """One kernel per node, in the graph's order; views are views where memory allows, weights are folded at load.
+
+    The first template of the first backend that fits is taken. NoPlanError names an op without any.
+    """
+    return _Builder(graph, [t for b in backends for t in b.templates]).build()
+
+
+@dataclass
+class _Builder:
+    graph: Graph
+    templates: Sequence[Template]
+    values: list[Value] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    ids: dict[Tensor, int] = field(default_factory=dict)
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    foldable: set[Tensor] = field(default_factory=set)
+
+    def build(self) -> Plan:
+        self.by_op: dict[str, list[Template]] = {}
+        for t in self.templates:
+            if isinstance(t.term, Pattern) and _plain(t):
+                self.by_op.setdefault(t.term.op, []).append(t)
+        nodes = self.graph.nodes()
+        for node in nodes:
+            if node.op in _WEIGHTS or node.args and all(a in self.foldable for a in node.args):
+                self.foldable.add(node)
+        for leaf in self.graph.inputs:
+            self.ids[leaf] = self._add(leaf, "input", leaf.attr("name"))
+        for node in nodes:
+            if node not in self.ids and node not in self.foldable:
+                self._node(node)
+        outputs = tuple(self._read(n) for n in self.graph.outputs)
+        updates = {name: self._read(n) for name, n in self.graph.updates.items()}
+        return Plan(self.graph, tuple(self.values), tuple(self.steps), self.weights, outputs, updates, 0.0, 0.0)
+
+    def _add(self, node: Tensor, origin: str, name: str = "", strides: Strides | None = None, base: int = -1) -> int:
+        number = len(self.values)
+        self.values.append(Value(number, node.type, strides or contiguous(node.shape), origin, name, base))  # type: ignore[arg-type]
+        return number
+
+    def _read(self, node: Tensor) -> int:
+        if node not in self.ids:
+            self.ids[node] = number = self._add(node, "weight")
+            self.weights[number] = node
+        return self.ids[node]
+
+    def _node(self, node: Tensor) -> None:
+        if node.op == "state":
+            self.ids[node] = self._add(node, "state", node.attr("name"))
+            return
+        operands = [Operand(self.values[v].type, self.values[v].strides) for v in map(self._read, node.args)]
+        for template in self.by_op.get(node.op, ()):
+            found = self._fits(template, node, operands)
+            if found is not None:
+                self._step(template, node, found)
+                return
+        raise NoPlanError(f"no kernel computes {node!r}")
+
+    def _fits(self, template: Template, node: Tensor, operands: Sequence[Operand]) -> Call | None:
+        strides: Strides | None = contiguous(node.shape)  # type: ignore[arg-type]
+        if template.family == "view":
+            strides = view_strides(node.op, dict(node.attrs), operands[0])
+        if strides is None:
+            return None
+        attrs = {}
+        assert isinstance(template.term, Pattern)
+        for (_, spelled), (_, value) in zip(template.term.attrs, node.attrs):
+            assert isinstance(spelled, Name)
+            attrs[spelled.name] = value
+        names = [a.name for a in template.term.args if isinstance(a, Var)]
+        call = Call(dict(zip(names, operands)), Operand(node.type, strides), attrs)
+        dense = names if "*" in template.dense else template.dense
+        fits = all(call.operands[o].dense for o in dense) and (template.applies is None or template.applies(call))
+        return call if fits else None
+
+    def _step(self, template: Template, node: Tensor, call: Call) -> None:
+        inputs = tuple(zip(call.operands, map(self._read, node.args)))
+        view = template.family == "view"
+        made = self._add(node, "view" if view else "kernel", "", call.output.strides, inputs[0][1] if view else -1)
+        self.ids[node] = made
+        self.steps.append(Step(template, call, inputs, made, FREE, f"{node.op}: {node.type}"))
+
+
+def _plain(template: Template) -> bool:
+    """Whether the template is one op over distinct operands with free attributes, and needs no preparation."""
+    term = template.term
+    assert isinstance(term, Pattern)
+    operands = [a.name for a in term.args if isinstance(a, Var)]
+    free = all(isinstance(value, Name) for _, value in term.attrs)
+    return free and len(set(operands)) == len(term.args) and not template.prep and not template.when

@@ -1,0 +1,447 @@
+"""From a plan to Python source that runs without this package: NumPy, and Torch only where a kernel uses it.
+
+    def bind(weights):         # or bind(weights, states)
+        memory = workspace(...)
+        v3 = place(memory, 0, (128, 768), np.float32)       every buffer and every fixed view is made once
+        def run(x):
+            np.add(x, w0, out=v3)  # add(x, y)               then calling is a straight line
+            return v7.copy()
+        return run
+
+Values that a kernel hands out fresh, and outputs, are made in `run`; all else exists from `bind` on.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..egraph import dims, dtypes
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, structural_digest
+from ..egraph.ops import Type
+from ..extract.kernel import Call, Operand, Plan, Step, Template, Value, contiguous
+from . import memory
+from .views import torch_view
+
+RESERVED = frozenset(
+    ["np", "math", "inf", "nan", "warnings", "ml_dtypes", "torch", "weights", "states", "bind", "run", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
+) | frozenset(keyword.kwlist)  # fmt: skip
+
+#: Small functions that the emitted source may contain; included with what they name themselves.
+HELPERS: dict[str, str] = {
+    "strided": '''def strided(x, shape, strides):
+    """x's memory under another shape and strides (in elements), from x's first element on."""
+    return np.lib.stride_tricks.as_strided(x, shape, [s * x.itemsize for s in strides])''',
+    "workspace": '''def workspace(size, align=64):
+    """Bytes that start at a multiple of `align`."""
+    raw = np.empty(size + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start:start + size]''',
+    "place": '''def place(memory, offset, shape, dtype, strides=None):
+    """An array in the workspace; strides in elements."""
+    if strides is not None:
+        strides = [s * np.dtype(dtype).itemsize for s in strides]
+    return np.ndarray(shape, dtype, memory, offset, strides)''',
+    "empty": '''def empty(shape, dtype, strides):
+    """A fresh array whose axes lie in memory in the order of their strides."""
+    order = sorted(range(len(shape)), key=lambda i: -strides[i])
+    return np.empty([shape[i] for i in order], dtype).transpose(np.argsort(order))''',
+    "tensor": '''def tensor(x):
+    """The same memory as a Torch tensor."""
+    if not x.flags.writeable:  # Torch has no read-only tensors; nothing here writes to what it was given
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return tensor_of(x)
+    return tensor_of(x)''',
+    "tensor_of": '''def tensor_of(x):
+    """The same memory as a Torch tensor; bfloat16 by way of its bits."""
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)''',
+    "array": '''def array(x):
+    """The same memory as a NumPy array; bfloat16 by way of its bits."""
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return x.numpy()''',
+}  # fmt: skip
+
+@dataclass(frozen=True)
+class Emitted:
+    """The source, and what it reads: weight keys with the expressions to evaluate, states, its workspace in bytes."""
+
+    source: str
+    weights: Mapping[str, Tensor]
+    states: Mapping[str, Type]
+    layout: memory.Layout
+    fresh_bytes: int  # peak of what `run` allocates: outputs and fresh results
+
+
+def identifier(text: str, taken: set[str]) -> str:
+    """A Python name made from any text, not among `taken`, to which it is added."""
+    base = re.sub(r"[^0-9a-zA-Z_]+", "_", text).strip("_")[:60].rstrip("_") or "value"
+    base = f"v_{base}" if base[0].isdigit() or base in RESERVED else base
+    name, n = base, 2
+    while name in taken or name in RESERVED:
+        name, n = f"{base}_{n}", n + 1
+    taken.add(name)
+    return name
+
+
+def literal(value: Any) -> str:
+    """Source text of a number, a text, or a tuple of them; anything else is a programming error."""
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)  # the names inf and nan are imported
+    if isinstance(value, bool | int | float | str):
+        return repr(value)
+    raise TypeError(f"cannot write a {type(value).__name__} into source: {value!r}")
+
+
+def dtype_text(dtype: str) -> str:
+    """NumPy's dtype as source text."""
+    return "ml_dtypes.bfloat16" if dtype == "bfloat16" else "np.bool_" if dtype == "bool" else f"np.{dtypes.check(dtype)}"
+
+
+def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
+    """The plan with its free sizes bound: types, strides and attributes."""
+    if not sizes:
+        return plan
+
+    def fix(v: Any) -> Any:
+        return tuple(map(fix, v)) if isinstance(v, tuple) else dims.bind(v, sizes) if isinstance(v, dims.Expr) else v
+
+    def kind(t: Type) -> Type:
+        return Type(fix(t.shape), t.dtype)
+
+    def call(c: Call) -> Call:
+        operands = {k: Operand(kind(o.type), fix(o.strides)) for k, o in c.operands.items()}
+        attrs = {k: fix(v) for k, v in c.attrs.items()}
+        return Call(operands, Operand(kind(c.output.type), fix(c.output.strides)), attrs, c.names)
+
+    values = tuple(replace(v, type=kind(v.type), strides=fix(v.strides)) for v in plan.values)
+    steps = tuple(replace(s, call=call(s.call)) for s in plan.steps)
+    return replace(plan, graph=plan.graph.bind(sizes), values=values, steps=steps)
+
+
+def emit(plan: Plan, *, reuse_outputs: bool = False, sizes: Mapping[str, int] | None = None) -> Emitted:
+    """The plan's program. With `reuse_outputs` results lie in the workspace and are overwritten by the next call."""
+    return _Emitter(bind_sizes(plan, sizes or {}), reuse_outputs).emit()
+
+
+def is_torch(template: Template) -> bool:
+    """Whether a template's code works on Torch tensors (else on NumPy arrays)."""
+    return template.backend == "torch"
+
+
+@dataclass
+class _Emitter:
+    plan: Plan
+    reuse_outputs: bool
+    once: list[str] = field(default_factory=list)  # lines of bind
+    each: list[str] = field(default_factory=list)  # lines of run
+    names: dict[tuple[int, str], str] = field(default_factory=dict)  # (value, numpy | torch) -> name in the source
+    prepared: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)  # definition -> name: one object for one place in memory
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    keys: dict[bytes, str] = field(default_factory=dict)
+    helpers: set[str] = field(default_factory=set)
+    setups: set[tuple[str, str]] = field(default_factory=set)
+    key_names: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=lambda: {"memory", "place", *HELPERS})
+
+    def emit(self) -> Emitted:
+        plan = self.plan
+        self.root = memory.roots(plan)
+        self.makers = {s.output: s for s in plan.steps}
+        self.fresh = {v for v, s in self.makers.items() if not s.is_view and not s.template.writes_out(s.call)}
+        self.fresh_outputs = self._fresh_outputs()
+        self.layout = memory.layout(plan, self.fresh | self.fresh_outputs)
+        self.torch = any(is_torch(s.template) for s in plan.steps if not s.is_view)
+        self._reserve()
+        self._states()
+        self._run()
+        return Emitted(self._assemble(), self.weights, self._state_types(), self.layout, self._fresh_bytes())
+
+    # ------------------------------------------------------------ names and where values come from
+    def _reserve(self) -> None:
+        from .registry import all_helpers
+
+        self.taken |= set(all_helpers())
+        names = [str(leaf.attr("name")) for leaf in self.plan.graph.inputs]
+        self.inputs = {name: identifier(name, self.taken) for name in names}
+        for v in self.plan.values:
+            if v.origin == "input":
+                self.names[v.id, "numpy"] = self.inputs[v.name]
+
+    def _fresh_outputs(self) -> set[int]:
+        """Kernel results that are handed out as they are: roots of exactly one output, written nowhere else."""
+        if self.reuse_outputs:
+            return set()
+        seen: dict[int, int] = {}
+        for v in self.plan.outputs:
+            seen[self.root[v]] = seen.get(self.root[v], 0) + 1
+        updates = {self.root[v] for v in self.plan.updates.values()}
+        return {
+            r for r, n in seen.items()
+            if n == 1 and self.plan.values[r].origin == "kernel" and r not in self.fresh and r not in updates
+        }  # fmt: skip
+
+    def _dynamic(self, value: int) -> bool:
+        """Whether the value's memory is another one at each call."""
+        r = self.root[value]
+        return self.plan.values[r].origin == "input" or r in self.fresh or r in self.fresh_outputs
+
+    def _home(self, value: int) -> str:
+        r = self.root[value]
+        return "torch" if r in self.fresh and is_torch(self.makers[r].template) else "numpy"
+
+    def _use(self, helper: str) -> str:
+        self.helpers.add(helper)
+        return helper
+
+    def ref(self, value: int, kind: str) -> str:
+        """The value's name as a NumPy array or a Torch tensor; defines it where it is first needed."""
+        found = self.names.get((value, kind))
+        if found is not None:
+            return found
+        text = self._definition(value, kind)
+        if text.isidentifier():
+            self.shared[text] = text
+        if text in self.shared:
+            self.names[value, kind] = self.shared[text]
+            return self.shared[text]
+        base = self._base_name(value)
+        suffix = "" if (value, self._home(value)) not in self.names and kind == self._home(value) else f"_{kind[0]}"
+        name = identifier(base + suffix, self.taken)
+        (self.each if self._dynamic(value) else self.once).append(f"{name} = {text}")
+        self.names[value, kind] = name
+        if not self._dynamic(value):
+            self.shared[text] = name
+        return name
+
+    def _base_name(self, value: int) -> str:
+        term = self.plan.weights.get(value)
+        if term is not None and term.op == "param":
+            return str(term.attr("name"))
+        return self.plan.values[value].name or (f"v{value}" if term is None else f"w{value}")
+
+    def _definition(self, value: int, kind: str) -> str:
+        v, home = self.plan.values[value], self._home(value)
+        if v.origin == "view" and kind == home:
+            return self._view(value, kind)
+        if kind != home:
+            source = self.ref(value, home)
+            return f"{self._use('tensor' if kind == 'torch' else 'array')}({source})"
+        if v.origin == "weight":
+            return self._weight(value)
+        if v.origin == "kernel":
+            return self._buffer(v)
+        raise AssertionError(f"value {value} ({v.origin}) has no definition")
+
+    def _view(self, value: int, kind: str) -> str:
+        step = self.makers[value]
+        ((operand, source),) = step.inputs
+        if kind == "torch":
+            text = torch_view(step.template, replace(step.call, names={operand: self.ref(source, "torch")}))
+            if text is not None:
+                return text
+            return f"{self._use('tensor')}({self.ref(value, 'numpy')})"
+        self._setup(step.template)
+        return step.template.write(replace(step.call, names={operand: self.ref(source, "numpy")}))
+
+    def _buffer(self, v: Value) -> str:
+        shape, dtype = literal(concrete(v.type.shape)), dtype_text(v.type.dtype)
+        dense = v.strides == contiguous(v.type.shape)  # type: ignore[arg-type]
+        if v.id in self.fresh_outputs:
+            return f"np.empty({shape}, {dtype})" if dense else f"{self._use('empty')}({shape}, {dtype}, {literal(v.strides)})"
+        if v.id in self.layout.pinned:
+            return self.ref(self.layout.pinned[v.id], "numpy")  # written where the state lies
+        offset = self.layout.offsets[self.layout.buffer[v.id]]
+        strides = "" if dense else f", {literal(v.strides)}"
+        self._use("workspace")
+        return f"{self._use('place')}(memory, {offset}, {shape}, {dtype}{strides})"
+
+    # ------------------------------------------------------------ weights and states
+    def _key(self, value: int) -> str:
+        term = self.plan.weights[value]
+        digest = structural_digest(term)
+        if digest not in self.keys:
+            base = str(term.attr("name")) if term.op == "param" else f"w{value}"
+            self.keys[digest] = key = identifier(base, self.key_names)
+            self.weights[key] = term
+        return self.keys[digest]
+
+    def _weight(self, value: int) -> str:
+        term = self.plan.weights[value]
+        if term.op == "full":
+            number = literal(term.attr("value"))
+            return f"np.full({literal(concrete(term.shape))}, {number}, {dtype_text(term.dtype)})"
+        return f"weights[{self._key(value)!r}]"
+
+    def _prepared(self, step: Step, operand: str, value: int) -> str:
+        raw = self._weight(value)
+        if is_torch(step.template):
+            raw = f"{self._use('tensor')}({raw})"
+        self._setup(step.template)
+        text = step.template.write_prep(operand, raw, replace(step.call, names={operand: raw}))
+        if text not in self.prepared:
+            name = identifier((self.plan.values[value].name or f"w{value}") + "_prepared", self.taken)
+            self.once.append(f"{name} = {text}")
+            self.prepared[text] = name
+        return self.prepared[text]
+
+    def _state_types(self) -> dict[str, Type]:
+        written = {name: self.plan.values[v].type for name, v in self.plan.updates.items()}
+        return {**{v.name: v.type for v in self.plan.values if v.origin == "state"}, **written}
+
+    def _states(self) -> None:
+        self.state_names = {name: identifier(name, self.taken) for name in self._state_types()}
+        self.once += [f"{name} = states[{key!r}]" for key, name in self.state_names.items()]
+        for v in self.plan.values:
+            if v.origin == "state":
+                self.names[v.id, "numpy"] = self.state_names[v.name]
+
+    # ------------------------------------------------------------ the straight line
+    def _setup(self, template: Template) -> None:
+        self.setups |= {(template.backend, name) for name in template.setup}
+
+    def _run(self) -> None:
+        for i, step in enumerate(self.plan.steps):
+            if not step.is_view:
+                self._step(step)
+                self._release(i)
+        self._finish()
+
+    def _step(self, step: Step) -> None:
+        kind = "torch" if is_torch(step.template) else "numpy"
+        self._setup(step.template)
+        names = {
+            o: self._prepared(step, o, v) if o in step.template.prep else self.ref(v, kind) for o, v in step.inputs
+        }
+        if step.doc:
+            self.each.append(f"# {_one_line(step.doc)}")
+        if step.output in self.fresh:
+            name = self.names[step.output, kind] = identifier(f"v{step.output}", self.taken)
+            self.each.append(f"{name} = {step.template.write(replace(step.call, names=names))}")
+        else:
+            names["out"] = self.ref(step.output, kind)
+            self.each += step.template.write(replace(step.call, names=names)).split("; ")
+
+    def _release(self, i: int) -> None:
+        """Drop fresh results after their last use, so that their memory is free at once."""
+        gone = [
+            name for (v, _), name in self.names.items()
+            if self.root[v] in self.fresh and self.layout.last.get(self.root[v], -1) == i
+        ]  # fmt: skip
+        if gone:
+            self.each.append(f"del {', '.join(gone)}")
+            self.names = {k: n for k, n in self.names.items() if n not in gone}
+
+    def _finish(self) -> None:
+        given: set[int] = set()
+        results = []
+        for v in self.plan.outputs:
+            name, r = self.ref(v, "numpy"), self.root[v]
+            handed = r in self.fresh or r in self.fresh_outputs
+            own = handed and r not in given or self.reuse_outputs and self.plan.values[r].origin == "kernel"
+            given.add(r)
+            if not own:
+                fresh = identifier(f"result{v}", self.taken)
+                self.each.append(f"{fresh} = np.array({name})")
+                name = fresh
+            results.append(name)
+        self._update_states()
+        self.each.append(f"return {', '.join(results)}{',' if len(results) == 1 else ''}")
+
+    def _update_states(self) -> None:
+        states = {v.name: v.id for v in self.plan.values if v.origin == "state"}
+        todo = [(n, v) for n, v in self.plan.updates.items() if states.get(n) not in (v, self.layout.pinned.get(v, -1))]
+        saved = {}
+        for _, v in todo:  # a new value that looks at a state must be saved before that state changes
+            if self.plan.values[self.root[v]].origin == "state" or self.root[v] in self.layout.pinned:
+                saved[v] = identifier(f"new{v}", self.taken)
+                self.each.append(f"{saved[v]} = np.array({self.ref(v, 'numpy')})")
+        for n, v in todo:
+            self.each.append(f"np.copyto({self.state_names[n]}, {saved.get(v) or self.ref(v, 'numpy')})")
+
+    def _fresh_bytes(self) -> int:
+        changes: dict[int, int] = {}
+        for i, step in enumerate(self.plan.steps):
+            if step.output in self.fresh | self.fresh_outputs:
+                size = memory.nbytes(self.plan.values[step.output].type)
+                changes[i] = changes.get(i, 0) + size
+                after = self.layout.last.get(step.output, i) + 1
+                changes[after] = changes.get(after, 0) - size
+        level = peak = 0
+        for i in sorted(changes):
+            level += changes[i]
+            peak = max(peak, level)
+        return peak
+
+    # ------------------------------------------------------------ the file
+    def _assemble(self) -> str:
+        from .registry import helper_source
+
+        plan = self.plan
+        helpers = list(helper_source(self.helpers, self.setups))
+        body = "\n".join([*self.once, *self.each, *helpers])
+        imports = [line for word, line in _IMPORTS if re.search(rf"\b{word}\b", body)]
+        parameters = "weights, states" if self._state_types() else "weights"
+        fixed = [f"memory = workspace({self.layout.size})"] if "workspace" in self.helpers else []
+        lines = [
+            f'"""{_title(plan)}"""', "", "from __future__ import annotations", "", *imports, "", *(f"\n{h}\n" for h in helpers),
+            "", f"def bind({parameters}):",
+            f'    """Makes the program for given weights{" and states, which run() updates" if "," in parameters else ""}."""',
+            *_indented([*fixed, *self.once], 4), "",
+            '    @np.errstate(all="ignore")', f"    def run({', '.join(self.inputs.values())}):",
+            f'        """{_signature(plan)}"""', *_indented(self.each, 8), "", "    return run", "",
+        ]  # fmt: skip
+        return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
+
+
+_IMPORTS = (
+    ("math", "import math"),
+    ("Callable", "from collections.abc import Callable"),
+    ("Sequence", "from collections.abc import Sequence"),
+    ("inf", "from math import inf"),
+    ("nan", "from math import nan"),
+    ("Any", "from typing import Any"),
+    ("warnings", "import warnings"),
+    ("ml_dtypes", "import ml_dtypes"),
+    ("np", "import numpy as np"),
+    ("torch", "import torch"),
+    ("Array", "\nArray = np.ndarray"),
+)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:160]
+
+
+def _quotable(text: str) -> str:
+    return _one_line(text).replace("\\", "/").replace('"', "'")
+
+
+def _title(plan: Plan) -> str:
+    return f"{_quotable(plan.graph.name)}: {plan.kernels} kernels, estimated {plan.cost:.1f} us (at least {plan.lower_bound:.1f})."
+
+
+def _signature(plan: Plan) -> str:
+    given = ", ".join(f"{leaf.attr('name')}: {leaf.type}" for leaf in plan.graph.inputs)
+    made = ", ".join(f"{n}: {plan.values[v].type}" for n, v in zip(plan.graph.names, plan.outputs))
+    return f"({_quotable(given)}) -> ({_quotable(made)})"[:400]
+
+
+def _indented(lines: list[str], width: int) -> Iterator[str]:
+    for line in lines:
+        yield " " * width + line
+
+
+__all__ = ["Emitted", "bind_sizes", "dtype_text", "emit", "identifier", "is_torch", "literal"]

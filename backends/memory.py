@@ -1,0 +1,179 @@
+"""The memory plan: which values share which bytes of one workspace.
+
+Liveness over the flat list of steps, in-place reuse where a template allows it, then offsets by the greedy-by-size
+method (Pisarchyk and Lee, 2020): largest buffer first, each into the tightest gap among the buffers alive with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..egraph import dims
+from ..egraph.dims import Dim
+from ..egraph.dtypes import itemsize
+from ..egraph.ops import Type
+from ..extract.kernel import Plan, Step, contiguous
+
+ALIGNMENT = 64  # bytes: a cache line, and the width of an AVX-512 register
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Bytes needed from step `first` to step `last`, both included."""
+
+    size: int
+    first: int
+    last: int
+
+
+def aligned(size: int) -> int:
+    """The size rounded up to the alignment."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def place(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
+    """An offset for each buffer, and the bytes in all. Buffers alive at a common step do not overlap. Deterministic."""
+    n = len(buffers)
+    offsets = np.zeros(n, np.int64)
+    sizes = np.array([aligned(b.size) for b in buffers], np.int64)
+    first, last = np.array([b.first for b in buffers], np.int64), np.array([b.last for b in buffers], np.int64)
+    placed = np.zeros(n, bool)
+    for i in sorted(range(n), key=lambda i: (-sizes[i], buffers[i].first, i)):
+        others = np.flatnonzero(placed & (first <= last[i]) & (last >= first[i]) & (sizes > 0))
+        others = others[np.argsort(offsets[others], kind="stable")]
+        offsets[i] = _best_gap(offsets[others].tolist(), sizes[others].tolist(), int(sizes[i]))
+        placed[i] = True
+    return [int(o) for o in offsets], int((offsets + sizes).max(initial=0))
+
+
+def _best_gap(offsets: Sequence[int], sizes: Sequence[int], size: int) -> int:
+    """Start of the smallest gap that holds `size` bytes between blocks sorted by offset; else their end."""
+    end, best, best_room = 0, -1, -1
+    for offset, taken in zip(offsets, sizes):
+        room = offset - end
+        if room >= size and (best < 0 or room < best_room):
+            best, best_room = end, room
+        end = max(end, offset + taken)
+    return best if best >= 0 else end
+
+
+def nbytes(kind: Type, sizes: Mapping[str, int] | None = None) -> int:
+    """Bytes of a value, its free sizes bound."""
+    shape = tuple(dims.bind(d, sizes or {}) for d in kind.shape)
+    return Type(shape, kind.dtype).nbytes
+
+
+def symbolic_bytes(kind: Type) -> Dim:
+    """Bytes of a value as an expression in its free sizes."""
+    return dims.volume(kind.shape) * itemsize(kind.dtype)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a plan's values lie.
+
+    `root` gives for every value the one whose memory it looks at; `buffer` the buffer (a root value's id) that a root
+    was merged into by in-place reuse; `offsets` each buffer's place in the workspace; `pinned` the state whose memory
+    a new value of that state is written to directly; `last` the last step that reads a root's memory.
+    """
+
+    root: Mapping[int, int]
+    buffer: Mapping[int, int]
+    offsets: Mapping[int, int]
+    pinned: Mapping[int, int]
+    last: Mapping[int, int]
+    size: int
+    record: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)  # buffer -> bytes as text, first, last
+
+
+def roots(plan: Plan) -> dict[int, int]:
+    """value id -> id of the value whose memory it looks at."""
+    found: dict[int, int] = {}
+    for value in plan.values:
+        number = value.id
+        while plan.values[number].origin == "view":
+            number = plan.values[number].base
+        found[value.id] = number
+    return found
+
+
+def layout(plan: Plan, outside: Collection[int] = (), sizes: Mapping[str, int] | None = None) -> Layout:
+    """Places every value that a kernel writes and that is not `outside` the workspace (fresh results, fresh outputs)."""
+    root, end = roots(plan), len(plan.steps)
+    last = _last_uses(plan, root, end)
+    made = {s.output: i for i, s in enumerate(plan.steps) if not s.is_view}
+    pinned = _pinned(plan, root, last, made, end)
+    buffer = {v: v for v in made if v not in outside and v not in pinned}
+    alive = {v: last.get(v, i) for v, i in made.items()}
+    for i, step in enumerate(plan.steps):
+        if step.output in buffer and not step.is_view:
+            victim = _reusable(plan, step, i, root, last, buffer)
+            if victim is not None:
+                buffer[step.output] = buffer[victim]
+                alive[buffer[victim]] = max(alive[buffer[victim]], alive[step.output])
+    owners = [v for v in buffer if buffer[v] == v]
+    spans = {v: (symbolic_bytes(plan.values[v].type), made[v], alive[v]) for v in owners}
+    offsets, size = place([Buffer(nbytes(plan.values[v].type, sizes), made[v], alive[v]) for v in owners])
+    record = {str(v): (str(b), i, j) for v, (b, i, j) in spans.items()}
+    return Layout(root, buffer, dict(zip(owners, offsets)), pinned, last, size, record)
+
+
+def _last_uses(plan: Plan, root: Mapping[int, int], end: int) -> dict[int, int]:
+    last: dict[int, int] = {}
+    for i, step in enumerate(plan.steps):
+        if not step.is_view:
+            for _, v in step.inputs:
+                last[root[v]] = i
+    for v in (*plan.outputs, *plan.updates.values()):
+        last[root[v]] = end
+    return last
+
+
+def _same_place(plan: Plan, step: Step, operand: int, root: Mapping[int, int]) -> bool:
+    """Whether writing the output over this operand is safe: equal bytes in equal order, and no other operand looks at
+    the same memory in another way."""
+    a, b = plan.values[operand], plan.values[step.output]
+    whole = plan.values[root[operand]]
+    if (a.type, a.strides) != (b.type, b.strides) or symbolic_bytes(whole.type) != symbolic_bytes(a.type):
+        return False
+    if a.strides != contiguous(a.type.shape) and a.strides != whole.strides:  # type: ignore[arg-type]
+        return False
+    shared = [plan.values[v] for _, v in step.inputs if root[v] == root[operand]]
+    return all((v.type.shape, v.strides) == (a.type.shape, a.strides) for v in shared)
+
+
+def _inplace(step: Step) -> list[int]:
+    return [v for o, v in step.inputs if o in step.template.inplace]
+
+
+def _reusable(plan: Plan, step: Step, i: int, root: Mapping[int, int], last: Mapping[int, int],
+              buffer: Mapping[int, int]) -> int | None:  # fmt: skip
+    """The root value whose buffer the step may write over: it dies here."""
+    for v in _inplace(step):
+        victim = root[v]
+        if last[victim] == i and victim in buffer and _same_place(plan, step, v, root) and _all_inplace(step, victim, root):
+            return victim
+    return None
+
+
+def _all_inplace(step: Step, victim: int, root: Mapping[int, int]) -> bool:
+    return all(o in step.template.inplace for o, v in step.inputs if root[v] == victim)
+
+
+def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int], end: int) -> dict[int, int]:  # fmt: skip
+    """New state values that can be written where the state lies: nothing reads the old value afterwards."""
+    states = {v.name: v.id for v in plan.values if v.origin == "state"}
+    found: dict[int, int] = {}
+    for name, v in plan.updates.items():
+        if name not in states or v not in made or v in found:
+            continue
+        state, step = states[name], plan.steps[made[v]]
+        reads = [u for _, u in step.inputs if root[u] == state]
+        legal = plan.values[v].type == plan.values[state].type and plan.values[v].strides == plan.values[state].strides
+        if legal and step.template.writes_out(step.call) and last.get(state, -1) <= made[v]:
+            if all(_same_place(plan, step, u, root) for u in reads) and _all_inplace(step, state, root):
+                found[v] = state
+    return found

@@ -1,0 +1,47 @@
+"""A backend that computes nothing: every op is a kernel that does not touch its output.
+
+It exists to run the whole path (candidates, plans, memory, emission, programs) in tests without any arithmetic, and to
+measure what a program costs beyond its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from ..egraph.ops import OPS
+from ..extract.kernel import Template
+from .views import VIEWS
+
+_KEYWORDS = ("and", "or", "not")
+
+
+def _row(op: str) -> Template:
+    entry = OPS[op]
+    operands = [f"x{i}" for i in range(entry.arity)]
+    attrs = [f"{a}={a}" for a in entry.attrs]
+    name = f"{op}_" if op in _KEYWORDS else op
+    text = ", ".join("{" + o + "}" for o in operands)
+    return Template(f"null.{op}", "null", f"{name}({', '.join([*operands, *attrs])})", f"nothing({text}, {{out}})",
+                    setup=("nothing",))  # fmt: skip
+
+
+class NullBackend:
+    """One empty kernel for every op that is not a leaf."""
+
+    name = "null"
+    device = "cpu"
+    helpers: Mapping[str, str] = {"nothing": 'def nothing(*arrays):\n    """Leaves the output as it is."""'}
+
+    @cached_property
+    def templates(self) -> Sequence[Template]:
+        """Views, a copy, and a row for every op."""
+        copy = Template("null.copy", "null", "x", "nothing({x}, {out})", family="copy", setup=("nothing",))
+        return (*VIEWS, copy, *(_row(op) for op, entry in OPS.items() if entry.arity))
+
+    def unavailable(self) -> str:
+        """Never."""
+        return ""
+
+
+BACKEND = NullBackend()

@@ -1,0 +1,354 @@
+"""NumPy's kernels: a reference for every op, so that a plan always exists, and faster forms where NumPy has one.
+
+Rows are data: a kernel's meaning (pattern) and its code. Code writes into `out`; nothing large is allocated in a call
+except inside the helpers that say so. Halves (float16, bfloat16) are computed as the interpreter does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ..egraph import dtypes
+from ..egraph.dims import concrete
+from ..egraph.ops import OPS
+from ..extract.kernel import Call, Code, Operand, Template
+from .emit import dtype_text, literal
+from .numpy_helpers import HELPERS
+from .views import NUMPY as VIEW_CODE
+from .views import VIEWS
+
+Applies = Callable[[Call], bool]
+
+
+# ---------------------------------------------------------------- conditions on dtypes and layouts
+def _is(*categories: str) -> Applies:
+    return lambda call: all(dtypes.category(o.type.dtype) in categories for o in call.operands.values())
+
+
+def _wide(call: Call) -> bool:
+    """All floats are float32 or float64."""
+    kinds = {o.type.dtype for o in call.operands.values() if dtypes.is_float(o.type.dtype)}
+    return kinds <= {"float32", "float64"}
+
+
+def _half(call: Call) -> bool:
+    return not _wide(call)
+
+
+def _and(*conditions: Applies) -> Applies:
+    return lambda call: all(c(call) for c in conditions)
+
+
+def _shape(operand: Operand) -> tuple[int, ...]:
+    return concrete(operand.type.shape)
+
+
+def row(name: str, pattern: str, code: Code, **more: Any) -> Template:
+    """One NumPy kernel."""
+    return Template(f"np.{name}", "numpy", pattern, code, **more)
+
+
+def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]:
+    """Code from a format string whose attributes are written as literals (infinities included)."""
+
+    def code(call: Call) -> str:
+        attrs = {k: literal(v) for k, v in call.attrs.items()}
+        return text.format(**attrs, **{k: f(call) for k, f in functions.items()}, **call.names)
+
+    code.__qualname__ = f"spell[{text}]"  # the text is the kernel's identity
+    return code
+
+
+# ---------------------------------------------------------------- pointwise
+_NUMBER = _is("int", "float")
+
+#: op -> (ufunc, operands' condition)
+UFUNCS: dict[str, tuple[str, Applies | None]] = {
+    "neg": ("negative", _NUMBER),
+    "abs": ("absolute", None),
+    "sign": ("sign", _NUMBER),
+    "exp": ("exp", None),
+    "log": ("log", None),
+    "log1p": ("log1p", None),
+    "expm1": ("expm1", None),
+    "sqrt": ("sqrt", None),
+    "recip": ("reciprocal", None),
+    "tanh": ("tanh", None),
+    "sin": ("sin", None),
+    "cos": ("cos", None),
+    "atan": ("arctan", None),
+    "floor": ("floor", None),
+    "ceil": ("ceil", None),
+    "round": ("rint", None),
+    "add": ("add", None),
+    "sub": ("subtract", _NUMBER),
+    "mul": ("multiply", None),
+    "div": ("true_divide", None),
+    "floordiv": ("floor_divide", _NUMBER),
+    "mod": ("remainder", _NUMBER),
+    "pow": ("power", _NUMBER),
+    "maximum": ("maximum", None),
+    "minimum": ("minimum", None),
+    "and": ("bitwise_and", _is("bool", "int")),
+    "or": ("bitwise_or", _is("bool", "int")),
+    "xor": ("bitwise_xor", _is("bool", "int")),
+    "eq": ("equal", None),
+    "lt": ("less", None),
+    "le": ("less_equal", None),
+    "not": ("logical_not", None),
+    "is_nan": ("isnan", None),
+    "is_inf": ("isinf", None),
+}
+
+
+def _ufunc(op: str, ufunc: str, applies: Applies | None) -> Template:
+    names = ("x", "y")[: OPS[op].arity]
+    pattern = f"{op}_({', '.join(names)})" if op in ("and", "or", "not") else f"{op}({', '.join(names)})"
+    code = f"np.{ufunc}({', '.join('{' + n + '}' for n in names)}, out={{out}})"
+    return row(op, pattern, code, inplace=names, applies=applies, exact=True)
+
+
+def _cast_code(call: Call) -> str:
+    n, target = call.names, call.output.type.dtype
+    if call.operands["x"].type.dtype == "bfloat16" and dtypes.category(target) == "int":
+        return f"np.copyto({n['out']}, {n['x']}.astype(np.float64), casting='unsafe')"
+    return f"np.copyto({n['out']}, {n['x']}, casting='unsafe')"
+
+
+def _pointwise() -> list[Template]:
+    chain = "np.negative({x}, out={out}); np.exp({out}, out={out}); np.add({out}, 1, out={out}); "
+    return [
+        *(_ufunc(op, *spec) for op, spec in UFUNCS.items()),
+        row("rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True),
+        row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), exact=True),
+        row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
+        row("cast", "cast(x, dtype=dtype)", _cast_code, exact=True),
+        row("erf", "erf(x)", "erf({x}, {out})", inplace=("x",), setup=("erf",)),
+        row("relu", "relu(x)", "np.maximum({x}, 0, out={out})", inplace=("x",), exact=True),
+        row("sigmoid", "sigmoid(x)", chain + "np.reciprocal({out}, out={out})", inplace=("x",)),
+        row("silu", "silu(x)", chain + "np.true_divide({x}, {out}, out={out})"),
+        row("gelu", "gelu(x)", "gelu({x}, {out})", inplace=("x",), dense=("x",), setup=("gelu",)),
+        row("gelu_tanh", "gelu_tanh(x)", "gelu_tanh({x}, {out})", setup=("gelu_tanh",)),
+        row("softplus", "softplus(x)", "np.logaddexp({x}, 0, out={out})", inplace=("x",), applies=_wide),
+        row("softplus_half", "softplus(x)", "np.copyto({out}, np.logaddexp({x}.astype(np.float32), 0), casting='unsafe')",
+            applies=_half),  # fmt: skip
+        row("mish", "mish(x)", "mish({x}, {out})", setup=("mish",)),
+        row("elu", "elu(x, alpha=alpha)", spell("elu({x}, {alpha}, {out})"), setup=("elu",)),
+        row("leaky_relu", "leaky_relu(x, alpha=alpha)", spell("leaky_relu({x}, {alpha}, {out})"), setup=("leaky_relu",)),
+        row("hard_sigmoid", "hard_sigmoid(x, alpha=alpha, beta=beta)",
+            spell("np.multiply({x}, {alpha}, out={out}); np.add({out}, {beta}, out={out}); clip({out}, 0, 1, {out})"),
+            inplace=("x",), setup=("clip",)),
+        row("hard_swish", "hard_swish(x)",
+            "np.multiply({x}, 1 / 6, out={out}); np.add({out}, 0.5, out={out}); clip({out}, 0, 1, {out}); "
+            "np.multiply({x}, {out}, out={out})", setup=("clip",)),
+        row("clip", "clip(x, lo=lo, hi=hi)", spell("clip({x}, {lo}, {hi}, {out})"), inplace=("x",), setup=("clip",),
+            exact=True),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- reductions and normalisations
+def _reduce_code(ufunc: str, wide: bool) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        n, axes = call.names, literal(call.attrs["axes"])
+        if wide and _half(call):  # accumulate halves in float32, as the interpreter does
+            total = f"np.{ufunc}.reduce({n['x']}, axis={axes}, dtype=np.float32, keepdims=True)"
+            return f"np.copyto({n['out']}, {total}, casting='unsafe')"
+        dtype = f", dtype={dtype_text(call.output.type.dtype)}" if ufunc in ("add", "multiply") else ""
+        return f"np.{ufunc}.reduce({n['x']}, axis={axes}{dtype}, out={n['out']}, keepdims=True)"
+
+    code.__qualname__ = f"reduce[{ufunc}]"
+    return code
+
+
+def _mean_code(call: Call) -> str:
+    count = 1
+    for axis in call.attrs["axes"]:
+        count *= _shape(call.operands["x"])[axis]
+    factor = literal(1.0 / count if count else float("nan"))
+    return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
+
+
+def _axes_text(a: Mapping[str, Any]) -> str:
+    return literal(a["axes"])
+
+
+def _reductions() -> list[Template]:
+    more: dict[str, Any] = {"family": "reduction"}
+    return [
+        row("sum", "sum(x, axes=axes)", _reduce_code("add", True), exact=True, **more),
+        row("prod", "prod(x, axes=axes)", _reduce_code("multiply", False), exact=True, **more),
+        row("max", "max(x, axes=axes)", _reduce_code("maximum", False), exact=True, **more),
+        row("min", "min(x, axes=axes)", _reduce_code("minimum", False), exact=True, **more),
+        row("mean", "mean(x, axes=axes)", _mean_code, **more),
+        row("argmax", "argmax(x, axis=axis)", "np.argmax({x}, axis={axis}, out={out}, keepdims=True)", exact=True, **more),
+        row("argmin", "argmin(x, axis=axis)", "np.argmin({x}, axis={axis}, out={out}, keepdims=True)", exact=True, **more),
+        row("cumsum", "cumsum(x, axis=axis)", "np.add.accumulate({x}, axis={axis}, dtype={x}.dtype, out={out})", exact=True,
+            **more),
+        row("argsort", "argsort(x, axis=axis, descending=descending)", "argsort({x}, {axis}, {descending}, {out})",
+            family="sort", setup=("argsort",), exact=True),
+        row("softmax", "softmax(x, axis=axis)", "softmax({x}, {axis}, {out})", setup=("softmax",), **more),
+        row("log_softmax", "log_softmax(x, axis=axis)", "log_softmax({x}, {axis}, {out})", setup=("log_softmax",), **more),
+        row("logsumexp", "logsumexp(x, axes=axes)", "logsumexp({x}, {axes}, {out})", setup=("logsumexp",), **more),
+        row("layer_norm", "layer_norm(x, g, b, eps=eps)", "layer_norm({x}, {g}, {b}, {eps}, {out})",
+            setup=("layer_norm",), **more),
+        row("rms_norm", "rms_norm(x, g, eps=eps)", "rms_norm({x}, {g}, {eps}, {out})", setup=("rms_norm",), **more),
+        row("batch_norm", "batch_norm(x, g, b, m, v, eps=eps)", "batch_norm({x}, {g}, {b}, {m}, {v}, {eps}, {out})",
+            setup=("batch_norm",)),
+        row("group_norm", "group_norm(x, g, b, groups=groups, eps=eps)",
+            "group_norm({x}, {g}, {b}, {groups}, {eps}, {out})", setup=("group_norm",), **more),
+        row("cross_entropy", "cross_entropy(x, i)", "cross_entropy({x}, {i}, {out})", setup=("cross_entropy",), **more),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- contractions
+def _rows(call: Call, name: str) -> str:
+    """The operand as a matrix: all axes but the last as one."""
+    operand = call.output if name == "out" else call.operands[name]
+    shape = _shape(operand)
+    if len(shape) == 2:
+        return call.names[name]
+    count = 1
+    for d in shape[:-1]:
+        count *= d
+    return f"{call.names[name]}.reshape({count}, {shape[-1]})"
+
+
+def _gemm_code(bias: bool) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        out = call.names["out"]
+        text = f"np.matmul({_rows(call, 'x')}, {call.names['w']}, out={_rows(call, 'out')})"
+        return f"{text}; np.add({out}, {call.names['b']}, out={out})" if bias else text
+
+    code.__qualname__ = f"gemm[{bias}]"
+    return code
+
+
+def _batched(call: Call) -> bool:
+    """More than one matrix of rows, which one product over all rows replaces."""
+    x = call.operands["x"].type
+    return _wide(call) and x.rank > 2 and call.operands["w"].type.rank == 2 and concrete(x.shape)[:-2] != (1,) * (x.rank - 2)
+
+
+def _contractions() -> list[Template]:
+    more: dict[str, Any] = {"family": "contraction"}
+    column_major: dict[str, Code] = {"w": "np.asfortranarray({w})"}
+    halves = "np.copyto({out}, np.matmul({x}.astype(np.float32), {w}.astype(np.float32)), casting='unsafe')"
+    conv = {"strides": "strides", "pads": "pads", "dilations": "dilations", "groups": "groups"}
+    geometry = ", ".join(f"{k}={v}" for k, v in conv.items())
+    values = "{strides}, {pads}, {dilations}, {groups}"
+    pool = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
+    attention = "scale=scale, causal=causal, window=window, softcap=softcap"
+    return [
+        row("matmul", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=_wide, exact=True, **more),
+        row("matmul_half", "matmul(x, w)", halves, applies=_half, exact=True, **more),
+        row("matmul_flat", "matmul(x, w)", _gemm_code(False), dense=("x", "w"), applies=_batched, **more),
+        row("matmul_columns", "matmul(x, w)", _gemm_code(False), dense=("x",), prep=column_major,
+            applies=_and(_wide, _two_d), **more),
+        row("linear", "linear(x, w, b)", _gemm_code(True), dense=("x",), applies=_wide, **more),
+        row("linear_columns", "linear(x, w, b)", _gemm_code(True), dense=("x",), prep=column_major, applies=_wide, **more),
+        row("linear_half", "linear(x, w, b)", halves.replace("np.matmul", "{b} + np.matmul"), applies=_half, **more),
+        row("conv", f"conv(x, w, {geometry})", f"conv({{x}}, {{w}}, {values}, {{out}})", family="conv", setup=("conv",)),
+        row("conv_prepared", f"conv(x, w, {geometry})", "{w}({x}, {out})", family="conv", setup=("conv_plan",),
+            prep={"w": _conv_plan}, applies=_wide),
+        row("conv_1x1", f"conv(x, w, {geometry})", _pointwise_conv_code, family="conv", dense=("*",), applies=_and(_wide, _is_1x1)),
+        row("max_pool", f"max_pool(x, {pool})", "pool({x}, np.maximum, -inf, {kernel}, {strides}, {pads}, {dilations}, {out})",
+            family="reduction", setup=("pool",), exact=True),
+        row("avg_pool", f"avg_pool(x, {pool})", "pool({x}, np.add, 0, {kernel}, {strides}, {pads}, {dilations}, {out})",
+            family="reduction", setup=("pool",)),
+        row("attention", f"attention(q, k, v, {attention})",
+            "attention({q}, {k}, {v}, None, {scale}, {causal}, {window}, {softcap}, {out})", family="attention",
+            setup=("attention",)),
+        row("masked_attention", f"masked_attention(q, k, v, m, {attention})",
+            "attention({q}, {k}, {v}, {m}, {scale}, {causal}, {window}, {softcap}, {out})", family="attention",
+            setup=("attention",)),
+    ]  # fmt: skip
+
+
+def _two_d(call: Call) -> bool:
+    return call.operands["w"].type.rank == 2
+
+
+def _conv_plan(call: Call) -> str:
+    a = call.attrs
+    geometry = ", ".join(literal(a[k]) for k in ("strides", "pads", "dilations", "groups"))
+    x = call.operands["x"]
+    return f"conv_plan({call.names['w']}, {literal(_shape(x))}, {geometry})"
+
+
+def _is_1x1(call: Call) -> bool:
+    a = call.attrs
+    return (
+        set(_shape(call.operands["w"])[2:]) == {1} and a["groups"] == 1 and set(a["strides"]) == {1} and set(a["pads"]) == {0}
+    )
+
+
+def _pointwise_conv_code(call: Call) -> str:
+    n, (batch, channels, *space) = call.names, _shape(call.operands["x"])
+    outputs, size = _shape(call.output)[1], 1
+    for d in space:
+        size *= d
+    return (
+        f"np.matmul({n['w']}.reshape({outputs}, {channels}), {n['x']}.reshape({batch}, {channels}, {size}), "
+        f"out={n['out']}.reshape({batch}, {outputs}, {size}))"
+    )
+
+
+# ---------------------------------------------------------------- layout, copies, indexing
+def _copied_view(op: str) -> Callable[[Call], str]:
+    """A view op as a copy: for layouts that the memory cannot be looked at in."""
+
+    def code(call: Call) -> str:
+        view = VIEW_CODE[op]
+        if op == "reshape":
+            return f"np.copyto({call.names['out']}.reshape({_shape(call.operands['x'])}), {call.names['x']})"
+        text = view(call) if callable(view) else view.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)
+        return f"np.copyto({call.names['out']}, {text})"
+
+    code.__qualname__ = f"copied[{op}]"
+    return code
+
+
+def _copied_pattern(op: str) -> str:
+    return f"{op}(x, {', '.join(f'{a}={a}' for a in OPS[op].attrs)})"
+
+
+def _layout() -> list[Template]:
+    more: dict[str, Any] = {"exact": True}
+    return [
+        row("copy", "x", "np.copyto({out}, {x})", family="copy", **more),
+        *(row(op, _copied_pattern(op), _copied_view(op), family="copy", setup=v.setup, **more)
+          for v in VIEWS for op in [v.name.rpartition(".")[2]]),
+        row("concat", "concat(x, y, axis=axis)", "np.concatenate(({x}, {y}), {axis}, out={out})", family="copy", **more),
+        row("pad", "pad(x, axis=axis, lo=lo, hi=hi, value=value)", spell("pad({x}, {axis}, {lo}, {value}, {out})"),
+            family="copy", setup=("pad",), **more),
+        row("gather", "gather(x, i, axis=axis)", "np.take({x}, {i}, axis={axis}, out={out}, mode='clip')",
+            family="gather", **more),
+        row("gather_elements", "gather_elements(x, i, axis=axis)", "gather_elements({x}, {i}, {axis}, {out})",
+            family="gather", setup=("gather_elements",), **more),
+        row("scatter_elements", "scatter_elements(x, i, u, axis=axis, mode=mode)",
+            "scatter_elements({x}, {i}, {u}, {axis}, {mode}, {out})", family="scatter", inplace=("x",),
+            setup=("scatter_elements",), **more),
+        row("rope", "rope(x, c, s)", "rope({x}, {c}, {s}, {out})", setup=("rope",)),
+    ]  # fmt: skip
+
+
+class NumpyBackend:
+    """NumPy on the CPU: always usable, and the reference that makes every op computable."""
+
+    name = "numpy"
+    device = "cpu"
+    helpers: Mapping[str, str] = HELPERS
+
+    @cached_property
+    def templates(self) -> Sequence[Template]:
+        """Views, then a kernel or more for every op."""
+        return (*VIEWS, *_pointwise(), *_reductions(), *_contractions(), *_layout())
+
+    def unavailable(self) -> str:
+        """Never."""
+        return ""
+
+
+BACKEND = NumpyBackend()

@@ -1,0 +1,389 @@
+"""A program: emitted source bound to weights; callable, and saved as a folder that runs without a search.
+
+A saved program is a folder of `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums) and
+`weights.safetensors`. It is code: load only what you trust.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..egraph import dtypes
+from ..egraph.dims import concrete
+from ..egraph.graph import Data, Tensor, load_data
+from ..egraph.interpret import evaluate
+from ..egraph.ops import Type
+from ..errors import BadModelError, BadWeightsError, ShapeError, UsageError
+from ..extract.kernel import Plan
+from .emit import bind_sizes, emit
+
+Array = np.ndarray[Any, Any]
+Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is known of a program without its weights and code."""
+
+    name: str
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    structure: Any
+    weights: tuple[Spec, ...]
+    states: tuple[Spec, ...]
+    workspace: int
+    fresh: int
+    kernels: int
+    cost: float
+    lower_bound: float
+
+
+class Program:
+    """A plan that runs. Inputs positional or by name, NumPy or Torch; outputs of the same kind in the graph's structure.
+
+    One call at a time per program: calls from several threads wait for each other. Outputs are fresh arrays unless
+    `reuse_outputs`. Weights are read at the first call (or at `bind`), states start as zeros.
+    """
+
+    report: Any = None  # set by the pipeline
+
+    def __init__(
+        self, plan: Plan, params: Mapping[str, Data] | None = None, *, reuse_outputs: bool = False,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        plan = bind_sizes(plan, sizes or {})
+        emitted = emit(plan, reuse_outputs=reuse_outputs)
+        self.plan: Plan | None = plan
+        self._params: dict[str, Data] = {**plan.graph.params, **(params or {})}
+        weights: Mapping[str, Array] = _Evaluated(emitted.weights, self._params)
+        self._start(_manifest(plan, emitted), emitted.source, weights)
+
+    @classmethod
+    def _of(cls, manifest: Manifest, source: str, weights: Mapping[str, Array]) -> Program:
+        made = object.__new__(cls)
+        made.plan, made._params = None, {}
+        made._start(manifest, source, weights)
+        return made
+
+    def _start(self, manifest: Manifest, source: str, weights: Mapping[str, Array]) -> None:
+        self.manifest, self.source, self._weights = manifest, source, weights
+        self.states: dict[str, Array] = {}
+        self._run: Callable[..., tuple[Array, ...]] | None = None
+        self._lock = threading.Lock()
+        self._specs = [(name, shape, dtypes.numpy_dtype(dtype)) for name, shape, dtype in manifest.inputs]
+        self._names = [name for name, _, _ in manifest.inputs]
+
+    # ------------------------------------------------------------ binding
+    def bind(self, params: Mapping[str, Data] | None = None) -> Program:
+        """Read and prepare the weights now; `params` replaces weights by name. States start over. Returns itself.
+
+        UsageError names params without data; of a loaded program only states can start over.
+        """
+        with self._lock:
+            if params is not None:
+                if not isinstance(self._weights, _Evaluated):
+                    raise UsageError("a loaded program has its weights", hint="optimize again to use others")
+                self._params |= params
+                self._weights = _Evaluated(self._weights.terms, self._params)
+            self._bind()
+        return self
+
+    def _bind(self) -> None:
+        namespace: dict[str, Any] = {"__name__": f"tensor_graphs_program_{self.manifest.name}"}
+        exec(compile(self.source, f"<program {self.manifest.name}>", "exec"), namespace)
+        self.states = {n: np.zeros(shape, dtypes.numpy_dtype(d)) for n, shape, d in self.manifest.states}
+        given: list[Any] = [self._weights, *([self.states] if self.states else [])]
+        self._run = namespace["bind"](*given)
+
+    def reset(self) -> None:
+        """Set all states to zero."""
+        for array in self.states.values():
+            array.fill(0)
+
+    # ------------------------------------------------------------ calling
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run it. ShapeError names an input of another shape or dtype, UsageError a missing or unknown one."""
+        given = args if not named and len(args) == len(self._names) else self._arguments(args, named)
+        torch = any(_is_torch(x) for x in given)
+        arrays = [_checked(x, *spec) for x, spec in zip(given, self._specs)]
+        with self._lock:
+            if self._run is None:
+                self._bind()
+            assert self._run is not None
+            results = self._run(*arrays)
+        if torch:
+            return _structured(self.manifest.structure, [_to_torch(r) for r in results])
+        return _structured(self.manifest.structure, results)
+
+    def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        if len(args) > len(self._names):
+            raise UsageError(f"{len(args)} inputs given, the program has {len(self._names)}: {self._names}")
+        found = dict(zip(self._names, args))
+        twice, unknown = sorted(set(found) & set(named)), sorted(set(named) - set(self._names))
+        if twice or unknown:
+            what = f"inputs {twice} are given twice" if twice else f"no inputs are called {unknown}"
+            raise UsageError(what, hint=f"the inputs are {self._names}")
+        found |= named
+        missing = [n for n in self._names if n not in found]
+        if missing:
+            raise UsageError(f"inputs {missing} are missing", hint=f"the inputs are {self._names}")
+        return [found[n] for n in self._names]
+
+    # ------------------------------------------------------------ looking
+    def memory(self) -> dict[str, int]:
+        """Bytes by device that running it takes: weights, states, workspace, and what a call allocates at its peak."""
+        fixed = sum(_bytes(s) for s in (*self.manifest.weights, *self.manifest.states))
+        return {"cpu": fixed + self.manifest.workspace + self.manifest.fresh}
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        show = lambda specs: ", ".join(f"{n}: {d}{list(s)}" for n, s, d in specs)
+        return f"Program {m.name}({show(m.inputs)}) -> ({show(m.outputs)}): {m.kernels} kernels, {m.cost:.1f} µs estimated"
+
+    def _repr_html_(self) -> str:
+        m = self.manifest
+        rows = {
+            "kernels": m.kernels, "estimated": f"{m.cost:.1f} µs", "lower bound": f"{m.lower_bound:.1f} µs",
+            "memory": f"{self.memory()['cpu'] / 2**20:.1f} MiB", "workspace": f"{m.workspace / 2**20:.2f} MiB",
+        }  # fmt: skip
+        cells = "".join(f"<tr><th>{k}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
+        code = f"<details><summary>source</summary><pre>{escape(self.source)}</pre></details>"
+        return f"<b>{escape(repr(self))}</b><table>{cells}</table>{code}"
+
+    # ------------------------------------------------------------ saving
+    def save(self, folder: str | Path) -> Path:
+        """Write the program as a folder, all or nothing; an older program there is replaced.
+
+        UsageError if something else is there.
+        """
+        target = Path(folder)
+        if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
+            raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        try:
+            part.chmod(0o755)
+            (part / "program.py").write_text(self.source, encoding="utf-8")
+            _write_weights(part / "weights.safetensors", self.manifest.weights, self._weights)
+            (part / "manifest.json").write_text(_manifest_json(self.manifest, self.source), encoding="utf-8")
+            _move_into_place(part, target)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        return target
+
+
+def load_program(folder: str | Path) -> Program:
+    """A saved program, without any search. Running it runs its `program.py`: load only what you trust.
+
+    BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights.
+    """
+    path = Path(folder)
+    try:
+        record = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        source = (path / "program.py").read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BadModelError(f"not a saved program: {error}", where=str(path), hint="give a folder made by save()") from None
+    try:
+        manifest = _read_manifest(record, source)
+    except (KeyError, TypeError, ValueError, ShapeError) as error:
+        raise BadModelError(f"the manifest is malformed: {error!r}", where=str(path / "manifest.json")) from None
+    return Program._of(manifest, source, _Stored(path / "weights.safetensors", manifest.weights))
+
+
+# ---------------------------------------------------------------- values in and out
+def _is_torch(x: Any) -> bool:
+    return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach")
+
+
+def _checked(x: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    if not isinstance(x, np.ndarray):
+        x = _from_torch(x) if _is_torch(x) else np.asarray(x, dtype)
+    if x.shape != shape or x.dtype != dtype:
+        raise ShapeError(f"input {name!r} is {x.dtype}{list(x.shape)}, not {dtype}{list(shape)}")
+    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+
+
+def _from_torch(x: Any) -> Array:
+    x = x.detach().cpu()
+    if str(x.dtype) == "torch.bfloat16":
+        import torch
+
+        bits: Array = x.contiguous().view(torch.int16).numpy()
+        return bits.view(dtypes.numpy_dtype("bfloat16"))
+    found: Array = x.numpy()
+    return found
+
+
+def _to_torch(x: Array) -> Any:
+    import torch
+
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def _structured(structure: Any, results: Sequence[Any]) -> Any:
+    if structure is None:
+        return results[0]
+    if isinstance(structure, int):
+        return results[structure]
+    if isinstance(structure, Mapping):
+        return {k: _structured(v, results) for k, v in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple(_structured(v, results) for v in structure)
+    return [_structured(v, results) for v in structure]
+
+
+# ---------------------------------------------------------------- weights
+class _Evaluated(Mapping[str, Array]):
+    """Weights as expressions over params, evaluated one by one when read: nothing is kept."""
+
+    def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data]) -> None:
+        self.terms, self.params = terms, params
+
+    def __getitem__(self, key: str) -> Array:
+        term = self.terms[key]
+        if term.op == "param" and term.attr("name") in self.params:
+            array = load_data(self.params[term.attr("name")])
+            if tuple(array.shape) != term.shape or dtypes.name_of(array.dtype) != term.dtype:
+                raise BadWeightsError(f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}")
+        else:
+            array = evaluate([term], {}, params=self.params)[0]
+        return np.ascontiguousarray(array).reshape(concrete(term.shape))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.terms)
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+
+class _Stored(Mapping[str, Array]):
+    """Weights in a safetensors file, read one by one."""
+
+    def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
+        self.path, self.specs = path, {n: (shape, dtype) for n, shape, dtype in specs}
+        if specs and not path.is_file():
+            raise BadWeightsError("the weights are missing", where=str(path))
+
+    def __getitem__(self, key: str) -> Array:
+        from safetensors import SafetensorError, safe_open
+
+        shape, dtype = self.specs[key]
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                array: Array = file.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise BadWeightsError(f"weight {key!r} cannot be read: {error}", where=str(self.path)) from None
+        if array.shape != shape or dtypes.name_of(array.dtype) != dtype:
+            raise BadWeightsError(f"weight {key!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
+_SAFETENSORS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+
+
+def _bytes(spec: Spec) -> int:
+    return math.prod(spec[1]) * dtypes.itemsize(spec[2])
+
+
+def _write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Array]) -> None:
+    """The safetensors file, one weight in memory at a time (the library's writer wants all at once)."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape, dtype in specs:
+        start, end = end, end + _bytes((name, shape, dtype))
+        header[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, _, _ in specs:
+            file.write(np.ascontiguousarray(weights[name]).reshape(-1).view(np.uint8).data)
+
+
+def _move_into_place(part: Path, target: Path) -> None:
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+        target.rename(old / "program")
+        part.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        part.rename(target)
+
+
+# ---------------------------------------------------------------- manifest
+def _spec(name: str, kind: Type) -> Spec:
+    return name, concrete(kind.shape), kind.dtype
+
+
+def _manifest(plan: Plan, emitted: Any) -> Manifest:
+    graph = plan.graph
+    return Manifest(
+        graph.name,
+        tuple(_spec(leaf.attr("name"), leaf.type) for leaf in graph.inputs),
+        tuple(_spec(n, plan.values[v].type) for n, v in zip(graph.names, plan.outputs)),
+        graph.structure,
+        tuple(_spec(n, term.type) for n, term in emitted.weights.items()),
+        tuple(_spec(n, kind) for n, kind in emitted.states.items()),
+        emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound,
+    )  # fmt: skip
+
+
+def _pack(structure: Any) -> Any:
+    if isinstance(structure, Mapping):
+        return {"dict": [[k, _pack(v)] for k, v in structure.items()]}
+    if isinstance(structure, list | tuple):
+        return {type(structure).__name__ if isinstance(structure, list) else "tuple": [_pack(v) for v in structure]}
+    return structure
+
+
+def _unpack(packed: Any) -> Any:
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, items),) = packed.items()
+    if kind == "dict":
+        return {k: _unpack(v) for k, v in items}
+    return {"list": list, "tuple": tuple}[kind](_unpack(v) for v in items)
+
+
+def _manifest_json(manifest: Manifest, source: str) -> str:
+    record = asdict(manifest) | {"structure": _pack(manifest.structure)}
+    whole = {"schema": SCHEMA, "source_sha256": sha256(source.encode()).hexdigest(), **record}
+    return json.dumps(whole, indent=1)
+
+
+def _read_manifest(record: Mapping[str, Any], source: str) -> Manifest:
+    if record["schema"] != SCHEMA:
+        raise ValueError(f"schema {record['schema']}, this version reads {SCHEMA}")
+    if sha256(source.encode()).hexdigest() != record["source_sha256"]:
+        raise ValueError("program.py is not the file that was saved")
+    specs = {
+        part: tuple((str(n), tuple(map(int, shape)), dtypes.check(d)) for n, shape, d in record[part])
+        for part in ("inputs", "outputs", "weights", "states")
+    }
+    numbers = {k: record[k] for k in ("workspace", "fresh", "kernels", "cost", "lower_bound")}
+    return Manifest(str(record["name"]), structure=_unpack(record["structure"]), **specs, **numbers)

@@ -1,0 +1,175 @@
+"""Views: other ways to look at memory that exists. Their layouts, their NumPy and Torch spellings, and explicit copies.
+
+A view costs nothing and allocates nothing: `view_strides` says which strides it has, or None where the memory cannot be
+looked at that way and a copy is needed. Strides are in elements; those of axes of size 1 mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..egraph.dims import concrete
+from ..egraph.ops import OPS, Type, infer
+from ..extract.kernel import Call, Operand, Strides, Template, contiguous
+
+Attrs = Mapping[str, Any]
+Layout = tuple[Strides, int]  # strides and offset of the first element, in elements
+
+
+def view_strides(op: str, attrs: Attrs, operand: Operand) -> Strides | None:
+    """Strides of the view `op` of an operand, or None where it takes a copy."""
+    found = view_layout(op, attrs, operand)
+    return None if found is None else found[0]
+
+
+def view_layout(op: str, attrs: Attrs, operand: Operand) -> Layout | None:
+    """Strides and offset (from the operand's first element) of a view, or None where it takes a copy."""
+    rule = _LAYOUTS.get(op)
+    return None if rule is None else rule(attrs, concrete(operand.type.shape), operand.strides)
+
+
+def view_type(op: str, attrs: Attrs, operand: Type) -> Type:
+    """Type of a view."""
+    return infer(OPS[op], (operand,), attrs)
+
+
+def _runs(shape: Sequence[int], strides: Strides) -> list[list[int]]:
+    """[elements, innermost stride] of each maximal group of axes that lies in memory like one axis, outermost first."""
+    found: list[list[int]] = []
+    for size, stride in zip(shape, strides):
+        if size == 1:
+            continue
+        if found and found[-1][1] == size * stride:
+            found[-1] = [found[-1][0] * size, stride]
+        else:
+            found.append([size, stride])
+    return found
+
+
+def _reshape(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout | None:
+    want = tuple(int(d) for d in attrs["shape"])
+    if 0 in shape:
+        return contiguous(want), 0
+    runs = _runs(shape, strides) or [[1, 1]]
+    left, step = runs.pop()
+    made: list[int] = []
+    for size in reversed(want):
+        if size != 1 and left == 1 and runs:
+            left, step = runs.pop()
+        if left % size:
+            return None
+        made.append(step)
+        left, step = left // size, step * size
+    return _normal(tuple(reversed(made)), want), 0
+
+
+def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
+    return tuple(w if d == 1 else s for s, w, d in zip(strides, contiguous(shape), shape))
+
+
+def _permute(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
+    return tuple(strides[p] for p in attrs["perm"]), 0
+
+
+def _broadcast(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
+    return tuple(s if d == w else 0 for s, d, w in zip(strides, shape, attrs["shape"])), 0
+
+
+def _slice(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
+    axis = attrs["axis"]
+    return _replaced(strides, axis, strides[axis] * attrs["step"]), strides[axis] * attrs["start"]
+
+
+def _flip(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
+    axis = attrs["axis"]
+    return _replaced(strides, axis, -strides[axis]), strides[axis] * max(shape[axis] - 1, 0)
+
+
+def _windows(attrs: Attrs, shape: Sequence[int], strides: Strides) -> Layout:
+    step = strides[attrs["axis"]]
+    return (*_replaced(strides, attrs["axis"], step * attrs["stride"]), step * attrs["dilation"]), 0
+
+
+def _replaced(strides: Strides, axis: int, value: int) -> Strides:
+    return (*strides[:axis], value, *strides[axis + 1 :])
+
+
+_LAYOUTS: dict[str, Callable[[Attrs, Sequence[int], Strides], Layout | None]] = {
+    "reshape": _reshape,
+    "permute": _permute,
+    "broadcast_to": _broadcast,
+    "slice": _slice,
+    "flip": _flip,
+    "windows": _windows,
+}
+
+
+# ---------------------------------------------------------------- spellings
+def index_text(attrs: Attrs) -> str:
+    """The subscript of a slice: `:, 2:5`."""
+    step = "" if attrs["step"] == 1 else f":{attrs['step']}"
+    return ":, " * attrs["axis"] + f"{attrs['start']}:{attrs['stop']}{step}"
+
+
+def _flip_text(call: Call) -> str:
+    return f"{call.names['x']}[{':, ' * call.attrs['axis']}::-1]"
+
+
+def _strided_text(op: str) -> Callable[[Call], str]:
+    """Spelled by its strides: NumPy's own broadcast_to and sliding windows are read-only, which Torch refuses."""
+
+    def text(call: Call) -> str:
+        found = view_layout(op, call.attrs, call.operands["x"])
+        assert found is not None
+        return f"strided({call.names['x']}, {view_type(op, call.attrs, call.operands['x'].type).shape}, {found[0]})"
+
+    return text
+
+
+#: op -> NumPy expression over `x` and the op's attributes.
+NUMPY: dict[str, str | Callable[[Call], str]] = {
+    "reshape": "{x}.reshape({shape})",
+    "permute": "{x}.transpose({perm})",
+    "broadcast_to": _strided_text("broadcast_to"),
+    "slice": lambda call: f"{call.names['x']}[{index_text(call.attrs)}]",
+    "flip": _flip_text,
+    "windows": _strided_text("windows"),
+}
+
+#: op -> the same over a Torch tensor (which has no negative strides).
+TORCH: dict[str, str | Callable[[Call], str]] = {
+    "reshape": "{x}.view({shape})",
+    "permute": "{x}.permute({perm})",
+    "broadcast_to": "{x}.expand({shape})",
+    "slice": lambda call: f"{call.names['x']}[{index_text(call.attrs)}]",
+    "windows": lambda call: (
+        f"{call.names['x']}.as_strided({view_type('windows', call.attrs, call.operands['x'].type).shape}, "
+        f"{_windows(call.attrs, (), call.operands['x'].strides)[0]}, {call.names['x']}.storage_offset())"
+    ),
+}
+
+
+def _pattern(op: str) -> str:
+    attrs = ", ".join(f"{a}={a}" for a in OPS[op].attrs)
+    return f"{op}(x, {attrs})"
+
+
+def _feasible(op: str) -> Callable[[Call], bool]:
+    return lambda call: view_layout(op, call.attrs, call.operands["x"]) is not None
+
+
+#: One row per view op; every backend that shares NumPy's memory has them.
+VIEWS: tuple[Template, ...] = tuple(
+    Template(f"view.{op}", "numpy", _pattern(op), NUMPY[op], family="view", exact=True, applies=_feasible(op),
+             setup=("strided",) if op in ("windows", "broadcast_to") else ())  # fmt: skip
+    for op in _LAYOUTS
+)
+
+
+def torch_view(template: Template, call: Call) -> str | None:
+    """A view's Torch expression, or None where only NumPy can (backwards)."""
+    code = TORCH.get(template.name.rpartition(".")[2])
+    if code is None:
+        return None
+    return code(call) if callable(code) else code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)
