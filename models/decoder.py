@@ -1,4 +1,4 @@
-"""Decoder-only language models: gpt2, and the family of llama, qwen3 and gemma3 with rotary positions.
+"""Decoder-only language models: gpt2, and the family of llama, mistral, qwen2, qwen3, gemma3 with rotary positions.
 
 Both builders take `input_ids` [batch, sequence] (int64) to `logits` [batch, sequence, vocabulary]; masks and positions
 are computed inside. Low-precision models compute norms in float32 and cast back, as the original eager code does.
@@ -111,13 +111,14 @@ def _head(config: Config, w: Weights, x: Tensor, table: Tensor, *, tied: bool) -
     return t.matmul(x, t.transpose(table))
 
 
-# ---------------------------------------------------------------- llama, qwen3, gemma3
+# ---------------------------------------------------------------- llama and its relatives
 @dataclass(frozen=True)
 class Family:
     """How the members of the rotary family differ."""
 
     gain_plus_one: bool = False  # norms multiply by 1 + weight, in float32
     qk_norm: bool = False
+    qkv_bias: bool = False  # biases on queries, keys and values alone
     post_norms: bool = False  # a norm after attention and MLP, before the residual sum
     scaled_embedding: bool = False  # tokens times sqrt(hidden)
     tied: bool = False
@@ -128,6 +129,8 @@ class Family:
 
 FAMILIES = {
     "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(qkv_bias=True),
     "qwen3": Family(qk_norm=True, head_dim=128),
     "gemma3_text": Family(
         gain_plus_one=True, qk_norm=True, post_norms=True, scaled_embedding=True, tied=True,
@@ -191,7 +194,9 @@ def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
         window = window or config.size("sliding_window", 4096)
         pattern = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
         default = ["full" if (i + 1) % pattern == 0 else "sliding" for i in range(layers)]
-    elif kind == "qwen3":
+    elif kind == "mistral":
+        return [window if "sliding_window" in config.fields else 4096] * layers  # null: no window
+    elif kind in ("qwen2", "qwen3"):
         window = window if config.flag("use_sliding_window", False) else 0
         first = config.size("max_window_layers", 28, least=0)
         default = ["sliding" if window and i >= first else "full" for i in range(layers)]
@@ -217,7 +222,8 @@ class _Sizes:
     eps: float
     scale: float
     softcap: float
-    attention_bias: bool
+    qkv_bias: bool
+    out_bias: bool
     mlp_bias: bool
 
 
@@ -230,10 +236,10 @@ def _sizes(config: Config, family: Family, kind: str) -> _Sizes:
     query = config.number("query_pre_attn_scalar", 256.0) if kind == "gemma3_text" else float(head)
     if query <= 0:
         raise BadModelError("query_pre_attn_scalar is not positive", where=config.where)
+    bias = config.flag("attention_bias", False)
     return _Sizes(
         hidden, n_heads, kv, head, config.size("intermediate_size"), config.number("rms_norm_eps", 1e-6), query**-0.5,
-        config.number("attn_logit_softcapping", 0.0), config.flag("attention_bias", False),
-        config.flag("mlp_bias", False),
+        config.number("attn_logit_softcapping", 0.0), bias or family.qkv_bias, bias, config.flag("mlp_bias", False),
     )  # fmt: skip
 
 
@@ -254,7 +260,7 @@ def _rope_tables(
 
 
 def build_rotary(kind: str, config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """llama, qwen3 or gemma3_text: outputs by name, and the inputs."""
+    """A member of the rotary family: outputs by name, and the inputs."""
     family = FAMILIES[kind]
     config.refuse(use_bidirectional_attention=False, pretraining_tp=1, partial_rotary_factor=1.0)
     s, layers = _sizes(config, family, kind), config.size("num_hidden_layers", most=MAX_LAYERS)
@@ -291,7 +297,7 @@ def _self_attention(
     each = 0 if s.heads == s.kv else s.heads // s.kv
 
     def project(name: str, count: int, per: int) -> Tensor:
-        flat = dense(w, f"{at}.{name}_proj", x, count * s.head, bias=s.attention_bias, dtype=x.dtype)
+        flat = dense(w, f"{at}.{name}_proj", x, count * s.head, bias=s.qkv_bias, dtype=x.dtype)
         split = heads(flat, s.kv, per, s.head)
         if name == "v":
             return split
@@ -300,7 +306,7 @@ def _self_attention(
     q, k, v = (project(n, count, per) for n, count, per in (
         ("q", s.heads, each), ("k", s.kv, min(each, 1)), ("v", s.kv, min(each, 1))))  # fmt: skip
     out = c.attention(q, k, v, scale=s.scale, causal=True, window=window, softcap=s.softcap)
-    return dense(w, f"{at}.o_proj", joined(out), s.hidden, bias=s.attention_bias, dtype=x.dtype)
+    return dense(w, f"{at}.o_proj", joined(out), s.hidden, bias=s.out_bias, dtype=x.dtype)
 
 
 def _gated(w: Weights, at: str, x: Tensor, s: _Sizes, activation: Callable[[Tensor], Tensor]) -> Tensor:

@@ -32,11 +32,10 @@ class Architecture:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(decoder.build_gpt2, ("transformer.",), decoder.GPT2_IGNORED, tied=True),
-    "llama": Architecture(partial(decoder.build_rotary, "llama"), ("model.",), decoder.ROTARY_IGNORED),
-    "qwen3": Architecture(partial(decoder.build_rotary, "qwen3"), ("model.",), decoder.ROTARY_IGNORED),
-    "gemma3_text": Architecture(
-        partial(decoder.build_rotary, "gemma3_text"), ("model.",), decoder.ROTARY_IGNORED, tied=True
-    ),
+    **{
+        kind: Architecture(partial(decoder.build_rotary, kind), ("model.",), decoder.ROTARY_IGNORED, tied=family.tied)
+        for kind, family in decoder.FAMILIES.items()
+    },
     "bert": Architecture(encoder.build_bert, ("bert.",), encoder.BERT_IGNORED, encoder.BERT_ALIASES),
 }
 

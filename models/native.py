@@ -26,6 +26,7 @@ assert composite  # registers the composite ops
 KEY = "tensor_graphs"
 VERSION = 1
 _INT_LIMIT = 1 << 62
+_MAX_TERMS = 1024  # of a dimension's sum, and factors of a product
 _DEPTH = 64  # nesting of dimension expressions and of output structures
 
 
@@ -127,10 +128,12 @@ def _dim_in(value: Any, depth: int = 0) -> Dim:
         raise _Bad("a dimension is nested too deeply")
     terms = _need(_need(value, dict, "a dimension").get("sum"), list, "a dimension's sum")
     total: Dim = 0
-    for term in terms:
+    for term in terms[: _MAX_TERMS + 1]:
         factor, atoms = _pair(term, "a dimension's term")
         product: Dim = _int_in(factor)
-        for atom in _need(atoms, list, "a dimension's product"):
+        if max(len(terms), len(_need(atoms, list, "a dimension's product"))) > _MAX_TERMS:
+            raise _Bad(f"a dimension has more than {_MAX_TERMS} terms")
+        for atom in atoms:
             product = product * _atom_in(_need(atom, dict, "a dimension's factor"), depth)
         total = total + product
     return total

@@ -31,6 +31,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("llama", {"rope_theta": 100.0, "rope_scaling": {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}}),
+    "mistral": ("llama", {"model_type": "mistral", "sliding_window": 3}),
+    "mistral-full": ("llama", {"model_type": "mistral", "sliding_window": None}),
+    "qwen2": ("llama", {"model_type": "qwen2"}),
     "qwen3": ("qwen3", {"head_dim": 8}),
     "qwen3-window": ("qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1,
                                "attention_bias": True}),
@@ -119,8 +122,8 @@ def rotate(x: Any, angle: Any) -> Any:
 
 
 def rotary_model(cfg: dict[str, Any], sd: dict[str, Any], ids: Any) -> list[Any]:
-    """llama, qwen3, gemma3_text."""
-    gemma, qk_norm = cfg["model_type"] == "gemma3_text", cfg["model_type"] != "llama"
+    """llama, mistral, qwen2, qwen3, gemma3_text: biases wherever the weights have them."""
+    gemma, qk_norm = cfg["model_type"] == "gemma3_text", cfg["model_type"] in ("qwen3", "gemma3_text")
     n, kv, width, length = cfg["num_attention_heads"], cfg["num_key_value_heads"], cfg["hidden_size"], ids.shape[1]
     size = cfg.get("head_dim", width // n)
 
@@ -161,9 +164,9 @@ def rotary_model(cfg: dict[str, Any], sd: dict[str, Any], ids: Any) -> list[Any]
 
 
 def window_of(cfg: dict[str, Any], layer: int) -> int:
-    if cfg["model_type"] == "llama":
-        return 0
-    if cfg["model_type"] == "qwen3":
+    if cfg["model_type"] in ("llama", "mistral"):
+        return int(cfg.get("sliding_window") or 0)
+    if cfg["model_type"] in ("qwen2", "qwen3"):
         on = cfg.get("use_sliding_window") and layer >= cfg["max_window_layers"]
         return int(cfg["sliding_window"]) if on else 0
     kinds = cfg.get("layer_types")

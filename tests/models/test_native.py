@@ -152,6 +152,7 @@ MALFORMED: dict[str, tuple[Callable[[dict[str, Any]], None], type[Exception], st
     "negative-dim": (assign(node("full"), 2, "shape", [-1, 1]), BadModelError, "negative"),
     "float-dim": (assign(node("full"), 2, "shape", [1.5, 1]), BadModelError, "a dimension"),
     "deep-dim": (assign(node("full"), 2, "shape", [DEEP, 1]), BadModelError, "deeply"),
+    "long-dim": (assign(node("full"), 2, "shape", [{"sum": [[1, []]] * 2000}, 1]), BadModelError, "more than 1024"),
     "zero-quotient": (assign(node("full"), 2, "shape", [{"sum": [[1, [{"//": [3, 0]}]]]}, 1]), BadModelError, "//"),
     "dim-name": (assign(node("input"), 2, "shape", [{"sum": [[1, [{"size": "a b", "min": 1, "max": 2}]]]}, 4]),
                  BadModelError, "not a name"),
