@@ -29,6 +29,9 @@ both a hardware and a tensor e-graph in 8 s on which the 8 default ones, sharing
 UNITS = 1e9
 """Objective units that the incumbent is scaled to where costs are not decimal numbers of few digits."""
 
+LARGEST = 1e15
+"""All prices together stay below this, far from overflow."""
+
 
 @dataclass
 class Answer:
@@ -114,8 +117,13 @@ class Encoding:
         from ortools.sat.python import cp_model
 
         rows = self.rows
-        scale, exact = units(rows.cost, upper)
-        self.prices = [round(c * scale) if exact else math.floor(c * scale) for c in rows.cost]
+        hopeless = [c > upper * (1 + 1e-9) for c in rows.cost]
+        cost = [0.0 if too_dear else c for c, too_dear in zip(rows.cost, hopeless)]
+        for x, too_dear in zip(self.x, hopeless):
+            if too_dear:
+                self.model.add_bool_and(x.negated())
+        scale, exact = units(cost, upper)
+        self.prices = [round(c * scale) if exact else math.floor(c * scale) for c in cost]
         terms: list[tuple[Any, int]] = []
         for c, row in enumerate(rows.members):  # a class's least price on y_c: cores are found on classes first
             least = min([self.prices[r] for r in row], default=0)
@@ -130,14 +138,14 @@ class Encoding:
 def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
     """Objective units per cost unit: the least power of ten that makes all costs integers, if it is small; else what
     takes `upper` to about UNITS. Second: whether all costs are then integers."""
-    top = max([*cost, 1e-300])
+    total = math.fsum(cost)
+    base = min(upper, total) if upper > 0 and total > 0 else max(total, 1e-300)
     scale = 1.0
-    while scale <= 1e6 and scale * max(upper, top) < 1e12:
+    while scale <= 1e6 and scale * total < LARGEST:
         if all(abs(c * scale - round(c * scale)) <= 1e-9 * max(1.0, c * scale) for c in cost):
             return scale, True
         scale *= 10
-    base = upper if 0 < upper < math.inf else max(math.fsum(cost), 1e-300)
-    return 10.0 ** math.floor(math.log10(UNITS / base)), False
+    return 10.0 ** math.floor(math.log10(min(UNITS / base, LARGEST / max(total, 1e-300)))), False
 
 
 def solver(seconds: float, workers: int, deterministic: bool) -> Any:
