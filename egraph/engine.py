@@ -11,7 +11,8 @@ import importlib.util
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,27 @@ class Deadline(Exception):
 
 class MemoryLimit(Exception):
     """The worker outgrew its memory limit and is gone."""
+
+
+class Stopped(Exception):
+    """The caller asked to stop; the worker is gone."""
+
+
+Stop = Callable[[], bool]
+
+
+def never() -> bool:
+    """No."""
+    return False
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one request may take: wall-clock seconds, resident bytes of the worker, until `stop()` says so."""
+
+    seconds: float
+    bytes: int
+    stop: Stop = never
 
 
 class Engine:
@@ -243,4 +265,15 @@ class Engine:
         return named
 
 
-__all__ = ["Arrays", "Deadline", "Engine", "EngineError", "MemoryLimit", "load_bindings"]
+__all__ = [
+    "Arrays",
+    "Bounds",
+    "Deadline",
+    "Engine",
+    "EngineError",
+    "MemoryLimit",
+    "Stop",
+    "Stopped",
+    "load_bindings",
+    "never",
+]

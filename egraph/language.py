@@ -337,6 +337,8 @@ def base_declarations() -> list[str]:
         "(relation Ones (Dims))",
         "(function OnesOf (i64) Dims :no-merge)",
         "(function SwapLast (i64) Dims :no-merge)",
+        "(function IdentityOf (i64) Dims :no-merge)",
+        "(function nel (T) i64 :merge old)",  # elements
         "(relation want (Dims Dims))",
         "(function bc (Dims Dims) Dims :no-merge)",
         "(constructor Leaf (i64) T)",
@@ -355,6 +357,11 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
         ones = _vec(["1"] * r)
         yield f"(Ones {ones})"
         yield f"(set (OnesOf {r}) {ones})"
+        yield f"(set (IdentityOf {r}) {_vec(map(str, range(r)))})"
+        volume = "1"
+        for i in range(r):
+            volume = f"(* {volume} {_at('s', i)})"
+        yield f"(rule ((= s (shape e)) {_rank('s', r)}) ((set (nel e) {volume})) :ruleset r_shape)"
         if r >= 2:
             yield f"(set (SwapLast {r}) {_vec(map(str, [*range(r - 2), r - 1, r - 2]))})"
         wide = _vec(f"(max {_at('s', i)} {_at('t', i)})" for i in range(r))

@@ -159,7 +159,7 @@ def price(pricing: Pricing, op: str, out: Type, operands: Sequence[Type]) -> int
     return pricing.formula(OPS[op]).evaluate(out, operands)
 
 
-def cost_program(pricing: Pricing, ops: Sequence[str], ranks: Sequence[int], slack: int) -> list[str]:
+def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
     """Egglog commands that keep the least tree cost of each class and subsume what exceeds it by more than the slack.
 
     `r_cost` relaxes `best` downwards until it settles; `r_dom` marks e-nodes, once; `r_sub` subsumes the marked ones
@@ -171,7 +171,6 @@ def cost_program(pricing: Pricing, ops: Sequence[str], ranks: Sequence[int], sla
         "(ruleset r_cost)",
         "(ruleset r_dom)",
         "(ruleset r_sub)",
-        "(function nel (T) i64 :merge old)",
         "(function nby (T) i64 :merge old)",
         "(function itemsize (i64) i64 :no-merge)",
         "(function best (T) i64 :merge (min old new))",
@@ -180,11 +179,6 @@ def cost_program(pricing: Pricing, ops: Sequence[str], ranks: Sequence[int], sla
         "(rule ((= e (Leaf n))) ((set (best e) 0)) :ruleset r_cost)",
     ]
     lines += [f"(set (itemsize {i}) {dtypes.itemsize(name)})" for name, i in DTYPE_ID.items()]
-    for r in ranks:
-        volume = "1"
-        for i in range(r):
-            volume = f"(* {volume} (vec-get s {i}))"
-        lines.append(f"(rule ((= s (shape e)) (= {r} (vec-length s))) ((set (nel e) {volume})) :ruleset r_shape)")
     for op in ops:
         entry, term = OPS[op], pattern(op)
         xs = operands(entry)

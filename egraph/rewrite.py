@@ -21,8 +21,9 @@ from .rule import Rule
 Key = tuple[str, str]  # ("len", attribute variable) or ("rank", tensor variable)
 
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "min": "min", "max": "max"}
-_NUMBER_FUNCTIONS = {*_ARITHMETIC, "floordiv", "mod", "neg", "len", "at", "index", "rank", "size"}
-_VECTOR_FUNCTIONS = {"vec", "replace", "drop", "insert", "compose", "inverse", "permuted", "ones", "swap_last", "shape"}
+_NUMBER_FUNCTIONS = {*_ARITHMETIC, "floordiv", "mod", "neg", "len", "at", "index", "rank", "size", "volume"}
+_RANK_TABLES = {"ones": "OnesOf", "swap_last": "SwapLast", "identity": "IdentityOf"}
+_VECTOR_FUNCTIONS = {*_RANK_TABLES, "vec", "replace", "drop", "insert", "compose", "inverse", "permuted", "shape"}
 
 
 class _NeedRank(Exception):
@@ -203,6 +204,8 @@ class _Compiler:
         """An integer function."""
         if attr.function == "rank":
             return f"(vec-length {self.fact('shape', self.tensor(attr))})"
+        if attr.function == "volume":
+            return self.fact("nel", self.tensor(attr))
         if attr.function == "size":
             return self.element(Apply("shape", attr.args[:1]), attr.args[1])
         if attr.function == "len":
@@ -242,8 +245,8 @@ class _Compiler:
             return self.fact("shape", self.tensor(attr))
         if f == "vec":
             return f"(vec-of {' '.join(self.expression(a, 'int') for a in args)})"
-        if f in ("ones", "swap_last"):
-            return f"({'OnesOf' if f == 'ones' else 'SwapLast'} {self.expression(args[0], 'int')})"
+        if f in _RANK_TABLES:
+            return f"({_RANK_TABLES[f]} {self.expression(args[0], 'int')})"
         v = self.bind_vector(args[0])
         if f in ("replace", "drop"):
             index = self.index(v, args[1])
@@ -295,7 +298,7 @@ class _Compiler:
             return self.static_length(args[1])
         if f in ("drop", "insert"):
             return self.static_length(args[0]) + (1 if f == "insert" else -1)
-        return self.static_number(args[0])  # ones, swap_last
+        return self.static_number(args[0])  # the tables by rank
 
     def static_number(self, attr: Attr) -> int:
         """An integer that follows from the ranks."""
@@ -331,11 +334,21 @@ class _Compiler:
             self.atoms.append(f"(Ones {self.fact('shape', self.tensor(attr))})")
         elif f == "floating":
             self.atoms.append(f"(<= {FIRST_FLOAT} {self.fact('dt', self.tensor(attr))})")
+        elif f == "fits":
+            self.fits(*(a.name if isinstance(a, Name) else "" for a in attr.args))
         elif f == "ordered":
             first, second = (a.name if isinstance(a, Name) else "" for a in attr.args)
             self.atoms.append(f"(< (last x_{first}) (wid x_{second}))")
         else:
             raise self.fail(f"{f} is not a condition")
+
+    def fits(self, small: str, large: str) -> None:
+        """Query atoms: every size of the one is 1 or the size of the other."""
+        n, a, b = self.length(("rank", small)), self.fact("shape", small), self.fact("shape", large)
+        self.atoms.append(f"(= {n} (vec-length {b}))")
+        for i in range(n):
+            p, q = f"(vec-get {a} {i})", f"(vec-get {b} {i})"
+            self.atoms.append(f"(= 0 (* (- {p} 1) (- {p} {q})))")
 
     # ------------------------------------------------------------ right sides
     def make(self, term: Term, made: list[str], like: Term | None = None) -> str:

@@ -21,19 +21,20 @@ import numpy as np
 
 from ..errors import RuleError, UsageError, WorkerError
 from .beam import kill_rules, victims
-from .engine import Arrays, Deadline, Engine, EngineError, MemoryLimit
-from .graph import LEAVES, Graph
+from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stop, Stopped, never
+from .graph import Graph
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
 from .lower import Lowered, lower
 from .ops import OPS, Type
-from .pricing import Pricing, Roofline, cost_program
+from .pricing import CAP, Pricing, Roofline, cost_program
 from .rewrite import applicable, changes_rank, collect_constants, compile_rule
 from .rule import Rule
-from .view import EGraphView, SaturationReport
+from .view import EGraphView, SaturationReport, view_of
 
 if TYPE_CHECKING:
     from .worker import Pool
 
+Score = Callable[[EGraphView], float]
 SLACK_LAUNCHES = 3
 """Default slack of pruning, in launches: it must exceed the extra tree cost of a form that pays when shared."""
 
@@ -62,42 +63,51 @@ class Session(Protocol):
         """Make ready to serve; the time it takes is not part of a limit."""
         ...
 
-    def request(self, method: str, payload: Any, seconds: float, memory: int) -> tuple[dict[str, Any], Arrays]:
-        """Call a method of `Engine`. Raises Deadline, MemoryLimit, WorkerError (the worker died) or EngineError."""
+    def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
+        """Call a method of `Engine`. Raises Deadline, MemoryLimit, Stopped, WorkerError (the worker died), EngineError."""
         ...
 
 
 class InProcess:
-    """A session in this process, for tests and debugging: no deadline inside a round and no memory limit."""
+    """A session in this process, for tests and debugging: nothing can stop a round once it runs."""
 
     def prepare(self) -> None:
         """See `Session.prepare`."""
         self.engine = Engine()
 
-    def request(self, method: str, payload: Any, seconds: float, memory: int) -> tuple[dict[str, Any], Arrays]:
+    def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
         """See `Session.request`."""
+        if bounds.stop():
+            raise Stopped
         arguments = [] if payload is None else [payload]
         found: tuple[dict[str, Any], Arrays] = getattr(self.engine, method)(*arguments)
         return found
 
 
 # ---------------------------------------------------------------- the job
-def make_job(lowered: Lowered, rules: Sequence[Rule], limits: Limits, pricing: Pricing, slack: int) -> dict[str, Any]:
-    """Everything the engine needs for one block, as JSON. Only the ops that can ever occur are declared."""
+def make_job(
+    lowered: Lowered, rules: Sequence[Rule], limits: Limits, pricing: Pricing, slack: int | None
+) -> dict[str, Any]:
+    """Everything the engine needs for one block, as JSON. Only the ops that can ever occur are declared.
+
+    Without a slack nothing is pruned in egglog; a beam then still prunes.
+    """
     usable, reachable = applicable(rules, lowered.ops)
     names = constructors(reachable)
     ranks = list(range(max(lowered.ranks) + 2))
     spelled = set(lowered.ranks)
     if any(changes_rank(r) for r in usable):
         spelled |= {r + d for r in lowered.ranks for d in (-1, 1) if r + d >= 0}
+    guarded = slack is not None or bool(limits.beam)
     commands = [*base_declarations(), *rank_facts(ranks)]
     for name in names:
-        commands += declare_op(name, ranks, guarded=True)
-    commands += cost_program(pricing, names, ranks, slack)
+        commands += declare_op(name, ranks, guarded=guarded)
+    if guarded:
+        commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
     commands += kill_rules(names) if limits.beam else []
     texts = ["(ruleset r_rules)"]
     for rule in usable:
-        texts += [text for _, text in compile_rule(rule, lowered.interner, sorted(spelled), guarded=True)]
+        texts += [text for _, text in compile_rule(rule, lowered.interner, sorted(spelled), guarded=guarded)]
     return {
         "commands": commands,
         "rules": texts,
@@ -106,32 +116,12 @@ def make_job(lowered: Lowered, rules: Sequence[Rule], limits: Limits, pricing: P
         "signatures": {"Leaf": "I"} | {name: signature(name) for name in names},
         "handles": len(lowered.nodes),
         "nodes": limits.nodes,
-        "pruned": True,
+        "pruned": guarded,
         "beam": bool(limits.beam),
     }
 
 
 # ---------------------------------------------------------------- views
-def original_view(lowered: Lowered, report: SaturationReport | None = None) -> EGraphView:
-    """The graph as it came: one e-node per class."""
-    number = {n: i for i, n in enumerate(lowered.nodes)}
-    kids = [[number[a] for a in n.args] for n in lowered.nodes]
-    weights = set(lowered.weights)
-    return EGraphView(
-        op=[n.op for n in lowered.nodes],
-        attrs=[n.attrs for n in lowered.nodes],
-        cls=np.arange(len(kids), dtype=np.int32),
-        off=np.cumsum([0, *map(len, kids)]).astype(np.int32),
-        kid=np.array([k for row in kids for k in row], np.int32),
-        types=[n.type for n in lowered.nodes],
-        weight=np.array([i in weights for i in range(len(kids))], np.bool_),
-        roots=lowered.roots,
-        report=report or SaturationReport(sizes=(len(kids),)),
-        tensors={i: n for i, n in enumerate(lowered.nodes) if n.op in LEAVES},
-        classes=number,
-    )
-
-
 def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
     """The engine's arrays as a view: untyped e-nodes and those no root reaches are left out, classes are numbered
     breadth first from the roots."""
@@ -216,37 +206,38 @@ def default_score(pricing: Pricing) -> Callable[[EGraphView], float]:
 class _Saturation:
     """One block on its way."""
 
-    def __init__(self, graph: Graph, rules: Sequence[Rule], limits: Limits, pricing: Pricing, slack: int) -> None:
-        self.limits, self.pricing = limits, pricing
+    def __init__(
+        self, graph: Graph, rules: Sequence[Rule], limits: Limits, pricing: Pricing, slack: int | None, stop: Stop
+    ) -> None:
+        self.limits, self.pricing, self.stop = limits, pricing, stop
         interner = Interner()
         constants = collect_constants(rules, interner)
         self.lowered = lower(graph, interner, constants)
         self.job = make_job(self.lowered, rules, limits, pricing, slack)
         self.dims = list(self.lowered.dims)
         self.begin = time.perf_counter()
-        self.best = original_view(self.lowered)
+        self.best = view_of(graph)
         self.sizes = [len(self.lowered.nodes)]
         self.matches: Counter[str] = Counter({r.name: 0 for rule in rules for r in rule.directions})
         self.rule_seconds: Counter[str] = Counter()
         self.kept = self.iterations = 0
         self.extractable, self.message = True, ""
 
-    def left(self) -> float:
-        return self.limits.seconds - (time.perf_counter() - self.begin)
-
-    def run(self, session: Session, score: Callable[[EGraphView], float], stop: threading.Event) -> EGraphView:
+    def run(self, session: Session, score: Score) -> EGraphView:
+        """The best view within the limits, whatever ends the search."""
         try:
-            session.prepare()
+            if self.limits.iterations and not self.stop():
+                session.prepare()
             self.begin = time.perf_counter()
-            stopped = "interrupted" if stop.is_set() else self.rounds(session, score)
+            stopped = self.rounds(session, score)
         except Deadline:
             stopped = "seconds"
         except MemoryLimit:
             stopped = "bytes"
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Stopped):
             stopped = "interrupted"
         except WorkerError as error:
-            stopped, self.message = ("interrupted", "") if stop.is_set() else ("worker-died", error.message)
+            stopped, self.message = "worker-died", error.message
         except EngineError as error:
             raise RuleError(
                 f"egglog refused a rule or found two types for one value: {error}",
@@ -266,29 +257,28 @@ class _Saturation:
         return replace(self.best, report=report)
 
     def ask(self, session: Session, method: str, payload: Any = None) -> tuple[dict[str, Any], Arrays]:
-        seconds = self.left()
+        """A request within what is left of the limits."""
+        seconds = self.limits.seconds - (time.perf_counter() - self.begin)
+        if self.stop():
+            raise Stopped
         if seconds <= 0:
             raise Deadline
-        return session.request(method, payload, seconds, self.limits.bytes)
+        return session.request(method, payload, Bounds(seconds, self.limits.bytes, self.stop))
 
-    def rounds(self, session: Session, score: Callable[[EGraphView], float]) -> str:
+    def rounds(self, session: Session, score: Score) -> str:
+        """Rounds until nothing changes or a limit is met; the reason."""
         if not self.limits.iterations:
             return "iterations"
         cheapest = score(self.best)
         self.ask(session, "start", self.job)
         while self.iterations < self.limits.iterations:
             header, arrays = self.ask(session, "step")
-            self.iterations += 1
-            self.sizes.append(header["live"])
-            for name, count in header["matches"].items():
-                self.matches[name.split("@")[0]] += count
-            for name, seconds in header["rule_seconds"].items():
-                self.rule_seconds[name.split("@")[0]] += seconds
+            self.count(header)
             if header["live"] > self.limits.nodes:
                 return "nodes"
             self.dims += [tuple(d) for d in header["new_dims"]]
             view = decode(self.lowered, self.dims, header["names"], arrays)
-            if not view.extractable():
+            if not view.extractable():  # the rows that pruning took are gone: the last good view stands
                 self.extractable = False
                 return "saturated" if not header["updated"] else "iterations"
             cost = score(view)
@@ -297,14 +287,19 @@ class _Saturation:
             if not header["updated"]:
                 return "saturated"
             if self.limits.beam and self.iterations < self.limits.iterations:
-                self.prune(session, arrays, header["names"])
+                dropped = victims(arrays, header["names"], self.dims, self.pricing, self.limits.beam)
+                if dropped:
+                    self.ask(session, "prune", dropped)
         return "iterations"
 
-    def prune(self, session: Session, arrays: Arrays, names: Sequence[str]) -> None:
-        """The beam: which rows of the engine's last view to drop."""
-        dropped = victims(arrays, names, self.dims, self.pricing, self.limits.beam)
-        if dropped:
-            self.ask(session, "prune", dropped)
+    def count(self, header: dict[str, Any]) -> None:
+        """Book a round: rules written once per rank count as one."""
+        self.iterations += 1
+        self.sizes.append(header["live"])
+        for name, count in header["matches"].items():
+            self.matches[name.split("@")[0]] += count
+        for name, seconds in header["rule_seconds"].items():
+            self.rule_seconds[name.split("@")[0]] += seconds
 
 
 def saturate_block(
@@ -315,29 +310,32 @@ def saturate_block(
     slack: int | None = None,
     exact: bool = False,
     *,
+    guard: bool = True,
     session: Session | None = None,
-    score: Callable[[EGraphView], float] | None = None,
-    stop: threading.Event | None = None,
+    score: Score | None = None,
+    stop: Stop = never,
 ) -> EGraphView:
     """All forms of a block that the rules reach within the limits.
 
     `slack` (nanoseconds; default 3 launches) is how much dearer than its class's best an e-node's tree may be and still
-    be kept. With `exact` only bitwise-exact rules are used. Of all rounds the view with the cheapest `score` is
-    returned, the latest of equals; its report says what stopped the search. RuleError: a rule that cannot be said in
-    egglog, or an unsound one that gave one value two types.
+    be kept; `guard=False` keeps everything. With `exact` only bitwise-exact rules are used. Of all rounds the view with
+    the cheapest `score` is returned, the latest of equals; its report says what stopped the search. `stop` is polled.
+    RuleError: a rule that cannot be said in egglog, or an unsound one that gave one value two types.
     """
     chosen = [r for r in rules if r.exact or not exact]
     pricing = pricing or Roofline()
-    slack = SLACK_LAUNCHES * pricing.launch if slack is None else slack
-    if slack < 0:
+    if slack is not None and slack < 0:
         raise UsageError(f"slack={slack} is negative")
-    if session is None:
-        from .worker import default_pool
+    if slack is None:
+        slack = SLACK_LAUNCHES * pricing.launch
+    work = _Saturation(graph, chosen, limits or Limits(), pricing, slack if guard else None, stop)
+    score = score or default_score(pricing)
+    if session is not None:
+        return work.run(session, score)
+    from .worker import default_pool
 
-        with default_pool().session() as session:
-            return saturate_block(graph, chosen, limits, pricing, slack, session=session, score=score, stop=stop)
-    work = _Saturation(graph, chosen, limits or Limits(), pricing, slack)
-    return work.run(session, score or default_score(pricing), stop or threading.Event())
+    with default_pool().session() as worker:
+        return work.run(worker, score)
 
 
 def saturate_blocks(
@@ -346,29 +344,36 @@ def saturate_blocks(
     limits: Limits | None = None,
     *,
     pool: Pool | None = None,
+    deadline: float = float("inf"),
+    stop: Stop = never,
     **options: Any,
 ) -> list[EGraphView]:
     """`saturate_block` on every graph, as many at a time as the pool has workers; views in the graphs' order.
 
-    Ctrl-C ends the workers: blocks then keep their last good view, and their reports say "interrupted".
+    `deadline` bounds the seconds of the whole call: blocks that it leaves no time stay as they came. Ctrl-C, or `stop`
+    turning true, ends the workers: blocks keep their last good view, and their reports say "interrupted".
     """
     from .worker import default_pool
 
-    workers, chosen, stop = pool or default_pool(), tuple(rules), threading.Event()
+    workers, chosen, bounds = pool or default_pool(), tuple(rules), limits or Limits()
+    pressed, end = threading.Event(), time.perf_counter() + deadline
+    halted = lambda: pressed.is_set() or stop()
 
     def one(graph: Graph) -> EGraphView:
         with workers.session() as session:
-            return saturate_block(graph, chosen, limits, session=session, stop=stop, **options)
+            seconds = max(0.0, min(bounds.seconds, end - time.perf_counter()))
+            own = replace(bounds, seconds=seconds)
+            return saturate_block(graph, chosen, own, session=session, stop=halted, **options)
 
     with ThreadPoolExecutor(workers.size) as threads:
         futures = [threads.submit(one, g) for g in graphs]
         try:
             wait(futures)
         except KeyboardInterrupt:
-            stop.set()
-            workers.close()
+            pressed.set()
+            wait(futures)
         return [f.result() for f in futures]
 
 
-__all__ = ["Deadline", "InProcess", "Limits", "MemoryLimit", "Session", "decode", "default_score", "make_job",
-           "node_prices", "original_view", "saturate_block", "saturate_blocks"]  # fmt: skip
+__all__ = ["Bounds", "Deadline", "InProcess", "Limits", "MemoryLimit", "Session", "Stopped", "decode", "default_score",
+           "make_job", "node_prices", "saturate_block", "saturate_blocks"]  # fmt: skip

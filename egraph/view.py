@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ExtractionError
-from .graph import Tensor, make
+from .blocks import Blocks, Instance, weight_only
+from .graph import LEAVES, Graph, Tensor, make
 from .ops import Type
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -246,4 +247,212 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
     return built[cls]
 
 
-__all__ = ["EGraphView", "SaturationReport"]
+def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
+    """The graph as a view: its nodes, one e-node per class, in topological order."""
+    nodes = graph.nodes()
+    number = {n: i for i, n in enumerate(nodes)}
+    fixed = weight_only(nodes)
+    kids = [[number[a] for a in n.args] for n in nodes]
+    return EGraphView(
+        op=[n.op for n in nodes],
+        attrs=[n.attrs for n in nodes],
+        cls=np.arange(len(nodes), dtype=np.int32),
+        off=np.cumsum([0, *map(len, kids)]).astype(np.int32),
+        kid=np.array([k for row in kids for k in row], np.int32),
+        types=[n.type for n in nodes],
+        weight=np.array([n in fixed for n in nodes], np.bool_),
+        roots=tuple(number[r] for r in graph.roots),
+        report=report or SaturationReport(sizes=(len(nodes),)),
+        tensors={i: n for i, n in enumerate(nodes) if n.op in LEAVES},
+        classes=number,
+    )
+
+
+# ---------------------------------------------------------------- one view of the whole model
+_SEAMS = (("input", "in", "inputs"), ("param", "w", "params"), ("state", "s", "states"))
+
+
+class _Glue:
+    """Classes of all instances and of the model's own values, joined where they are the same value (union-find)."""
+
+    def __init__(self, blocks: Blocks, views: Sequence[EGraphView]) -> None:
+        self.blocks, self.views = blocks, views
+        self.size = 0
+        self.up: dict[int, int] = {}
+        self.of: dict[Tensor, int] = {}  # the model's values
+        self.types: list[Type] = []
+        self.weights: list[Bools] = []
+        self.ops: list[str] = []
+        self.attrs: list[tuple[tuple[str, Any], ...]] = []
+        self.cls: list[Ints] = []
+        self.width: list[Ints] = []
+        self.kid: list[Ints] = []
+        self.tensors: dict[int, Tensor] = {}
+        self.templates = [self._template(v) for v in views]
+
+    def find(self, c: int) -> int:
+        root = c
+        while root in self.up:
+            root = self.up[root]
+        while c != root:
+            self.up[c], c = root, self.up[c]
+        return root
+
+    def join(self, a: int, b: int) -> None:
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self.up[max(a, b)] = min(a, b)
+
+    def name(self, value: Tensor, c: int) -> None:
+        """State that a class is a value of the model."""
+        known = self.of.setdefault(value, c)
+        self.join(known, c)
+
+    @staticmethod
+    def _template(view: EGraphView) -> _Template:
+        """What is stamped of a block's view: all but the leaves that stand for values of the model."""
+        seams = {v.attr("name"): view.classes[v] for v in view.tensors.values() if v.op in LEAVES[:3]}
+        own = {i: v for i, v in view.tensors.items() if v.op not in LEAVES[:3]}
+        keep = np.array([i for i in range(len(view)) if i not in view.tensors or i in own], np.int64)
+        place = {int(i): k for k, i in enumerate(keep)}
+        width = np.diff(view.off)
+        return _Template(
+            ops=[view.op[i] for i in keep.tolist()],
+            attrs=[view.attrs[i] for i in keep.tolist()],
+            cls=view.cls[keep],
+            width=width[keep],
+            kid=view.kid[np.repeat(np.isin(np.arange(len(view)), keep), width)],
+            seams=seams,
+            constants={place[i]: v for i, v in own.items()},
+        )
+
+    def stamp(self, instance: Instance) -> None:
+        view, template = self.views[instance.block], self.templates[instance.block]
+        first, base = self.size, len(self.ops)
+        self.size += view.n_classes
+        self.types += view.types
+        self.weights.append(view.weight)
+        self.ops += template.ops
+        self.attrs += template.attrs
+        self.cls.append(template.cls + first)
+        self.width.append(template.width)
+        self.kid.append(template.kid + first)
+        for place, constant in template.constants.items():
+            self.tensors[base + place] = constant
+            self.name(constant, first + int(template.cls[place]))
+        for _, prefix, values in _SEAMS:
+            for k, value in enumerate(getattr(instance, values)):
+                if f"{prefix}{k}" in template.seams:
+                    self.name(value, first + template.seams[f"{prefix}{k}"])
+        for value, root in zip(instance.outputs, view.roots):
+            self.name(value, first + root)
+
+    def fill(self) -> None:
+        """The model's own e-nodes for values that no block computes: leaves and shared weight-only expressions."""
+        computed = {v for i in self.blocks.instances for v in i.outputs}
+        computed |= set(self.tensors.values())
+        ends = dict.fromkeys([*(v for v in self.of if v not in computed), *self.blocks.graph.roots])
+        fixed = weight_only(self.blocks.graph.nodes())
+        stack, order = [v for v in reversed(ends) if v not in computed], dict[Tensor, None]()
+        while stack:
+            value = stack.pop()
+            if value in computed or value in order:
+                continue
+            order[value] = None
+            stack += reversed(value.args)
+        for value in order:
+            if value not in self.of:
+                self.of[value] = self.size
+                self.size += 1
+                self.types.append(value.type)
+                self.weights.append(np.array([value in fixed], np.bool_))
+        for value in order:
+            if value.op in LEAVES:
+                self.tensors[len(self.ops)] = value
+            self.ops.append(value.op)
+            self.attrs.append(value.attrs)
+            self.cls.append(np.array([self.of[value]], np.int32))
+            self.width.append(np.array([len(value.args)], np.int32))
+            self.kid.append(np.array([self.of[a] for a in value.args], np.int32))
+
+    def view(self) -> EGraphView:
+        old = np.arange(self.size)
+        for c in list(self.up):
+            old[c] = self.find(c)
+        rows = np.concatenate([np.zeros(0, np.int32), *self.cls])
+        kids = np.concatenate([np.zeros(0, np.int32), *self.kid])
+        used = np.unique(old[np.concatenate([rows, kids, [self.of[r] for r in self.blocks.graph.roots]])])
+        number = np.full(self.size, -1, np.int32)
+        number[used] = np.arange(len(used), dtype=np.int32)
+        number = number[old]
+        weight = np.zeros(len(used), np.bool_)
+        flags = np.concatenate([np.zeros(0, np.bool_), *self.weights])
+        weight[number[(number >= 0) & flags]] = True
+        return EGraphView(
+            op=self.ops,
+            attrs=self.attrs,
+            cls=number[rows],
+            off=np.concatenate([[0], np.cumsum(np.concatenate([np.zeros(0, np.int32), *self.width]))]).astype(np.int32),
+            kid=number[kids],
+            types=[self.types[c] for c in used.tolist()],
+            weight=weight,
+            roots=tuple(int(number[self.of[r]]) for r in self.blocks.graph.roots),
+            report=merged(self.views),
+            tensors=self.tensors,
+            classes={v: int(number[c]) for v, c in self.of.items() if number[c] >= 0},
+        )
+
+
+@dataclass(frozen=True)
+class _Template:
+    ops: list[str]
+    attrs: list[tuple[tuple[str, Any], ...]]
+    cls: Ints
+    width: Ints
+    kid: Ints
+    seams: dict[str, int]
+    constants: dict[int, Tensor]
+
+
+#: The worse of two reasons to have stopped comes first.
+_REASONS = ("interrupted", "worker-died", "bytes", "seconds", "nodes", "iterations", "saturated")
+
+
+def merged(views: Sequence[EGraphView]) -> SaturationReport:
+    """The reports of several blocks as one: sums, the worst reason, all rules."""
+    reports = [v.report for v in views]
+    matches: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for r in reports:
+        for name, count in r.matches.items():
+            matches[name] = matches.get(name, 0) + count
+        for name, t in r.rule_seconds.items():
+            seconds[name] = seconds.get(name, 0.0) + t
+    longest = max((len(r.sizes) for r in reports), default=0)
+    return SaturationReport(
+        stopped=min((r.stopped for r in reports), key=_REASONS.index, default="saturated"),
+        iterations=max((r.iterations for r in reports), default=0),
+        sizes=tuple(sum(r.sizes[min(i, len(r.sizes) - 1)] for r in reports if r.sizes) for i in range(longest)),
+        matches=matches,
+        rule_seconds=seconds,
+        seconds=sum(r.seconds for r in reports),
+        kept=max((r.kept for r in reports), default=0),
+        extractable=all(r.extractable for r in reports),
+        message="; ".join(dict.fromkeys(r.message for r in reports if r.message)),
+    )
+
+
+def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
+    """One view of the whole model: every instance's view stamped with classes of its own, joined at the seams.
+
+    Linear in the result. The roots are those of `blocks.graph`; values that no block computes (leaves, weight-only
+    expressions that several blocks share) get the model's own e-nodes.
+    """
+    work = _Glue(blocks, views)
+    for instance in blocks.instances:
+        work.stamp(instance)
+    work.fill()
+    return work.view()
+
+
+__all__ = ["EGraphView", "SaturationReport", "glue", "merged", "view_of"]

@@ -26,7 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import WorkerError
-from .engine import Arrays, Deadline, Engine, EngineError, MemoryLimit
+from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stopped
 
 MEMORY_EXIT = 77
 START_SECONDS = 30.0
@@ -155,7 +155,7 @@ class Worker:
         self.process = process
         self.frames: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._listen, args=(process, self.frames), daemon=True).start()
-        self._receive(START_SECONDS)
+        self._receive(Bounds(START_SECONDS, 0))
 
     @staticmethod
     def _listen(process: subprocess.Popen[bytes], frames: queue.Queue[Any]) -> None:
@@ -166,15 +166,24 @@ class Worker:
         except Exception as error:
             frames.put(error)
 
-    def _receive(self, seconds: float) -> tuple[dict[str, Any], Arrays]:
+    def _next(self, bounds: Bounds) -> Any:
+        """The next frame, or the error that ended the stream."""
+        end = time.perf_counter() + bounds.seconds
         try:
-            found = self.frames.get(timeout=seconds)
-        except queue.Empty:
-            self.kill()
-            raise Deadline from None
-        except BaseException:  # Ctrl-C: the reply on its way belongs to nobody
+            while True:
+                if bounds.stop():
+                    raise Stopped
+                left = end - time.perf_counter()
+                if left <= 0:
+                    raise Deadline
+                with contextlib.suppress(queue.Empty):
+                    return self.frames.get(timeout=min(left, 0.05))
+        except BaseException:  # also Ctrl-C: the reply on its way belongs to nobody
             self.kill()
             raise
+
+    def _receive(self, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
+        found = self._next(bounds)
         if isinstance(found, Exception):
             code = self.kill()
             if code == MEMORY_EXIT:
@@ -194,7 +203,7 @@ class Worker:
         self.stderr.seek(0)
         return self.stderr.read()[-2000:].decode(errors="replace").strip() or "no message"
 
-    def request(self, method: str, payload: Any, seconds: float, memory: int) -> tuple[dict[str, Any], Arrays]:
+    def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
         """See `saturate.Session.request`."""
         self.prepare()
         process = self.process
@@ -202,8 +211,8 @@ class Worker:
             raise WorkerError("the saturation worker was ended")
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # then reading tells why it died
-            write_frame(process.stdin, {"method": method, "payload": payload, "memory": memory}, {})
-        return self._receive(seconds)
+            write_frame(process.stdin, {"method": method, "payload": payload, "memory": bounds.bytes}, {})
+        return self._receive(bounds)
 
     def kill(self) -> int | None:
         """End the process now; its exit code."""
