@@ -302,6 +302,8 @@ def upsample(x: Tensor, factors: Sequence[int]) -> Tensor:
 
 def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Tensor:
     """Rotated along axes"""
+    if volume(x.shape) == 0:
+        return x
     moves = [shifts] if isinstance(shifts, int) else list(shifts)
     axes = [dims] if isinstance(dims, int) else list(dims)
     if not axes:

@@ -232,8 +232,10 @@ def group_norm(
 
 
 def native_group_norm(x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float) -> list[Any]:
-    """The normalised value; the statistics are not given"""
-    return [group_norm(x, groups, gain, shift, eps), *[Missing("the statistics of native_group_norm")] * 2]
+    """The normalised value, its mean and the reciprocal of its deviation per group"""
+    flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
+    spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
+    return [group_norm(x, groups, gain, shift, eps), t.mean(flat, -1), spread]
 
 
 def batch_norm(
@@ -263,6 +265,11 @@ def batch_norm_functional(
     new_var = var * (1 - momentum) + t.var(x, axes, correction=1) * momentum
     saved = [Missing("the saved statistics of batch_norm")] * 2
     return [batch_norm(x, gain, shift, mean, var, training, momentum, eps), *saved, new_mean, new_var]
+
+
+def batch_norm_without_stats(x: Tensor, gain: Any, shift: Any, training: bool, momentum: float, eps: float) -> list[Any]:
+    """Normalised per channel with the batch's statistics"""
+    return [batch_norm(x, gain, shift, None, None, True, momentum, eps), *[Missing("the saved statistics of batch_norm")] * 2]
 
 
 def instance_norm(

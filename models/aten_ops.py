@@ -46,6 +46,8 @@ _ARITHMETIC: dict[str, Builder] = {
     "fmax": p.fmax,
     "fmin": p.fmin,
     "atan2": p.atan2,
+    "hypot": p.hypot,
+    "ldexp.Tensor": p.ldexp,
     "xlogy.Tensor Scalar_Other Scalar_Self": p.xlogy,
     "addcmul": p.addcmul,
     "addcdiv": p.addcdiv,
@@ -245,6 +247,8 @@ _CONTRACTIONS: dict[str, Builder] = {
     "mv": r.matvec,
     **dict.fromkeys(("dot", "vdot"), r.dot),
     "outer": r.outer,
+    "addbmm": r.addbmm,
+    "dist": r.dist,
     "convolution": nn.convolution,
 }
 
@@ -264,6 +268,7 @@ _LAYERS: dict[str, Builder] = {
     "batch_norm": nn.batch_norm,
     "_native_batch_norm_legit_no_training": nn.batch_norm_inference,
     "_native_batch_norm_legit_functional": nn.batch_norm_functional,
+    "_native_batch_norm_legit.no_stats": nn.batch_norm_without_stats,
     "instance_norm": nn.instance_norm,
     "scaled_dot_product_attention": nn.attention,
     **{f"upsample_nearest{n}d.default vec": nn.upsample_nearest for n in (1, 2, 3)},

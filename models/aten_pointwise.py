@@ -240,6 +240,20 @@ def atan2(y: Value, x: Value) -> Tensor:
     return t.where(t.lt(a, 0), base + half, base)
 
 
+def hypot(x: Value, y: Value) -> Tensor:
+    """sqrt(x**2 + y**2), scaled by the larger so that squares do not overflow"""
+    a, b = (t.abs(as_float(v)) for v in lift(x, y))
+    top, low = t.maximum(a, b), t.minimum(a, b)
+    ratio = t.where(t.eq(top, 0), 0.0, t.div(low, t.where(t.eq(top, 0), 1.0, top)))
+    return t.where(is_inf(top), top, top * t.sqrt(ratio * ratio + 1.0))
+
+
+def ldexp(x: Value, y: Value) -> Tensor:
+    """x * 2**y"""
+    a, b = (as_float(v) for v in lift(x, y))
+    return a * t.pow(2.0, b)
+
+
 IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "tan": lambda x: t.div(t.sin(x), t.cos(x)),
     "sinh": lambda x: (t.expm1(x) - t.expm1(-x)) * 0.5,

@@ -16,8 +16,9 @@ from .aten_pointwise import as_float, lift, number
 Axes = int | Sequence[int] | None
 
 
-def _all_if_empty(dim: Axes) -> Axes:
-    return None if dim is not None and not isinstance(dim, int) and not list(dim) else dim
+def _axes(x: Tensor, dim: Axes) -> Axes:
+    """None (all axes) for an empty list, and for a 0-d tensor, which PyTorch lets have an axis 0."""
+    return None if not x.rank or (dim is not None and not isinstance(dim, int) and not list(dim)) else dim
 
 
 def _total(x: Tensor, dtype: str | None) -> Tensor:
@@ -27,7 +28,7 @@ def _total(x: Tensor, dtype: str | None) -> Tensor:
 
 def sum_(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
     """Sum over axes"""
-    return t.sum(_total(x, dtype), _all_if_empty(dim), keepdim)
+    return t.sum(_total(x, dtype), _axes(x, dim), keepdim)
 
 
 def sum_all(x: Tensor, dtype: str | None = None) -> Tensor:
@@ -37,7 +38,7 @@ def sum_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 def mean(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
     """Mean over axes"""
-    return t.mean(t.cast(x, dtype or x.dtype), _all_if_empty(dim), keepdim)
+    return t.mean(t.cast(x, dtype or x.dtype), _axes(x, dim), keepdim)
 
 
 def mean_all(x: Tensor, dtype: str | None = None) -> Tensor:
@@ -47,7 +48,7 @@ def mean_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 def prod(x: Tensor, dim: int, keepdim: bool = False, dtype: str | None = None) -> Tensor:
     """Product over an axis"""
-    return t.prod(_total(x, dtype), dim, keepdim)
+    return t.prod(_total(x, dtype), _axes(x, dim), keepdim)
 
 
 def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
@@ -57,7 +58,7 @@ def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A reduction where an empty list of axes means all."""
-    return lambda x, dim=None, keepdim=False: build(x, _all_if_empty(dim), keepdim)
+    return lambda x, dim=None, keepdim=False: build(x, _axes(x, dim), keepdim)
 
 
 def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -75,12 +76,12 @@ def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def extreme(value: Callable[..., Tensor], position: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
     """The extreme along an axis with its position."""
     find = arg(position)
-    return lambda x, dim, keepdim=False: [value(x, dim, keepdim), find(x, dim, keepdim)]
+    return lambda x, dim, keepdim=False: [value(x, _axes(x, dim), keepdim), find(x, dim, keepdim)]
 
 
 def var(x: Tensor, dim: Axes = None, correction: float | bool | None = None, keepdim: bool = False) -> Tensor:
     """Variance over axes, divided by n - correction (1 unless given)"""
-    return t.var(x, _all_if_empty(dim), keepdim, 1 if correction is None else float(correction))
+    return t.var(x, _axes(x, dim), keepdim, 1 if correction is None else float(correction))
 
 
 def var_dim(x: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False) -> Tensor:
@@ -120,7 +121,7 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
 def vector_norm(x: Tensor, order: float = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
     """The p-norm over axes"""
     x = t.cast(x, dtype or x.dtype)
-    axes = _all_if_empty(dim)
+    axes = _axes(x, dim)
     if order == 2:
         return t.sqrt(t.sum(x * x, axes, keepdim))
     if order in (float("inf"), float("-inf")):
@@ -224,6 +225,18 @@ def addmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> 
     if beta == 0:
         return product
     return t.add(*lift(product, base if beta == 1 else base * number(beta)))
+
+
+def addbmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta * base + alpha * the sum of a batch of products"""
+    total = t.sum(t.matmul(x, y), 0)
+    total = total if alpha == 1 else total * number(alpha)
+    return total if beta == 0 else t.add(*lift(total, base if beta == 1 else base * number(beta)))
+
+
+def dist(x: Tensor, y: Tensor, p: float = 2) -> Tensor:
+    """The p-norm of a difference"""
+    return vector_norm(t.sub(*lift(x, y)), p)
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:

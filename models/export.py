@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -374,11 +375,13 @@ class _Reader:
             if type(value).__name__ in ("SymBool", "SymFloat"):
                 return Missing(f"the symbolic value of {node.target}")
             args, kwargs = self._resolve(node.args, env), self._resolve(dict(node.kwargs), env)
-            lost = [m for m in _missing((args, kwargs))]
+            if node.target is operator.getitem and isinstance(args[0], list):
+                return args[0][args[1]]  # the other results may be missing
+            lost = list(_missing((args, kwargs)))
+            for m in lost:
+                if m.what:
+                    self._note(m.what)
             if lost:
-                for m in lost:
-                    if m.what:
-                        self._note(m.what)
                 return Missing("")
             return self._apply(node, args, kwargs, value)
         except UnsupportedError as error:
@@ -389,8 +392,6 @@ class _Reader:
 
     def _apply(self, node: Any, args: Any, kwargs: Any, value: Any) -> Any:
         overload = _overload(node.target)
-        if overload == "getitem":
-            return args[0][args[1]]
         if overload in _MODES:
             first = _MODES[overload]
             if overload == "wrap_with_autocast" and args[2]:
