@@ -21,7 +21,11 @@ def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool
     with parts that have no meaning here, UntrustedModelError for a format that needs `trust`.
     """
     path = Path(path)
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as problem:  # a name that is too long, a folder that may not be entered
+        raise BadModelError(f"the model cannot be reached: {problem}", where=str(path)) from None
+    if not there:
         raise BadModelError(f"there is no file or folder {path.name!r}", where=str(path))
     if path.is_dir():
         from .hf import load_folder

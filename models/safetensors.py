@@ -28,6 +28,7 @@ from .arrays import MappedArray
 MAX_HEADER = 100_000_000
 MAX_INDEX = 100_000_000
 _U63 = 1 << 63
+_BYTES = ("utf-8", "surrogatepass")
 #: safetensors name -> our name
 _DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
@@ -95,10 +96,13 @@ def read_header(path: Path | str) -> SafeFile:
     path = Path(path)
     if not path.is_file():
         raise BadWeightsError(f"there is no file {path.name}", where=str(path))
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header = _header_object(file, size, path)
-        start = file.tell()
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = _header_object(file, size, path)
+            start = file.tell()
+    except OSError as problem:
+        raise BadWeightsError(f"{path.name} cannot be read: {problem}", where=str(path)) from None
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise BadWeightsError("__metadata__ is not an object of strings", where=str(path))
@@ -210,19 +214,21 @@ def _read_shards(folder: Path, index: Path) -> dict[str, MappedArray]:
         raise BadWeightsError("weight_map is not an object of file names", where=str(index))
     found: dict[str, MappedArray] = {}
     for shard in sorted(set(places.values())):
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+        if Path(shard).name != shard or not shard.endswith(".safetensors") or len(shard.encode(*_BYTES)) > 255:
             raise BadWeightsError(f"the shard {shard[:200]!r} is not a plain .safetensors file name", where=str(index))
         if not (folder / shard).is_file():
-            raise BadWeightsError(f"the shard {shard} is missing", where=str(index))
+            raise BadWeightsError(f"the shard {shard!r} is missing", where=str(index))
         for name, array in read_header(folder / shard).tensors.items():
             if places.get(name) != shard:
-                said = f"in {places[name]}" if name in places else "nowhere"
-                raise BadWeightsError(f"tensor {name[:200]!r} is in {shard}, the index has it {said}", where=str(index))
+                said = f"in {places[name]!r}" if name in places else "nowhere"
+                raise BadWeightsError(
+                    f"tensor {name[:200]!r} is in {shard!r}, the index has it {said}", where=str(index)
+                )
             found[name] = array
     missing = sorted(set(places) - set(found))
     if missing:
         raise BadWeightsError(
-            f"tensor {missing[0][:200]!r} is not in {places[missing[0]]}, where the index has it", where=str(index)
+            f"tensor {missing[0][:200]!r} is not in {places[missing[0]]!r}, where the index has it", where=str(index)
         )
     return found
 

@@ -79,7 +79,7 @@ def test_shards_give_the_same(folder: Path) -> None:
     for a, b in zip(run(folder), before, strict=True):
         np.testing.assert_array_equal(a, b)
     (folder / "part-1.safetensors").unlink()
-    with pytest.raises(BadWeightsError, match=r"part-1\.safetensors is missing"):
+    with pytest.raises(BadWeightsError, match=r"'part-1\.safetensors' is missing"):
         load_folder(folder)
 
 

@@ -62,6 +62,8 @@ def test_pickles_are_refused_unopened(tmp_path: Path, name: str) -> None:
 def test_missing_empty_and_strange(tmp_path: Path) -> None:
     with pytest.raises(BadModelError, match="no file or folder"):
         load(tmp_path / "gone.onnx")
+    with pytest.raises(BadModelError, match="cannot be reached"):
+        load(tmp_path / ("x" * 500 + ".onnx"))
     for suffix in ("onnx", "safetensors", "pt2", "xyz"):
         (tmp_path / f"empty.{suffix}").touch()
         with pytest.raises(BadModelError, match="empty"):

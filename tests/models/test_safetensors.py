@@ -217,10 +217,12 @@ def test_shards_are_joined(shards: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"d": "m-3.safetensors"}, "m-3.safetensors is missing"),
-        ({"d": "m-2.safetensors"}, "'d' is not in m-2"),
-        ({"b": None}, "'b' is in m-1.safetensors, the index has it nowhere"),
-        ({"b": "m-2.safetensors"}, "'b' is in m-1.safetensors"),
+        ({"d": "m-3.safetensors"}, "'m-3.safetensors' is missing"),
+        ({"d": "m\n\ud800.safetensors"}, "is missing"),
+        ({"d": "m-2.safetensors"}, "'d' is not in 'm-2"),
+        ({"b": None}, "'b' is in 'm-1.safetensors', the index has it nowhere"),
+        ({"b": "m-2.safetensors"}, "'b' is in 'm-1.safetensors'"),
+        ({"d": "m" * 300 + ".safetensors"}, "plain"),
         ({"d": "../m-1.safetensors"}, "plain"),
         ({"d": "/etc/passwd"}, "plain"),
         ({"d": "m-1.bin"}, "plain"),
