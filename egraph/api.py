@@ -411,27 +411,23 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         spot = next(i for i, k in enumerate(keys) if k is Ellipsis)
         keys[spot : spot + 1] = [slice(None)] * (x.rank - used)
     axis = 0
-    drop: list[int] = []
-    grow: list[int] = []
+    kept: list[int | None] = []  # the result's axes: those of x, or a new one
     for k in keys:
         if k is None:
-            grow.append(axis + len(grow))
-        elif isinstance(k, Tensor):
+            kept.append(None)
+            continue
+        span = k.rank if isinstance(k, Tensor) else 1
+        if isinstance(k, Tensor):
             x = gather(x, k, axis)
-            axis += k.rank
         elif isinstance(k, slice):
             x = _slice_key(x, axis, k)
-            axis += 1
         else:
-            size = x.shape[axis]
-            at = k + size if isinstance(k, int) and k < 0 else k
+            at = k + x.shape[axis] if isinstance(k, int) and k < 0 else k
             x = slice_axis(x, axis, at, at + 1)
-            drop.append(axis)
-            axis += 1
-    kept = [d for i, d in enumerate(x.shape) if i not in drop]
-    for position in grow:
-        kept.insert(position - builtins.sum(1 for d in drop if d < position), 1)
-    return reshape(x, kept)
+        kept += range(axis, axis + span) if isinstance(k, Tensor | slice) else ()
+        axis += span
+    kept += range(axis, x.rank)
+    return reshape(x, [1 if a is None else x.shape[a] for a in kept])
 
 
 def _slice_key(x: Tensor, axis: int, key: slice) -> Tensor:

@@ -31,6 +31,8 @@ CONSTANT_BYTES = 1024
 WINDOW = 6
 #: Two readers of one value, one depending on the other, that are at least this far apart are in different repeats.
 APART = 8
+#: How many lengths of repeated pieces are looked for in pieces that occur once.
+MATCHED = 16
 #: How deep an input is taken to be.
 HEAD = 32
 
@@ -391,7 +393,7 @@ def _piece(listing: _Listing, names: dict[Any, int], start: int, end: int) -> _P
 def _merge(listing: _Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[_Piece]:
     """Stretches grown together: tightly bound neighbours up to the limit, then loosely bound ones up to half of it."""
     names: dict[Any, int] = {}
-    pieces = [_piece(listing, names, a, b) for a, b in stretches]
+    pieces = _matched(listing, names, [_piece(listing, names, a, b) for a, b in stretches])
     for least, limit in ((2, max_nodes), (0, max_nodes // 2)):
         while True:
             merged = _merge_once(listing, pieces, least, limit, names)
@@ -399,6 +401,28 @@ def _merge(listing: _Listing, stretches: list[tuple[int, int]], max_nodes: int) 
                 break
             pieces = merged
     return pieces
+
+
+def _matched(listing: _Listing, names: dict[Any, int], pieces: list[_Piece]) -> list[_Piece]:
+    """Pieces that occur once split where they begin or end with one that repeats: the first and last repeat often run
+    into what surrounds them."""
+    uses = Counter(p.kind for p in pieces)
+    repeated = {len(p): None for p in sorted(pieces, key=lambda p: (-uses[p.kind], p.start)) if uses[p.kind] > 1}
+    found: list[_Piece] = []
+    for piece in pieces:
+        start, end = piece.start, piece.end
+        for length in list(repeated)[:MATCHED] if uses[piece.kind] == 1 else ():
+            for a, b in ((start, start + length), (end - length, end)):
+                if length < len(piece) and uses[_piece(listing, names, a, b).kind] > 1:
+                    spots = sorted({start, a, b, end})
+                    found += [_piece(listing, names, p, q) for p, q in pairwise(spots)]
+                    break
+            else:
+                continue
+            break
+        else:
+            found.append(piece)
+    return found
 
 
 def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int, names: dict[Any, int]) -> list[_Piece]:

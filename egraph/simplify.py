@@ -5,8 +5,8 @@ same rules, so the result is a fixpoint. Common subexpressions and dead nodes va
 graphs are reached from their outputs.
 
 `exact` keeps every bit (NaN payloads apart): then only steps that hold in floating point are taken. Otherwise steps may
-differ by rounding and in the sign of a zero, never by more. Nothing here copies weights: what depends on parameters
-stays an expression, folded when weights are bound.
+differ by rounding, in the sign of a zero, and where `pow` is taken of a negative zero or infinity. Nothing here copies
+weights: what depends on parameters stays an expression, folded when weights are bound.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ class Simplifier:
         """`make` through the rules; the operands must be simplified already."""
         args, attrs = tuple(args), attrs or {}
         plain = make(op, args, attrs, data=data)
-        if plain.is_leaf or plain in self.done:
-            return plain if plain.is_leaf else self.done[plain]
+        if plain in self.done:
+            return self.done[plain]
+        if plain.op in ("input", "param", "state"):
+            return plain
         found = self._rewrite(plain, dict(plain.attrs))
         self.done[plain] = found
         return found
@@ -78,8 +80,7 @@ class Simplifier:
 
     def scalar(self, value: float, like: Tensor) -> Tensor:
         """A number with the rank and dtype of a tensor, of size 1 everywhere."""
-        number = value if dtypes.is_float(like.dtype) else int(value)
-        return make("full", (), {"value": number, "shape": (1,) * like.rank, "dtype": like.dtype})
+        return _full((1,) * like.rank, value, like.dtype)
 
     def stretched(self, x: Tensor, shape: Shape) -> Tensor:
         """x broadcast to a shape of its rank."""
@@ -88,7 +89,19 @@ class Simplifier:
 
 # ---------------------------------------------------------------- values known now
 def _full(shape: Shape, value: Any, dtype: str) -> Tensor:
-    return make("full", (), {"value": value, "shape": shape, "dtype": dtype})
+    """A fill, its value written as a float or an int as the dtype is."""
+    written = float(value) if dtypes.is_float(dtype) else int(value)
+    return make("full", (), {"value": written, "shape": shape, "dtype": dtype})
+
+
+def _written(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    return _full(attrs["shape"], attrs["value"], attrs["dtype"])
+
+
+def _constant(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """A small constant of equal elements is a fill."""
+    data = make(op, (), attrs).data
+    return None if data is None or data.nbytes > s.fold_bytes else _known(data, attrs["dtype"], attrs["shape"])
 
 
 def number(x: Tensor) -> float | None:
@@ -122,7 +135,7 @@ def _fold(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any
         return _full(node.shape, value.item(), node.dtype)
     if any(not isinstance(d, int) for a in (node, *args) for d in a.shape) or not 0 < node.type.nbytes <= s.fold_bytes:
         return None
-    if any(a.type.nbytes > 16 * s.fold_bytes for a in args):
+    if any(a.type.nbytes > 16 * s.fold_bytes or volume(a.shape) == 0 for a in args):
         return None
     return _known(np.ascontiguousarray(evaluate([node], {})[0]), node.dtype, node.shape)
 
@@ -350,7 +363,7 @@ def _reduce(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, A
     kept = tuple(sorted({a for a in axes if x.shape[a] != 1}))
     if op in ("max", "min") and x.op == op:
         return s.build(op, x.args, {"axes": tuple(sorted({*x.attr("axes"), *kept}))})
-    if op in ("max", "min") and x.op == "full":
+    if op in ("max", "min") and x.op == "full" and volume(x.shape) != 0:
         return _full(make(op, args, attrs).shape, x.attr("value"), x.dtype)
     if kept == axes:
         return None
@@ -451,7 +464,7 @@ def _slice_of_pad(s: Simplifier, x: Tensor, axis: int, start: int, last: int, st
     if last < lo or start >= lo + size:
         shape = list(x.shape)
         shape[axis] = (last - start) // step + 1
-        return _full(tuple(shape), x.attr("value") if dtypes.is_float(x.dtype) else int(x.attr("value")), x.dtype)
+        return _full(tuple(shape), x.attr("value"), x.dtype)
     if start >= lo and last < lo + size:
         return s.build("slice", (data,), {"axis": axis, "start": start - lo, "stop": last + 1 - lo, "step": step})
     return None
@@ -487,8 +500,7 @@ def _pad(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
     (x,), axis, lo, hi, value = args, attrs["axis"], attrs["lo"], attrs["hi"], attrs["value"]
     if lo == 0 and hi == 0:
         return x
-    number = value if dtypes.is_float(x.dtype) else int(value)
-    if x.op == "full" and _same_fill(x, _full(x.shape, number, x.dtype)):
+    if x.op == "full" and _same_fill(x, _full(x.shape, value, x.dtype)):
         return _full(make(op, args, attrs).shape, x.attr("value"), x.dtype)
     if (
         x.op == "pad"
@@ -538,6 +550,8 @@ def _is_plus_zero(value: float) -> bool:
 
 #: op -> its rules, tried in order. Pointwise ops try `_POINTWISE` after them.
 RULES: dict[str, tuple[Rule, ...]] = {
+    "full": (_written,),
+    "constant": (_constant,),
     "add": (_add,),
     "sub": (_sub,),
     "mul": (_mul,),

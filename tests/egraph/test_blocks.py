@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.blocks import Blocks, compute_nodes, find_blocks, reassemble
 from tensor_graphs.egraph.graph import Graph, Tensor
-from tensor_graphs.egraph.interpret import evaluate
 
 B, T, D, H = 2, 8, 16, 2
 
