@@ -71,7 +71,7 @@ MERGES = table("merging", "merge", [
     Rule("merge-linears", ("linear(x, a, p)", "linear(x, b, q)"),
          (f"slice(linear(x, {_COLUMNS}, concat(p, q, axis=0)), axis=rank(x) - 1, start=0, stop=size(a, 1))",
           f"slice(linear(x, {_COLUMNS}, concat(p, q, axis=0)), axis=rank(x) - 1, start=size(a, 1), stop=size(a, 1) + size(b, 1))"),
-         when=("weight(a)", "weight(b)", "active(x)", "ordered(a, b)"), keep=True, growth="expands",
+         when=("weight(a)", "weight(b)", "active(x)", "ordered(a, b)", "ordered(p, q)"), keep=True, growth="expands",
          doc="linear layers of one input are one with weights and biases side by side"),
     Rule("merge-convs", ("conv(x, a, strides=s, pads=p, dilations=d, groups=1)", "conv(x, b, strides=s, pads=p, dilations=d, groups=1)"),
          ("slice(conv(x, concat(a, b, axis=0), strides=s, pads=p, dilations=d, groups=1), axis=1, start=0, stop=size(a, 0))",
