@@ -1,0 +1,382 @@
+"""Is a rule true? Falsification from the rule object alone: types, exact arithmetic, float64, bits.
+
+On random instances (sample.py) both sides must have one type, and then
+- rules within ring and field arithmetic are evaluated exactly modulo two primes (the finite-field test of Mirage,
+  https://arxiv.org/abs/2405.05751), free of rounding;
+- every rule is evaluated in float64 on well-scaled values, on values with zeros and signs, on positive ones, and on mixed
+  magnitudes with denormals; integers must agree exactly, wrap-around included;
+- a rule that claims `exact` is evaluated in its own dtypes on infinities, NaN, -0.0 and denormals, and compared bit by bit.
+
+Where a side divides by zero or leaves a function's domain, both sides must: the finite positions are the same. Which of
+±inf and NaN stands at the others is compared for `exact` rules only. A mixed-magnitude sample on which any intermediate
+value overflows says nothing. Sampling refutes or fails to refute; it never proves, so the best verdict here is "tested".
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+
+from ..egraph import atomic, dtypes
+from ..egraph.graph import Tensor, topological
+from ..egraph.interpret import evaluate, expand_all
+from ..egraph.pattern import Apply, Attr, holds
+from ..egraph.rule import Rule
+from ..errors import RuleError, ShapeError
+from .sample import FAILURES, Instance, instances
+
+Array = np.ndarray[Any, Any]
+Status = Literal["proved", "tested", "refuted", "unknown"]
+PRIMES = (8191, 8179)  # products of two residues, summed over any contraction sampled here, stay far below 2**63
+SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1.0, -1.0, 3.0e38, 2.0, 0.5)
+PLAIN_SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5)
+STYLES = ("plain", "zeros", "positive", "wide")
+SLACK = 512 * np.finfo(np.float64).eps
+COST_GUARDS = ("weight", "active", "ordered")  # say where a rule pays, not where it is true
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a rule's truth. `counterexample` is set for "refuted": shapes, values, both results."""
+
+    status: Status
+    detail: str
+    counterexample: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.detail}" + (f"\n{self.counterexample}" if self.counterexample else "")
+
+
+class _Refuted(Exception):
+    def __init__(self, detail: str, counterexample: str) -> None:
+        super().__init__(detail)
+        self.detail, self.counterexample = detail, counterexample
+
+
+# ---------------------------------------------------------------- values
+def values(found: Instance, rng: np.random.Generator, style: str) -> dict[str, Array]:
+    """Random arrays for the tensors of an instance, in their own dtypes; indices stay below their bounds."""
+    return {name: _array(t.shape, t.dtype, rng, style, found.bounds.get(name)) for name, t in sorted(found.types.items())}
+
+
+def _array(shape: Any, dtype: str, rng: np.random.Generator, style: str, bound: int | None) -> Array:
+    kind = dtypes.category(dtype)
+    target = dtypes.numpy_dtype(dtype)
+    if bound is not None:
+        return rng.integers(0, bound, shape).astype(target)
+    if kind == "bool":
+        return np.asarray(rng.random(shape) < 0.5)
+    if kind == "int":
+        info = np.iinfo(target)
+        small = rng.integers(max(-5, info.min), 6, shape)
+        large = rng.integers(info.min, info.max, shape, dtype=target, endpoint=True)
+        edges = rng.choice(np.array([info.min, info.max, 0, 1], dtype=target), shape)
+        return np.where(rng.random(shape) < 0.5, small.astype(target), np.where(rng.random(shape) < 0.5, large, edges))
+    x = rng.standard_normal(shape)
+    if style == "positive":
+        x = np.abs(x) + 0.01
+    elif style == "zeros":
+        x = np.where(rng.random(shape) < 0.5, rng.choice(PLAIN_SPECIAL, shape), x)
+    elif style == "wide":
+        x = x * 10.0 ** rng.uniform(-9, 9, shape)
+        x = np.where(rng.random(shape) < 0.1, rng.choice((0.0, 5e-310, -1e-300), shape), x)
+        return np.asarray(x)  # beyond float16 on purpose: evaluated in float64
+    elif style == "special":
+        x = np.where(rng.random(shape) < 0.6, rng.choice(SPECIAL, shape), x)
+    with np.errstate(over="ignore"):
+        return np.asarray(x).astype(target)
+
+
+# ---------------------------------------------------------------- exact arithmetic
+class _Unsaid(Exception):
+    """Outside exact arithmetic, or a division by zero."""
+
+
+def _residue(value: Any, p: int) -> int:
+    """A constant modulo p. A reciprocal of an int as a float means the exact fraction."""
+    try:
+        exact = Fraction(value)
+    except (ValueError, OverflowError) as error:
+        raise _Unsaid from error
+    if exact and exact.denominator > 1:
+        n = round(1 / exact)
+        if n and 1.0 / n == value:
+            exact = Fraction(1, n)
+    return int(exact.numerator * pow(exact.denominator, -1, p)) % p if exact.denominator % p else _unsaid()
+
+
+def _unsaid() -> int:
+    raise _Unsaid
+
+
+def _inverse(x: Array, p: int) -> Array:
+    if not np.all(x % p):
+        raise _Unsaid
+    found, power, base = np.ones_like(x), p - 2, x % p
+    while power:
+        found = found * base % p if power & 1 else found
+        base, power = base * base % p, power >> 1
+    return found
+
+
+_FIELD: dict[str, Callable[..., Array]] = {
+    "add": lambda a, p, x, y: x + y,
+    "sub": lambda a, p, x, y: x - y,
+    "mul": lambda a, p, x, y: x * y,
+    "neg": lambda a, p, x: -x,
+    "div": lambda a, p, x, y: x * _inverse(y, p),
+    "recip": lambda a, p, x: _inverse(x, p),
+    "matmul": lambda a, p, x, y: np.matmul(x, y),
+    "conv": lambda a, p, x, w: atomic.conv(a, x, w),
+    "sum": lambda a, p, x: np.sum(x, axis=a["axes"], keepdims=True),
+    "cumsum": lambda a, p, x: np.cumsum(x, axis=a["axis"]),
+    "full": lambda a, p: np.full(a["shape"], _residue(a["value"], p), np.int64),
+}
+_AS_IS = ("reshape", "permute", "broadcast_to", "slice", "flip", "windows", "concat", "gather", "gather_elements", "where")
+
+
+def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int) -> dict[int, Array]:
+    """Values of atomic nodes modulo p by node id; float leaves are residues. Raises outside field arithmetic."""
+    found: dict[int, Array] = {}
+    for node in order:
+        attrs, args = dict(node.attrs), [found[id(a)] for a in node.args]
+        if node.is_leaf:
+            if node.op not in ("input", "param"):
+                raise _Unsaid
+            found[id(node)] = leaves[attrs["name"]]
+        elif node.op in _FIELD:
+            if not dtypes.is_float(node.dtype):
+                raise _Unsaid
+            found[id(node)] = _FIELD[node.op](attrs, p, *args) % p
+        elif node.op == "pad":
+            found[id(node)] = atomic._pad({**attrs, "value": _residue(attrs["value"], p)}, *args)
+        elif node.op in _AS_IS and node.entry.numpy is not None:
+            found[id(node)] = node.entry.numpy(attrs, *args)
+        else:
+            raise _Unsaid
+    return found
+
+
+# ---------------------------------------------------------------- one instance
+class _Trial:
+    """Both sides of a rule on one instance."""
+
+    def __init__(self, rule: Rule, found: Instance, rng: np.random.Generator) -> None:
+        self.rule, self.found, self.rng = rule, found, rng
+        self.pairs = self.typed()
+        roots = [side for pair in self.pairs for side in pair]
+        self.roots = expand_all(roots)
+        self.order = topological(self.roots)
+        self.empty = any(0 in node.shape for node in self.order)
+
+    def typed(self) -> list[tuple[Tensor, Tensor]]:
+        """The sides, which must have equal types."""
+        try:
+            pairs = self.found.sides(self.rule)
+        except ShapeError as error:
+            raise _Refuted("the right side is ill typed", f"  {self.found}\n  {error}") from None
+        for left, right in pairs:
+            if left.type != right.type:
+                raise _Refuted("the sides have different types", f"  {self.found}\n  left: {left.type}, right: {right.type}")
+        return pairs
+
+    def refute(self, detail: str, data: Mapping[str, Array], left: Array, right: Array) -> _Refuted:
+        """The refutation, with everything needed to see it by hand."""
+        show = lambda x: np.array2string(np.asarray(x), threshold=24, precision=6, separator=", ", prefix="      ")
+        lines = [f"  {self.found}", *(f"  {n} = {show(x)}" for n, x in data.items())]
+        return _Refuted(detail, "\n".join([*lines, f"  left  = {show(left)}", f"  right = {show(right)}"]))
+
+    def exactly(self) -> bool:
+        """Field arithmetic modulo the primes; False where the rule or these values are outside it."""
+        if any(dtypes.category(t.dtype) == "int" and n not in self.found.bounds for n, t in self.found.types.items()):
+            return False
+        for p in PRIMES:
+            data = {
+                n: self.rng.integers(0, p, t.shape)
+                if dtypes.is_float(t.dtype)
+                else _array(t.shape, t.dtype, self.rng, "plain", self.found.bounds.get(n))
+                for n, t in sorted(self.found.types.items())
+            }
+            try:
+                got = modular(self.order, data, p)
+            except _Unsaid:
+                return False
+            for left, right in zip(self.roots[::2], self.roots[1::2]):
+                if not np.array_equal(got[id(left)], got[id(right)]):
+                    raise self.refute(f"the sides differ modulo {p}", data, got[id(left)], got[id(right)])
+        return True
+
+    def run(self, data: Mapping[str, Array], *, float64: bool) -> list[Array] | None:
+        """Values of all nodes; None where the left side cannot be computed (an empty maximum)."""
+        with np.errstate(all="ignore"):
+            try:
+                return evaluate(self.order, data, params=data, float64=float64)
+            except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+                lefts = topological(self.roots[::2])
+                try:
+                    evaluate(lefts, data, params=data, float64=float64)
+                except (ValueError, TypeError, IndexError, ZeroDivisionError):
+                    return None
+                raise _Refuted(f"only the left side can be computed: {error}", f"  {self.found}") from None
+
+    def close(self, style: str) -> bool:
+        """Float64 within rounding; False if the sample says nothing."""
+        if self.empty and style in ("zeros", "wide"):
+            style = "plain"  # 0/0 over an empty axis: the one corner that is not asked for
+        data = values(self.found, self.rng, style)
+        got = self.run(data, float64=True)
+        if got is None:
+            return False
+        at = {id(n): x for n, x in zip(self.order, got)}
+        floats = [x for n, x in zip(self.order, got) if dtypes.is_float(n.dtype) and x.size]
+        if style == "wide" and not all(np.isfinite(x).all() for x in floats):
+            return False
+        peak = max((float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for x in floats), default=0.0)
+        said = False
+        for i in range(0, len(self.roots), 2):
+            left, right = at[id(self.roots[i])], at[id(self.roots[i + 1])]
+            said |= not left.size or not dtypes.is_float(self.roots[i].dtype) or bool(np.isfinite(left).any())
+            if problem := self.differs(i, data, left, right, peak):
+                raise self.refute(f"{problem} on {style} values", data, left, right)
+        return said
+
+    def differs(self, i: int, data: Mapping[str, Array], left: Array, right: Array, peak: float) -> str:
+        """What is wrong between two results, or ''."""
+        if not dtypes.is_float(self.roots[i].dtype):
+            return "" if np.array_equal(left, right) else "the sides differ"
+        finite = np.isfinite(left)
+        if not np.array_equal(finite, np.isfinite(right)):
+            return "only one side is finite somewhere"
+        a, b = left[finite], right[finite]
+        scale = peak * max(1.0, a.size) ** 0.5
+        gap = float(np.linalg.norm(a - b)) if a.size else 0.0
+        if gap <= SLACK * scale or gap <= SLACK * (scale + self.condition(i, data, left, finite)):
+            return ""
+        return f"the sides differ by {gap:.3g}, where rounding explains {SLACK * scale:.3g}"
+
+    def condition(self, i: int, data: Mapping[str, Array], left: Array, finite: Array) -> float:
+        """How far the left side moves, per relative change of the operands: what rounding is amplified by."""
+        worst = 0.0
+        for _ in range(3):
+            moved = {
+                n: x.astype(np.float64) * (1 + 1e-7 * self.rng.standard_normal(x.shape)) if x.dtype.kind not in "iub" else x
+                for n, x in data.items()
+            }
+            with np.errstate(all="ignore"):
+                (other,) = evaluate([self.roots[i]], moved, params=moved, float64=True)
+                change = np.where(finite & np.isfinite(other), other - np.where(finite, left, 0), 0.0)
+            worst = max(worst, float(np.linalg.norm(change)) / 1e-7)
+        return worst
+
+    def bitwise(self, style: str) -> bool:
+        """Own dtypes, bit by bit; NaN equals NaN."""
+        data = values(self.found, self.rng, style)
+        got = self.run(data, float64=False)
+        if got is None:
+            return False
+        at = {id(n): x for n, x in zip(self.order, got)}
+        for left, right in zip(self.roots[::2], self.roots[1::2]):
+            a, b = at[id(left)], at[id(right)]
+            if a.dtype != b.dtype or a.shape != b.shape or not _same_bits(a, b):
+                raise self.refute(f"claimed exact, but the bits differ on {style} values", data, a, b)
+        return True
+
+
+def _same_bits(a: Array, b: Array) -> bool:
+    if a.dtype.kind in "iub":
+        return bool(np.array_equal(a, b))
+    nan = np.isnan(a)
+    same = (a == b) & (np.signbit(a) == np.signbit(b))
+    return bool(np.array_equal(nan, np.isnan(b)) and np.all(same | nan))
+
+
+# ---------------------------------------------------------------- verdicts
+def _judge(rule: Rule, found: Iterator[Instance], seed: int) -> tuple[dict[str, int], _Refuted | None]:
+    counts = dict.fromkeys(("instances", "modular", "float64", "bitwise"), 0)
+    rng = np.random.default_rng(seed)
+    for i, instance in enumerate(found):
+        try:
+            trial = _Trial(rule, instance, rng)
+            counts["modular"] += trial.exactly()
+            for style in (STYLES[i % 4], STYLES[(i + 1) % 4]):
+                counts["float64"] += trial.close(style)
+            if rule.exact:
+                counts["bitwise"] += sum(map(trial.bitwise, ("special", "plain")))
+        except _Refuted as refuted:
+            return counts, refuted
+        except FAILURES:
+            continue  # an attribute expression of the right side has no value: the rule does not match
+        counts["instances"] += 1
+    return counts, None
+
+
+def check(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
+    """Try to refute a rule, each direction on `samples` instances. RuleError if it is malformed.
+
+    "unknown" says that too few instances were found, or that none of them had a value to compare.
+    """
+    rule.check()
+    total: dict[str, int] = {}
+    for one in rule.directions:
+        counts, refuted = _judge(one, instances(one, random.Random(seed), samples), seed)
+        if refuted is not None:
+            return Verdict("refuted", f"{one.name}: {refuted.detail}", refuted.counterexample)
+        if counts["instances"] < min(4, samples) or not counts["float64"] + counts["modular"]:
+            return Verdict("unknown", f"{one.name}: {counts['instances']} instances, {counts['float64']} with finite values")
+        if rule.exact and not counts["bitwise"]:
+            return Verdict("unknown", f"{one.name}: no instance could be compared bit by bit")
+        total = {k: total.get(k, 0) + v for k, v in counts.items()}
+    said = [f"{total['instances']} instances", f"{total['modular']} modulo primes", f"{total['float64']} in float64"]
+    return Verdict("tested", ", ".join(said + ([f"{total['bitwise']} bitwise"] if rule.exact else [])))
+
+
+def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
+    """`check`, raising RuleError with the counterexample where the rule is refuted."""
+    verdict = check(rule, seed=seed, samples=samples)
+    if verdict.status == "refuted":
+        raise RuleError(
+            f"the rule is wrong: {verdict.detail}\n{verdict.counterexample}",
+            where=rule.name,
+            hint="add the missing condition to `when`, or drop `exact` if only rounding differs",
+        )
+    return verdict
+
+
+def about_cost(guard: Attr) -> bool:
+    """Whether a guard says where a rule pays, not where it is true."""
+    return isinstance(guard, Apply) and guard.function in COST_GUARDS
+
+
+def mutate_guards(rule: Rule, *, seed: int = 0, samples: int = 60) -> list[tuple[str, Verdict]]:
+    """For each guard on shapes or dtypes: the verdict on instances where it alone fails.
+
+    "refuted" shows that the guard is needed. "tested" says that the rule holds without it, "unknown" that no instance
+    violates it alone (the others imply it).
+    """
+    rule.check()
+    found = []
+    for i, (text, guard) in enumerate(zip(rule.when, rule.guards)):
+        if not about_cost(guard):
+            rest = [g for j, g in enumerate(rule.guards) if j != i]
+            found.append((text, _without(rule, guard, rest, seed, samples)))
+    return found
+
+
+def _without(rule: Rule, guard: Attr, rest: Sequence[Attr], seed: int, samples: int) -> Verdict:
+    tried = 0
+    for one in rule.directions:
+        violating = instances(
+            one, random.Random(seed), samples, guards=rest, accept=lambda x: not holds([guard], x.env()), attempts=1500
+        )
+        counts, refuted = _judge(one, violating, seed)
+        if refuted is not None:
+            return Verdict("refuted", f"{one.name}: {refuted.detail}", refuted.counterexample)
+        tried += counts["instances"]
+    if not tried:
+        return Verdict("unknown", "no instance violates it alone")
+    return Verdict("tested", f"holds on {tried} instances that violate it")
