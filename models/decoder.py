@@ -188,20 +188,22 @@ def _llama3(found: np.ndarray[Any, Any], scaling: Config) -> np.ndarray[Any, Any
 
 
 def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
-    """The sliding window of each layer; 0 for full attention."""
-    window = config.size("sliding_window", 4096) if config.fields.get("sliding_window") is not None else 0
+    """The sliding window of each layer; 0 for full attention. `sliding_window` null means no window anywhere."""
+    off = "sliding_window" in config.fields and config.fields["sliding_window"] is None
+    window = 0 if off else config.size("sliding_window", 4096)
+    if kind == "llama":
+        return [0] * layers
+    if kind == "mistral":
+        return [window] * layers
     if kind == "gemma3_text":
-        window = window or config.size("sliding_window", 4096)
+        if off:  # sliding layers have rotary tables of their own
+            raise BadModelError("sliding_window is null", where=config.where)
         pattern = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", 6))
         default = ["full" if (i + 1) % pattern == 0 else "sliding" for i in range(layers)]
-    elif kind == "mistral":
-        return [window if "sliding_window" in config.fields else 4096] * layers  # null: no window
-    elif kind in ("qwen2", "qwen3"):
+    else:
         window = window if config.flag("use_sliding_window", False) else 0
         first = config.size("max_window_layers", 28, least=0)
         default = ["sliding" if window and i >= first else "full" for i in range(layers)]
-    else:
-        return [0] * layers
     found = config.texts("layer_types") or default
     if len(found) != layers:
         raise BadModelError(f"layer_types does not list {layers} layers", where=config.where)

@@ -15,6 +15,8 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
 from tensor_graphs.models import zoo
 from tensor_graphs.models.arrays import MappedArray
+from tensor_graphs.models.checkpoint import Config
+from tensor_graphs.models.decoder import layer_windows
 from tensor_graphs.models.hf import load_folder
 from tensor_graphs.models.safetensors import read_folder, write_arrays
 
@@ -135,6 +137,23 @@ def test_sequence_is_bounded_by_the_positions(folder: Path) -> None:
     assert load_folder(folder).free_dims["sequence"].max == 32
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "windows"),
+    [
+        ("llama", {"sliding_window": 7}, [0, 0]),  # llama has none, whatever the field says
+        ("mistral", {}, [4096, 4096]),
+        ("mistral", {"sliding_window": None}, [0, 0]),
+        ("qwen2", {"sliding_window": 7, "max_window_layers": 0}, [0, 0]),  # off unless use_sliding_window
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 1}, [0, 4096]),
+        ("gemma3_text", {"sliding_window": 7}, [7, 7]),
+        ("gemma3_text", {"sliding_window": 7, "sliding_window_pattern": 2}, [7, 0]),
+        ("gemma3_text", {"layer_types": ["full", "sliding"]}, [0, 4096]),
+    ],
+)
+def test_windows_of_layers(kind: str, changes: dict[str, Any], windows: list[int]) -> None:
+    assert layer_windows(Config(changes), kind, 2) == windows
+
+
 # ---------------------------------------------------------------- what is refused
 def test_each_missing_tensor_is_named(folder: Path) -> None:
     arrays = {n: a.load().copy() for n, a in read_folder(folder).items()}
@@ -222,6 +241,7 @@ def test_wrong_configs(tmp_path: Path, changes: dict[str, Any], error: type[Exce
         ("gemma3", {"layer_types": ["full_attention", ["x"]]}, BadModelError, "layer_types"),
         ("gemma3", {"layer_types": ["full_attention", "chunked"]}, UnsupportedError, "chunked ×1"),
         ("gemma3", {"use_bidirectional_attention": True}, UnsupportedError, "use_bidirectional_attention"),
+        ("gemma3", {"sliding_window": "wide"}, BadModelError, "sliding_window"),
         ("gemma3", {"query_pre_attn_scalar": 0}, BadModelError, "query_pre_attn_scalar"),
         ("gpt2", {"n_embd": 15}, BadModelError, "multiple"),
         ("gpt2", {"reorder_and_upcast_attn": True}, UnsupportedError, "reorder_and_upcast_attn"),
