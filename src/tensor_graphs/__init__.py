@@ -1,3 +1,71 @@
-"""tensor_graphs: finds the fastest form of a tensor program by e-graph rewriting and measured kernel costs."""
+"""tensor_graphs: finds the fastest form of a tensor program by e-graph rewriting and measured kernel costs.
+
+    import tensor_graphs as tg
+
+    x, w = tg.input("x", (16, 4096)), tg.param("w", (4096, 4096))
+    program = tg.optimize(tg.softmax((x * 0.125) @ w), params={"w": W})
+    y = program(X)
+
+Names are loaded when first used: importing this package imports neither torch nor a solver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+#: public name -> (module, name there)
+_PUBLIC: dict[str, tuple[str, str]] = {
+    **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths", "equivalent", "Progress")},
+    "extract": ("egraph_file", "extract"),
+    "load_program": ("backends.program", "load_program"),
+    "Program": ("backends.program", "Program"),
+    "load": ("models.load", "load"),
+    "save_graph": ("models.native", "save_graph"),
+    "Limits": ("egraph.saturate", "Limits"),
+    "Graph": ("egraph.graph", "Graph"),
+    "Tensor": ("egraph.graph", "Tensor"),
+    "Rule": ("egraph.rule", "Rule"),
+    "settings": ("settings", ""),
+    "errors": ("errors", ""),
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _PUBLIC:
+        module, attribute = _PUBLIC[name]
+        found = import_module(f".{module}", __name__)
+        return getattr(found, attribute) if attribute else found
+    if not name.startswith("_"):
+        from . import numeric
+
+        if name in numeric.__all__:
+            return getattr(numeric, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    from . import numeric
+
+    return sorted({*globals(), *_PUBLIC, *numeric.__all__})
+
+
+if TYPE_CHECKING:
+    from .backends.program import Program as Program
+    from .backends.program import load_program as load_program
+    from .egraph.graph import Graph as Graph
+    from .egraph.graph import Tensor as Tensor
+    from .egraph.rule import Rule as Rule
+    from .egraph.saturate import Limits as Limits
+    from .egraph_file import extract as extract
+    from .models.load import load as load
+    from .models.native import save_graph as save_graph
+    from .numeric import *  # noqa: F403
+    from .pipeline import Progress as Progress
+    from .pipeline import equivalent as equivalent
+    from .pipeline import optimize as optimize
+    from .pipeline import paths as paths
+    from .pipeline import saturate as saturate

@@ -81,7 +81,9 @@ class UnsupportedError(TensorGraphsError):
 
     exit_code, code = 3, "unsupported"
 
-    def __init__(self, message: str, *, missing: Mapping[str, int] | None = None, where: str = "", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, missing: Mapping[str, int] | None = None, where: str = "", hint: str = ""
+    ) -> None:
         self.missing = dict(missing or {})
         if self.missing:
             listed = ", ".join(f"{name} ×{count}" for name, count in sorted(self.missing.items()))

@@ -1,0 +1,42 @@
+# Two commands set everything up on a machine with Python 3.11+, make and a C compiler: make demo, make test.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.PHONY: demo test check bench lint types wheel clean size
+
+# The CPU build of PyTorch is pinned: an open requirement would fetch gigabytes of CUDA libraries.
+$(READY): pyproject.toml hatch_build.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -e ".[onnx,dev,notebook]"
+	touch $(READY)
+
+demo: $(READY)  ## optimize real model files that the demo writes itself
+	$(BIN)/python examples/demo.py
+
+test: $(READY)  ## the whole test suite
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: lint types wheel  ## everything CI checks beside the tests
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+wheel: $(READY)  ## sdist -> wheel -> clean environment -> command line from another folder
+	$(BIN)/python .ci/check_wheel.py
+
+bench: $(READY)  ## measure the figures of benchmarks/ and write benchmarks/results/
+	$(BIN)/python -m benchmarks.run
+
+size: $(READY)  ## lines per folder: growth is a choice
+	@$(BIN)/python .ci/size.py
+
+clean:
+	rm -rf $(VENV) dist build demo-out

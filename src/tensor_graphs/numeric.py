@@ -1,0 +1,88 @@
+"""The tensor functions of the public namespace: Array-API names, and the composite ops with friendly defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+from .egraph import api, composite
+from .egraph.api import *  # noqa: F403
+from .egraph.graph import Tensor, constant
+
+elu, leaky_relu, hard_sigmoid, hard_swish = (
+    composite.elu,
+    composite.leaky_relu,
+    composite.hard_sigmoid,
+    composite.hard_swish,
+)
+relu, sigmoid, silu, softplus, mish, clip = (
+    composite.relu, composite.sigmoid, composite.silu, composite.softplus, composite.mish, composite.clip,
+)  # fmt: skip
+batch_norm, group_norm, max_pool, avg_pool = (
+    composite.batch_norm,
+    composite.group_norm,
+    composite.max_pool,
+    composite.avg_pool,
+)
+linear, rope, cross_entropy = composite.linear, composite.rope, composite.cross_entropy
+
+
+def _axis(axis: int, x: Tensor) -> int:
+    return axis % (x.rank or 1)
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """The Gaussian error linear unit; approximate "none" (erf) or "tanh"."""
+    return composite.gelu_tanh(x) if approximate == "tanh" else composite.gelu(x)
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """exp(x) normalised along an axis."""
+    return composite.softmax(x, axis=_axis(axis, x))
+
+
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """Logarithm of the softmax along an axis."""
+    return composite.log_softmax(x, axis=_axis(axis, x))
+
+
+def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False) -> Tensor:
+    """log(sum(exp(x))) over axes."""
+    axes = tuple(sorted(_axis(a, x) for a in ((axis,) if isinstance(axis, int) else axis)))
+    out = composite.logsumexp(x, axes=axes)
+    return out if keepdims else api.squeeze(out, axes)
+
+
+def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, eps: float = 1e-5) -> Tensor:
+    """Layer normalisation over the last axis."""
+    return composite.layer_norm(x, gain, shift, eps=eps)
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
+    """Root-mean-square normalisation over the last axis."""
+    return composite.rms_norm(x, gain, eps=eps)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float | None = None, causal: bool = False,
+    window: int = 0, softcap: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """softmax(scale * q @ k.T + mask) @ v for q[..., T, D], k[..., S, D], v[..., S, E]; scale defaults to 1/sqrt(D)."""
+    width = q.shape[-1]
+    assert isinstance(width, int) or scale is not None, "give the scale where the head size is free"
+    attrs = {
+        "scale": scale if scale is not None else 1 / sqrt(width),
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+    }  # type: ignore[arg-type]
+    if mask is None:
+        return composite.attention(q, k, v, **attrs)
+    return composite.masked_attention(q, k, v, api.with_rank(mask, q.rank), **attrs)
+
+
+__all__ = [
+    *api.__all__, "attention", "avg_pool", "batch_norm", "clip", "constant", "cross_entropy", "elu", "gelu", "group_norm",
+    "hard_sigmoid", "hard_swish", "layer_norm", "leaky_relu", "linear", "log_softmax", "logsumexp", "max_pool", "mish",
+    "relu", "rms_norm", "rope", "sigmoid", "silu", "softmax", "softplus",
+]  # fmt: skip

@@ -1,0 +1,557 @@
+"""The one place that wires the parts: from anything that can be run to a verified program.
+
+load → simplify → widen → blocks → saturate → glue → candidates → price ⇄ measure → plan → program → verify
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import settings
+from .backends.direct import direct_plan
+from .backends.keys import key_of
+from .backends.measure import CpuMeasurer
+from .backends.program import Program
+from .backends.registry import describe, select
+from .backends.views import view_strides
+from .costdb.key import Work
+from .costdb.predict import Query
+from .costdb.store import Store, default_root
+from .egraph.blocks import Blocks, find_blocks
+from .egraph.graph import Graph, Tensor
+from .egraph.rule import Rule
+from .egraph.saturate import Limits, saturate_blocks
+from .egraph.simplify import simplify
+from .egraph.view import EGraphView, glue, view_of
+from .egraph.widen import widen
+from .errors import NoPlanError, TensorGraphsError, UsageError, VerificationError
+from .explorer import Explorer
+from .extract.candidates import Hypergraph, candidates
+from .extract.kernel import Backend, Candidate, Plan, Priced
+from .extract.plan import plan_of
+from .extract.search import Choice, alternatives, call_key, search
+from .extract.work import call_work, graph_flops
+from .report import BlockReport, KernelReport, Report, StageClock
+from .rules import ALL
+from .verify import Tolerance, Verification, verify
+
+DEFAULT_SEQUENCE = 128
+BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
+
+
+@dataclass
+class Progress:
+    """Where messages about long work go, and whether the user asked to stop. The library itself prints nothing."""
+
+    say: Callable[[str, str], None] = lambda stage, message: None
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller can choose; see `optimize`."""
+
+    backend: str = "auto"
+    tolerance: Tolerance = "eager"
+    budget: float = 60.0
+    limits: Limits = field(default_factory=Limits)
+    costdb: str | Path | None = None
+    verify: bool = True
+    measure: bool = True
+    deterministic: bool = False
+    seed: int = 0
+    rules: tuple[Rule, ...] = ALL
+
+    @property
+    def exact(self) -> bool:
+        """Whether only bitwise-exact rewriting is allowed."""
+        return self.tolerance == "exact"
+
+
+@dataclass
+class Session:
+    """One optimization under way: options, the clock of its stages, and what it has found so far."""
+
+    options: Options
+    progress: Progress = field(default_factory=Progress)
+    clock: StageClock = field(default_factory=StageClock)
+    start: float = field(default_factory=time.monotonic)
+    warnings: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, name: str, message: str = "") -> Iterator[None]:
+        """Time a stage and say that it began."""
+        self.progress.say(name, message)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.clock.add(name, time.monotonic() - start)
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget that remain."""
+        return self.options.budget - (time.monotonic() - self.start)
+
+
+# ---------------------------------------------------------------- what to run
+def as_graph(
+    source: Any,
+    example_inputs: Any = None,
+    *,
+    params: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+    trust: bool = False,
+) -> Graph:
+    """The graph of an expression, a sequence or dict of them, a Graph, a function, an nn.Module, or a path."""
+    if isinstance(source, Graph):
+        graph = source
+    elif isinstance(source, Tensor) or (
+        isinstance(source, list | tuple | dict)
+        and source
+        and all(isinstance(t, Tensor) for t in (source.values() if isinstance(source, dict) else source))
+    ):
+        graph = Graph.of(source)
+    elif isinstance(source, str | Path):
+        from .models.load import load
+
+        graph = load(source, dims=dims, trust=trust)
+    elif type(source).__module__.startswith("torch") or _is_module(source):
+        from .models.export import load_module
+
+        graph = load_module(source, _tuple(example_inputs), dims=dims)
+    elif callable(source):
+        from .models.trace import trace
+
+        graph = trace(source, _tuple(example_inputs))
+    else:
+        raise UsageError(
+            f"cannot optimize a {type(source).__name__}",
+            hint="give an expression, a function with example_inputs, an nn.Module with example_inputs, or a model's path",
+        )
+    if params:
+        graph = replace(graph, params={**graph.params, **{n: _array(v) for n, v in params.items()}})
+        graph.check()
+    return graph
+
+
+def _is_module(source: Any) -> bool:
+    return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(source).__mro__)
+
+
+def _tuple(values: Any) -> tuple[Any, ...]:
+    if values is None:
+        return ()
+    return tuple(values) if isinstance(values, list | tuple) else (values,)
+
+
+def _array(value: Any) -> Any:
+    if type(value).__module__.startswith("torch"):
+        from .models.torch_arrays import to_numpy
+
+        return to_numpy(value)
+    return value if hasattr(value, "load") else np.asarray(value)
+
+
+def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
+    """The graph at concrete sizes: those given, batch 1 and sequence 128 for the others; and all sizes used."""
+    chosen = dict(sizes or {})
+    for name, atom in graph.free_dims.items():
+        if name not in chosen:
+            wanted = 1 if name.lower() in BATCH_NAMES else DEFAULT_SEQUENCE
+            chosen[name] = min(max(wanted, atom.min), atom.max)
+    used = {n: s for n, s in chosen.items() if n in graph.free_dims}
+    return (graph.bind(used) if used else graph), used
+
+
+# ---------------------------------------------------------------- prices
+class CostPricer:
+    """Prices candidates from a cost store; equal calls are priced once."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._queries: dict[tuple[object, ...], Query] = {}
+        self._failed: set[str] = set()
+
+    def query(self, candidate: Candidate) -> Query:
+        """The store's key and the roofline's work of a candidate; cached by call."""
+        key = call_key(candidate)
+        found = self._queries.get(key)
+        if found is None:
+            work = Work(*call_work(candidate.template, candidate.call))
+            found = self._queries[key] = Query(key_of(candidate.template, candidate.call), work)
+        return found
+
+    def price(self, found: Sequence[Candidate]) -> list[Priced]:
+        """One price per candidate; what failed before is infinitely dear."""
+        keys = [call_key(c) for c in found]
+        unique = {k: self.query(c) for k, c in zip(keys, found)}
+        queries = list(unique.values())
+        failed = set(self.store.failures([q.key for q in queries]))
+        priced = {}
+        for k, q, p in zip(unique, queries, self.store.price(queries)):
+            bad = q.key.digest in failed and p.source != "measured"
+            priced[k] = (
+                Priced(float("inf"), float("inf"), float("inf"), "failed")
+                if bad
+                else Priced(p.us, p.low, p.high, p.source)
+            )
+        return [priced[k] for k in keys]
+
+
+# ---------------------------------------------------------------- the stages
+@dataclass
+class Prepared:
+    """A model on its way: as loaded at concrete sizes, and in the form that is optimized."""
+
+    graph: Graph  # the original, for verification
+    work: Graph  # simplified, widened
+    sizes: dict[str, int]
+
+
+def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> Prepared:
+    """Concrete sizes, then simplify; 16-bit floats are carried in float32 unless exactness was asked for."""
+    with session.stage("simplify", f"{len(graph.nodes())} nodes"):
+        original, used = bound(graph, sizes)
+        exact = session.options.exact
+        work = simplify(original, exact=exact)
+        if not exact:
+            work = simplify(widen(work))
+    return Prepared(original, work, used)
+
+
+def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[EGraphView]]:
+    """Blocks, each unique one saturated, and the one view of the whole model."""
+    options = session.options
+    with session.stage("blocks"):
+        blocks = find_blocks(work)
+    with session.stage("saturate", f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}"):
+        limits = options.limits
+        rules = [r for r in options.rules if r.exact or not options.exact]
+        views = saturate_blocks(
+            [b.graph for b in blocks.unique], rules, limits, exact=options.exact, deadline=max(1.0, session.left * 0.5),
+            stop=lambda: session.progress.stopped,
+        )  # fmt: skip
+    with session.stage("glue"):
+        return glue(blocks, views), blocks, views
+
+
+def hypergraph(session: Session, view: EGraphView, backends: Sequence[Backend]) -> Hypergraph:
+    """All candidate kernels of a view."""
+    with session.stage("candidates", f"{len(view)} e-nodes"):
+        return candidates(view, backends, view_strides)
+
+
+def choose(session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | None) -> Choice:
+    """The cheapest kernels known, measuring what the winner lacks."""
+    with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
+        choice = search(
+            graph, pricer, measurer, seconds=max(0.0, session.left * 0.8), deterministic=session.options.deterministic,
+            progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
+        )  # fmt: skip
+    spent = choice.seconds.get("measure", 0.0)
+    session.clock.add("extract", -spent)
+    session.clock.add("measure", spent)
+    return choice
+
+
+def optimize(
+    source: Any,
+    example_inputs: Any = None,
+    *,
+    params: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+    backend: str | None = None,
+    tolerance: Tolerance = "eager",
+    budget: float = 60.0,
+    limits: Limits | None = None,
+    costdb: str | Path | None = None,
+    verify: bool = True,
+    measure: bool = True,
+    deterministic: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+    trust: bool = False,
+) -> Program:
+    """The fastest verified program for a graph that rules, kernels and measurements can find within `budget` seconds.
+
+    `source` is an expression (or a sequence or dict of them), a Graph, a Python function or nn.Module with
+    `example_inputs`, or the path of a model. `params` binds weights by name. `dims` fixes free dimensions (default:
+    batch 1, sequence 128). `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast"
+    (2 times), "exact" (bitwise) or a relative error. `measure=False` uses stored and predicted prices only.
+    Raises the named errors of `tensor_graphs.errors`; VerificationError only for a miscompile.
+    """
+    options = Options(
+        backend or settings.current().backend,
+        tolerance,
+        budget,
+        limits or Limits(),
+        costdb,
+        verify,
+        measure,
+        deterministic,
+        seed,
+    )
+    session = Session(options, progress or Progress())
+    with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
+        graph = as_graph(source, example_inputs, params=params, dims=dims, trust=trust)
+    return optimize_graph(session, graph, dims)
+
+
+def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | None = None) -> Program:
+    """`optimize` on a loaded graph, within a session."""
+    backends = select(session.options.backend)
+    prepared = prepare(session, graph, dims)
+    view, blocks, views = saturated(session, prepared.work)
+    found = hypergraph(session, view, backends)
+    with open_store(session) as store:
+        pricer = CostPricer(store)
+        measurer = CpuMeasurer(store) if session.options.measure else None
+        try:
+            choice, program, checked = _verified(session, prepared, found, pricer, measurer)
+        finally:
+            if measurer is not None:
+                measurer.close()
+        report = make_report(session, prepared, view, blocks, views, choice, backends, store)
+    report.verification = checked.to_json() if checked else None
+    report.warnings += session.warnings
+    _time_whole(session, prepared, program, backends, report)
+    report.seconds = session.clock.seconds
+    program.report = report
+    return program
+
+
+@contextmanager
+def open_store(session: Session) -> Iterator[Store]:
+    """The cost store of the session; its warnings are kept for the report."""
+    root = session.options.costdb or settings.current().costdb or default_root()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store = Store(root, frozen=session.options.deterministic)
+        yield store
+        store.flush()
+    session.warnings += [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+
+
+def _verified(
+    session: Session, prepared: Prepared, found: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | None
+) -> tuple[Choice, Program, Verification | None]:
+    """Choose, build, verify; where a plan is over tolerance, drop its least accurate kernels and choose again."""
+    dropped: list[str] = []
+    references: dict[int, Any] = {}
+    flops = graph_flops(list(prepared.work.roots))
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        choice = choose(session, found, pricer, measurer)
+        with session.stage("build"):
+            plan = replace(plan_of(choice, prepared.work), graph=renamed(prepared))
+            program = Program(plan)
+        if not session.options.verify:
+            return choice, program, None
+        with session.stage("verify"):
+            verdict = verify(
+                prepared.graph, partial(run_flat, program), tolerance=session.options.tolerance,
+                seed=session.options.seed, flops=flops, references=references,
+            )  # fmt: skip
+        verdict = replace(verdict, attempts=attempt, dropped=tuple(dropped))
+        if verdict.passed:
+            return choice, program, verdict
+        if verdict.miscompiled:
+            raise VerificationError(
+                f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g} (allowed {verdict.worst.allowed:.3g})",
+                where=suspects(prepared, plan), hint="report this with the model; verify=False runs it regardless",
+            )  # fmt: skip
+        names = least_accurate(choice, pricer, attempt)
+        dropped += names
+        session.progress.say("verify", f"over tolerance, without {', '.join(names) or 'rewrites'} again")
+        found = (
+            _without(found, set(names))
+            if names
+            else hypergraph(session, view_of(prepared.work), select(session.options.backend))
+        )
+    raise NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
+
+
+MAX_ATTEMPTS = 6
+
+
+def renamed(prepared: Prepared) -> Graph:
+    """The graph that the program's signature comes from: names and structure of the original, values of the work form."""
+    return replace(
+        prepared.work, names=prepared.graph.names, structure=prepared.graph.structure, name=prepared.graph.name
+    )
+
+
+def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
+    """A program's outputs, then its updated states, as a flat list, from inputs and states by name."""
+    program.bind()
+    for name, state in program.states.items():
+        state[...] = values[name]
+    results = program.flat(*(values[n] for n in program.input_names))
+    return [*results, *(program.states[n].copy() for n in (program.plan.updates if program.plan else ()))]
+
+
+def least_accurate(choice: Choice, pricer: CostPricer, attempt: int) -> list[str]:
+    """Templates of the plan to do without: those whose stored error is worst; after three rounds, none (give up rewriting)."""
+    if attempt > 3:
+        return []
+    kernels = [choice.hypergraph.candidates[i] for i in choice.chosen if not choice.hypergraph.candidates[i].is_view]
+    rows = pricer.store.accuracies([pricer.query(c).key for c in kernels])
+    worst: dict[str, float] = {}
+    for c in kernels:
+        for row in rows.get(pricer.query(c).key.digest, []):
+            worst[c.template.name] = max(worst.get(c.template.name, 0.0), row.rel_fro)
+    ranked = sorted(worst, key=lambda n: -worst[n])
+    return ranked[:1]
+
+
+def _without(found: Hypergraph, names: set[str]) -> Hypergraph:
+    return replace(found, candidates=[c for c in found.candidates if c.template.name not in names])
+
+
+def suspects(prepared: Prepared, plan: Plan) -> str:
+    """Whether a wrong result comes from the rewrites or from a kernel, and which: the plan's own meaning in float64."""
+    from .diagnose import blame
+
+    try:
+        return blame(prepared.graph, plan)
+    except TensorGraphsError as error:
+        return f"(could not be narrowed down: {error.message})"
+
+
+# ---------------------------------------------------------------- the report
+def make_report(
+    session: Session, prepared: Prepared, view: EGraphView, blocks: Blocks, views: Sequence[EGraphView],
+    choice: Choice, backends: Sequence[Backend], store: Store,
+) -> Report:  # fmt: skip
+    """Everything but the end-to-end times and the verdict."""
+    counts = [sum(i.block == k for i in blocks.instances) for k in range(len(blocks.unique))]
+    found = [
+        BlockReport(
+            n, len(b.graph.nodes()), len(v), v.n_classes, v.report.stopped, v.report.iterations, v.report.seconds
+        )
+        for n, b, v in zip(counts, blocks.unique, views)
+    ]
+    rules: dict[str, tuple[int, float]] = {}
+    for v in views:
+        for name, matches in v.report.matches.items():
+            old = rules.get(name, (0, 0.0))
+            rules[name] = (old[0] + matches, old[1] + v.report.rule_seconds.get(name, 0.0))
+    reasons: dict[str, int] = {}
+    for b in found:
+        reasons[b.stopped] = reasons.get(b.stopped, 0) + 1
+    return Report(
+        prepared.graph.name, describe(backends), prepared.sizes, len(prepared.graph.nodes()), len(view), view.n_classes,
+        found, ", ".join(f"{n} blocks stopped at: {r}" for r, n in reasons.items()), rules, len(choice.hypergraph.candidates),
+        kernels=_kernels(choice), kernels_after=sum(choice.sources.values()), cost_us=choice.cost,
+        lower_bound_us=min(choice.extraction.lower_bound, choice.cost), optimal=choice.extraction.optimal,
+        method=choice.extraction.method, priced=choice.sources, measured_now=choice.measured,
+        optimism_us=choice.optimism_us, search_stopped=choice.stopped, snapshot=store.snapshot_id(),
+    )  # fmt: skip
+
+
+def _kernels(choice: Choice) -> list[KernelReport]:
+    grouped: dict[tuple[str, str], KernelReport] = {}
+    for i in choice.chosen:
+        c, p = choice.hypergraph.candidates[i], choice.prices[i]
+        if c.is_view:
+            continue
+        row = grouped.setdefault(
+            (c.template.name, p.source), KernelReport(c.template.name, c.template.backend, 0, 0.0, p.source)
+        )
+        row.count += 1
+        row.us += p.us
+    return sorted(grouped.values(), key=lambda k: -k.us)
+
+
+def _time_whole(
+    session: Session, prepared: Prepared, program: Program, backends: Sequence[Backend], report: Report
+) -> None:
+    """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget."""
+    from .timing import interleaved
+    from .verify import index_bounds, sample_inputs
+
+    plan = direct_plan(
+        prepared.work, list(reversed(backends))
+    )  # the last listed (Torch) first, as eager execution would
+    report.kernels_before = plan.kernels
+    if not session.options.measure or session.progress.stopped:
+        return
+    with session.stage("time"):
+        before = Program(replace(plan, graph=renamed(prepared)))
+        inputs = sample_inputs(
+            prepared.graph.inputs, np.random.default_rng(session.options.seed), index_bounds(prepared.graph)
+        )
+        values = [inputs[n] for n in program.input_names]
+        times = interleaved(
+            {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}, seconds=2.0
+        )
+        report.latency_before_us, report.latency_after_us = times["before"], times["after"]
+
+
+# ---------------------------------------------------------------- other entry points
+def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, Any] | None = None,
+             dims: Mapping[str, int] | None = None, backend: str | None = None, limits: Limits | None = None,
+             tolerance: Tolerance = "eager", budget: float = 60.0, costdb: str | Path | None = None,
+             progress: Progress | None = None, trust: bool = False) -> Explorer:  # fmt: skip
+    """The saturated e-graph of anything `optimize` takes, with candidate kernels and their known prices: an `Explorer`
+    that shows its e-classes in a notebook. `.view` is the bare EGraphView."""
+    options = Options(
+        backend or settings.current().backend, tolerance, budget, limits or Limits(), costdb, measure=False
+    )
+    session = Session(options, progress or Progress())
+    with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
+        graph = as_graph(source, example_inputs, params=params, dims=dims, trust=trust)
+    prepared = prepare(session, graph, dims)
+    view, _, _ = saturated(session, prepared.work)
+    found = hypergraph(session, view, select(options.backend))
+    with open_store(session) as store:
+        choice = choose(session, found, CostPricer(store), None)
+    return Explorer(prepared.graph, prepared.work, view, choice)
+
+
+@dataclass(frozen=True)
+class RunnablePlan:
+    """One complete way to compute a graph, with its estimated cost: `program()` runs it."""
+
+    plan: Plan
+    graph: Graph
+    rank: int
+
+    @property
+    def cost(self) -> float:
+        """Estimated cost in µs."""
+        return self.plan.cost
+
+    def program(self) -> Program:
+        """The runnable program of this plan."""
+        return Program(self.plan)
+
+    def __repr__(self) -> str:
+        return f"path {self.rank}: {self.plan.kernels} kernels, {self.cost:.1f} µs estimated"
+
+
+def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: Mapping[str, Any] | None = None,
+          dims: Mapping[str, int] | None = None, backend: str | None = None, max_gap: float = 0.5,
+          costdb: str | Path | None = None, limits: Limits | None = None) -> Iterator[RunnablePlan]:  # fmt: skip
+    """Distinct complete plans in rising estimated cost, each runnable."""
+    explorer = saturate(source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits)
+    graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
+    for rank, choice in enumerate(alternatives(explorer.choice, count, max_gap=max_gap)):
+        yield RunnablePlan(replace(plan_of(choice, explorer.work), graph=graph), graph, rank)
+
+
+def equivalent(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> bool:
+    """Whether the rules prove two expressions equal within the limits. False means not proved, never unequal."""
+    if a.type != b.type:
+        return False
+    view = saturate_blocks([Graph.of([a, b])], list(ALL), limits or Limits(), exact=False, guard=False)[0]
+    return view.roots[0] == view.roots[1]
