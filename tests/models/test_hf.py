@@ -154,6 +154,11 @@ def test_windows_of_layers(kind: str, changes: dict[str, Any], windows: list[int
     assert layer_windows(Config(changes), kind, 2) == windows
 
 
+def test_gemma_needs_its_window() -> None:
+    with pytest.raises(BadModelError, match="sliding_window is null"):
+        layer_windows(Config({"sliding_window": None}), "gemma3_text", 2)
+
+
 # ---------------------------------------------------------------- what is refused
 def test_each_missing_tensor_is_named(folder: Path) -> None:
     arrays = {n: a.load().copy() for n, a in read_folder(folder).items()}
