@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from . import dtypes
 from .engine import Arrays
-from .language import STATUS_SEEN, signature
+from .language import signature
 from .ops import OPS, Type
 from .pricing import Pricing
 
 
 def kill_rules(ops: Sequence[str]) -> Iterator[str]:
-    """Tables `k_op` (round, operands' numbers, attributes) whose rows subsume e-nodes and mark them as seen."""
+    """Tables `k_op` (round, operands' numbers, attributes) whose rows subsume e-nodes."""
     yield "(ruleset r_kill)"
     for op in ops:
         sig = signature(op)
@@ -24,10 +24,7 @@ def kill_rules(ops: Sequence[str]) -> Iterator[str]:
         body = "".join(f" (= d{i} (Attr v{i}))" for i, k in enumerate(sig) if k == "D")
         args = " ".join({"T": f"(H v{i})", "D": f"d{i}"}.get(k, f"v{i}") for i, k in enumerate(sig))
         yield f"(relation k_{op} ({' '.join(['i64'] * (len(sig) + 1))}))"
-        yield (
-            f"(rule ((k_{op} z {' '.join(names)}){body})"
-            f" ((set (st_{op} {args}) {STATUS_SEEN}) (subsume (o_{op} {args}))) :ruleset r_kill)"
-        )
+        yield (f"(rule ((k_{op} z {' '.join(names)}){body}) ((subsume (o_{op} {args}))) :ruleset r_kill)")
 
 
 def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing) -> list[float]:

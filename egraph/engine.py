@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import re
 import sys
 import tempfile
 import time
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-PROTECTED = 2  # language.STATUS_PROTECTED: a row of at least this status stays in the view even if subsumed
+SEEN = 1  # language.STATUS_SEEN: a row of at least this status stays in the view even if subsumed
 
 
 def load_bindings() -> Any:
@@ -71,32 +72,55 @@ class Bounds:
     stop: Stop = never
 
 
+_TIME = re.compile(r'"((?:[^"\\]|\\.)*)": ([0-9.]+)(ns|µs|ms|s)\b')
+_UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def rule_seconds(report: Any, measured: float) -> dict[str, float]:
+    """Seconds per rule, read from the report's text: its numbers are a thousand times too small in egglog 13.2. They are
+    shares of the measured time where they exceed it."""
+    text = str(report).partition("search_and_apply_time_per_rule: {")[2].partition("}")[0]
+    found = {name: float(value) * _UNITS[unit] for name, value, unit in _TIME.findall(text)}
+    scale = min(1.0, measured / total) if (total := sum(found.values())) else 1.0
+    return {name: found[name] * scale for name in sorted(found)}
+
+
 class Engine:
     """One e-graph: `start` builds it, `step` runs one round and returns its view, `prune` drops e-nodes of that view."""
 
     def __init__(self) -> None:
         self.bindings = load_bindings()
+        self.folder = tempfile.TemporaryDirectory(prefix="egraph-")
+        self.key, self.loaded = "", False
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Load a job: `commands` (declarations), `tables`, `signatures`, `roots`, `pruned`, `rules` (after loading)."""
+        """Load a block (see `program.Program.job`) into the program that was declared."""
         begin = time.perf_counter()
-        self.folder = tempfile.TemporaryDirectory(prefix="egraph-")
-        self.egraph = self.bindings.EGraph(fact_directory=self.folder.name)
-        self.signatures: dict[str, str] = job["signatures"]
-        self.pruned, self.beam, self.limit = bool(job["pruned"]), bool(job["beam"]), int(job["nodes"])
+        if self.loaded:  # `push` and `pop` bring back the e-graph that knows the program and nothing else
+            self.run("(pop)")
+        self.run("(push)")
+        self.loaded, self.limit = True, int(job["nodes"])
         self.dims = {tuple(v): i for i, v in enumerate(job["dims"])}
-        self.handles = int(job["handles"])
-        self.round = 0
-        for line in job["commands"]:
-            self.run(line)
+        self.handles, self.round = int(job["handles"]), 0
         for number, sizes in enumerate(job["dims"]):
             self.run(f"(set (Attr {number}) (vec-of {' '.join(map(str, sizes))}))")
         self.tables(job["tables"])
         self.run("(run-schedule (saturate (run r_load)) (saturate (run r_shape)))")
-        for line in job["rules"]:
-            self.run(line)
         if self.pruned:
             self.run("(run-schedule (saturate (run r_cost)))")
+        return {"seconds": time.perf_counter() - begin}, {}
+
+    def declare(self, program: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
+        """Make an e-graph that knows a program (see `program.Program.declaration`), unless the present one does."""
+        begin = time.perf_counter()
+        if self.key != program["key"]:
+            self.key, self.loaded = "", False  # unset while commands may fail: no half-declared e-graph is used again
+            self.egraph = self.bindings.EGraph(fact_directory=self.folder.name)
+            self.signatures: dict[str, str] = program["signatures"]
+            self.pruned, self.beam = bool(program["pruned"]), bool(program["beam"])
+            for line in program["commands"]:
+                self.run(line)
+            self.key = program["key"]
         return {"seconds": time.perf_counter() - begin}, {}
 
     def run(self, text: str) -> Any:
@@ -115,20 +139,18 @@ class Engine:
             self.run(f'(input {name} "{name}.tsv")')
 
     def step(self) -> tuple[dict[str, Any], Arrays]:
-        """All rules once, then shapes, costs and pruning; the view after it."""
+        """All rules once, then shapes, costs and pruning; the view after it, unless it has too many e-nodes."""
         begin = time.perf_counter()
-        report = self.run("(run-schedule (run r_rules) (saturate (run r_shape)))")[0].report
-        middle = time.perf_counter()
+        report = self.run("(run-schedule (run r_rules))")[0].report
+        seconds = rule_seconds(report, time.perf_counter() - begin)
+        self.run("(run-schedule (saturate (run r_shape)))")
         if self.pruned:
-            self.run("(run-schedule (saturate (run r_cost)) (run r_dom) (saturate (run r_sub)))")
-        matches = {k: int(v) for k, v in sorted(report.num_matches_per_rule.items())}
-        shares = {k: v.total_seconds() for k, v in report.search_and_apply_time_per_rule.items() if k in matches}
-        total = sum(shares.values())
-        seconds = {k: v / total * (middle - begin) for k, v in sorted(shares.items())} if total else {}
+            self.run("(run-schedule (saturate (run r_cost)) (run r_dom) (saturate (run r_sub)) (run r_seen))")
         live = self.live()
         header, arrays = self.view() if live <= self.limit else ({}, {})
-        header |= {"live": live} | {"updated": bool(report.updated), "matches": matches, "rule_seconds": seconds,
-                   "seconds": time.perf_counter() - begin}  # fmt: skip
+        matches = {k: int(v) for k, v in sorted(report.num_matches_per_rule.items())}
+        header |= {"live": live, "updated": bool(report.updated), "matches": matches, "rule_seconds": seconds}
+        header["seconds"] = time.perf_counter() - begin
         return header, arrays
 
     # ------------------------------------------------------------ dump
@@ -142,7 +164,10 @@ class Engine:
         """Live and protected e-nodes as arrays; classes are numbered in order of first appearance."""
         functions = self.egraph.freeze().functions
         number: dict[Any, int] = {}
-        classify = lambda value: number.setdefault(value, len(number))
+
+        def classify(value: Any) -> int:
+            return number.setdefault(value, len(number))
+
         names, op, cls, off, kid, attr_off, attr = [], [], [], [0], [], [0], []
         new_dims: list[list[int]] = []
         self.rows: list[tuple[str, Any]] = []
@@ -196,7 +221,7 @@ class Engine:
             if row.inputs[0] in number:
                 weight[number[row.inputs[0]]] = integer(row.output) == 0
         self.number = number
-        arrays = {
+        arrays: Arrays = {
             "op": np.array(op, np.int32), "cls": np.array(cls, np.int32), "off": np.array(off, np.int32),
             "kid": np.array(kid, np.int32), "attr_off": np.array(attr_off, np.int32), "attr": np.array(attr, np.int64),
             "shape": shape, "dtype": dtype, "weight": weight,
@@ -207,9 +232,7 @@ class Engine:
     def _protected(self, functions: Any, name: str) -> set[tuple[Any, ...]]:
         if name == "Leaf":
             return set()
-        return {
-            tuple(r.inputs) for r in functions[f"st_{name}"].rows if self.egraph.value_to_i64(r.output) >= PROTECTED
-        }
+        return {tuple(r.inputs) for r in functions[f"st_{name}"].rows if self.egraph.value_to_i64(r.output) >= SEEN}
 
     # ------------------------------------------------------------ beam
     def prune(self, victims: Sequence[int]) -> tuple[dict[str, Any], Arrays]:

@@ -5,8 +5,9 @@ are numbers given by an `Interner`, because egglog's f64 does not tell 0.0 from 
 come from Python. Three functions hold what is known of a class: `shape`, `dt` (a union of two different ones fails
 loudly: unsound rules are caught) and `wk`, 0 where a value depends on weights alone and 1 where it depends on an input.
 
-Egglog names: `o_<op>` constructors, `st_<op>` the status of an e-node (1 dominated, 2 protected from pruning, 3 pruned
-after having been part of a view), `i_<op>` the tables that a graph is loaded through. Rulesets: `r_load`, `r_shape`.
+Egglog names: `o_<op>` constructors; `st_<op>` the status of an e-node (0 new, 1 seen: it was in a view, 2 protected from
+pruning); `d_<op>` e-nodes found dominated; `i_<op>` the tables that a graph is loaded through. Rulesets: `r_load`,
+`r_shape`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .ops import OPS, Op
 
 DTYPE_ID = {name: i for i, name in enumerate(dtypes.DTYPES)}
 FIRST_FLOAT = DTYPE_ID["float16"]  # dtype numbers from here on are floats
-STATUS_DOMINATED, STATUS_PROTECTED, STATUS_SEEN = 1, 2, 3
+STATUS_NEW, STATUS_SEEN, STATUS_PROTECTED = 0, 1, 2
 SNAP = 2.0**-21  # relative distance at which a graph's constant is taken for a rule's constant
 
 
@@ -210,9 +211,15 @@ def _window(size: str, kernel: str, stride: str, lo: str, hi: str, dilation: str
 
 
 def _windowed(spatial: int, kernel: Callable[[int], str]) -> list[str]:
-    at = lambda name, i: _at(f"a_{name}", i)
     return [
-        _window(_at(S0, 2 + i), kernel(i), at("strides", i), at("pads", i), at("pads", spatial + i), at("dilations", i))
+        _window(
+            _at(S0, 2 + i),
+            kernel(i),
+            _at("a_strides", i),
+            _at("a_pads", i),
+            _at("a_pads", spatial + i),
+            _at("a_dilations", i),
+        )
         for i in range(spatial)
     ]
 
@@ -375,6 +382,7 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
     yield f"(constructor o_{op} ({sorts}) T)"
     if guarded:
         yield f"(function st_{op} ({sorts}) i64 :merge (max old new))"
+        yield f"(relation d_{op} ({sorts}))"
     yield from _loader(op, sig, guarded)
     term = pattern(op)
     for case in LAW_TEXT[entry.law](entry, ranks):

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 from . import dtypes
 from .dims import concrete
 from .ops import OPS, Op, Type
+from .view import EGraphView
 
 CAP = 10**17  # tree costs saturate here: they grow exponentially with depth, and an overflow is an error in egglog
 
@@ -162,15 +163,14 @@ def price(pricing: Pricing, op: str, out: Type, operands: Sequence[Type]) -> int
 def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
     """Egglog commands that keep the least tree cost of each class and subsume what exceeds it by more than the slack.
 
-    `r_cost` relaxes `best` downwards until it settles; `r_dom` marks e-nodes, once; `r_sub` subsumes the marked ones
-    that are not protected. A row whose operands are all weight-only costs nothing: it is folded at load.
+    `r_cost` relaxes `best` downwards until it settles; `r_dom` finds dominated e-nodes, once; `r_sub` subsumes those that
+    are not protected; `r_seen` marks what is left, which stays in all later views. An e-node whose operands are all
+    weight-only costs nothing: it is folded at load.
     """
-    from .language import DTYPE_ID, STATUS_DOMINATED, operands, pattern
+    from .language import DTYPE_ID, STATUS_NEW, STATUS_PROTECTED, STATUS_SEEN, operands, pattern
 
     lines = [
-        "(ruleset r_cost)",
-        "(ruleset r_dom)",
-        "(ruleset r_sub)",
+        *(f"(ruleset {name})" for name in ("r_cost", "r_dom", "r_sub", "r_seen")),
         "(function nby (T) i64 :merge old)",
         "(function itemsize (i64) i64 :no-merge)",
         "(function best (T) i64 :merge (min old new))",
@@ -181,6 +181,8 @@ def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
     lines += [f"(set (itemsize {i}) {dtypes.itemsize(name)})" for name, i in DTYPE_ID.items()]
     for op in ops:
         entry, term = OPS[op], pattern(op)
+        status, dominated = (term.replace(f"(o_{op}", f"({prefix}_{op}", 1) for prefix in ("st", "d"))
+        lines.append(f"(rule ((= e {term})) ((set {status} {STATUS_SEEN})) :ruleset r_seen)")
         xs = operands(entry)
         if not xs:
             continue
@@ -188,14 +190,44 @@ def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
         for x in xs[1:]:
             weight, total = f"(max {weight} (wk {x}))", f"(+ {total} (best {x}))"
         body = f"(= e {term}) (= c (min {CAP} (+ (* {weight} {pricing.formula(entry).text()}) {total})))"
-        mark = term.replace(f"(o_{op}", f"(st_{op}", 1)
         lines += [
             f"(rule ({body}) ((set (best e) c)) :ruleset r_cost)",
-            f"(rule ({body} (> c (+ (best e) {slack}))) ((set {mark} {STATUS_DOMINATED})) :ruleset r_dom)",
-            f"(rule ((= {STATUS_DOMINATED} {mark}) (= e {term})) ((subsume {term})) :ruleset r_sub)",
+            f"(rule ({body} (> c (+ (best e) {slack}))) ({dominated} (set {status} {STATUS_NEW})) :ruleset r_dom)",
+            f"(rule ({dominated} (= s {status}) (< s {STATUS_PROTECTED})) ((subsume {term})) :ruleset r_sub)",
         ]
     return lines
 
 
-__all__ = ["CAP", "Cost", "Pricing", "Roofline", "contraction_flops", "cost_program", "elements", "nbytes", "number",
-           "price", "size"]  # fmt: skip
+def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
+    """The price of every e-node of a view; one whose operands are all weight-only costs nothing."""
+    known: dict[tuple[Any, ...], int] = {}
+    formulas = {op: pricing.formula(OPS[op]) for op in set(view.op)}
+    weight, types, found = view.weight.tolist(), view.types, []
+    cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()
+    for i, op in enumerate(view.op):
+        kids = kid[off[i] : off[i + 1]]
+        if all(weight[k] for k in kids):
+            found.append(0.0)
+            continue
+        operands = [types[k] for k in kids]
+        key = (op, types[cls[i]], *operands)
+        if key not in known:
+            known[key] = formulas[op].evaluate(types[cls[i]], operands)
+        found.append(float(known[key]))
+    return found
+
+
+__all__ = [
+    "CAP",
+    "Cost",
+    "Pricing",
+    "Roofline",
+    "contraction_flops",
+    "cost_program",
+    "elements",
+    "nbytes",
+    "node_prices",
+    "number",
+    "price",
+    "size",
+]  # fmt: skip

@@ -65,7 +65,11 @@ class _Ranks:
             return None
         kids = [self.of(a) for a in term.args]
         attrs = dict(term.attrs)
-        length = lambda name: ("len", attrs[name].name) if isinstance(attrs[name], Name) else None
+
+        def length(name: str) -> Key | None:
+            attr = attrs[name]
+            return ("len", attr.name) if isinstance(attr, Name) else None
+
         entry = OPS[term.op]
         if entry.law in ("leaf", "reshape"):
             return length("shape")
@@ -443,10 +447,11 @@ def _first(vector: str, n: int, item: str) -> str:
 
 def rule_ops(rule: Rule) -> tuple[set[str], set[str]]:
     """The ops that a rule matches and those that it makes (`full` for numbers)."""
-    ops = lambda terms: {
-        t.op if isinstance(t, Call) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)
-    }
-    return ops(rule.lefts), ops(rule.rights)
+    return _ops(rule.lefts), _ops(rule.rights)
+
+
+def _ops(terms: Iterable[Term]) -> set[str]:
+    return {t.op if isinstance(t, Call) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)}
 
 
 def applicable(rules: Iterable[Rule], ops: Iterable[str]) -> tuple[list[Rule], set[str]]:

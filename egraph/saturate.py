@@ -1,8 +1,11 @@
-"""Saturation of one block: rules are applied round by round under limits, dominated forms are pruned, the best view wins.
+"""Saturation of blocks: rules are applied round by round under limits, and dominated forms are pruned.
 
 A round is: every rule once, shape laws, costs, pruning. It runs in a worker process (worker.py) because nothing can stop
-egglog inside a round; the deadline is kept by killing the worker, and the last good view stands. The block's own terms
-are protected from pruning, so every view holds them: a view never loses the graph that it came from.
+egglog inside a round; the deadline is kept by killing the worker, and the last good view stands.
+
+The block's own terms are protected from pruning, and an e-node that was part of one round's view stays in all later
+ones, although pruned e-nodes match no rule. So a view never loses the graph that it came from nor any plan that an
+earlier round held: more rounds never make the cheapest plan dearer.
 
 The bundled back-off scheduler of egglog is not used: it damages e-graphs with subsumed rows.
 """
@@ -12,31 +15,31 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import RuleError, UsageError, WorkerError
-from .beam import kill_rules, victims
+from .beam import victims
 from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stop, Stopped, never
 from .graph import Graph
-from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
-from .lower import Lowered, lower
-from .ops import OPS, Type
-from .pricing import CAP, Pricing, Roofline, cost_program
-from .rewrite import applicable, changes_rank, collect_constants, compile_rule
+from .language import signature
+from .lower import Lowered
+from .ops import Type
+from .pricing import Pricing, Roofline
+from .program import Program, make_program
 from .rule import Rule
 from .view import EGraphView, SaturationReport, view_of
 
-if TYPE_CHECKING:
-    from .worker import Pool
-
-Score = Callable[[EGraphView], float]
 SLACK_LAUNCHES = 3
 """Default slack of pruning, in launches: it must exceed the extra tree cost of a form that pays when shared."""
+
+DECLARE_SECONDS = 30.0
+"""Time to declare ops and rules once per worker; it is not charged to a block."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,12 @@ class Session(Protocol):
 class InProcess:
     """A session in this process, for tests and debugging: nothing can stop a round once it runs."""
 
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+
     def prepare(self) -> None:
         """See `Session.prepare`."""
-        self.engine = Engine()
+        self.engine = self.engine or Engine()
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
         """See `Session.request`."""
@@ -82,43 +88,6 @@ class InProcess:
         arguments = [] if payload is None else [payload]
         found: tuple[dict[str, Any], Arrays] = getattr(self.engine, method)(*arguments)
         return found
-
-
-# ---------------------------------------------------------------- the job
-def make_job(
-    lowered: Lowered, rules: Sequence[Rule], limits: Limits, pricing: Pricing, slack: int | None
-) -> dict[str, Any]:
-    """Everything the engine needs for one block, as JSON. Only the ops that can ever occur are declared.
-
-    Without a slack nothing is pruned in egglog; a beam then still prunes.
-    """
-    usable, reachable = applicable(rules, lowered.ops)
-    names = constructors(reachable)
-    ranks = list(range(max(lowered.ranks) + 2))
-    spelled = set(lowered.ranks)
-    if any(changes_rank(r) for r in usable):
-        spelled |= {r + d for r in lowered.ranks for d in (-1, 1) if r + d >= 0}
-    guarded = slack is not None or bool(limits.beam)
-    commands = [*base_declarations(), *rank_facts(ranks)]
-    for name in names:
-        commands += declare_op(name, ranks, guarded=guarded)
-    if guarded:
-        commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
-    commands += kill_rules(names) if limits.beam else []
-    texts = ["(ruleset r_rules)"]
-    for rule in usable:
-        texts += [text for _, text in compile_rule(rule, lowered.interner, sorted(spelled), guarded=guarded)]
-    return {
-        "commands": commands,
-        "rules": texts,
-        "tables": lowered.tables(),
-        "dims": [list(d) for d in lowered.dims],
-        "signatures": {"Leaf": "I"} | {name: signature(name) for name in names},
-        "handles": len(lowered.nodes),
-        "nodes": limits.nodes,
-        "pruned": guarded,
-        "beam": bool(limits.beam),
-    }
 
 
 # ---------------------------------------------------------------- views
@@ -173,63 +142,30 @@ def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[st
     )
 
 
-def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
-    """The price of every e-node; one whose operands are all weight-only costs nothing."""
-    known: dict[tuple[Any, ...], int] = {}
-    formulas = {op: pricing.formula(OPS[op]) for op in set(view.op)}
-    weight, types, found = view.weight.tolist(), view.types, []
-    cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()
-    for i, op in enumerate(view.op):
-        kids = kid[off[i] : off[i + 1]]
-        if all(weight[k] for k in kids):
-            found.append(0.0)
-            continue
-        operands = [types[k] for k in kids]
-        key = (op, types[cls[i]], *operands)
-        if key not in known:
-            known[key] = formulas[op].evaluate(types[cls[i]], operands)
-        found.append(float(known[key]))
-    return found
-
-
-def default_score(pricing: Pricing) -> Callable[[EGraphView], float]:
-    """Cost of a view's best plan, quickly: the terms of least tree cost, what they share counted once."""
-
-    def score(view: EGraphView) -> float:
-        prices = node_prices(view, pricing)
-        return view.dag_cost(prices, view.cheapest(prices)[1])
-
-    return score
-
-
 # ---------------------------------------------------------------- the loop
 class _Saturation:
     """One block on its way."""
 
-    def __init__(
-        self, graph: Graph, rules: Sequence[Rule], limits: Limits, pricing: Pricing, slack: int | None, stop: Stop
-    ) -> None:
-        self.limits, self.pricing, self.stop = limits, pricing, stop
-        interner = Interner()
-        constants = collect_constants(rules, interner)
-        self.lowered = lower(graph, interner, constants)
-        self.job = make_job(self.lowered, rules, limits, pricing, slack)
+    def __init__(self, graph: Graph, program: Program, limits: Limits, pricing: Pricing, stop: Stop) -> None:
+        self.program, self.limits, self.pricing, self.stop = program, limits, pricing, stop
+        self.lowered = program.lower(graph)
         self.dims = list(self.lowered.dims)
         self.begin = time.perf_counter()
         self.best = view_of(graph)
         self.sizes = [len(self.lowered.nodes)]
-        self.matches: Counter[str] = Counter({r.name: 0 for rule in rules for r in rule.directions})
+        self.matches: Counter[str] = Counter(dict.fromkeys(program.names, 0))
         self.rule_seconds: Counter[str] = Counter()
         self.kept = self.iterations = 0
         self.extractable, self.message = True, ""
 
-    def run(self, session: Session, score: Score) -> EGraphView:
+    def run(self, session: Session) -> EGraphView:
         """The best view within the limits, whatever ends the search."""
         try:
-            if self.limits.iterations and not self.stop():
+            if self.limits.iterations and self.limits.seconds and not self.stop():
                 session.prepare()
+                session.request("declare", self.program.declaration, Bounds(DECLARE_SECONDS, 0, self.stop))
             self.begin = time.perf_counter()
-            stopped = self.rounds(session, score)
+            stopped = self.rounds(session)
         except Deadline:
             stopped = "seconds"
         except MemoryLimit:
@@ -265,12 +201,13 @@ class _Saturation:
             raise Deadline
         return session.request(method, payload, Bounds(seconds, self.limits.bytes, self.stop))
 
-    def rounds(self, session: Session, score: Score) -> str:
-        """Rounds until nothing changes or a limit is met; the reason."""
+    def rounds(self, session: Session) -> str:
+        """Rounds until nothing changes or a limit is met; the reason. Each view holds all e-nodes of the one before."""
         if not self.limits.iterations:
             return "iterations"
-        cheapest = score(self.best)
-        self.ask(session, "start", self.job)
+        if not self.limits.seconds:
+            return "seconds"
+        self.ask(session, "start", self.program.job(self.lowered, self.limits.nodes))
         while self.iterations < self.limits.iterations:
             header, arrays = self.ask(session, "step")
             self.count(header)
@@ -278,12 +215,12 @@ class _Saturation:
                 return "nodes"
             self.dims += [tuple(d) for d in header["new_dims"]]
             view = decode(self.lowered, self.dims, header["names"], arrays)
-            if not view.extractable():  # the rows that pruning took are gone: the last good view stands
+            if len(view) > self.limits.nodes:
+                return "nodes"
+            if not view.extractable():
                 self.extractable = False
                 return "saturated" if not header["updated"] else "iterations"
-            cost = score(view)
-            if cost <= cheapest:
-                self.best, cheapest, self.kept = view, cost, self.iterations
+            self.best, self.kept = view, self.iterations
             if not header["updated"]:
                 return "saturated"
             if self.limits.beam and self.iterations < self.limits.iterations:
@@ -312,60 +249,77 @@ def saturate_block(
     *,
     guard: bool = True,
     session: Session | None = None,
-    score: Score | None = None,
     stop: Stop = never,
 ) -> EGraphView:
     """All forms of a block that the rules reach within the limits.
 
     `slack` (nanoseconds; default 3 launches) is how much dearer than its class's best an e-node's tree may be and still
-    be kept; `guard=False` keeps everything. With `exact` only bitwise-exact rules are used. Of all rounds the view with
-    the cheapest `score` is returned, the latest of equals; its report says what stopped the search. `stop` is polled.
-    RuleError: a rule that cannot be said in egglog, or an unsound one that gave one value two types.
+    be kept; `guard=False` keeps everything. With `exact` only bitwise-exact rules are used. The report says what stopped
+    the search; `stop` is polled. RuleError: a rule that cannot be said in egglog, or an unsound one that gave one value
+    two types.
     """
-    chosen = [r for r in rules if r.exact or not exact]
-    pricing = pricing or Roofline()
-    if slack is not None and slack < 0:
-        raise UsageError(f"slack={slack} is negative")
-    if slack is None:
-        slack = SLACK_LAUNCHES * pricing.launch
-    work = _Saturation(graph, chosen, limits or Limits(), pricing, slack if guard else None, stop)
-    score = score or default_score(pricing)
-    if session is not None:
-        return work.run(session, score)
-    from .worker import default_pool
+    pool = None if session is None else _One(session)
+    return saturate_blocks([graph], rules, limits, pricing, slack, exact, guard=guard, pool=pool, stop=stop)[0]
 
-    with default_pool().session() as worker:
-        return work.run(worker, score)
+
+class Sessions(Protocol):
+    """Where sessions come from: a worker `Pool`, or one session for all."""
+
+    size: int
+
+    def session(self) -> AbstractContextManager[Session]:
+        """A session of one's own for a while."""
+        ...
+
+
+@dataclass(frozen=True)
+class _One:
+    only: Session
+    size: int = 1
+
+    def session(self) -> AbstractContextManager[Session]:
+        return nullcontext(self.only)
 
 
 def saturate_blocks(
     graphs: Sequence[Graph],
     rules: Iterable[Rule],
     limits: Limits | None = None,
+    pricing: Pricing | None = None,
+    slack: int | None = None,
+    exact: bool = False,
     *,
-    pool: Pool | None = None,
+    guard: bool = True,
+    pool: Sessions | None = None,
     deadline: float = float("inf"),
     stop: Stop = never,
-    **options: Any,
 ) -> list[EGraphView]:
     """`saturate_block` on every graph, as many at a time as the pool has workers; views in the graphs' order.
 
     `deadline` bounds the seconds of the whole call: blocks that it leaves no time stay as they came. Ctrl-C, or `stop`
     turning true, ends the workers: blocks keep their last good view, and their reports say "interrupted".
     """
-    from .worker import default_pool
+    limits, pricing = limits or Limits(), pricing or Roofline()
+    if slack is not None and slack < 0:
+        raise UsageError(f"slack={slack} is negative")
+    slack = SLACK_LAUNCHES * pricing.launch if slack is None else slack
+    chosen = [r for r in rules if r.exact or not exact]
+    program = make_program(graphs, chosen, pricing, slack if guard else None, limits.beam)
+    if pool is None:
+        from .worker import default_pool
 
-    workers, chosen, bounds = pool or default_pool(), tuple(rules), limits or Limits()
+        pool = default_pool()
     pressed, end = threading.Event(), time.perf_counter() + deadline
     halted = lambda: pressed.is_set() or stop()
 
     def one(graph: Graph) -> EGraphView:
-        with workers.session() as session:
-            seconds = max(0.0, min(bounds.seconds, end - time.perf_counter()))
-            own = replace(bounds, seconds=seconds)
-            return saturate_block(graph, chosen, own, session=session, stop=halted, **options)
+        with pool.session() as session:
+            seconds = max(0.0, min(limits.seconds, end - time.perf_counter()))
+            return _Saturation(graph, program, replace(limits, seconds=seconds), pricing, halted).run(session)
 
-    with ThreadPoolExecutor(workers.size) as threads:
+    if pool.size == 1 or len(graphs) == 1:
+        return [one(g) for g in graphs]
+    with ThreadPoolExecutor(min(pool.size, len(graphs))) as threads:
         futures = [threads.submit(one, g) for g in graphs]
         try:
             wait(futures)
@@ -375,5 +329,5 @@ def saturate_blocks(
         return [f.result() for f in futures]
 
 
-__all__ = ["Bounds", "Deadline", "InProcess", "Limits", "MemoryLimit", "Session", "Stopped", "decode", "default_score",
-           "make_job", "node_prices", "saturate_block", "saturate_blocks"]  # fmt: skip
+__all__ = ["Bounds", "Deadline", "InProcess", "Limits", "MemoryLimit", "Session", "Sessions", "Stopped", "decode",
+           "saturate_block", "saturate_blocks"]  # fmt: skip

@@ -109,9 +109,7 @@ def serve() -> None:
         request = requests.get()
         limit[0] = request["memory"]
         try:
-            if request["method"] == "start" or engine is None:
-                engine = None  # free the last e-graph before the next
-                engine = Engine()
+            engine = engine or Engine()
             arguments = [] if request["payload"] is None else [request["payload"]]
             header, arrays = getattr(engine, request["method"])(*arguments)
             write_frame(replies, {"result": header}, arrays)
@@ -139,7 +137,7 @@ class Worker:
             self._start()
 
     def _start(self) -> None:
-        self.stderr = tempfile.TemporaryFile()
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         if not sys.executable:
             raise WorkerError("this Python does not know its own program", hint="use session=InProcess()")
         root = str(Path(tensor_graphs_file()).parents[1])

@@ -1,0 +1,101 @@
+"""Everything egglog must know before it sees a graph: declarations, laws, prices and rules, as one list of commands.
+
+Only what can ever occur is declared, because each rule costs egglog half a millisecond. A program is the same for all
+blocks of a model, so a worker declares it once and loads one block after another into it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .beam import kill_rules
+from .graph import LEAVES, Graph
+from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
+from .lower import Lowered, lower
+from .pricing import CAP, Pricing, cost_program
+from .rewrite import applicable, changes_rank, collect_constants, compile_rule
+from .rule import Rule
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Commands for the engine, and the numbers they use. `names` are the one-way rules that are loaded."""
+
+    commands: tuple[str, ...]
+    signatures: dict[str, str]
+    names: tuple[str, ...]
+    pruned: bool
+    beam: int
+    interner: Interner
+    constants: tuple[float, ...]
+    key: str
+
+    def lower(self, graph: Graph) -> Lowered:
+        """A graph as tables, in this program's numbers."""
+        return lower(graph, self.interner.copy(), self.constants)
+
+    @property
+    def declaration(self) -> dict[str, Any]:
+        """The engine's `declare` request, as JSON."""
+        return {
+            "key": self.key,
+            "commands": self.commands,
+            "signatures": self.signatures,
+            "pruned": self.pruned,
+            "beam": bool(self.beam),
+        }
+
+    @staticmethod
+    def job(lowered: Lowered, nodes: int) -> dict[str, Any]:
+        """The engine's `start` request for one block, as JSON."""
+        return {
+            "tables": lowered.tables(),
+            "dims": [list(d) for d in lowered.dims],
+            "handles": len(lowered.nodes),
+            "nodes": nodes,
+        }
+
+
+def make_program(
+    graphs: Iterable[Graph], rules: Sequence[Rule], pricing: Pricing, slack: int | None, beam: int = 0
+) -> Program:
+    """The program for some graphs. Without a slack nothing is pruned by cost; a beam then still prunes.
+
+    RuleError: a rule that cannot be said in egglog.
+    """
+    nodes = [n for g in graphs for n in g.nodes()]
+    usable, reachable = applicable(rules, {n.op for n in nodes if n.op not in LEAVES})
+    names = constructors(reachable)
+    present = {n.rank for n in nodes}
+    ranks = list(range(max(present, default=0) + 2))
+    near = {r + d for r in present for d in (-1, 1) if r + d >= 0} if any(map(changes_rank, usable)) else set()
+    interner = Interner()
+    constants = collect_constants(usable, interner)
+    guarded = slack is not None or bool(beam)
+    commands = [*base_declarations(), *rank_facts(ranks)]
+    for name in names:
+        commands += declare_op(name, ranks, guarded=guarded)
+    if guarded:
+        commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
+    commands += kill_rules(names) if beam else []
+    commands.append("(ruleset r_rules)")
+    for rule in usable:
+        spelled = compile_rule(rule, interner, sorted(present | near), guarded=guarded)
+        commands += [text for _, text in spelled]
+    key = hashlib.blake2b("\n".join(commands).encode(), digest_size=16).hexdigest()
+    return Program(
+        commands=tuple(commands),
+        signatures={"Leaf": "I"} | {name: signature(name) for name in names},
+        names=tuple(r.name for r in usable),
+        pruned=guarded,
+        beam=beam,
+        interner=interner,
+        constants=tuple(constants),
+        key=key,
+    )
+
+
+__all__ = ["Program", "make_program"]
