@@ -86,8 +86,13 @@ def short(name: object, limit: int = 80) -> str:
     return repr(text if len(text) <= limit else text[:limit] + "…")
 
 
+def plain(name: str) -> str:
+    """An operator's name as it is if it looks like one, else quoted, escaped and cut."""
+    return name if re.fullmatch(r"[A-Za-z0-9_.]{1,80}", name) else short(name)
+
+
 def _label(node: Any) -> str:
-    return f"{node.op_type[:80]} {short(node.name or next(iter(node.output), ''))}"
+    return f"{plain(node.op_type)} {short(node.name or next(iter(node.output), ''))}"
 
 
 def _parse(file: Path) -> Any:
@@ -162,9 +167,9 @@ def _unsupported(model: Any) -> dict[str, int]:
         found[f"opset {version} (supported: {OPSETS[0]} to {OPSETS[1]})"] += 1
     for node in _all_nodes(model.graph.node):
         if node.domain not in ("", "ai.onnx"):
-            found[f"{node.domain[:80]}.{node.op_type[:80]}"] += 1
+            found[plain(f"{node.domain}.{node.op_type}")] += 1
         elif node.op_type not in OPERATORS:
-            found[node.op_type[:80]] += 1
+            found[plain(node.op_type)] += 1
     initial = {i.name for i in model.graph.initializer}
     for tensor in model.graph.initializer:
         _count_dtype(found, tensor.data_type)
@@ -314,7 +319,7 @@ def _named_sizes(graph: Any, given: Mapping[str, int] | None, file: Path) -> dic
             name = names.setdefault(raw, _identifier(raw, names.values()))
             asked = given.get(raw, given.get(name))
             if asked is not None and asked < 0:
-                raise UsageError(f"dimension {short(raw)} cannot be {asked}")
+                raise UsageError(f"dimension {short(raw)} cannot be {asked}", where=str(file))
             found[info.name, axis] = _dims.dim(name) if asked is None else int(asked)
     unknown = sorted(set(given) - set(names) - set(names.values()))
     if unknown:

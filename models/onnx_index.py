@@ -13,7 +13,7 @@ from .onnx_node import Node, Result, operator, resolve, size_tensor
 
 def wrap(n: Node, index: Tensor, size: Dim) -> Tensor:
     """Indices with negative ones counted from the end, as our gathers want them."""
-    if index.dtype.startswith("uint"):
+    if index.dtype.startswith("uint") or index.op in ("iota", "argmax", "argmin", "argsort"):
         return index
     found = n.context.known(index)
     if found is not None:

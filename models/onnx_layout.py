@@ -105,7 +105,7 @@ def _expand(n: Node) -> Result:
     shape = two_way(x.shape, n.dims(1))
     if two_way(n.dims(1), x.shape) != shape:
         raise ShapeError(f"{x.type} does not broadcast with {n.dims(1)}")
-    return t.broadcast_to(x, shape)
+    return t.full(shape, x.attr("value"), x.dtype) if x.op == "full" else t.broadcast_to(x, shape)
 
 
 @operator("Tile")

@@ -289,7 +289,16 @@ def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
     return install
 
 
+def ranked(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Operands with fills given the rank of the widest operand, so that numbers need no reshape."""
+    rank = max((x.rank for x in tensors), default=0)
+    return [
+        t.full((1,) * (rank - x.rank) + x.shape, x.attr("value"), x.dtype) if x.op == "full" and x.rank < rank else x
+        for x in tensors
+    ]
+
+
 def simple(builders: Mapping[str, Callable[..., Tensor]], arity: int) -> None:
     """Register operators whose builder takes the operands alone."""
     for name, build in builders.items():
-        operator(name)(lambda n, build=build: build(*(n.x(i) for i in range(arity))))  # type: ignore[misc]
+        operator(name)(lambda n, build=build: build(*ranked([n.x(i) for i in range(arity)])))  # type: ignore[misc]

@@ -148,6 +148,8 @@ def _resize(n: Node) -> Result:
     x = n.x()
     axes = [a % x.rank for a in n.attr("axes", range(x.rank))]
     scales, sizes = _plan(n, x, axes)
+    whole = [sizes[axes.index(i)] if i in axes else d for i, d in enumerate(x.shape)]
+    n.context.check(t.zeros(whole, x.dtype))  # before any index or matrix is made
     crop = n.attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     roi = n.array(1).reshape(-1).tolist() if crop else [0.0] * len(axes) + [1.0] * len(axes)
     outside: Tensor | None = None

@@ -1,0 +1,297 @@
+"""Bad, hostile and unsupported ONNX files: each gives its named error, before anything large is allocated."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.errors import BadModelError, TooLargeError, UnsupportedError, UsageError  # noqa: E402
+from tensor_graphs.models.onnx import load_onnx, support_table  # noqa: E402
+
+F = TensorProto.FLOAT
+
+
+def info(name: str, shape: Any = (2, 3), kind: int = F) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def node(op: str, inputs: list[str], outputs: list[str], **attrs: Any) -> Any:
+    return helper.make_node(op, inputs, outputs, **attrs)
+
+
+def save(folder: Path, nodes: list[Any], weights: Any = (), inputs: Any = None, outputs: Any = None, opset: int = 20, **more: Any) -> Path:  # fmt: skip
+    """A model file from nodes; x[2, 3] in and y out unless told otherwise."""
+    ins, outs = inputs or [info("x")], outputs or [info("y", ("rows", "columns"))]
+    graph = helper.make_graph(nodes, "g", ins, outs, list(weights))
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("vendor", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10, **more)
+    file = folder / "model.onnx"
+    file.write_bytes(model.SerializeToString())
+    return file
+
+
+def refused(file: Path, error: type[Exception], *words: str, **options: Any) -> Exception:
+    """The error of loading the file; its text names the file and contains the words."""
+    with pytest.raises(error) as caught:
+        load_onnx(file, **options)
+    assert type(caught.value) is error
+    text = str(caught.value)
+    for word in (*words, file.name):
+        assert word in text, text
+    return caught.value
+
+
+# ---------------------------------------------------------------- 1: not a model
+@pytest.mark.parametrize("kind", ["missing", "folder", "empty", "text", "random", "truncated", "other"])
+def test_not_a_model(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    good = save(tmp_path, [node("Relu", ["x"], ["y"])]).read_bytes()
+    file.unlink()
+    contents = {"empty": b"", "text": b"once upon a time\n" * 30, "random": np.random.default_rng(0).bytes(500),
+                "truncated": good[: len(good) * 2 // 3], "other": b"\x08\x0a"}  # fmt: skip
+    if kind == "folder":
+        file.mkdir()
+    elif kind != "missing":
+        file.write_bytes(contents[kind])
+    refused(file, BadModelError)
+
+
+# ---------------------------------------------------------------- 2: external data
+def external(folder: Path, location: str, **more: Any) -> Path:
+    """A model whose weight w[4, 3] lies in an external file."""
+    weight = TensorProto(name="w", data_type=F, dims=[4, 3], data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, **more}.items():
+        weight.external_data.add(key=key, value=str(value))
+    return save(folder, [node("MatMul", ["w", "x"], ["y"])], [weight], inputs=[info("x", (3, 2))])
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/hostname", "link.bin", "linked/secret.bin", "missing.bin", "",
+                                      "a/../../secret.bin", "C:\\secret.bin", "..\\secret.bin"])  # fmt: skip
+def test_external_data_that_escapes(location: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(bytes(48))
+    (folder / "link.bin").symlink_to(secret)
+    (folder / "linked").symlink_to(tmp_path)
+    os.chmod(secret, 0o000)  # reading it would fail in another way (unless we are root)
+    refused(external(folder, location), BadModelError, "'w'")
+
+
+@pytest.mark.parametrize("more", [{"offset": 8}, {"offset": -8}, {"length": 4}, {"length": 1 << 60}, {"offset": "x"}])
+def test_external_data_that_does_not_fit(more: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(48))
+    refused(external(tmp_path, "w.bin", **more), BadModelError, "'w'")
+
+
+def test_external_data_is_read_late(tmp_path: Path) -> None:
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    (tmp_path / "w.bin").write_bytes(bytes(8) + values.tobytes())
+    graph = load_onnx(external(tmp_path, "w.bin", offset=8, length=48))
+    assert not isinstance(graph.params["w"], np.ndarray)
+    x = np.ones((3, 2), np.float32)
+    np.testing.assert_array_equal(evaluate(graph, {"x": x})[0], values @ x)
+
+
+# ---------------------------------------------------------------- 3: structure
+@pytest.mark.parametrize(("nodes", "words"), [
+    ([node("Add", ["x", "b"], ["a"]), node("Relu", ["a"], ["b"]), node("Relu", ["b"], ["y"])], ("'b'", "cycle")),
+    ([node("Add", ["x", "ghost"], ["y"])], ("'ghost'", "nothing makes it")),
+    ([node("Relu", ["x"], ["y"]), node("Tanh", ["x"], ["y"])], ("'y'", "twice")),
+    ([node("Relu", ["x"], ["x"]), node("Relu", ["x"], ["y"])], ("'x'", "twice")),
+    ([node("Relu", ["x"], ["z"])], ("'y'", "not computed")),
+])  # fmt: skip
+def test_broken_structure(nodes: list[Any], words: tuple[str, ...], tmp_path: Path) -> None:
+    refused(save(tmp_path, nodes), BadModelError, *words)
+
+
+def test_checker_and_shape_errors_name_the_node(tmp_path: Path) -> None:
+    refused(save(tmp_path, [node("Relu", ["x", "x"], ["y"], name="odd")]), BadModelError, "odd")
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    refused(save(tmp_path, [node("MatMul", ["x", "w"], ["y"], name="bad")], [weight]), BadModelError, "bad", "3 and 4")
+    refused(save(tmp_path, [node("Softmax", ["x"], ["y"], axis=7, name="far")]), BadModelError, "far")
+
+
+# ---------------------------------------------------------------- 4: initializers
+@pytest.mark.parametrize("dims", [[-4, 3], [1 << 40, 1 << 40], [1 << 62, 4], [4, 4], [0, 3]])
+def test_initializer_dims(dims: list[int], tmp_path: Path) -> None:
+    weight = TensorProto(name="w", data_type=F, dims=dims, raw_data=bytes(48))
+    refused(save(tmp_path, [node("MatMul", ["x", "w"], ["y"])], [weight]), BadModelError, "'w'")
+
+
+def test_initializer_dims_of_typed_data(tmp_path: Path) -> None:
+    for dims in ([1 << 40, 1 << 20], [-1, 3], [5, 5]):
+        weight = TensorProto(name="w", data_type=F, dims=dims, float_data=[0.0] * 12)
+        refused(save(tmp_path, [node("MatMul", ["x", "w"], ["y"])], [weight]), BadModelError)
+
+
+# ---------------------------------------------------------------- 5: far too large
+def big(*values: int) -> Any:
+    return numpy_helper.from_array(np.array(values, np.int64), "s")
+
+
+HUGE = 1 << 21
+LARGE = {
+    "ConstantOfShape": (
+        [node("ConstantOfShape", ["s"], ["c"]), node("ReduceSum", ["c"], ["r"]), node("Add", ["x", "r"], ["y"])],
+        big(HUGE, HUGE),
+    ),
+    "Expand": ([node("Expand", ["x", "s"], ["y"])], big(HUGE, HUGE, 2, 3)),
+    "Tile": ([node("Tile", ["x", "s"], ["y"])], big(HUGE, HUGE)),
+    "Gather": (
+        [
+            node("ConstantOfShape", ["s"], ["i"], value=helper.make_tensor("v", 7, [1], [0])),
+            node("Gather", ["x", "i"], ["y"]),
+        ],
+        big(HUGE, HUGE),
+    ),
+    "Pad": ([node("Pad", ["x", "s"], ["y"], mode="edge")], big(0, 0, 1 << 20, 1 << 42)),
+    "Resize": ([node("Resize", ["x", "", "", "s"], ["y"], mode="linear")], big(HUGE, HUGE)),
+    "OneHot": ([node("Cast", ["x"], ["i"], to=7), node("OneHot", ["i", "s", "v"], ["y"])], big(1 << 45)),
+    "Range": ([node("Squeeze", ["s"], ["n"]), node("Range", ["zero", "n", "one"], ["y"])], big(1 << 50)),
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_ten_terabytes(case: str, tmp_path: Path) -> None:
+    nodes, size = LARGE[case]
+    extra = [numpy_helper.from_array(np.array(v), n) for n, v in (("zero", 0), ("one", 1))]
+    values = numpy_helper.from_array(np.array([0, 1], np.float32), "v")
+    file = save(tmp_path, nodes, [size, values, *extra])
+    load_onnx(save(tmp_path / ".", [node("Relu", ["x"], ["y"])]))  # imports done before memory is watched
+    file = save(tmp_path, nodes, [size, values, *extra])
+    tracemalloc.start()
+    refused(file, TooLargeError, case)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6
+
+
+def test_function_bomb(tmp_path: Path) -> None:
+    """Functions that call each other twice, forty deep: 2**40 nodes if inlined; and one that calls itself."""
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("vendor", 1)]
+
+    def function(name: str, inner: str) -> Any:
+        body = [node(inner, ["a"], ["m"], domain="vendor"), node(inner, ["m"], ["b"], domain="vendor")]
+        return helper.make_function("vendor", name, ["a"], ["b"], body, imports)
+
+    leaf = helper.make_function("vendor", "f0", ["a"], ["b"], [node("Relu", ["a"], ["b"])], imports)
+    bomb = [leaf, *(function(f"f{i + 1}", f"f{i}") for i in range(40))]
+    call = [node("f40", ["x"], ["y"], domain="vendor")]
+    refused(save(tmp_path, call, functions=bomb), TooLargeError, "nodes")
+    refused(save(tmp_path, [node("f1", ["x"], ["y"], domain="vendor")], functions=[function("f1", "f1")]), BadModelError, "calls itself")  # fmt: skip
+    graph = load_onnx(save(tmp_path, [node("f3", ["x"], ["y"], domain="vendor")], functions=bomb[:4]))
+    assert evaluate(graph, {"x": np.full((2, 3), -1, np.float32)})[0].max() == 0
+
+
+# ---------------------------------------------------------------- 6: unsupported
+def test_everything_unsupported_is_listed_at_once(tmp_path: Path) -> None:
+    nodes = [node("NonMaxSuppression", ["x", "x"], ["a"]), node("Unique", ["x"], ["b"]), node("Unique", ["x"], ["c"]),
+             node("Magic", ["x"], ["d"], domain="vendor"), node("Nonsense", ["x"], ["e"]), node("Relu", ["x"], ["y"])]  # fmt: skip
+    text = helper.make_tensor("t", TensorProto.STRING, [1], [b"hi"])
+    error = refused(save(tmp_path, nodes, [text], opset=7), UnsupportedError, "Unique ×2")
+    assert isinstance(error, UnsupportedError)
+    assert error.missing == {"NonMaxSuppression": 1, "Unique": 2, "vendor.Magic": 1, "Nonsense": 1, "dtype string": 1,
+                             "opset 7 (supported: 13 to 28)": 1}  # fmt: skip
+
+
+def test_unsupported_variants_are_listed_together(tmp_path: Path) -> None:
+    """Found while building: two operators with operands that depend on data, and one with a training mode."""
+    nodes = [node("Cast", ["x"], ["i"], to=7), node("Shape", ["x"], ["s0"]), node("Reshape", ["i", "s0"], ["j"]),
+             node("Gather", ["j", "z"], ["row"]), node("Reshape", ["x", "row"], ["a"]), node("Expand", ["x", "row"], ["b"]),
+             node("Relu", ["a"], ["a2"]), node("Add", ["a2", "b"], ["y"])]  # fmt: skip
+    zero = numpy_helper.from_array(np.array(0), "z")
+    error = refused(save(tmp_path, nodes, [zero]), UnsupportedError, "depends on data")
+    assert isinstance(error, UnsupportedError) and len(error.missing) == 2
+
+
+def test_unknown_rank_and_loops(tmp_path: Path) -> None:
+    refused(save(tmp_path, [node("Relu", ["x"], ["y"])], inputs=[info("x", None)]), UnsupportedError, "unknown rank")
+    body = helper.make_graph([node("Identity", ["c"], ["c2"]), node("Identity", ["v"], ["v2"])], "body",
+                             [info("i", (), 7), info("c", (), 9), info("v")], [info("c2", (), 9), info("v2")])  # fmt: skip
+    refused(save(tmp_path, [node("Loop", ["", "", "x"], ["y"], body=body)]), UnsupportedError, "Loop")
+
+
+def test_unknown_dimension(tmp_path: Path) -> None:
+    file = save(tmp_path, [node("Relu", ["x"], ["y"])], inputs=[info("x", ("n", 3))])
+    refused(file, UsageError, "'m'", dims={"m": 2})
+    refused(file, UsageError, "-1", dims={"n": -1})
+
+
+# ---------------------------------------------------------------- 10, 11: odd names and shapes
+NAMES = [
+    "'; DROP TABLE costs; --",
+    "<script>alert(1)</script>",
+    "new\nline\r\0",
+    "\u202etxt",
+    "__import__('os')",
+    "a" * 10**6,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_names(name: str, tmp_path: Path) -> None:
+    """Names are data: the model loads and computes, and messages show them escaped and cut."""
+    weight = numpy_helper.from_array(np.arange(12, dtype=np.float32).reshape(3, 4), f"w{name}")
+    nodes = [node("MatMul", [name, f"w{name}"], [f"m{name}"], name=name), node("Relu", [f"m{name}"], [f"y{name}"], name=name)]  # fmt: skip
+    file = save(tmp_path, nodes, [weight], inputs=[info(name, (f"n{name}", 3))], outputs=[info(f"y{name}", (2, 4))])
+    graph = load_onnx(file)
+    (free,) = graph.free_dims
+    assert free.isidentifier() and len(free) < 100
+    found = evaluate(graph.bind({free: 2}), {name: np.ones((2, 3), np.float32)})[0]
+    np.testing.assert_array_equal(found, [[12, 15, 18, 21]] * 2)
+    nodes[1].input[0] = f"ghost{name}"
+    broken = save(tmp_path, nodes, [weight], inputs=[info(name, (2, 3))], outputs=[info(f"y{name}", (2, 4))])
+    text = str(refused(broken, BadModelError, "ghost"))
+    assert len(text) < 2000 and "\u202e" not in text and "\0" not in text
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 0, 4), (1,) * 9, (2, 1) * 4 + (2,)])
+def test_odd_shapes(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Rank 0, no elements, rank 9, sizes of 1; reversed and strided inputs."""
+    nodes = [node("Add", ["x", "one"], ["a"]), node("Shape", ["a"], ["s"]), node("Reshape", ["a", "s"], ["b"], allowzero=1),
+             node("Concat", ["s", "s"], ["s2"], axis=0), node("ReduceSum", ["b"], ["t"], keepdims=0), node("Mul", ["b", "t"], ["y"])]  # fmt: skip
+    one = numpy_helper.from_array(np.float32(1), "one")
+    graph = load_onnx(save(tmp_path, nodes, [one], inputs=[info("x", shape)]))
+    x = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    for value in (x, np.array(x, order="F"), np.flip(x)):
+        found = evaluate(graph, {"x": value})[0]
+        np.testing.assert_allclose(found, (value + 1) * (value + 1).sum())
+
+
+def test_same_value_returned_twice_and_unused_inputs(tmp_path: Path) -> None:
+    nodes = [node("Relu", ["x"], ["y"]), node("Identity", ["y"], ["z"])]
+    file = save(
+        tmp_path, nodes, inputs=[info("x"), info("unused", ("k",))], outputs=[info("y"), info("z"), info("x2")][:2]
+    )
+    graph = load_onnx(file)
+    assert graph.names == ("y", "z") and graph.outputs[0] is graph.outputs[1]
+    assert [i.attr("name") for i in graph.inputs] == ["x", "unused"]
+    assert graph.structure == {"y": 0, "z": 1}
+
+
+def test_branches_with_known_condition(tmp_path: Path) -> None:
+    """If follows the branch that the sizes choose, which sees the names around it."""
+    then = helper.make_graph([node("Add", ["x", "x"], ["r"])], "then", [], [info("r")])
+    other = helper.make_graph([node("Neg", ["x"], ["q"])], "else", [], [info("q")])
+    nodes = [node("Shape", ["x"], ["s"]), node("Size", ["s"], ["n"]), node("Equal", ["n", "two"], ["c"]),
+             node("If", ["c"], ["y"], then_branch=then, else_branch=other)]  # fmt: skip
+    two = numpy_helper.from_array(np.array(2), "two")
+    graph = load_onnx(save(tmp_path, nodes, [two]))
+    assert graph.counts() == {"input": 1, "add": 1}
+
+
+def test_support_table_is_the_published_one() -> None:
+    page = Path(__file__).parents[2] / "docs" / "onnx-support.md"
+    assert page.read_text() == support_table(), "run: python -m tensor_graphs.models.onnx > docs/onnx-support.md"
+    assert support_table().count("\n| ") > 120

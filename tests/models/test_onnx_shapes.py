@@ -1,0 +1,121 @@
+"""Shape arithmetic of ONNX models: with free sizes it stays symbolic, with known ones nothing of it is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from tensor_graphs.egraph.dims import bind, dim  # noqa: E402
+from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.errors import ShapeError, UnsupportedError  # noqa: E402
+from tensor_graphs.models.onnx import load_onnx  # noqa: E402
+from tensor_graphs.models.onnx_shapes import bounds  # noqa: E402
+
+node = helper.make_node
+INTS = {"zero": [0], "one": [1], "two": [2], "minus": [-1], "i0": 0, "i1": 1, "big": [2**63 - 1], "axes0": [0]}
+
+
+def build(folder: Path, nodes: list[Any], shape: tuple[Any, ...] = ("n", "m", 6)) -> Path:
+    """A model file from x of a free shape to y, with a few named integer constants."""
+    weights = [numpy_helper.from_array(np.array(v, np.int64), k) for k, v in INTS.items()]
+    ins = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    outs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("rows",))]
+    graph = helper.make_graph(nodes, "g", ins, outs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    file = folder / "model.onnx"
+    file.write_bytes(model.SerializeToString())
+    return file
+
+
+SIZES = [node("Shape", ["x"], ["s"]), node("Gather", ["s", "zero"], ["n"]), node("Gather", ["s", "one"], ["m"])]
+#: name -> (nodes computing y from x, NumPy's view of the same)
+PROGRAMS: dict[str, tuple[list[Any], Any]] = {
+    "merge": ([*SIZES, node("Mul", ["n", "m"], ["nm"]), node("Concat", ["nm", "minus"], ["t"], axis=0),
+               node("Reshape", ["x", "t"], ["y"])], lambda x: x.reshape(x.shape[0] * x.shape[1], -1)),
+    "split heads": ([*SIZES, node("Concat", ["n", "m", "two", "minus"], ["t"], axis=0), node("Reshape", ["x", "t"], ["r"]),
+                     node("Transpose", ["r"], ["y"], perm=[0, 2, 1, 3])],
+                    lambda x: x.reshape(*x.shape[:2], 2, 3).swapaxes(1, 2)),
+    "drop last": ([*SIZES, node("Sub", ["m", "one"], ["e"]), node("Slice", ["x", "zero", "e", "one"], ["y"])],
+                  lambda x: x[:, :-1]),
+    "negative ends": ([node("Slice", ["x", "minus", "big", "one"], ["y"])], lambda x: x[:, -1:]),
+    "positions": ([*SIZES, node("Squeeze", ["m"], ["k"]), node("Range", ["i0", "k", "i1"], ["r"]),
+                   node("Cast", ["r"], ["f"], to=1), node("Unsqueeze", ["f", "one"], ["u"]), node("Add", ["x", "u"], ["y"])],
+                  lambda x: x + np.arange(x.shape[1], dtype="f4")[:, None]),
+    "expand": ([node("Shape", ["x"], ["s"]), node("Equal", ["s", "minus"], ["q"]), node("ConstantOfShape", ["three"], ["o"],
+                value=helper.make_tensor("v", 7, [1], [1])), node("Where", ["q", "o", "s"], ["t"]),
+                node("ReduceMax", ["x", "one"], ["r"]), node("Expand", ["r", "t"], ["y"])],
+               lambda x: np.broadcast_to(x.max(1, keepdims=True), x.shape)),
+    "as a number": ([*SIZES, node("Cast", ["m"], ["f"], to=1), node("Div", ["x", "f"], ["y"])], lambda x: x / np.float32(x.shape[1])),
+    "halves": ([*SIZES, node("Div", ["m", "two"], ["h"]), node("Slice", ["x", "zero", "h", "one"], ["y"])],
+               lambda x: x[:, : x.shape[1] // 2]),
+    "count": ([node("Size", ["x"], ["k"]), node("Cast", ["k"], ["f"], to=1), node("Sub", ["x", "f"], ["y"])], lambda x: x - x.size),
+    "tiled": ([*SIZES, node("Concat", ["one", "n", "one"], ["t"], axis=0), node("Tile", ["x", "t"], ["y"])],
+              lambda x: np.tile(x, (1, x.shape[0], 1))),
+}  # fmt: skip
+INTS["three"] = [3]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_free_and_given_sizes_agree(name: str, tmp_path: Path) -> None:
+    """The same file with free sizes, bound later, and with sizes given at load: both are what NumPy says."""
+    nodes, wanted = PROGRAMS[name]
+    file = build(tmp_path, nodes)
+    free = load_onnx(file)
+    assert set(free.free_dims) == {"n", "m"}
+    for n, m in [(2, 4), (5, 3), (1, 2)]:
+        x = np.random.default_rng(0).standard_normal((n, m, 6)).astype(np.float32)
+        fixed = load_onnx(file, dims={"n": n, "m": m})
+        for graph in (free.bind({"n": n, "m": m}), fixed):
+            np.testing.assert_allclose(evaluate(graph, {"x": x})[0], wanted(x), rtol=1e-6)
+        assert fixed.outputs[0].shape == wanted(x).shape
+        assert not any(v.dtype == "int64" and v.op in ("mul", "add", "sub", "concat", "gather") for v in fixed.nodes())
+
+
+def test_some_sizes_given(tmp_path: Path) -> None:
+    """A size that is given is an int everywhere; the other stays free, and is checked when bound."""
+    graph = load_onnx(build(tmp_path, PROGRAMS["drop last"][0]), dims={"m": 4})
+    assert [str(d) for d in graph.outputs[0].shape] == ["n", "3", "6"]
+    with pytest.raises(ShapeError):
+        load_onnx(build(tmp_path, [node("Slice", ["x", "zero", "three", "one"], ["y"])])).bind({"n": 1, "m": 2})
+
+
+def test_unnamed_sizes_get_names(tmp_path: Path) -> None:
+    """Sizes without a name, with a name that is no identifier, and names that would collide."""
+    graph = load_onnx(build(tmp_path, [node("Relu", ["x"], ["y"])], (None, "a-b", "a b")))
+    assert [str(d) for d in graph.inputs[0].shape] == ["x_0", "a_b", "a_b_2"]
+    given = load_onnx(build(tmp_path, [node("Relu", ["x"], ["y"])], (None, "a-b", "a b")), dims={"a-b": 3, "x_0": 2})
+    assert [str(d) for d in given.inputs[0].shape] == ["2", "3", "a_b_2"]
+
+
+def test_sizes_that_depend_on_data(tmp_path: Path) -> None:
+    """A shape computed from values has no meaning here, and the message says which operand."""
+    nodes = [
+        node("Cast", ["x"], ["i"], to=7),
+        node("Reshape", ["i", "minus"], ["f"]),
+        node("Reshape", ["x", "f"], ["y"]),
+    ]
+    with pytest.raises(UnsupportedError, match=r"Reshape \(operand 1 depends on data\)"):
+        load_onnx(build(tmp_path, nodes, (1, 2, 3)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from("+-*/%"), st.integers(1, 7), st.booleans()), max_size=5), st.integers(1, 40))
+def test_bounds_contain_every_value(steps: list[tuple[str, int, bool]], size: int) -> None:
+    """The interval of an expression holds its value at any admitted size."""
+    n: Any = dim("n", min=1, max=40)
+    value: Any = n
+    for op, k, symbolic in steps:
+        other = n if symbolic and op in "+-*" else k
+        value = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
+                 "/": lambda a, b: a // b, "%": lambda a, b: a % b}[op](value, other)  # fmt: skip
+    low, high = bounds(value)
+    assert low <= bind(value, {"n": size}) <= high
