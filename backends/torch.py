@@ -1,14 +1,525 @@
-"""Torch kernels (placeholder rows follow)."""
+"""Torch's kernels on the CPU: elementwise and reductions with `out=`, MKL and oneDNN products and convolutions with
+packed weights and fused epilogues, attention, normalisations.
+
+Torch shares NumPy's memory. It is imported by emitted source and by `unavailable()` only. A row whose result is fresh
+(no `{out}`) is one that Torch cannot write into given memory.
+"""
+
 from __future__ import annotations
-from collections.abc import Mapping, Sequence
-from ..extract.kernel import Template
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import product
+from math import prod
+from typing import Any
+
+from ..egraph import dtypes
+from ..egraph.dims import concrete
+from ..egraph.ops import OPS
+from ..extract.kernel import Call, Code, Operand, Strides, Template, contiguous
+from .numpy import spell
+from .torch_helpers import HELPERS
+
+Applies = Callable[[Call], bool]
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTS = ("uint8", "int8", "int16", "int32", "int64")
+
+
+# ---------------------------------------------------------------- conditions
+def _dtypes(call: Call) -> set[str]:
+    return {o.type.dtype for o in (*call.operands.values(), call.output)}
+
+
+def usable(call: Call) -> bool:
+    """Torch knows the dtypes, and has no negative strides."""
+    known = _dtypes(call) <= {*FLOATS, *INTS, "bool"}
+    return known and all(s >= 0 for o in call.operands.values() for s in o.strides)
+
+
+def _of(*names: str) -> Applies:
+    return lambda call: _dtypes(call) <= set(names)
+
+
+_FLOAT, _SINGLE, _NUMBER = _of(*FLOATS), _of("float32"), _of(*FLOATS, *INTS)
+
+
+def _all(*conditions: Applies | None) -> Applies:
+    kept = [usable, *(c for c in conditions if c is not None)]
+    return lambda call: all(c(call) for c in kept)
+
+
+def _shape(operand: Operand) -> tuple[int, ...]:
+    return concrete(operand.type.shape)
+
+
+def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> Template:
+    """One Torch kernel."""
+    return Template(f"torch.{name}", "torch", pattern, code, applies=_all(applies), **more)
+
+
+# ---------------------------------------------------------------- pointwise
+#: op -> (function with out=, condition)
+FUNCTIONS: dict[str, tuple[str, Applies | None]] = {
+    "neg": ("neg", _NUMBER),
+    "abs": ("abs", _NUMBER),
+    "exp": ("exp", None),
+    "log": ("log", None),
+    "log1p": ("log1p", None),
+    "expm1": ("expm1", None),
+    "sqrt": ("sqrt", None),
+    "rsqrt": ("rsqrt", None),
+    "recip": ("reciprocal", None),
+    "tanh": ("tanh", None),
+    "erf": ("erf", None),
+    "sin": ("sin", None),
+    "cos": ("cos", None),
+    "atan": ("atan", None),
+    "floor": ("floor", None),
+    "ceil": ("ceil", None),
+    "round": ("round", None),
+    "sigmoid": ("sigmoid", None),
+    "add": ("add", _NUMBER),
+    "sub": ("sub", _NUMBER),
+    "mul": ("mul", _NUMBER),
+    "div": ("div", None),
+    "pow": ("pow", _FLOAT),
+    "maximum": ("maximum", None),
+    "minimum": ("minimum", None),
+    "eq": ("eq", None),
+    "lt": ("lt", None),
+    "le": ("le", None),
+    "and": ("bitwise_and", None),
+    "or": ("bitwise_or", None),
+    "xor": ("bitwise_xor", None),
+    "not": ("logical_not", None),
+}
+
+#: name -> (pattern, code): activations, each over x.
+ACTIVATIONS: dict[str, tuple[str, str]] = {
+    "relu": ("relu(x)", "torch.clamp_min({x}, 0, out={out})"),
+    "silu": ("silu(x)", "torch._C._nn.silu({x}, out={out})"),
+    "gelu": ("gelu(x)", "torch._C._nn.gelu({x}, out={out})"),
+    "gelu_tanh": ("gelu_tanh(x)", "torch._C._nn.gelu({x}, approximate='tanh', out={out})"),
+    "mish": ("mish(x)", "torch._C._nn.mish({x}, out={out})"),
+    "hard_swish": ("hard_swish(x)", "torch._C._nn.hardswish({x}, out={out})"),
+    "elu": ("elu(x, alpha=alpha)", "torch._C._nn.elu({x}, {alpha}, out={out})"),
+    "leaky_relu": ("leaky_relu(x, alpha=alpha)", "torch._C._nn.leaky_relu({x}, {alpha}, out={out})"),
+    "clip": ("clip(x, lo=lo, hi=hi)", "torch.clamp({x}, {lo}, {hi}, out={out})"),
+}
+
+
+def _function(op: str, function: str, applies: Applies | None) -> Template:
+    names = ("x", "y")[: OPS[op].arity]
+    pattern = f"{op}_({', '.join(names)})" if op in ("and", "or", "not") else f"{op}({', '.join(names)})"
+    code = f"torch.{function}({', '.join('{' + n + '}' for n in names)}, out={{out}})"
+    return row(op, pattern, code, applies=applies, inplace=names)
+
+
+def _pointwise() -> list[Template]:
+    return [
+        *(_function(op, *spec) for op, spec in FUNCTIONS.items()),
+        *(row(name, pattern, spell(code), inplace=("x",)) for name, (pattern, code) in ACTIVATIONS.items()),
+        row("softplus", "softplus(x)", "torch._C._nn.softplus({x}, 1, 20, out={out})", inplace=("x",), applies=_SINGLE),
+        row("square", "x * x", "torch.square({x}, out={out})", inplace=("x",), applies=_NUMBER),
+        row("where", "where(c, x, y)", "torch.where({c}, {x}, {y}, out={out})", inplace=("x", "y")),
+        row("is_nan", "is_nan(x)", "torch.ne({x}, {x}, out={out})"),
+        row("cast", "cast(x, dtype=dtype)", "{out}.copy_({x})", applies=_plain_cast),
+        row("mul_add", "x * y + z", "torch.addcmul({z}, {x}, {y}, out={out})", inplace=("z",), applies=_FLOAT),
+        row("add_mul", "z + x * y", "torch.addcmul({z}, {x}, {y}, out={out})", inplace=("z",), applies=_FLOAT),
+    ]
+
+
+def _plain_cast(call: Call) -> bool:
+    """Float to float, or from int or bool: where C and NumPy leave nothing open."""
+    return dtypes.is_float(call.output.type.dtype) or not dtypes.is_float(call.operands["x"].type.dtype)
+
+
+# ---------------------------------------------------------------- reductions and normalisations
+def _width(call: Call) -> str:
+    return str(_shape(call.operands["x"])[-1])
+
+
+def _reductions() -> list[Template]:
+    more: dict[str, Any] = {"family": "reduction", "applies": _FLOAT}
+    along = ", {axes}, True, out={out})"
+    return [
+        row("sum", "sum(x, axes=axes)", "torch.sum({x}" + along, **more),
+        row("mean", "mean(x, axes=axes)", "torch.mean({x}" + along, **more),
+        row("max", "max(x, axes=axes)", "torch.amax({x}" + along, **more),
+        row("min", "min(x, axes=axes)", "torch.amin({x}" + along, **more),
+        row("logsumexp", "logsumexp(x, axes=axes)", "torch.logsumexp({x}" + along, **more),
+        row("argmax", "argmax(x, axis=axis)", "torch.argmax({x}, {axis}, True, out={out})", family="reduction"),
+        row("argmin", "argmin(x, axis=axis)", "torch.argmin({x}, {axis}, True, out={out})", family="reduction"),
+        row("cumsum", "cumsum(x, axis=axis)", "torch.cumsum({x}, {axis}, out={out})", **more),
+        row("softmax", "softmax(x, axis=axis)", "torch.softmax({x}, {axis}, out={out})", **more),
+        row("log_softmax", "log_softmax(x, axis=axis)", "torch.log_softmax({x}, {axis}, out={out})", **more),
+        row("layer_norm", "layer_norm(x, g, b, eps=eps)", spell("torch.layer_norm({x}, ({n},), {g}, {b}, {eps})", n=_width),
+            dense=("*",), **more),
+        row("layer_norm_out", "layer_norm(x, g, b, eps=eps)", spell("layer_norm_out({x}, {g}, {b}, {eps}, {out})"),
+            dense=("*",), setup=("layer_norm_out",), **more),
+        row("rms_norm", "rms_norm(x, g, eps=eps)", spell("torch.rms_norm({x}, ({n},), {g}, {eps})", n=_width),
+            dense=("*",), **more),
+        row("group_norm", "group_norm(x, g, b, groups=groups, eps=eps)",
+            spell("torch.group_norm({x}, {groups}, {g}, {b}, {eps}, False)"), dense=("*",), **more),
+        row("batch_norm", "batch_norm(x, g, b, m, v, eps=eps)",
+            spell("torch.batch_norm({x}, {g}, {b}, {m}, {v}, False, 0.0, {eps}, False)"), dense=("*",), applies=_FLOAT),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- products
+def _count(operand: Operand) -> int:
+    return prod(_shape(operand)[:-1])
+
+
+def _matrix(call: Call, name: str) -> str:
+    """The operand as a matrix: all axes but the last as one."""
+    operand = call.output if name == "out" else call.operands[name]
+    if operand.type.rank == 2:
+        return call.names[name]
+    return f"{call.names[name]}.view({_count(operand)}, {_shape(operand)[-1]})"
+
+
+def _two_d(call: Call) -> bool:
+    return call.operands["w"].type.rank == 2
+
+
+def _flat_code(text: str) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        return text.format(x2=_matrix(call, "x"), out2=_matrix(call, "out"), **call.names)
+
+    code.__qualname__ = f"flat[{text}]"
+    return code
+
+
+def _equal_batches(call: Call) -> bool:
+    """Rank 3 or more with equal leading sizes: one batched product over a view."""
+    a, b = call.operands["x"], call.operands["w"]
+    return a.type.rank == b.type.rank >= 3 and _shape(a)[:-2] == _shape(b)[:-2]
+
+
+def _bmm_code(call: Call) -> str:
+    def flat(name: str) -> str:
+        operand = call.output if name == "out" else call.operands[name]
+        shape = _shape(operand)
+        if len(shape) == 3:
+            return call.names[name]
+        return f"{call.names[name]}.view({prod(shape[:-2])}, {shape[-2]}, {shape[-1]})"
+
+    return f"torch.bmm({flat('x')}, {flat('w')}, out={flat('out')})"
+
+
+def _batches_merge(call: Call) -> bool:
+    from .views import view_strides
+
+    def merges(o: Operand) -> bool:
+        s = _shape(o)
+        return view_strides("reshape", {"shape": (prod(s[:-2]), *s[-2:])}, o) is not None
+
+    return _equal_batches(call) and all(map(merges, call.operands.values()))
+
+
+def _packed(function: str) -> Callable[[Call], str]:
+    """Preparation of a weight for as many rows as x has."""
+
+    def code(call: Call) -> str:
+        return f"{function}({call.names['w']}, {_count(call.operands['x'])})"
+
+    code.__qualname__ = f"packed[{function}]"
+    return code
+
+
+def _mkl_code(bias: bool) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        n = call.names
+        return f"torch.ops.mkl._mkl_linear.default({n['x']}, *{n['w']}, {n['b'] if bias else None}, {_count(call.operands['x'])})"
+
+    code.__qualname__ = f"mkl[{bias}]"
+    return code
+
+
+#: How x @ w plus a bias is spelled: (suffix, pattern, has bias). `reshape` gives the bias x's rank.
+PRODUCTS = (
+    ("", "matmul(x, w)", False),
+    ("_bias", "linear(x, w, b)", True),
+    ("_bias_sum", "matmul(x, w) + reshape(b, shape=s)", True),
+)
+
+#: activation pattern -> oneDNN's name and algorithm for it.
+EPILOGUES = {
+    "relu({})": ("relu", ""),
+    "gelu({})": ("gelu", "none"),
+    "gelu_tanh({})": ("gelu", "tanh"),
+    "silu({})": ("swish", ""),
+    "sigmoid({})": ("sigmoid", ""),
+    "tanh({})": ("tanh", ""),
+    "hard_swish({})": ("hardswish", ""),
+}
+
+
+def _bias_line(call: Call) -> bool:
+    """A reshaped bias is a line along the last axis."""
+    s = call.attrs.get("s")
+    if s is None:
+        return True
+    return call.operands["b"].type.rank == 1 and tuple(s) == (1,) * (len(s) - 1) + _shape(call.operands["b"])
+
+
+def _residual(call: Call) -> bool:
+    return call.operands["r"].type == call.output.type
+
+
+def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
+    return "torch.ops.mkldnn._linear_pointwise.default({x}, {w}, " + f"{'{b}' if bias else None}, {act!r}, [], {algorithm!r})"
+
+
+def _products() -> list[Template]:
+    more: dict[str, Any] = {"family": "contraction"}
+    packed: dict[str, Any] = {**more, "dense": ("*",), "applies": _all(_SINGLE, _two_d, _bias_line)}
+    onednn: dict[str, Any] = {**packed, "prep": {"w": _packed("onednn_pack")}, "setup": ("onednn_pack",)}
+    mkl: dict[str, Any] = {**packed, "prep": {"w": _packed("mkl_pack")}, "setup": ("mkl_pack",)}
+    transposed: dict[str, Any] = {**packed, "prep": {"w": "{w}.t().contiguous()"}, "applies": _all(_FLOAT, _two_d, _bias_line)}
+    rows = [
+        row("matmul", "matmul(x, w)", "torch.matmul({x}, {w}, out={out})", applies=_FLOAT, **more),
+        row("mm", "matmul(x, w)", _flat_code("torch.mm({x2}, {w}, out={out2})"), dense=("x",), applies=_all(_FLOAT, _two_d), **more),
+        row("bmm", "matmul(x, w)", _bmm_code, applies=_all(_FLOAT, _batches_merge), **more),
+        row("addmm", "linear(x, w, b)", _flat_code("torch.addmm({b}, {x2}, {w}, out={out2})"), dense=("x",),
+            applies=_FLOAT, **more),
+        row("addmm_residual", "matmul(x, w) + r",
+            _flat_code("torch.addmm({r2}, {x2}, {w}, out={out2})".replace("{r2}", "{r}")), dense=("x", "r"),
+            applies=_all(_FLOAT, _two_d, _residual, lambda c: c.output.type.rank == 2), inplace=("r",), **more),
+    ]  # fmt: skip
+    for suffix, pattern, bias in PRODUCTS:
+        b = "{b}" if bias else "None"
+        rows += [
+            row(f"linear{suffix}", pattern, f"torch._C._nn.linear({{x}}, {{w}}, {b}, out={{out}})", **transposed),
+            row(f"mkl{suffix}", pattern, _mkl_code(bias), **mkl),
+            row(f"onednn{suffix}", pattern, _onednn_linear("none", "", bias), **onednn),
+        ]
+        for epilogue, (act, algorithm) in EPILOGUES.items():
+            name = epilogue.partition("(")[0]
+            rows.append(row(f"onednn{suffix}_{name}", epilogue.format(pattern), _onednn_linear(act, algorithm, bias), **onednn))
+        add = f"torch.ops.mkldnn._linear_pointwise.binary({{x}}, {{r}}, {{w}}, {b}, 'add')"
+        residual = {**onednn, "applies": _all(_SINGLE, _two_d, _bias_line, _residual)}
+        rows += [
+            row(f"onednn{suffix}_residual", f"{pattern} + r", add, **residual),
+            row(f"onednn{suffix}_residual_left", f"r + {pattern}", add, **residual),
+        ]
+    return rows
+
+
+# ---------------------------------------------------------------- convolution and pooling
+_GEOMETRY = "strides=strides, pads=pads, dilations=dilations, groups=groups"
+#: (suffix, pattern, has bias)
+CONVOLUTIONS = (
+    ("", f"conv(x, w, {_GEOMETRY})", False),
+    ("_bias", f"conv(x, w, {_GEOMETRY}) + reshape(b, shape=s)", True),
+)
+
+
+def _symmetric(call: Call) -> bool:
+    pads, n = call.attrs["pads"], len(call.attrs["pads"]) // 2
+    return tuple(pads[:n]) == tuple(pads[n:])
+
+
+def _channel_bias(call: Call) -> bool:
+    """A reshaped bias is a line along the channels."""
+    s = call.attrs.get("s")
+    if s is None:
+        return True
+    size = _shape(call.operands["b"])
+    return len(size) == 1 and tuple(s) == (1, *size) + (1,) * (len(s) - 2) and size[0] == _shape(call.output)[1]
+
+
+def _planar(call: Call) -> bool:
+    return call.operands["x"].type.rank == 4
+
+
+def channels_last(call: Call) -> Strides:
+    """Strides of the output with channels innermost."""
+    n, c, h, w = _shape(call.output)
+    return tuple(s if d != 1 else t for s, d, t in zip((h * w * c, 1, w * c, c), (n, c, h, w), contiguous((n, c, h, w))))
+
+
+def _one_block(call: Call) -> bool:
+    """x lies row-major or channels last."""
+    x = call.operands["x"]
+    n, c, h, w = _shape(x)
+    last = (h * w * c, 1, w * c, c)
+    return x.dense or all(s == t or d == 1 for s, t, d in zip(x.strides, last, (n, c, h, w)))
+
+
+def _half_pads(call: Call) -> tuple[int, ...]:
+    return tuple(call.attrs["pads"][: len(call.attrs["pads"]) // 2])
+
+
+def _conv_code(bias: bool) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        n, a = call.names, call.attrs
+        zeros = (0,) * len(a["strides"])
+        return (
+            f"torch.convolution({n['x']}, {n['w']}, {n['b'] if bias else None}, {a['strides']}, {_half_pads(call)}, "
+            f"{a['dilations']}, False, {zeros}, {a['groups']})"
+        )
+
+    code.__qualname__ = f"conv[{bias}]"
+    return code
+
+
+def _conv_pack(call: Call) -> str:
+    a, w = call.attrs, call.names["w"]
+    return (
+        f"torch.ops.mkldnn._reorder_convolution_weight({w}, {_half_pads(call)}, {a['strides']}, {a['dilations']}, "
+        f"{a['groups']}, {_shape(call.operands['x'])})"
+    )
+
+
+def _onednn_conv(bias: bool, act: str, algorithm: str, residual: bool, copied: bool) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        n, a = call.names, call.attrs
+        geometry = f"{_half_pads(call)}, {a['strides']}, {a['dilations']}, {a['groups']}"
+        b = n["b"] if bias else None
+        if residual:
+            unary = f"{act!r}, [], {algorithm!r}" if act != "none" else "None, [], None"
+            text = (
+                f"torch.ops.mkldnn._convolution_pointwise.binary({n['x']}, {n['r']}, {n['w']}, {b}, {geometry}, 'add', 1.0, "
+                f"{unary})"
+            )
+        else:
+            text = (
+                f"torch.ops.mkldnn._convolution_pointwise.default({n['x']}, {n['w']}, {b}, {geometry}, {act!r}, [], "
+                f"{algorithm!r})"
+            )
+        return f"{n['out']}.copy_({text})" if copied else text
+
+    code.__qualname__ = f"onednn_conv[{bias},{act},{algorithm},{residual},{copied}]"
+    return code
+
+
+def _same_layout(call: Call) -> bool:
+    r, want = call.operands["r"], channels_last(call)
+    return _residual(call) and all(s == t or d == 1 for s, t, d in zip(r.strides, want, _shape(r)))
+
+
+def _convolutions() -> list[Template]:
+    base = (_symmetric, _channel_bias)
+    eager: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": _all(_FLOAT, *base)}
+    onednn: dict[str, Any] = {"family": "conv", "dense": ("w", "b"), "prep": {"w": _conv_pack}}
+    rows = []
+    for suffix, pattern, bias in CONVOLUTIONS:
+        rows.append(row(f"conv{suffix}", pattern, _conv_code(bias), **eager))
+        spelled = {"{}": ("none", ""), "relu({})": ("relu", ""), "silu({})": ("swish", "")}
+        for (epilogue, (act, algorithm)), copied in product(spelled.items(), (False, True)):
+            name = "_" + epilogue.partition("(")[0] if act != "none" else ""
+            style = {**onednn, "applies": _all(_SINGLE, _planar, _one_block, *base)}
+            style |= {} if copied else {"layout": channels_last}
+            rows.append(
+                row(f"onednn_conv{suffix}{name}{'_rows' if copied else ''}", epilogue.format(pattern),
+                    _onednn_conv(bias, act, algorithm, False, copied), **style)
+            )  # fmt: skip
+        for (form, side), (act, outer) in product(
+            ((f"{pattern} + r", ""), (f"r + {pattern}" if not bias else f"r + ({pattern})", "_left")),
+            (("none", "{}"), ("relu", "relu({})")),
+        ):
+            style = {**onednn, "applies": _all(_SINGLE, _planar, _one_block, _same_layout, *base), "layout": channels_last}
+            name = f"onednn_conv{suffix}_residual{side}{'_relu' if act == 'relu' else ''}"
+            rows.append(row(name, outer.format(form), _onednn_conv(bias, act, "", True, False), **style))
+    return rows
+
+
+def _pool_pads(call: Call) -> bool:
+    pads, kernel = call.attrs["pads"], call.attrs["kernel"]
+    n = len(kernel)
+    return _symmetric(call) and all(2 * p <= k for p, k in zip(pads, kernel)) and n == 2 and set(call.attrs["dilations"]) == {1}
+
+
+def _pool_code(function: str, more: str) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        a = call.attrs
+        return f"{function}({call.names['x']}, {a['kernel']}, {a['strides']}, {_half_pads(call)}{more})"
+
+    code.__qualname__ = f"pool[{function}]"
+    return code
+
+
+def _pools() -> list[Template]:
+    attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
+    found = []
+    for name, function, more in (
+        ("max_pool", "torch.max_pool2d", ", 1, False"), ("avg_pool", "torch._C._nn.avg_pool2d", ", False, True")
+    ):  # fmt: skip
+        code, pattern = _pool_code(function, more), f"{name}(x, {attrs})"
+        found += [
+            row(name, pattern, code, family="reduction", dense=("x",), applies=_all(_FLOAT, _pool_pads)),
+            row(f"{name}_channels_last", pattern, code, family="reduction", layout=channels_last,
+                applies=_all(_FLOAT, _pool_pads, lambda c: _one_block(c) and not c.operands["x"].dense)),
+        ]  # fmt: skip
+    return found
+
+
+# ---------------------------------------------------------------- attention, layout, indexing
+_ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
+
+
+def _plain_attention(call: Call) -> bool:
+    a, (q, k) = call.attrs, (_shape(call.operands[n]) for n in "qk")
+    square = not a["causal"] or q[-2] == k[-2]
+    masked_too = a["causal"] and "m" in call.operands
+    return not a["window"] and not a["softcap"] and square and not masked_too and len(q) in (3, 4, 5) and _grouped(call)
+
+
+def _grouped(call: Call) -> bool:
+    """Leading sizes of q cover those of k and v; only the group axis of a rank-5 form may repeat."""
+    q, k, v = (_shape(call.operands[n])[:-2] for n in "qkv")
+    if len(q) < 5:
+        return q == k == v
+    return k == v and q[:2] == k[:2] and k[2] == 1
+
+
+def _mask_fits(call: Call) -> bool:
+    return _plain_attention(call) and (call.operands["m"].type.rank < 5 or _shape(call.operands["m"])[1:3] == (1, 1))
+
+
+def _rest() -> list[Template]:
+    code = "sdpa({q}, {k}, {v}, {mask}, {scale}, {causal})"
+    shape_of: Callable[[Call], str] = lambda call: repr(_shape(call.operands["x"]))
+    return [
+        row("sdpa", f"attention(q, k, v, {_ATTENTION})", code.replace("{mask}", "None"), family="attention",
+            setup=("sdpa",), applies=_all(_FLOAT, _plain_attention)),
+        row("sdpa_masked", f"masked_attention(q, k, v, m, {_ATTENTION})", code.replace("{mask}", "{m}"), family="attention",
+            setup=("sdpa",), applies=_all(_FLOAT, _mask_fits)),
+        row("copy", "x", "{out}.copy_({x})", family="copy", exact=True),
+        row("reshape", "reshape(x, shape=shape)", spell("{out}.view({have}).copy_({x})", have=shape_of), family="copy",
+            exact=True),
+        row("concat", "concat(x, y, axis=axis)", "torch.cat(({x}, {y}), {axis}, out={out})", family="copy", exact=True),
+        row("embedding", "gather(x, i, axis=0)", "torch.embedding({x}, {i}.clamp(0, {x}.shape[0] - 1))", family="gather",
+            applies=lambda c: c.operands["i"].type.dtype in ("int32", "int64") and c.operands["x"].type.rank == 2,
+            exact=True),
+    ]  # fmt: skip
+
+
 class TorchBackend:
-    """Torch."""
+    """Torch on the CPU. Its results lie in the same memory as NumPy's."""
+
     name = "torch"
     device = "cpu"
-    helpers: Mapping[str, str] = {}
-    templates: Sequence[Template] = ()
+    helpers: Mapping[str, str] = HELPERS
+
+    @cached_property
+    def templates(self) -> Sequence[Template]:
+        """All kernels; views and what Torch lacks are NumPy's."""
+        return (*_pointwise(), *_reductions(), *_products(), *_convolutions(), *_pools(), *_rest())
+
     def unavailable(self) -> str:
-        """Why not."""
-        return "not yet"
+        """Empty, or that Torch is missing or broken."""
+        return _unavailable()
+
+
+@cache
+def _unavailable() -> str:
+    from importlib.util import find_spec
+
+    return "" if find_spec("torch") else "PyTorch is not installed (pip install 'tensor-graphs[torch]')"
+
+
 BACKEND = TorchBackend()

@@ -68,6 +68,7 @@ class Template:
     value the code then receives in the weight's place: a packed or transposed layout.
     `inplace` lists operands whose buffer `out` may reuse. `dense` lists operands that must be contiguous ("*": all).
     `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
+    `layout(call)` gives the strides of the output where they are not row-major (such as channels last).
     `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
     """
 
@@ -82,6 +83,7 @@ class Template:
     dense: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     applies: Callable[[Call], bool] | None = None  # a last word on shapes, dtypes and layouts
+    layout: Callable[[Call], Strides] | None = None
     flops: Callable[[Call], float] | None = None
     exact: bool = False
     version: str = "1"

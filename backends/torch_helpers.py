@@ -1,0 +1,50 @@
+"""The small functions that emitted source may contain where it uses Torch. Their own text is copied into it: each may
+use `torch` and the other functions here, nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def mkl_pack(w: Any, rows: int) -> tuple[Any, Any]:
+    """w[K, N] packed for MKL's product with x[rows, K], and a stand-in of w's transposed shape without memory."""
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(w.t().contiguous(), rows)
+    return packed, w.new_empty(1).expand(w.shape[1], w.shape[0])
+
+
+def onednn_pack(w: Any, rows: int) -> Any:
+    """w[K, N] in the blocked layout that oneDNN wants for x[rows, K]."""
+    return torch.ops.mkldnn._reorder_linear_weight(w.t().contiguous(), rows)
+
+
+def layer_norm_out(x: Any, gain: Any, shift: Any, eps: float, out: Any) -> None:
+    """Layer norm into out; mean and deviation go to small scratch tensors."""
+    mean = x.new_empty((*x.shape[:-1], 1))
+    torch.ops.aten.native_layer_norm.out(x, x.shape[-1:], gain, shift, eps, out0=out, out1=mean, out2=torch.empty_like(mean))
+
+
+def sdpa(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
+    """Attention of [batch, heads, T, D]; rank 3 has one batch, rank 5 a group axis that k and v share."""
+    attend = torch._C._nn.scaled_dot_product_attention
+    shape = (*q.shape[:-1], v.shape[-1])
+    if q.dim() == 3:
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
+    elif q.dim() == 5:
+        q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
+        mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
+    made = attend(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return made.reshape(shape).contiguous()
+
+
+#: name -> source text.
+HELPERS: dict[str, str] = {
+    name: inspect.getsource(value).rstrip()
+    for name, value in list(globals().items())
+    if inspect.isfunction(value) and value.__module__ == __name__
+}
