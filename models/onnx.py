@@ -2,7 +2,7 @@
 
 Order: size of the file -> parse without external data -> unsupported operators, dtypes and versions, all at once ->
 structure (undefined names, cycles, duplicates) -> the ONNX checker -> build with shapes inferred by our own laws.
-Strict ONNX shape inference runs only when the build fails, for its message.
+ONNX's shape inference is not run: it is native code that some malformed attributes crash, and we infer all shapes.
 `python -m tensor_graphs.models.onnx` prints the table of supported operators.
 """
 
@@ -66,8 +66,6 @@ def load_onnx(
         return loader.load(model)
     except (BadModelError, UnsupportedError) as error:
         error.where = error.where or str(file)
-        if not error.hint and type(error) is BadModelError:
-            error.hint = _inference_message(model)
         raise
 
 
@@ -88,7 +86,7 @@ def short(name: object, limit: int = 80) -> str:
 
 def plain(name: str) -> str:
     """An operator's name as it is if it looks like one, else quoted, escaped and cut."""
-    return name if re.fullmatch(r"[A-Za-z0-9_.]{1,80}", name) else short(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_.]{1,80}", str(name)) else short(name)
 
 
 def _label(node: Any) -> str:
@@ -197,6 +195,9 @@ def _check_structure(graph: Any, outer: set[str], where: str) -> None:
     """BadModelError for names that are used before they are made (cycles too), never made, or made twice."""
     defined = {i.name for i in graph.input} | {i.name for i in graph.initializer}
     made = Counter(name for node in graph.node for name in node.output if name)
+    for name in (*defined, *made, *(n for node in graph.node for n in (*node.input, node.op_type, node.name))):
+        if not isinstance(name, str):  # the protocol buffer library gives bytes then
+            raise BadModelError(f"the name {short(name)} is not UTF-8", where=where)
     for name, times in made.items():
         if times > 1 or name in defined:
             raise BadModelError(f"the value {short(name)} is computed twice", where=where)
@@ -284,19 +285,6 @@ def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int
             f"external data {short(location)} does not hold {size} bytes at {offset} (length {length})", where=where
         )
     return target, offset
-
-
-def _inference_message(model: Any) -> str:
-    """What ONNX's own strict shape inference says of a model that could not be built; empty if it finds nothing."""
-    import onnx.shape_inference
-
-    if model.ByteSize() > 1 << 28:
-        return ""
-    try:
-        onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        return f"ONNX shape inference says: {' '.join(str(error).split())[:300]}"
-    return ""
 
 
 # ---------------------------------------------------------------- dimensions
@@ -449,8 +437,11 @@ class _Loader:
                 raise
             detail = f" ({error.hint})" if error.hint else ""
             raise BadModelError(f"{label}: {error.message}{detail}", where=str(self.file)) from error
-        except (ValueError, TypeError, IndexError, KeyError, ArithmeticError) as error:
-            raise BadModelError(f"{label} cannot be built: {error}", where=str(self.file)) from error
+        except MemoryError as error:
+            raise TooLargeError(f"{label} does not fit into memory", where=str(self.file)) from error
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise BadModelError(f"{label} cannot be built ({why[:300]})", where=str(self.file)) from error
         results = [result] if isinstance(result, Tensor | Symbolic) else result
         return [None if v is None else self.finish(v, label) for v in results]
 

@@ -136,7 +136,9 @@ def _split(n: Node) -> Result:
     if n.has(1):
         sizes = list(n.dims(1))
     else:
-        count = n.attr("num_outputs", len(n.outputs))
+        count = len(n.outputs)
+        if n.attr("num_outputs", count) != count:
+            raise ShapeError(f"num_outputs={n.attr('num_outputs')} of a node with {count} outputs")
         piece = (size + count - 1) // count
         sizes = [piece] * (count - 1)
         sizes.append(size - piece * (count - 1))

@@ -128,7 +128,10 @@ class Context:
         if not self._pure(value):
             return None
         if id(value) not in self._known:
-            self._known[id(value)] = evaluate([value], {}, params=self.params)[0]
+            try:
+                self._known[id(value)] = evaluate([value], {}, params=self.params)[0]
+            except (ValueError, ArithmeticError, LookupError):  # no value at all, such as 2 ** -1 in integers
+                return None
         return self._known[id(value)]
 
     def fold(self, value: Value) -> Value:

@@ -85,7 +85,7 @@ def _is_inf(n: Node) -> Result:
     x = n.x()
     signs: dict[tuple[int, int], Tensor] = {(1, 1): t.is_inf(x), (1, 0): t.logical_and(t.is_inf(x), t.lt(x, 0.0)),
              (0, 1): t.logical_and(t.is_inf(x), t.gt(x, 0.0)), (0, 0): t.zeros(x.shape, "bool")}  # fmt: skip
-    return signs[n.attr("detect_negative", 1), n.attr("detect_positive", 1)]
+    return signs[bool(n.attr("detect_negative", 1)), bool(n.attr("detect_positive", 1))]
 
 
 @operator("Div")
@@ -333,6 +333,6 @@ def _window(n: Node) -> Result:
     }
     if not isinstance(size, int):
         raise n.unsupported("free size")
-    turn = t.arange(size, "float64") * (2 * pi / (size if n.attr("periodic", 1) else size - 1))
+    turn = t.arange(size, "float64") * (2 * pi / (size if n.attr("periodic", 1) else max(size - 1, 1)))
     a, b, d = weights[n.op]
     return t.cast(t.cos(turn) * -b + t.cos(turn * 2.0) * d + a, kind)

@@ -15,7 +15,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
-from tensor_graphs.errors import BadModelError, TooLargeError, UnsupportedError, UsageError  # noqa: E402
+from tensor_graphs.errors import BadModelError, TensorGraphsError, TooLargeError, UnsupportedError, UsageError  # noqa: E402
 from tensor_graphs.models.onnx import load_onnx, support_table  # noqa: E402
 
 F = TensorProto.FLOAT
@@ -64,6 +64,30 @@ def test_not_a_model(kind: str, tmp_path: Path) -> None:
     elif kind != "missing":
         file.write_bytes(contents[kind])
     refused(file, BadModelError)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flipped_bytes(seed: int, tmp_path: Path) -> None:
+    """A model with a few bytes changed loads, or gives an error of ours; nothing else escapes."""
+    weight = numpy_helper.from_array(np.arange(12, dtype=np.float32).reshape(3, 4), "w")
+    size = numpy_helper.from_array(np.array([2, -1], np.int64), "s")
+    nodes = [node("MatMul", ["x", "w"], ["a"]), node("Softmax", ["a"], ["b"], axis=-1), node("Reshape", ["b", "s"], ["c"]),
+             node("Split", ["c"], ["d", "e"], axis=1, num_outputs=2), node("Concat", ["d", "e"], ["y"], axis=0)]  # fmt: skip
+    file = save(tmp_path, nodes, [weight, size])
+    good, random = file.read_bytes(), np.random.default_rng(seed)
+    outcomes = set()
+    for _ in range(60):
+        bad = bytearray(good)
+        for spot in random.integers(0, len(bad), random.integers(1, 4)):
+            bad[spot] = random.integers(256)
+        file.write_bytes(bad)
+        try:
+            load_onnx(file, max_bytes=1 << 30)
+            outcomes.add("loaded")
+        except TensorGraphsError as error:
+            assert str(file) in str(error)
+            outcomes.add(type(error).__name__)
+    assert "BadModelError" in outcomes and len(outcomes) > 1
 
 
 # ---------------------------------------------------------------- 2: external data
