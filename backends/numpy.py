@@ -122,7 +122,7 @@ def _pointwise() -> list[Template]:
     return [
         *(_ufunc(op, *spec) for op, spec in UFUNCS.items()),
         row("rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True),
-        row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), exact=True),
+        row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
         row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
         row("cast", "cast(x, dtype=dtype)", _cast_code, exact=True),
         row("erf", "erf(x)", "erf({x}, {out})", inplace=("x",), setup=("erf",)),

@@ -52,7 +52,7 @@ def erf_chunk(x: Array, out: Array) -> None:
 def erf(x: Array, out: Array) -> None:
     """The error function, in pieces that stay in cache. x may be out."""
     if x.dtype.itemsize == 2:
-        wide = x.astype(np.float32)
+        wide = x.astype(np.float32, order="C")
         erf(wide, wide)
         np.copyto(out, wide, casting="unsafe")
         return
@@ -66,7 +66,7 @@ def erf(x: Array, out: Array) -> None:
 def gelu(x: Array, out: Array) -> None:
     """x * (1 + erf(x / sqrt 2)) / 2 of a contiguous array, in pieces that stay in cache. x may be out."""
     if x.dtype.itemsize == 2:
-        wide = x.astype(np.float32)
+        wide = x.astype(np.float32, order="C")
         gelu(wide, wide)
         np.copyto(out, wide, casting="unsafe")
         return
@@ -157,7 +157,7 @@ def normalised(x: Array, eps: float, out: Array) -> None:
     """(x - mean) / sqrt(var + eps) over the last axis, of float32 or float64."""
     count = x.shape[-1]
     np.subtract(x, np.add.reduce(x, axis=-1, keepdims=True) / x.dtype.type(count), out=out)
-    power = np.einsum("...i,...i->...", out, out)
+    power = np.asarray(np.einsum("...i,...i->...", out, out))
     power /= count
     power += eps
     np.sqrt(power, out=power)
@@ -179,7 +179,7 @@ def rms_norm(x: Array, gain: Array, eps: float, out: Array) -> None:
     """x / sqrt(mean(x**2) + eps) * gain over the last axis; halves by way of float32."""
     wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x
     target = wide if wide is not x else out
-    power = np.einsum("...i,...i->...", wide, wide)
+    power = np.asarray(np.einsum("...i,...i->...", wide, wide))
     power /= x.shape[-1]
     power += eps
     np.sqrt(power, out=power)

@@ -41,7 +41,7 @@ def _of(*names: str) -> Applies:
     return lambda call: _dtypes(call) <= set(names)
 
 
-_FLOAT, _SINGLE, _NUMBER = _of(*FLOATS), _of("float32"), _of(*FLOATS, *INTS)
+_FLOAT, _SINGLE, _NUMBER, _BITS = _of(*FLOATS), _of("float32"), _of(*FLOATS, *INTS), _of("bool", *INTS)
 
 
 def _all(*conditions: Applies | None) -> Applies:
@@ -89,9 +89,9 @@ FUNCTIONS: dict[str, tuple[str, Applies | None]] = {
     "eq": ("eq", None),
     "lt": ("lt", None),
     "le": ("le", None),
-    "and": ("bitwise_and", None),
-    "or": ("bitwise_or", None),
-    "xor": ("bitwise_xor", None),
+    "and": ("bitwise_and", _BITS),
+    "or": ("bitwise_or", _BITS),
+    "xor": ("bitwise_xor", _BITS),
     "not": ("logical_not", None),
 }
 
@@ -136,12 +136,17 @@ def _plain_cast(call: Call) -> bool:
 
 
 # ---------------------------------------------------------------- reductions and normalisations
+def _some_axes(call: Call) -> bool:
+    """For Torch, no axes are all axes."""
+    return call.attrs.get("axes") != ()
+
+
 def _width(call: Call) -> str:
     return str(_shape(call.operands["x"])[-1])
 
 
 def _reductions() -> list[Template]:
-    more: dict[str, Any] = {"family": "reduction", "applies": _FLOAT}
+    more: dict[str, Any] = {"family": "reduction", "applies": _all(_FLOAT, _some_axes)}
     along = ", {axes}, True, out={out})"
     return [
         row("sum", "sum(x, axes=axes)", "torch.sum({x}" + along, **more),
@@ -262,7 +267,8 @@ def _bias_line(call: Call) -> bool:
     s = call.attrs.get("s")
     if s is None:
         return True
-    return call.operands["b"].type.rank == 1 and tuple(s) == (1,) * (len(s) - 1) + _shape(call.operands["b"])
+    size = _shape(call.operands["b"])
+    return len(size) == 1 and tuple(s) == (1,) * (len(s) - 1) + size and size[0] == _shape(call.output)[-1]
 
 
 def _residual(call: Call) -> bool:
@@ -347,6 +353,12 @@ def _one_block(call: Call) -> bool:
     n, c, h, w = _shape(x)
     last = (h * w * c, 1, w * c, c)
     return x.dense or all(s == t or d == 1 for s, t, d in zip(x.strides, last, (n, c, h, w)))
+
+
+def _clearly_channels_last(call: Call) -> bool:
+    """x lies channels last, and no axis of 1 leaves Torch in doubt about it."""
+    sizes = (*_shape(call.operands["x"])[1:], *_shape(call.output)[1:])
+    return _planar(call) and min(sizes) > 1 and _one_block(call) and not call.operands["x"].dense
 
 
 def _half_pads(call: Call) -> tuple[int, ...]:
@@ -452,7 +464,7 @@ def _pools() -> list[Template]:
         found += [
             row(name, pattern, code, family="reduction", dense=("x",), applies=_all(_FLOAT, _pool_pads)),
             row(f"{name}_channels_last", pattern, code, family="reduction", layout=channels_last,
-                applies=_all(_FLOAT, _pool_pads, lambda c: _one_block(c) and not c.operands["x"].dense)),
+                applies=_all(_FLOAT, _pool_pads, _clearly_channels_last)),
         ]  # fmt: skip
     return found
 
