@@ -404,16 +404,17 @@ def _merge(listing: _Listing, stretches: list[tuple[int, int]], max_nodes: int) 
 
 
 def _matched(listing: _Listing, names: dict[Any, int], pieces: list[_Piece]) -> list[_Piece]:
-    """Pieces that occur once split where they begin or end with one that repeats: the first and last repeat often run
-    into what surrounds them."""
+    """Pieces that occur once split where they begin or end with another one: the first and last repeat often run into
+    what surrounds them."""
     uses = Counter(p.kind for p in pieces)
-    repeated = {len(p): None for p in sorted(pieces, key=lambda p: (-uses[p.kind], p.start)) if uses[p.kind] > 1}
+    common = sorted((p for p in pieces if len(p) >= WINDOW // 2), key=lambda p: (-uses[p.kind], -len(p)))
+    lengths = list(dict.fromkeys(len(p) for p in common))[:MATCHED]
     found: list[_Piece] = []
     for piece in pieces:
         start, end = piece.start, piece.end
-        for length in list(repeated)[:MATCHED] if uses[piece.kind] == 1 else ():
+        for length in lengths if uses[piece.kind] == 1 else ():
             for a, b in ((start, start + length), (end - length, end)):
-                if length < len(piece) and uses[_piece(listing, names, a, b).kind] > 1:
+                if length < len(piece) and uses[_piece(listing, names, a, b).kind]:
                     spots = sorted({start, a, b, end})
                     found += [_piece(listing, names, p, q) for p, q in pairwise(spots)]
                     break
@@ -430,9 +431,9 @@ def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int,
     pairs: dict[Any, list[int]] = {}
     bond: dict[Any, int] = {}
     for i, (a, b) in enumerate(pairwise(pieces)):
-        if a.kind == b.kind or len(a) + len(b) > limit or uses[a.kind] != uses[b.kind]:
+        if a.kind == b.kind or len(a) + len(b) > limit:
             continue
-        strength = _bond(listing, a, b)
+        strength = _bond(listing, a)
         if strength >= least:
             pair = (a.kind, b.kind, *_wiring(listing, a, b))
             pairs.setdefault(pair, []).append(i)
@@ -441,7 +442,9 @@ def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int,
     heads: dict[int, Any] = {}
     size = {pair: len(pieces[at[0]]) + len(pieces[at[0] + 1]) for pair, at in pairs.items()}
     for pair in sorted(pairs, key=lambda p: (-bond[p], size[p], pairs[p][0])):
-        if len(pairs[pair]) == uses[pair[0]] and not taken & {pair[0], pair[1]}:
+        a, b, count = pieces[pairs[pair][0]], pieces[pairs[pair][0] + 1], len(pairs[pair])
+        left = sum(len(p) for p in (a, b) if uses[p.kind] != count)  # what stays a block of its own
+        if left <= (size[pair] // 3 if least and count > 1 else 0) and not taken & {a.kind, b.kind}:
             taken |= {pair[0], pair[1]}
             heads.update((i, pair) for i in pairs[pair])
     found: list[_Piece] = []
@@ -453,10 +456,10 @@ def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int,
     return found
 
 
-def _bond(listing: _Listing, a: _Piece, b: _Piece) -> int:
-    """How many values join two neighbours: those one gives the other and those both read."""
-    known = {*a.inputs, *a.outputs} - listing.everywhere
-    return sum(1 for v in b.inputs if v in known)
+def _bond(listing: _Listing, piece: _Piece) -> int:
+    """How many of the values that a piece reads or makes are needed behind it: 1 where it ends on a narrow stream."""
+    touched = dict.fromkeys([*piece.inputs, *piece.outputs])
+    return sum(1 for v in touched if v not in listing.everywhere and listing.readers.get(v, (0,))[-1] >= piece.end)
 
 
 def _wiring(listing: _Listing, a: _Piece, b: _Piece) -> tuple[Any, ...]:

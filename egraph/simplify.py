@@ -137,13 +137,14 @@ def _fold(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any
         return None
     if any(a.type.nbytes > 16 * s.fold_bytes or volume(a.shape) == 0 for a in args):
         return None
-    return _known(np.ascontiguousarray(evaluate([node], {})[0]), node.dtype, node.shape)
+    value = evaluate([node], {}, float64=not s.exact)[0].astype(dtypes.numpy_dtype(node.dtype))  # rounded once
+    return _known(np.ascontiguousarray(value), node.dtype, node.shape)
 
 
 # ---------------------------------------------------------------- pointwise
 def _order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Commutative operands: the fill second, otherwise as first met."""
-    if not OPS[op].commutative or len(args) != 2:
+    """Commutative operands: the fill second, otherwise as first met. The larger of 0.0 and -0.0 is the first of them."""
+    if not OPS[op].commutative or len(args) != 2 or (s.exact and op in ("maximum", "minimum")):
         return None
     x, y = args
     if (x.op == "full") != (y.op == "full"):
