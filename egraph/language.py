@@ -326,6 +326,11 @@ LAW_TEXT: dict[str, Callable[[Op, Sequence[int]], Cases]] = {
 }
 
 
+#: Contractions whose right operands may be merged into one. Chains are runs of neighbours among the weights that meet one
+#: left operand: k weights give k²/2 chains, where chains of any subset would give 2ᵏ.
+MERGING = ("matmul", "linear", "conv")
+
+
 # ---------------------------------------------------------------- declarations
 def base_declarations() -> list[str]:
     """Sorts, rulesets, the functions of a class, leaves and their loader."""
@@ -341,6 +346,7 @@ def base_declarations() -> list[str]:
         "(function wk (T) i64 :merge (min old new))",
         "(function wid (T) i64 :merge (min old new))",  # number of an original weight
         "(function last (T) i64 :merge (max old new))",  # number of the last weight in a chain of concats
+        "(function after (T i64) i64 :merge (min old new))",  # number of the next weight that meets the same left operand
         "(relation Ones (Dims))",
         "(function OnesOf (i64) Dims :no-merge)",
         "(function SwapLast (i64) Dims :no-merge)",
@@ -396,6 +402,14 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
     yield f"(rule ((= e {term}) (= w {weight})) ((set (wk e) w)) :ruleset r_shape)"
     if op == "concat":
         yield (f"(rule ((= e {term}) (= i (last x0)) (= j (wid x1)) (< i j)) ((set (last e) j)) :ruleset r_shape)")
+    if op == "pad":  # an enlarged kernel takes its original's place in a chain
+        yield f"(rule ((= e {term}) (= i (wid x0))) ((set (wid e) i)) :ruleset r_shape)"
+    if op in MERGING:
+        other = term.replace("x1", "y1").replace("x2", "y2").replace("a_", "b_")
+        yield (
+            f"(rule ((= e {term}) (= i (wid x1)) (= f {other}) (= j (wid y1)) (< i j)) ((set (after x0 i) j))"
+            " :ruleset r_shape)"
+        )
 
 
 def _loader(op: str, sig: str, guarded: bool) -> Iterator[str]:

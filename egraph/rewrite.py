@@ -341,8 +341,10 @@ class _Compiler:
         elif f == "fits":
             self.fits(*(a.name if isinstance(a, Name) else "" for a in attr.args))
         elif f == "ordered":
-            first, second = (a.name if isinstance(a, Name) else "" for a in attr.args)
-            self.atoms.append(f"(< (last x_{first}) (wid x_{second}))")
+            names = [f"x_{a.name}" if isinstance(a, Name) else "" for a in attr.args]
+            first, second = names[-2:]
+            atom = f"(< (last {first}) (wid {second}))"
+            self.atoms.append(atom if len(names) == 2 else f"(= (after {names[0]} (last {first})) (wid {second}))")
         else:
             raise self.fail(f"{f} is not a condition")
 
@@ -415,6 +417,8 @@ class _Compiler:
             self.atoms.append(f"(= {variable} {self.expression(attr, kind)})")
         for guard in self.rule.guards:
             self.guard(guard)
+        if self.guarded and self.rule.growth != "collects":  # what is folded at load costs nothing in any form
+            self.atoms += [f"(= 1 (wk {root}))" for root in roots]
         made: list[str] = []
         actions = [f"(union {root} {self.make(right, made)})" for root, right in zip(roots, self.rule.rights)]
         query, action = " ".join(self.atoms), " ".join([*actions, *dict.fromkeys(made)])
