@@ -21,7 +21,7 @@ class Rule:
     A rule with several left sides (a merge) has as many right sides: all must match at once, and each left side equals
     its right side. `both` also rewrites right to left. `exact` promises bitwise equality on every float, NaN, infinities
     and -0.0 included; otherwise the rule holds over the reals and its rounding is judged by the plan's tolerance.
-    `keep` exempts what the rule makes from pruning (forms that pay only when shared or followed by others).
+    `keep` exempts what the rule makes, left to right, from pruning (forms that pay only when shared or followed by others).
     """
 
     name: str
@@ -62,7 +62,7 @@ class Rule:
             forward.pop(cached, None)
         return (
             Rule(**forward),
-            Rule(**{**forward, "name": f"{self.name}-reversed", "left": self.right, "right": self.left}),
+            Rule(**{**forward, "name": f"{self.name}-reversed", "left": self.right, "right": self.left, "keep": False}),
         )
 
     def check(self) -> None:

@@ -8,7 +8,8 @@ only add layouts, at most `MAX_LAYOUTS` per class. A fused kernel's inner values
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice, product
 from typing import Any
 
@@ -53,6 +54,7 @@ class _Builder:
         self.given = self._given()
         self.layouts: dict[int, list[Strides]] = {}
         self._operands: dict[Vertex, Operand] = {}
+        self._viewed: set[tuple[int, Vertex]] = set()
 
     def _given(self) -> dict[int, Strides]:
         found = {}
@@ -67,7 +69,11 @@ class _Builder:
 
     def build(self) -> Hypergraph:
         matches = [m for t in self.kernels for m in self._matches(t)]
-        found = list(self._views())
+        found = list(self._views(list(self._row_major_parents())))
+        special = [m for m in matches if m[0].layout is not None]
+        for _ in range(2 if special else 0):  # kernels with a layout of their own, and views of what they make
+            fresh = self._special_layouts(special)
+            found += self._views(fresh)
         for cls, layouts in self.layouts.items():
             row_major = contiguous(self.shapes[cls])
             found += [c for s in layouts if s != row_major for c in self._copies(cls, s)]
@@ -96,22 +102,39 @@ class _Builder:
             found = self.layouts[cls] = [contiguous(self.shapes[cls])]
         return found
 
-    def _views(self) -> Iterator[Candidate]:
-        """Views of existing layouts, to a fixpoint: each may add a layout to its class."""
-        parents: dict[int, list[int]] = {}
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        """Class -> view e-nodes over it."""
+        found: dict[int, list[int]] = {}
         for op in self.views:
             for node in self.matcher.by_op.get(op, ()):
-                parents.setdefault(self.matcher.children(node)[0], []).append(node)
-        todo = [(cls, contiguous(self.shapes[cls])) for cls in parents]
-        done: set[tuple[int, Vertex]] = set()
+                found.setdefault(self.matcher.children(node)[0], []).append(node)
+        return found
+
+    def _row_major_parents(self) -> Iterator[Vertex]:
+        for cls in self._readers:
+            yield Vertex(cls, contiguous(self.shapes[cls]))
+
+    def _special_layouts(self, matches: Sequence[tuple[Template, int, Binding]]) -> list[Vertex]:
+        """Layouts that kernels write of their own accord, new ones only."""
+        fresh = []
+        for template, cls, binding in matches:
+            for candidate in self._bound(template, cls, binding):
+                layouts = self._layouts_of(cls)
+                if candidate.output.strides not in layouts and len(layouts) < MAX_LAYOUTS:
+                    layouts.append(candidate.output.strides)
+                    fresh.append(candidate.output)
+        return fresh
+
+    def _views(self, todo: list[Vertex]) -> Iterator[Candidate]:
+        """Views of the given vertices, to a fixpoint: each may add a layout to its class."""
         while todo:
-            child, strides = todo.pop()
-            for node in parents.get(child, ()):
+            source = todo.pop()
+            for node in self._readers.get(source.cls, ()):
                 cls = int(self.view.cls[node])
-                source = Vertex(child, strides)
-                if cls in self.given or (node, source) in done:
+                if cls in self.given or (node, source) in self._viewed:
                     continue
-                done.add((node, source))
+                self._viewed.add((node, source))
                 found = self.view_strides(self.view.op[node], dict(self.view.attrs[node]), self.operand(source))
                 if found is None:
                     continue
@@ -123,7 +146,7 @@ class _Builder:
                     if len(layouts) >= MAX_LAYOUTS:
                         continue
                     layouts.append(made.strides)
-                    todo.append((cls, made.strides))
+                    todo.append(made)
                 yield self._view(node, made, source)
 
     def _view(self, node: int, made: Vertex, source: Vertex) -> Candidate:
@@ -154,12 +177,17 @@ class _Builder:
             if operand in template.dense or "*" in template.dense:
                 vertices = [v for v in vertices if self.operand(v).dense]
             options.append(vertices)
-        made = Vertex(cls, contiguous(self.shapes[cls]))
+        row_major = Vertex(cls, contiguous(self.shapes[cls]))
         for chosen in islice(product(*options), MAX_COMBINATIONS):
             inputs = tuple(zip(classes, chosen))
-            call = Call({o: self.operand(v) for o, v in inputs}, self.operand(made), attrs)
-            if template.applies is None or template.applies(call):
-                yield Candidate(template, made, inputs, call, weights)
+            call = Call({o: self.operand(v) for o, v in inputs}, self.operand(row_major), attrs)
+            if template.applies is not None and not template.applies(call):
+                continue
+            made = row_major
+            if template.layout is not None:
+                made = Vertex(cls, _normal(template.layout(call), self.shapes[cls]))
+                call = replace(call, output=self.operand(made))
+            yield Candidate(template, made, inputs, call, weights)
 
 
 def _normal(strides: Strides, shape: Sequence[int]) -> Strides:

@@ -54,7 +54,7 @@ class Choice:
         return found
 
 
-class _Rows:
+class Rows:
     """The hypergraph as a plain extraction problem: one class per vertex; of candidates that make the same vertex from
     the same vertices only the cheapest is kept."""
 
@@ -114,7 +114,7 @@ def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool
 ) -> tuple[list[int], Extraction]:
-    rows = _Rows(hypergraph, cost)
+    rows = Rows(hypergraph, cost)
     try:
         found = solve(rows.problem, time_limit=seconds, deterministic=deterministic)
     except ExtractionError as error:
@@ -201,6 +201,6 @@ def call_key(candidate: Candidate) -> tuple[object, ...]:
 
 def alternatives(choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0) -> Iterator[Choice]:
     """Distinct complete choices in rising estimated cost, the best first."""
-    rows = _Rows(choice.hypergraph, [p.us for p in choice.prices])
+    rows = Rows(choice.hypergraph, [p.us for p in choice.prices])
     for found in k_best(rows.problem, count=count, max_gap=max_gap, time_limit=seconds):
         yield replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)

@@ -40,16 +40,16 @@ def __getattr__(name: str) -> Any:
         found = import_module(f".{module}", __name__)
         return getattr(found, attribute) if attribute else found
     if not name.startswith("_"):
-        from . import numeric
-
+        numeric = import_module(".numeric", __name__)
         if name in numeric.__all__:
             return getattr(numeric, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    from . import numeric
+    from importlib import import_module
 
+    numeric = import_module(".numeric", __name__)
     return sorted({*globals(), *_PUBLIC, *numeric.__all__})
 
 
