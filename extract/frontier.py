@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from .presolve import components
@@ -21,13 +22,18 @@ from .problem import Rows
 WIDTHS = (30, 300, 3000)
 """Beam widths tried in turn until one is exact."""
 
+DEPTHS = 4
+STATES = 60_000
+"""Largest table of the relaxation."""
+
 Label = tuple[float, int, int]  # cost so far, the label it came from, the row that resolved it
 Bucket = dict[int, Label]
 
 
 @dataclass(frozen=True)
 class Cover:
-    """Result: rows chosen (None: none found), their cost, a valid lower bound, whether nothing was dropped."""
+    """Result: rows chosen (None: none cheaper than the given limit), their cost, a valid lower bound, whether that is
+    proven optimal (or, without rows, that nothing is cheaper than the limit), labels expanded."""
 
     chosen: list[int] | None
     cost: float
@@ -46,6 +52,8 @@ def topological(rows: Rows, prefer: list[int] | None = None) -> tuple[list[int],
     for c, kids in zip(rows.cls, rows.kids):
         graph[c].extend(kids)
     _, order = components(graph)
+    if len(order) == rows.n_classes:
+        return _as_early_as_possible(rows, graph, [c for (c,) in order]), True
     place = {rows.cls[row]: n for n, row in enumerate(prefer or [])}
     position = [0] * rows.n_classes
     at = 0
@@ -53,72 +61,107 @@ def topological(rows: Rows, prefer: list[int] | None = None) -> tuple[list[int],
         for c in sorted(member, key=lambda c: (place.get(c, len(place)), c)) if len(member) > 1 else member:
             position[c] = at
             at += 1
-    return position, len(order) == rows.n_classes
+    return position, False
 
 
-def cover(
-    rows: Rows,
-    width: int | None = None,
-    *,
-    max_labels: float = math.inf,
-    upper: float = math.inf,
-    prefer: list[int] | None = None,
-    deadline: float = math.inf,
-    stop: Callable[[], bool] | None = None,
-) -> Cover:
-    """Search with at most `width` labels per step (None: all). Labels that cannot beat `upper` are dropped soundly.
+def _as_early_as_possible(rows: Rows, graph: list[list[int]], order: list[int]) -> list[int]:
+    """Positions from the top down: a class comes when all its readers have come; among those, one without a choice first
+    (it leaves the frontier at no cost: kernels with several outputs), then the last in `order`."""
+    rank = [0] * len(order)
+    for n, c in enumerate(order):
+        rank[c] = n
+    children = [set(kids) for kids in graph]
+    waiting = [0] * len(order)
+    for kids in children:
+        for k in kids:
+            waiting[k] += 1
+    ready = [(len(rows.members[c]) > 1, -rank[c], c) for c, left in enumerate(waiting) if not left]
+    heapq.heapify(ready)
+    position = [0] * len(order)
+    for at in range(len(order) - 1, -1, -1):
+        _, _, c = heapq.heappop(ready)
+        position[c] = at
+        for k in children[c]:
+            waiting[k] -= 1
+            if not waiting[k]:
+                heapq.heappush(ready, (len(rows.members[k]) > 1, -rank[k], k))
+    return position
 
-    When `max_labels` are exceeded, `deadline` (on time.perf_counter()) passes or `stop` says so, the answer has no
-    solution and the bound 0.
-    """
-    position, acyclic = topological(rows, prefer)
-    bit = [1 << p for p in position]
-    moves: list[list[tuple[float, int, int]]] = [[] for _ in position]
-    for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
-        mask = sum([bit[k] for k in kids])
-        if mask < bit[c]:
-            moves[position[c]].append((rows.cost[row], mask, row))
-    potential = _Potential(moves)
-    start = sum({bit[r] for r in rows.roots})
-    buckets: list[Bucket] = [{} for _ in moves]
-    if not start:
-        return Cover([], 0.0, 0.0, True, 0)
-    buckets[start.bit_length() - 1][start] = (0.0, 0, -1)
-    best, last, dropped, count = upper, -1, math.inf, 0
-    ends: Bucket = {}
-    for v in range(len(moves) - 1, -1, -1):
-        bucket = buckets[v]
-        if not bucket:
-            continue
-        waiting = len(bucket) if width is None else min(width, len(bucket))
-        if count + waiting > max_labels or time.perf_counter() > deadline or (stop is not None and stop()):
-            return Cover(None, math.inf, 0.0, False, count)
-        if width is not None and len(bucket) > width:
-            bucket, lost = _strongest(bucket, width, potential, v)
-            dropped = min(dropped, lost)
-            buckets[v] = bucket
-        count += len(bucket)
-        best, last = _expand(bucket, v, moves[v], buckets, ends, best, last, potential.least)
-    exact = acyclic and dropped == math.inf
-    lower = min(best, dropped) if acyclic else 0.0
-    if not ends:
-        return Cover(None, math.inf, lower, exact, count)
-    chosen = _trace(ends, buckets)
-    return Cover(chosen, rows.total(chosen), lower, exact, count)
+
+class Frontier:
+    """A problem prepared for searches of several widths. `acyclic`: its order loses no row."""
+
+    def __init__(self, rows: Rows, prefer: list[int] | None = None) -> None:
+        self.rows = rows
+        position, self.acyclic = topological(rows, prefer)
+        bit = [1 << p for p in position]
+        self.moves: list[list[tuple[float, int, int]]] = [[] for _ in position]
+        for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
+            mask = sum([bit[k] for k in kids])
+            if mask < bit[c]:
+                self.moves[position[c]].append((rows.cost[row], mask, row))
+        self.start = sum({bit[r] for r in rows.roots})
+
+    @cached_property
+    def relaxed(self) -> Relaxed:
+        """Lower bounds of labels."""
+        return Relaxed(self.moves, self.start)
+
+    @cached_property
+    def shares(self) -> Shares:
+        """Ranks of labels."""
+        return Shares(self.moves)
+
+    def search(
+        self,
+        width: int | None = None,
+        *,
+        max_labels: float = math.inf,
+        upper: float = math.inf,
+        deadline: float = math.inf,
+        stop: Callable[[], bool] | None = None,
+    ) -> Cover:
+        """Search with at most `width` labels per step (None: all). Labels that cannot beat `upper` are dropped soundly.
+
+        When `max_labels` are exceeded, `deadline` (on time.perf_counter()) passes or `stop` says so, the answer has no
+        solution, only the bound of the relaxation.
+        """
+        if not self.start:
+            return Cover([], 0.0, 0.0, True, 0)
+        floor = self.relaxed.of(self.start) if self.acyclic else 0.0
+        buckets: list[Bucket] = [{} for _ in self.moves]
+        buckets[self.start.bit_length() - 1][self.start] = (0.0, 0, -1)
+        best, dropped, count = upper, math.inf, 0
+        ends: Bucket = {}
+        for v in range(len(self.moves) - 1, -1, -1):
+            bucket = buckets[v]
+            if not bucket:
+                continue
+            count += len(bucket) if width is None else min(width, len(bucket))
+            if count > max_labels or time.perf_counter() > deadline or (stop is not None and stop()):
+                return Cover(None, math.inf, min(floor, upper), False, count)
+            if width is not None and len(bucket) > width:
+                buckets[v], lost = _strongest(bucket, width, self.shares, self.relaxed, v)
+                dropped = min(dropped, lost)
+            best = _expand(buckets, v, self.moves[v], ends, best, self.relaxed)
+        lower = max(min(floor, best), min(best, dropped)) if self.acyclic else 0.0
+        exact = self.acyclic and dropped >= best
+        if not ends:
+            return Cover(None, math.inf, lower, exact, count)
+        chosen = _trace(ends, buckets)
+        return Cover(chosen, self.rows.total(chosen), lower, exact, count)
+
+
+def cover(rows: Rows, width: int | None = None, *, upper: float = math.inf) -> Cover:
+    """One search of a problem; see `Frontier.search`."""
+    return Frontier(rows).search(width, upper=upper)
 
 
 def _expand(
-    bucket: Bucket,
-    v: int,
-    moves: list[tuple[float, int, int]],
-    buckets: list[Bucket],
-    ends: Bucket,
-    best: float,
-    last: int,
-    least: list[float],
-) -> tuple[float, int]:
-    """Resolve class v in every label; returns the best complete cost and its row."""
-    for need, (cost, _, _) in bucket.items():
+    buckets: list[Bucket], v: int, moves: list[tuple[float, int, int]], ends: Bucket, best: float, relaxed: Relaxed
+) -> float:
+    """Resolve class v in every label; returns the best complete cost."""
+    for need, (cost, _, _) in buckets[v].items():
         rest = need ^ (1 << v)
         for price, mask, row in moves:
             after = rest | mask
@@ -126,16 +169,17 @@ def _expand(
             if total >= best:
                 continue
             if not after:
-                best, last = total, row
+                best = total
                 ends[0] = (total, need, row)
                 continue
-            at = after.bit_length() - 1
-            if total + least[at] >= best:
-                continue
-            known = buckets[at].get(after)
-            if known is None or total < known[0]:
-                buckets[at][after] = (total, need, row)
-    return best, last
+            bucket = buckets[after.bit_length() - 1]
+            known = bucket.get(after)
+            if known is None:
+                if total + relaxed.of(after) < best:
+                    bucket[after] = (total, need, row)
+            elif total < known[0]:
+                bucket[after] = (total, need, row)
+    return best
 
 
 def _trace(ends: Bucket, buckets: list[Bucket]) -> list[int]:
@@ -147,51 +191,108 @@ def _trace(ends: Bucket, buckets: list[Bucket]) -> list[int]:
     return chosen
 
 
-class _Potential:
-    """Lower bounds on what a label still costs.
+class Relaxed:
+    """Lower bounds on what a label still costs, by state-space relaxation: only the last few needed classes are kept.
 
-    `least[v]`: cheapest derivation of position v along one path. `share[v]`: a dual solution in which every class
-    spreads its cost evenly over its possible readers; resolved readers have paid for nothing yet, so their part of
-    every needed class is still due.
+    `of(need)` is exact for the problem in which all but the topologically last `depth` needed classes are forgotten
+    after every step; forgetting can only make a problem cheaper. Tables are deepened while they stay below STATES.
     """
 
+    def __init__(self, moves: list[list[tuple[float, int, int]]], start: int) -> None:
+        self.moves = moves
+        self.table: dict[int, float] = {0: 0.0}
+        self.depth = 0
+        for depth in range(1, DEPTHS + 1):
+            states = self._reachable(start, depth)
+            if states is None:
+                break
+            self.depth = depth
+            self._solve(states)
+
+    def of(self, need: int) -> float:
+        """Lower bound on completing a label."""
+        for depth in range(self.depth, 0, -1):
+            found = self.table.get(last_bits(need, depth))
+            if found is not None:
+                return found
+        return 0.0
+
+    def _reachable(self, start: int, depth: int) -> list[set[int]] | None:
+        buckets: list[set[int]] = [set() for _ in self.moves]
+        state = last_bits(start, depth)
+        buckets[state.bit_length() - 1].add(state)
+        count = 0
+        for v in range(len(self.moves) - 1, -1, -1):
+            count += len(buckets[v])
+            if count > STATES:
+                return None
+            for state in buckets[v]:
+                rest = state ^ (1 << v)
+                for _, mask, _ in self.moves[v]:
+                    after = last_bits(rest | mask, depth)
+                    if after:
+                        buckets[after.bit_length() - 1].add(after)
+        return buckets
+
+    def _solve(self, buckets: list[set[int]]) -> None:
+        depth = self.depth
+        table: dict[int, float] = {0: 0.0}
+        for v, states in enumerate(buckets):
+            for state in states:
+                rest = state ^ (1 << v)
+                best = math.inf
+                for price, mask, _ in self.moves[v]:
+                    total = price + table[last_bits(rest | mask, depth)]
+                    if total < best:
+                        best = total
+                table[state] = best
+        self.table.update(table)
+
+
+def last_bits(mask: int, count: int) -> int:
+    """The `count` highest set bits."""
+    rest = mask
+    for _ in range(count):
+        if not rest:
+            return mask
+        rest ^= 1 << (rest.bit_length() - 1)
+    return mask ^ rest
+
+
+class Shares:
+    """What a label still owes, for ranking labels in a beam: every class spreads its cost evenly over its possible
+    readers; the readers already resolved have paid nothing yet, so their part of each needed class is due."""
+
     def __init__(self, moves: list[list[tuple[float, int, int]]]) -> None:
-        n = len(moves)
-        self.readers: list[list[int]] = [[] for _ in range(n)]
+        self.readers: list[list[int]] = [[] for _ in moves]
         for v, rows in enumerate(moves):
             union = 0
             for _, mask, _ in rows:
                 union |= mask
             for k in bits_of(union):
                 self.readers[k].append(v)
-        self.least = [0.0] * n
-        self.share = [0.0] * n
+        self.share = [0.0] * len(moves)
         for v, rows in enumerate(moves):
-            kids = [(price, bits_of(mask)) for price, mask, _ in rows]
-            self.least[v] = min([p + max([self.least[k] for k in ks], default=0.0) for p, ks in kids], default=math.inf)
-            self.share[v] = min(
-                [p + sum([self.share[k] / len(self.readers[k]) for k in ks]) for p, ks in kids], default=math.inf
-            )
+            sums = [p + sum([self.share[k] / len(self.readers[k]) for k in bits_of(mask)]) for p, mask, _ in rows]
+            self.share[v] = min(sums, default=math.inf)
 
     def due(self, need: int, v: int) -> float:
-        """Lower bound on the cost of completing the label `need` whose last class is v."""
+        """Estimate of the cost of completing the label `need`, whose last class is v."""
         total = 0.0
         for k in bits_of(need):
             readers = self.readers[k]
-            if k == v or not readers:
-                total += self.share[k]
-            else:
-                total += self.share[k] * (len(readers) - bisect_right(readers, v)) / len(readers)
+            part = 1.0 if k == v or not readers else (len(readers) - bisect_right(readers, v)) / len(readers)
+            total += self.share[k] * part
         return total
 
 
-def _strongest(bucket: Bucket, width: int, potential: _Potential, v: int) -> tuple[Bucket, float]:
-    """The `width` labels of least cost plus cost still due, and the least such sum among the others."""
+def _strongest(bucket: Bucket, width: int, shares: Shares, relaxed: Relaxed, v: int) -> tuple[Bucket, float]:
+    """The `width` labels that look cheapest, and a lower bound on completing any of the others."""
     scored: list[tuple[float, int, Any]] = [
-        (label[0] + potential.due(need, v), i, (need, label)) for i, (need, label) in enumerate(bucket.items())
+        (label[0] + shares.due(need, v), i, (need, label)) for i, (need, label) in enumerate(bucket.items())
     ]
-    kept = heapq.nsmallest(width + 1, scored)
-    return dict(entry for _, _, entry in kept[:width]), kept[width][0]
+    kept = dict(entry for _, _, entry in heapq.nsmallest(width, scored))
+    return kept, min(label[0] + relaxed.of(need) for need, label in bucket.items() if need not in kept)
 
 
 def bits_of(mask: int) -> list[int]:

@@ -78,18 +78,25 @@ class _Weights:
 
     def __init__(self, n: int) -> None:
         self.bytes = (n + 7) // 8
-        self.price = np.zeros(self.bytes * 8)
+        self.price = [0.0] * (self.bytes * 8)
+        self.table = np.zeros((self.bytes, 8))  # the same prices by byte and bit
+        self.few = 48 if n < 4_000 else 8  # wide bitsets make bit-by-bit loops slow
+
+    def set(self, c: int, price: float) -> None:
+        self.price[c] = self.table[c >> 3, c & 7] = price
 
     def of(self, bits: int) -> float:
-        if bits.bit_count() > 48:
+        if bits.bit_count() > self.few:
             packed = np.frombuffer(bits.to_bytes(self.bytes, "little"), np.uint8)
-            return float(np.unpackbits(packed, bitorder="little") @ self.price)
+            at = packed.nonzero()[0]
+            spread = np.unpackbits(packed[at], bitorder="little").reshape(-1, 8)
+            return float((spread * self.table[at]).sum())
         total = 0.0
         price = self.price
         while bits:
-            low = bits & -bits
-            total += price[low.bit_length() - 1]
-            bits ^= low
+            top = bits.bit_length() - 1
+            total += price[top]
+            bits ^= 1 << top
         return total
 
 
@@ -121,7 +128,7 @@ def one_pass(rows: Rows, cost: Sequence[float] | None = None) -> list[int] | Non
             continue
         done[c] = 1
         used[c] |= 1 << c
-        weights.price[c] = price[choice[c]]
+        weights.set(c, price[choice[c]])
         for row in parents[c]:
             left[row] -= 1
             owner = cls[row]

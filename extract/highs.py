@@ -142,9 +142,9 @@ class Relaxation:
                 bound = math.ceil(bound * self.unit - 1e-3) / self.unit
             self.bound = max(self.bound, bound)
 
-    def tighten(self, deadline: float, upper: float) -> dict[int, float]:
-        """Cutting planes at the root until nothing is cut or the bound meets `upper`; reduced costs of the variables."""
-        reduced: dict[int, float] = {}
+    def tighten(self, deadline: float, upper: float) -> list[float]:
+        """Cutting planes at the root until nothing is cut or the bound meets `upper`; the last fractional solution."""
+        value: list[float] = []
         idle, last = 0, -math.inf
         while (left := deadline - time.perf_counter()) > 0 and idle < STALLED:
             result = self.solve(left)
@@ -152,12 +152,10 @@ class Relaxation:
                 break
             objective = result.objective_value()
             self.raise_bound(objective)
-            if result.has_dual_feasible_solution():
-                reduced = dict(enumerate(result.reduced_costs(self.vars)))
-                reduced[-1] = objective
+            value = result.variable_values(self.vars)
             if upper - self.bound <= 2 * MARGIN * upper:
                 break
-            cuts = self.separate(result.variable_values(self.vars))
+            cuts = self.separate(value)
             if not cuts:
                 break
             for cut in cuts:
@@ -165,7 +163,12 @@ class Relaxation:
             self.n_cuts += len(cuts)
             idle = idle + 1 if objective <= last + 1e-6 * abs(last) else 0
             last = max(last, objective)
-        return reduced
+        return value
+
+    def rounded(self, value: Sequence[float]) -> list[list[int]]:
+        """Greedy solutions at prices from which the fractional solution's share of each row is taken off."""
+        price = [cost * max(0.0, 1.0 - value[x]) for cost, x in zip(self.rows.cost, self.x)]
+        return [c for c in (bottom_up(self.rows, price), one_pass(self.rows, price)) if c is not None]
 
     def integral(self) -> None:
         """Ask for integers: choosing rows decides all."""
@@ -215,8 +218,9 @@ class _Search:
     def _run(self) -> None:
         relaxation = Relaxation(self.rows, self.answer.cost)
         began = time.perf_counter()
-        relaxation.tighten(began + 0.5 * (self.deadline - began), self.answer.cost)
-        self._publish(relaxation, None)
+        value = relaxation.tighten(began + 0.5 * (self.deadline - began), self.answer.cost)
+        for choice in [None, *relaxation.rounded(value)] if value else [None]:
+            self._publish(relaxation, choice)
         if relaxation.bound < self.root_ratio * self.answer.cost:
             return
         relaxation.integral()

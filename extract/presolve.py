@@ -24,6 +24,12 @@ MUST_CLASSES = 30_000
 """Must sets take classes^2 / 8 bytes: above this many classes they are skipped."""
 
 ROUNDS = 6
+ENOUGH = 0.99
+"""Rounds end when one leaves more than this share of classes, rows and reads."""
+
+SHRUNK = 0.7
+"""Classes are renumbered when fewer than this share are left."""
+
 PAIRWISE_ROWS = 1_500
 """Classes with more rows than this get the linear dominance test only."""
 
@@ -177,15 +183,22 @@ class Reducer:
         self.fixed: list[int] = []
         self.must: list[int] | None = None
         self.component: list[int] = []
+        self.lossy = True  # rows were dropped that could have been the only way to a class
 
     @property
     def size(self) -> tuple[int, int, int]:
         """Classes, rows and reads left."""
-        rows = [i for row in self.items for i in row]
-        return sum(map(bool, self.items)), len(rows), sum(len(i.kids) for i in rows)
+        return (
+            sum([1 for row in self.items if row]),
+            sum([len(row) for row in self.items]),
+            sum([len(i.kids) for row in self.items for i in row]),
+        )
 
     def derive(self) -> None:
         """Drop rows that read a class without a finite term, or their own class."""
+        if not self.lossy:
+            return
+        self.lossy = False
         readers: list[list[int]] = [[] for _ in self.items]
         left: list[int] = []
         owner: list[int] = []
@@ -258,6 +271,7 @@ class Reducer:
                 keep = [i for i in self.items[c] if not any(must[k] >> c & 1 for k in i.kids)]
                 found |= len(keep) != len(self.items[c])
                 self.items[c] = keep
+        self.lossy |= found
         return found
 
     def drop_always_on_reads(self) -> None:
@@ -303,6 +317,7 @@ class Reducer:
                 keep.append(item)
             if len(keep) != len(row):
                 self.items[c] = keep
+                self.lossy = True
 
     def _must_sums(self, least: list[float]) -> _MustSums | None:
         weight = [0.0 if c in self.on else cost for c, cost in enumerate(least)]
@@ -359,7 +374,19 @@ class Reducer:
                     item.kids = frozenset().union(*[expanded.get(k, (k,)) for k in item.kids])
             if any(c in i.kids for i in row):
                 self.items[c] = [i for i in row if c not in i.kids]
+                self.lossy = True
         self.on = set().union(*[expanded.get(c, (c,)) for c in self.on])
+
+    def renumber(self) -> None:
+        """Close the gaps between class numbers: bitsets are as wide as the largest number."""
+        live = [c for c, row in enumerate(self.items) if row]
+        number = {c: n for n, c in enumerate(live)}
+        self.items = [self.items[c] for c in live]
+        for row in self.items:
+            for item in row:
+                item.kids = frozenset([number[k] for k in item.kids])
+        self.on = {number[c] for c in self.on if c in number}
+        self.must = None
 
     def rows(self) -> Rows:
         """The present state over all classes, always-on classes as roots."""
@@ -369,16 +396,10 @@ class Reducer:
 
     def compact(self) -> Reduced:
         """The present state with classes renumbered without gaps."""
-        number = {c: n for n, c in enumerate(c for c, row in enumerate(self.items) if row)}
-        flat = [(number[c], i) for c, row in enumerate(self.items) for i in row]
-        rows = Rows(
-            [c for c, _ in flat],
-            [tuple(sorted([number[k] for k in i.kids])) for _, i in flat],
-            [i.cost for _, i in flat],
-            len(number),
-            sorted(number[c] for c in self.on if c in number),
-        )
-        return Reduced(rows, [i.row for _, i in flat], self.fixed, self.constant)
+        self.renumber()
+        rows = self.rows()
+        rows.kids = [tuple(sorted(kids)) for kids in rows.kids]
+        return Reduced(rows, [i.row for row in self.items for i in row], self.fixed, self.constant)
 
 
 class _MustSums:
@@ -473,6 +494,8 @@ def presolve(rows: Rows, upper: float = np.inf, *, rounds: int = ROUNDS, keep_al
     work.derive()
     work.keep_reachable()
     for turn in range(rounds):
+        if sum([1 for row in work.items if row]) < SHRUNK * len(work.items):
+            work.renumber()
         before = work.size
         work.find_always_on(before[0] <= MUST_CLASSES and (turn < 2 or before[0] <= MUST_CLASSES // 4))
         work.drop_always_on_reads()
@@ -485,7 +508,7 @@ def presolve(rows: Rows, upper: float = np.inf, *, rounds: int = ROUNDS, keep_al
         work.collapse()
         work.derive()
         work.keep_reachable()
-        if work.size == before:
+        if work.constant >= upper * (1 - 1e-12) or sum(work.size) >= ENOUGH * sum(before):
             break
     work.component, _ = components(class_graph(work.items))
     work.drop_always_on_reads()
@@ -575,7 +598,8 @@ class _Flat:
         count = self.count[row_order]
         off = np.r_[0, np.cumsum(count)]
         owner, cost = rank[self.cls[row_order]], self.cost[row_order]
-        bounds = np.searchsorted(row_label[row_order], np.r_[label[order[start]], self.n])
+        edges = np.append(label[order[start]], self.n)
+        bounds = np.searchsorted(row_label[row_order], edges)
         found: list[tuple[bytes, _Build, list[int]]] = []
         firsts: list[int] = start.tolist()
         for i, first in enumerate(firsts):
@@ -583,7 +607,8 @@ class _Flat:
             if a == b:
                 continue
             n = int(size[i])
-            roots = np.flatnonzero(self.root[order[first : first + n]] == 1)
+            here = order[first : first + n]
+            roots = np.flatnonzero(self.root[here] == 1)
             piece = (owner[a:b], count[a:b], kid[off[a] : off[b]], cost[a:b], roots)
             found.append(
                 (b"|".join([b"%d" % n, *(p.tobytes() for p in piece)]), _Build(piece, n), row_order[a:b].tolist())

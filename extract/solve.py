@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import ExtractionError, UsageError
 from .cpsat import Answer, solve_cpsat
-from .frontier import WIDTHS, cover, topological
+from .frontier import WIDTHS, Frontier
 from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
 from .highs import solve_highs
 from .presolve import Part, Reduced, detach, presolve, split
@@ -31,7 +31,7 @@ EXACT_ROWS = 20_000
 TINY_ROWS = 100
 """CP-SAT alone ends leaves up to this size in milliseconds."""
 
-HIGHS_SHARE = 0.5
+HIGHS_SHARE = 0.75
 STRONG_ROOT = 0.5
 """HiGHS goes first, for at most this share of the time; where its root bound is below STRONG_ROOT of the incumbent,
 branching on it is hopeless and CP-SAT takes over at once."""
@@ -39,7 +39,7 @@ branching on it is hopeless and CP-SAT takes over at once."""
 QUICK_LABELS = 20_000
 """Labels of the unbounded frontier search; where that is not enough it goes on as a beam."""
 
-FRONTIER_ROWS = 3_000
+FRONTIER_ROWS = 20_000
 """Acyclic leaves up to this size are tried by the frontier search first."""
 
 
@@ -61,7 +61,7 @@ class _Leaf:
         if answer.proven or answer.lower > self.lower:
             self.lower = min(max(self.lower, answer.lower), self.cost)
             self.method = method
-        self.proven = self.proven or answer.proven
+        self.proven = self.proven or answer.proven or self.cost - self.lower <= 1e-12 * self.cost
 
 
 @dataclass
@@ -188,8 +188,10 @@ class _Search:
         ]
         cost, best, _ = best_greedy(rows, known[:8])
         reduced = presolve(rows, cost) if self.left > 0 else Reduced(rows, list(range(len(rows))), [], 0.0)
+        leaves: list[tuple[_Leaf, list[list[int]]]] = []
+        if reduced.constant >= cost * (1 - 1e-12):  # what every solution pays is what the greedy pays
+            return _Block(part, cost, best, Reduced(reduced.rows, [], [], cost), leaves)
         kept = set(best)
-        leaves = []
         for piece in split(reduced.rows):
             leaf = self.memo.get(piece.key)
             if leaf is None:
@@ -235,7 +237,7 @@ class _Search:
         ends = time.perf_counter() + seconds
         if self.method in ("auto", "frontier"):
             self._try_frontier(leaf, seconds)
-        if leaf.proven or self.method == "frontier" or len(leaf.rows) > EXACT_ROWS:
+        if self._done(leaf) or self.method == "frontier" or len(leaf.rows) > EXACT_ROWS:
             return
         if self.method == "highs" or (self.method == "auto" and not self.deterministic and len(leaf.rows) > TINY_ROWS):
             alone = self.method == "highs"
@@ -243,7 +245,7 @@ class _Search:
             ratio = 0.0 if alone else STRONG_ROOT
             leaf.take(solve_highs(leaf.rows, leaf.chosen, seconds=share, root_ratio=ratio, stop=self.stop), "highs")
         rest = seconds if self.deterministic else min(self.left, ends - time.perf_counter())
-        if leaf.proven or self.method == "highs" or rest <= 0:
+        if self._done(leaf) or self.method == "highs" or rest <= 0:
             return
         answer = solve_cpsat(
             leaf.rows,
@@ -255,20 +257,24 @@ class _Search:
         )
         leaf.take(answer, "cp-sat")
 
+    def _done(self, leaf: _Leaf) -> bool:
+        """Leaves within the gap asked for add up to a total within it."""
+        return leaf.proven or relative_gap(leaf.cost, leaf.lower) <= self.gap
+
     def _try_frontier(self, leaf: _Leaf, seconds: float) -> None:
-        acyclic = topological(leaf.rows)[1]
         alone = self.method == "frontier"
-        if not alone and (not acyclic or len(leaf.rows) > FRONTIER_ROWS):
+        if not alone and len(leaf.rows) > FRONTIER_ROWS:
+            return
+        frontier = Frontier(leaf.rows, leaf.chosen)
+        if not alone and not frontier.acyclic:
             return
         deadline = math.inf if self.deterministic else time.perf_counter() + seconds
-        widths: tuple[int | None, ...] = (None, *WIDTHS) if alone else (None, WIDTHS[0])
-        for width in widths if acyclic else WIDTHS:
-            found = cover(
-                leaf.rows,
+        widths: tuple[int | None, ...] = (WIDTHS[0], None, *WIDTHS[1:]) if alone else (WIDTHS[0], None)
+        for width in widths:
+            found = frontier.search(
                 width,
                 max_labels=QUICK_LABELS if width is None else math.inf,
                 upper=leaf.cost,
-                prefer=leaf.chosen,
                 deadline=deadline,
                 stop=self.stop,
             )

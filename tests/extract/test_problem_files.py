@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tensor_graphs.errors import ExtractionError
 from tensor_graphs.extract.problem import Problem, evaluate
 from tensor_graphs.extract.serialize import parse_egraph, read_egraph, to_json, write_egraph

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tensor_graphs.errors import ExtractionError, UsageError
 from tensor_graphs.extract.cpsat import solve_cpsat, units
 from tensor_graphs.extract.frontier import cover
