@@ -355,9 +355,13 @@ def base_declarations() -> list[str]:
         "(relation want (Dims Dims))",
         "(function bc (Dims Dims) Dims :no-merge)",
         "(constructor Leaf (i64) T)",
-        "(relation i_leaf (i64 i64 i64 i64))",
-        "(rule ((i_leaf o d t w) (= s (Attr d))) ((let e (Leaf o)) (union (H o) e) (set (shape e) s) (set (dt e) t)"
-        " (set (wk e) w)) :ruleset r_load)",
+        "(relation i_leaf (i64))",
+        "(rule ((i_leaf o)) ((union (H o) (Leaf o))) :ruleset r_load)",
+        # what Python knows of the graph's own nodes: without it the laws would need a round per level of depth
+        "(relation i_fact (i64 i64 i64 i64 i64))",
+        "(function best (T) i64 :merge (min old new))",
+        "(rule ((i_fact o d t w b) (= s (Attr d))) ((let e (H o)) (set (shape e) s) (set (dt e) t) (set (wk e) w)"
+        " (set (best e) b)) :ruleset r_load)",
         "(relation i_weight (i64))",
         "(rule ((i_weight o)) ((set (wid (H o)) o)) :ruleset r_load)",
         "(rule ((= i (wid e))) ((set (last e) i)) :ruleset r_shape)",
@@ -402,6 +406,8 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
     yield f"(rule ((= e {term}) (= w {weight})) ((set (wk e) w)) :ruleset r_shape)"
     if op == "concat":
         yield (f"(rule ((= e {term}) (= i (last x0)) (= j (wid x1)) (< i j)) ((set (last e) j)) :ruleset r_shape)")
+        stacked = term.replace("a_axis", "0")  # one weight above another takes the first one's place
+        yield f"(rule ((= e {stacked}) (= i (wid x0)) (wid x1)) ((set (wid e) i)) :ruleset r_shape)"
     if op == "pad":  # an enlarged kernel takes its original's place in a chain
         yield f"(rule ((= e {term}) (= i (wid x0))) ((set (wid e) i)) :ruleset r_shape)"
     if op in MERGING:

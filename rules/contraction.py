@@ -37,14 +37,14 @@ SCALES = table("defer", "algebra", [
          when=("weight(g)", "weight(w)", "rank(w) == 2", "volume(g) == size(g, -1)", "size(x, -1) == size(g, -1)"),
          doc="a gain per input feature (a norm's) is folded into the weight's rows"),
     Rule("fold-output-gain", "(x @ w) * g", "x @ (w * reshape(g, shape=(1, size(g, -1))))", growth="collects",
-         when=("weight(g)", "weight(w)", "rank(w) == 2", "volume(g) == size(g, -1)", "size(w, -1) == size(g, -1)"),
+         when=("weight(g)", "weight(w)", "rank(w) == 2", "volume(g) == size(g, -1)"),
          doc="a gain per output feature is folded into the weight's columns"),
     Rule("fold-input-shift", "(x + b) @ w", "x @ w + reshape(reshape(b, shape=(1, size(b, -1))) @ w, shape=replace(ones(rank(x)), -1, size(w, 1)))",
          when=("weight(b)", "weight(w)", "rank(w) == 2", "volume(b) == size(b, -1)", "size(x, -1) == size(b, -1)"),
          doc="a shift per input feature becomes a bias, computed at load"),
     Rule("fold-conv-gain", "conv(x, w, strides=s, pads=p, dilations=d, groups=n) * g",
          "conv(x, w * reshape(g, shape=replace(ones(rank(w)), 0, size(g, 1))), strides=s, pads=p, dilations=d, groups=n)",
-         when=("weight(g)", "weight(w)", "volume(g) == size(g, 1)", "size(g, 1) == size(w, 0)"), growth="collects",
+         when=("weight(g)", "weight(w)", "volume(g) == size(g, 1)"), growth="collects",
          doc="a gain per output channel (a batch norm's) is folded into the filters"),
 ])  # fmt: skip
 
@@ -52,7 +52,7 @@ BIAS = table("bias", "algebra", [
     Rule("linear-is-matmul", "linear(x, w, b)", "x @ w + reshape(b, shape=replace(ones(rank(x)), -1, size(b, 0)))",
          growth="expands", doc="a linear layer is a product plus a row"),
     Rule("matmul-add-is-linear", "x @ w + b", "linear(x, w, reshape(b, shape=(size(b, -1),)))", growth="collects",
-         when=("rank(w) == 2", "volume(b) == size(b, -1)", "size(b, -1) == size(w, 1)"),
+         when=("floating(x)", "rank(w) == 2", "volume(b) == size(b, -1)", "size(b, -1) == size(w, 1)"),
          doc="a product plus a row is a linear layer"),
     Rule("linear-linear-bias", "linear(x, w, b) + c", "linear(x, w, b + reshape(c, shape=(size(c, -1),)))",
          when=("weight(b)", "weight(c)", "volume(c) == size(c, -1)", "size(c, -1) == size(b, 0)"), growth="collects",
@@ -79,14 +79,14 @@ MERGES = table("merging", "merge", [
          when=("weight(a)", "weight(b)", "active(x)", "drop(shape(a), 0) == drop(shape(b), 0)", "ordered(x, a, b)"), keep=True,
          growth="expands", doc="convolutions of one input are one with the filters stacked"),
     Rule("sum-of-products", "x @ a + y @ b", "concat(x, y, axis=rank(x) - 1) @ concat(a, b, axis=0)", keep=True,
-         when=("weight(a)", "weight(b)", "active(x)", "active(y)", "rank(a) == 2", "rank(b) == 2",
-               "replace(shape(x), -1, 1) == replace(shape(y), -1, 1)"), growth="expands",
+         when=("chained(a)", "chained(b)", "weight(a)", "weight(b)", "active(x)", "active(y)", "rank(a) == 2", "rank(b) == 2",
+               "size(a, 1) == size(b, 1)", "replace(shape(x), -1, 1) == replace(shape(y), -1, 1)"), growth="expands",
          doc="xA + yB = [x y][A; B] (low-rank adapters, recurrent cells)"),
 ])  # fmt: skip
 
 CONCATENATION = table("concatenation", "layout", [
     Rule("concat-columns", "concat(x @ a, x @ b, axis=i)", "x @ concat(a, b, axis=rank(a) - 1)", growth="collects",
-         when=("i == rank(x) - 1", "rank(a) == rank(b)", "drop(shape(a), -1) == drop(shape(b), -1)"),
+         when=("i == rank(x) - 1", "drop(shape(a), -1) == drop(shape(b), -1)"),
          doc="products of one left operand side by side are one product"),
     Rule("concat-rows", "concat(a @ w, b @ w, axis=i)", "concat(a, b, axis=i) @ w", growth="collects",
          when=("i == rank(a) - 2", "rank(w) == 2"), doc="products with one right operand one above the other are one"),
@@ -94,10 +94,18 @@ CONCATENATION = table("concatenation", "layout", [
          "x @ slice(w, axis=0, start=0, stop=size(x, -1)) + y @ slice(w, axis=0, start=size(x, -1), stop=size(w, 0))",
          when=("i == rank(x) - 1", "rank(w) == 2"), growth="expands",
          doc="a product of operands side by side is a sum of products"),
+    Rule("matmul-absorbs-broadcast", "a @ broadcast_to(b, shape=s)", "a @ b", growth="collects",
+         when=("rank(a) == rank(b)", "replace(replace(shape(a), -1, 1), -2, 1) == replace(replace(s, -1, 1), -2, 1)",
+               "s[-1] == size(b, -1)", "s[-2] == size(b, -2)"), doc="a product broadcasts leading axes by itself"),
     Rule("slice-columns", "slice(x @ w, axis=i, start=s, stop=e)", "x @ slice(w, axis=rank(w) - 1, start=s, stop=e)",
          when=("i == rank(x) - 1",), doc="some columns of a product"),
     Rule("slice-rows", "slice(x @ w, axis=i, start=s, stop=e)", "slice(x, axis=i, start=s, stop=e) @ w",
-         when=("i == rank(x) - 2", "rank(w) == 2"), doc="some rows of a product"),
+         when=("i == rank(x) - 2",), doc="some rows of a product"),
+    Rule("concat-linears", "concat(linear(x, a, p), linear(x, b, q), axis=i)", "linear(x, concat(a, b, axis=1), concat(p, q, axis=0))",
+         when=("i == rank(x) - 1",), growth="collects", doc="linear layers of one input side by side are one"),
+    Rule("slice-linear", "slice(linear(x, w, b), axis=i, start=s, stop=e)",
+         "linear(x, slice(w, axis=1, start=s, stop=e), slice(b, axis=0, start=s, stop=e))", when=("i == rank(x) - 1",),
+         doc="some columns of a linear layer"),
     Rule("concat-channels", "concat(conv(x, a, strides=s, pads=p, dilations=d, groups=1), conv(x, b, strides=s, pads=p, dilations=d, groups=1), axis=1)",
          "conv(x, concat(a, b, axis=0), strides=s, pads=p, dilations=d, groups=1)", growth="collects",
          when=("drop(shape(a), 0) == drop(shape(b), 0)",), doc="convolutions of one input side by side are one"),
@@ -112,18 +120,39 @@ TRANSPOSED = table("transposition", "layout", [
     Rule("transpose-product", "permute(a @ b, perm=p)", "permute(b, perm=p) @ permute(a, perm=p)",
          when=("rank(a) == rank(b)", "p == swap_last(rank(a))"), both=False, doc="a product's transpose turns its operands round"),
     Rule("product-of-transposed", "permute(b, perm=p) @ permute(a, perm=p)", "permute(a @ b, perm=p)",
-         when=("rank(a) == rank(b)", "p == swap_last(rank(a))"), doc="a product of transposed operands, transposed back"),
+         when=("p == swap_last(rank(a))",), doc="a product of transposed operands, transposed back"),
     Rule("reshape-product", "reshape(x @ w, shape=s)", "reshape(x, shape=replace(s, -1, size(x, -1))) @ w",
-         when=("rank(w) == 2", "1 < len(s)", "s[-1] == size(w, 1)"), doc="leading axes are regrouped before the product"),
+         when=("rank(w) == 2", "1 < len(s)", "s[-1] == size(w, 1)", "0 < size(w, 1)"), doc="leading axes are regrouped before the product"),
     Rule("product-of-reshaped", "reshape(x, shape=s) @ w", "reshape(x @ w, shape=replace(s, -1, size(w, 1)))",
-         when=("rank(w) == 2", "1 < rank(x)", "s[-1] == size(x, -1)"), doc="leading axes are regrouped after the product"),
+         when=("rank(w) == 2", "1 < rank(x)", "s[-1] == size(x, -1)", "0 < size(x, -1)"), doc="leading axes are regrouped after the product"),
 ])  # fmt: skip
 
+_CONV = "strides=s, pads=p, dilations=d, groups=g"
+_POINT = "strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), groups=1"
 CONVOLUTIONS = table("convolution", "algebra", [
     Rule("pointwise-conv-is-matmul", "conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), dilations=d, groups=1)",
          "reshape(reshape(w, shape=(1, size(w, 0), size(w, 1))) @ reshape(x, shape=(size(x, 0), size(x, 1), size(x, 2) * size(x, 3))),"
          " shape=(size(x, 0), size(w, 0), size(x, 2), size(x, 3)))",
          when=("size(w, 2) == 1", "size(w, 3) == 1"), doc="a 1x1 convolution is a product over channels"),
+    Rule("strided-pointwise-conv", "conv(x, w, strides=s, pads=(0, 0, 0, 0), dilations=d, groups=g)",
+         "conv(slice(slice(x, axis=2, start=0, stop=size(x, 2), step=s[0]), axis=3, start=0, stop=size(x, 3), step=s[1]), w,"
+         " strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), groups=g)",
+         when=("size(w, 2) == 1", "size(w, 3) == 1", "s != (1, 1)"), growth="expands",
+         doc="a strided 1x1 convolution reads every other pixel only"),
+    Rule("pointwise-after-conv", f"conv(conv(x, a, {_CONV}), b, {_POINT})",
+         "conv(x, reshape(reshape(b, shape=(size(b, 0), size(b, 1))) @ reshape(a, shape=(size(a, 0), size(a, 1) * size(a, 2) * size(a, 3))),"
+         f" shape=(size(b, 0), size(a, 1), size(a, 2), size(a, 3))), {_CONV})",
+         when=("weight(a)", "weight(b)", "g == 1", "size(b, 2) == 1", "size(b, 3) == 1"), growth="collects",
+         doc="a 1x1 convolution of a convolution is one convolution by the product of the weights"),
+    Rule("fold-conv-input-gain", "conv(x * g, w, strides=s, pads=p, dilations=d, groups=1)",
+         "conv(x, w * g, strides=s, pads=p, dilations=d, groups=1)", growth="collects",
+         when=("weight(g)", "weight(w)", "volume(g) == size(g, 1)", "size(x, 1) == size(w, 1)"),
+         doc="a gain per input channel is folded into the filters"),
+    Rule("fold-conv-input-shift", "conv(x + b, w, strides=s, pads=(0, 0, 0, 0), dilations=d, groups=1)",
+         "conv(x, w, strides=s, pads=(0, 0, 0, 0), dilations=d, groups=1)"
+         " + reshape(reshape(sum(w, axes=(2, 3)), shape=(size(w, 0), size(w, 1))) @ reshape(b, shape=(size(b, 1), 1)), shape=(1, size(w, 0), 1, 1))",
+         when=("weight(b)", "weight(w)", "volume(b) == size(b, 1)", "size(x, 1) == size(b, 1)", "size(x, 1) == size(w, 1)"),
+         doc="without padding, a shift per input channel becomes a bias, computed at load"),
     Rule("enlarge-kernel", "conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), groups=1)",
          "conv(x, pad(pad(w, axis=2, lo=1, hi=1), axis=3, lo=1, hi=1), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), groups=1)",
          when=("size(w, 2) == 1", "size(w, 3) == 1", "weight(w)"), growth="expands", keep=True,
@@ -140,4 +169,17 @@ CONVOLUTIONS = table("convolution", "algebra", [
          growth="expands", doc="with given statistics a batch norm is a gain and a shift per channel"),
 ])  # fmt: skip
 
-RULES = (*LINEARITY, *SCALES, *BIAS, *MERGES, *CONCATENATION, *TRANSPOSED, *CONVOLUTIONS)
+#: Embeddings and other look-ups before arithmetic.
+LOOKUPS = table("look-ups", "algebra", [
+    Rule("embed-product", "gather(e, n, axis=0) @ w", "gather(e @ w, n, axis=0)", growth="expands", keep=True,
+         when=("weight(e)", "weight(w)", "rank(e) == 2", "rank(w) == 2"), doc="a product of looked-up rows is looked up"),
+    Rule("embed-scale", "gather(e, n, axis=i) * s", "gather(e * reshape(s, shape=ones(rank(e))), n, axis=i)",
+         when=("weight(e)", "weight(s)", "scalar(s)"), growth="collects", doc="a constant factor is folded into the table"),
+    Rule("gather-concat", "concat(gather(a, n, axis=0), gather(b, n, axis=0), axis=i)", "gather(concat(a, b, axis=1), n, axis=0)",
+         when=("rank(a) == 2", "i == rank(n)", "size(a, 0) == size(b, 0)"), growth="collects", exact=True,
+         doc="two tables looked up alike are one"),
+    Rule("gather-gather", "gather(gather(x, m, axis=0), n, axis=0)", "gather(x, gather(m, n, axis=0), axis=0)",
+         when=("rank(m) == 1",), exact=True, doc="indices of indices"),
+])  # fmt: skip
+
+RULES = (*LINEARITY, *SCALES, *BIAS, *MERGES, *CONCATENATION, *TRANSPOSED, *CONVOLUTIONS, *LOOKUPS)
