@@ -52,7 +52,7 @@ BIAS = table("bias", "algebra", [
     Rule("linear-is-matmul", "linear(x, w, b)", "x @ w + reshape(b, shape=replace(ones(rank(x)), -1, size(b, 0)))",
          growth="expands", doc="a linear layer is a product plus a row"),
     Rule("matmul-add-is-linear", "x @ w + b", "linear(x, w, reshape(b, shape=(size(b, -1),)))", growth="collects",
-         when=("floating(x)", "rank(w) == 2", "volume(b) == size(b, -1)", "size(b, -1) == size(w, 1)"),
+         when=("weight(b)", "floating(x)", "rank(w) == 2", "volume(b) == size(b, -1)", "size(b, -1) == size(w, 1)"),
          doc="a product plus a row is a linear layer"),
     Rule("linear-linear-bias", "linear(x, w, b) + c", "linear(x, w, b + reshape(c, shape=(size(c, -1),)))",
          when=("weight(b)", "weight(c)", "volume(c) == size(c, -1)", "size(c, -1) == size(b, 0)"), growth="collects",
