@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -25,7 +25,7 @@ from ..egraph.dims import Dim
 from ..egraph.graph import Data, Graph, Tensor, load_data
 from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from .arrays import MappedArray
-from .onnx_node import ELEMENT_TYPES, Context, Node, Symbolic, Value
+from .onnx_node import ELEMENT_TYPES, Context, Node, Symbolic, Value, element_name
 from .onnx_ops import OPERATORS
 from .onnx_shapes import shape_value
 
@@ -184,11 +184,8 @@ def _unsupported(model: Any) -> dict[str, int]:
 
 
 def _count_dtype(found: Counter[str], code: int) -> None:
-    import onnx
-
     if code not in ELEMENT_TYPES:
-        known = code in onnx.TensorProto.DataType.values()
-        found[f"dtype {onnx.TensorProto.DataType.Name(code).lower() if known else code}"] += 1
+        found[f"dtype {element_name(code)}"] += 1
 
 
 def _check_structure(graph: Any, outer: set[str], where: str) -> None:
@@ -322,10 +319,15 @@ def _named_sizes(graph: Any, given: Mapping[str, int] | None, file: Path) -> dic
 def _identifier(raw: str, taken: Iterable[str]) -> str:
     name = re.sub(r"[^A-Za-z0-9_]+", "_", raw)[:60].strip("_") or "dim"
     name = f"d{name}" if name[0].isdigit() else name
-    used, number, unique = set(taken), 2, name
-    while unique in used:
-        unique, number = f"{name}_{number}", number + 1
-    return unique
+    return unique(name, set(taken))
+
+
+def unique(name: str, taken: Container[str]) -> str:
+    """The name, or the name with the first number from 2 on that makes it new."""
+    found, number = name, 2
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    return found
 
 
 # ---------------------------------------------------------------- building
@@ -383,9 +385,12 @@ class _Loader:
         """A weight (lazily read if external) or a constant."""
         kind = ELEMENT_TYPES.get(tensor.data_type)
         if kind is None:
-            raise UnsupportedError("the model needs what is not supported", missing={f"dtype {tensor.data_type}": 1})
+            raise UnsupportedError(
+                "the model needs what is not supported", missing={f"dtype {element_name(tensor.data_type)}": 1}
+            )
         shape = tuple(tensor.dims)
         count = prod(shape)
+        name = unique(name, self.context.params)  # branches of different nodes may repeat a name
         leaf = self.context.check(t.param(name, shape, kind))
         data: Data
         if tensor.data_location == tensor.EXTERNAL:
@@ -493,6 +498,8 @@ def support_table() -> str:
         "",
         f"{len(OPERATORS)} operators of the default domain, opset {low} to {high}. Subgraphs run only in `If` with a",
         "condition that is known at load time. Not supported: `Loop`, `Scan`, sequences, strings, optional types.",
+        "Integer operands that set shapes, axes or sizes (of Reshape, Slice, Pad, TopK, ...) must be known at load time:",
+        "constants, or arithmetic on sizes, which may be free dimensions. Training modes and random numbers are not built.",
         "",
         "This page is generated: `python -m tensor_graphs.models.onnx > docs/onnx-support.md`.",
         "",

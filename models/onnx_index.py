@@ -23,7 +23,7 @@ def wrap(n: Node, index: Tensor, size: Dim) -> Tensor:
             return index
         if isinstance(size, int):
             return n.context.constant(np.where(found < 0, found + size, found).astype(found.dtype))
-    end = t.cast(size_tensor(size), index.dtype)
+    end: Tensor | int = size if isinstance(size, int) else t.cast(size_tensor(size), index.dtype)
     return t.where(t.lt(index, 0), t.add(index, end), index)
 
 

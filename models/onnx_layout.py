@@ -50,7 +50,8 @@ def _reshape(n: Node) -> Result:
                 asked[i] = x.shape[i]
     if sum(isinstance(d, int) and d == -1 for d in asked) > 1:
         raise ShapeError(f"{tuple(asked)} has more than one -1")
-    return t.reshape(x, asked)
+    y = t.reshape(x, asked)
+    return t.full(y.shape, x.attr("value"), x.dtype) if x.op == "full" else y
 
 
 @operator("Flatten")

@@ -28,6 +28,14 @@ ELEMENT_TYPES = {
     11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
 }  # fmt: skip
 
+
+def element_name(code: int) -> str:
+    """ONNX's name of an element type, in small letters; the number if it has none."""
+    import onnx
+
+    return onnx.TensorProto.DataType.Name(code).lower() if code in onnx.TensorProto.DataType.values() else str(code)
+
+
 #: At most so many elements are evaluated at load time to learn a shape, an axis or a scale.
 KNOWN_ELEMENTS = 1 << 16
 #: Results of rank <= 1 with at most so many elements that depend on constants alone are replaced by their value.
@@ -244,7 +252,7 @@ class Node:
         """An attribute that holds an element type."""
         code = self.attr(name, default)
         if code not in ELEMENT_TYPES:
-            raise self.unsupported(f"element type {code}")
+            raise self.unsupported(f"to dtype {element_name(code)}")
         return ELEMENT_TYPES[code]
 
     def wanted(self, position: int) -> bool:

@@ -315,6 +315,18 @@ def test_branches_with_known_condition(tmp_path: Path) -> None:
     assert graph.counts() == {"input": 1, "add": 1}
 
 
+def test_branches_that_repeat_names(tmp_path: Path) -> None:
+    """Two If nodes whose branches use the same names for different weights."""
+    nodes = []
+    for i, (source, target) in enumerate([("x", "a"), ("a", "y")]):
+        weight = numpy_helper.from_array(np.full((3, 3), i + 1, np.float32), "w")
+        body = helper.make_graph([node("MatMul", [source, "w"], ["r"])], "body", [], [info("r")], [weight])
+        nodes.append(node("If", ["yes"], [target], then_branch=body, else_branch=body))
+    graph = load_onnx(save(tmp_path, nodes, [numpy_helper.from_array(np.array(True), "yes")]))
+    found = evaluate(graph, {"x": np.ones((2, 3), np.float32)})[0]
+    np.testing.assert_array_equal(found, np.full((2, 3), 18))
+
+
 def test_support_table_is_the_published_one() -> None:
     page = Path(__file__).parents[2] / "docs" / "onnx-support.md"
     assert page.read_text() == support_table(), "run: python -m tensor_graphs.models.onnx > docs/onnx-support.md"

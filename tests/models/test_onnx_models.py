@@ -142,6 +142,53 @@ def test_weights_stay_on_disk(tmp_path: Path) -> None:
     assert len(graph.params) > 5
 
 
+class Decoder(torch.nn.Module):  # type: ignore[misc]
+    """One llama-like layer: rotary embedding, grouped causal attention, RMS norm, gated linear unit."""
+
+    def __init__(self, width: int = 32, heads: int = 4, shared: int = 2) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.heads, self.groups, self.size = heads, heads // shared, width // heads
+        self.words, self.norm = nn.Embedding(50, width), nn.RMSNorm(width)
+        self.q, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.k, self.v = (nn.Linear(width, self.groups * self.size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, 64, bias=False) for _ in range(2))
+        self.down = nn.Linear(64, width, bias=False)
+        self.register_buffer("turns", 10000 ** -(torch.arange(0, self.size, 2).float() / self.size))
+
+    def rotated(self, x: Any, angle: Any) -> Any:
+        half = self.size // 2
+        return x * angle.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angle.sin()
+
+    def forward(self, ids: Any) -> Any:
+        x = self.words(ids)
+        batch, rows = ids.shape
+        angle = (torch.arange(rows).float()[:, None] * self.turns).repeat(1, 2)
+        y = self.norm(x)
+        q, k, v = (f(y).view(batch, rows, -1, self.size).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k = self.rotated(q, angle), self.rotated(k, angle)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, rows, -1))
+        y = self.norm(x)
+        return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+def test_decoder(opset: int, tmp_path: Path) -> None:
+    """At opset 23 attention and RMS norm arrive as one node each; at 18 they are spelled out."""
+    torch.manual_seed(4)
+    model, file = Decoder().eval(), tmp_path / "decoder.onnx"
+    axes = {0: torch.export.Dim("batch", min=1, max=16), 1: torch.export.Dim("seq", min=2, max=64)}
+    ids = torch.randint(0, 50, (2, 7))
+    export(model, (ids,), file, dynamic_shapes=(axes,), input_names=["ids"], opset_version=opset)
+    graph = agree(file, model, {"ids": torch.randint(0, 50, (3, 9))})
+    counts = graph.counts()
+    assert (counts.get("attention", 0), counts.get("rms_norm", 0)) == ((1, 2) if opset == 23 else (0, 0))
+    if opset == 23:
+        (node,) = (n for n in graph.nodes() if n.op == "attention")
+        assert node.attr("causal")
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_recurrent_layers(kind: str, tmp_path: Path) -> None:
     """A bidirectional recurrent layer, unrolled."""
