@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from .problem import Rows
 BITSET_BYTES = 400 << 20
 """Most memory that the class sets of the one-pass greedy may take; larger problems get tree cost only."""
 
+QUEUE_ROWS = 20_000
 SET_UPDATES = 3_000_000
 """Work limit of the queue greedy, in set elements touched: it is quadratic on deep graphs."""
 
@@ -100,10 +101,12 @@ class _Weights:
         return total
 
 
-def one_pass(rows: Rows, cost: Sequence[float] | None = None) -> list[int] | None:
+def one_pass(
+    rows: Rows, cost: Sequence[float] | None = None, expired: Callable[[], bool] = lambda: False
+) -> list[int] | None:
     """Classes finalised in the order of their DAG cost; each row is costed once, by bitset difference of its children.
 
-    None if the bitsets would exceed BITSET_BYTES.
+    None if the bitsets would exceed BITSET_BYTES, or once `expired` (asked now and then) says so.
     """
     n = rows.n_classes
     if n * n // 8 > BITSET_BYTES:
@@ -122,11 +125,15 @@ def one_pass(rows: Rows, cost: Sequence[float] | None = None) -> list[int] | Non
             total[cls[row]], choice[cls[row]] = price[row], row
             heap.append((price[row], cls[row]))
     heapq.heapify(heap)
+    finished = 0
     while heap:
         value, c = heapq.heappop(heap)
         if done[c]:
             continue
         done[c] = 1
+        finished += 1
+        if not finished & 511 and expired():
+            return None
         used[c] |= 1 << c
         weights.set(c, price[choice[c]])
         for row in parents[c]:
@@ -206,12 +213,22 @@ def discounted(rows: Rows, chosen: Collection[int]) -> list[float]:
     return price
 
 
-def best_greedy(rows: Rows, extra: Sequence[Sequence[int]] = ()) -> tuple[float, list[int], str]:
-    """The cheapest of the greedies (and of `extra` choices): cost, chosen rows children first, name; (inf, [], "") if
-    the roots have no finite term."""
+def best_greedy(
+    rows: Rows,
+    extra: Sequence[Sequence[int]] = (),
+    *,
+    quick: bool = False,
+    expired: Callable[[], bool] = lambda: False,
+) -> tuple[float, list[int], str]:
+    """The cheapest of the greedies and of `extra` choices: cost, chosen rows children first, name.
+
+    quick: tree cost only. (inf, [], "") if the roots have no finite term.
+    """
     candidates: list[tuple[str, Sequence[int] | None]] = [("hint", choice) for choice in extra]
-    candidates += [("bottom-up", bottom_up(rows)), ("one-pass", one_pass(rows))]
-    if len(rows) <= 20_000:
+    candidates.append(("bottom-up", bottom_up(rows)))
+    if not quick:
+        candidates.append(("one-pass", one_pass(rows, expired=expired)))
+    if not quick and len(rows) <= QUEUE_ROWS:
         candidates.append(("queue", queued(rows)))
     best: tuple[float, list[int], str] = (np.inf, [], "")
     for name, choice in candidates:

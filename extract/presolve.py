@@ -8,7 +8,7 @@ Solutions map back because every row that survives is one row of the input: see 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -23,6 +23,7 @@ from .problem import IntArray, Rows
 MUST_CLASSES = 30_000
 """Must sets take classes^2 / 8 bytes: above this many classes they are skipped."""
 
+LARGE_ROWS = 50_000
 ROUNDS = 6
 ENOUGH = 0.99
 """Rounds end when one leaves more than this share of classes, rows and reads."""
@@ -485,20 +486,33 @@ def detach(rows: Rows) -> Reduced | None:
     return work.compact()
 
 
-def presolve(rows: Rows, upper: float = np.inf, *, rounds: int = ROUNDS, keep_all: bool = False) -> Reduced:
+def presolve(
+    rows: Rows,
+    upper: float = np.inf,
+    *,
+    rounds: int = ROUNDS,
+    keep_all: bool = False,
+    expired: Callable[[], bool] = lambda: False,
+) -> Reduced:
     """All reductions until nothing changes. Needs roots with finite terms and a solution of cost `upper` (or inf).
 
-    keep_all: keep every solution of cost <= `upper` instead of one optimal one (for k-best).
+    keep_all: keep every solution of cost <= `upper` instead of one optimal one (for k-best). expired: asked now and
+    then; True ends the reductions early. Above LARGE_ROWS there is one round, without must sets.
     """
     work = Reducer(rows)
     work.derive()
     work.keep_reachable()
-    for turn in range(rounds):
+    large = len(rows) > LARGE_ROWS
+    for turn in range(1 if large else rounds):
+        if expired():
+            break
         if sum([1 for row in work.items if row]) < SHRUNK * len(work.items):
             work.renumber()
         before = work.size
-        work.find_always_on(before[0] <= MUST_CLASSES and (turn < 2 or before[0] <= MUST_CLASSES // 4))
+        work.find_always_on(not large and before[0] <= (MUST_CLASSES if turn < 2 else MUST_CLASSES // 4))
         work.drop_always_on_reads()
+        if expired():
+            break
         if not keep_all:
             work.drop_dominated()
         if upper < np.inf:
@@ -510,8 +524,9 @@ def presolve(rows: Rows, upper: float = np.inf, *, rounds: int = ROUNDS, keep_al
         work.keep_reachable()
         if work.constant >= upper * (1 - 1e-12) or sum(work.size) >= ENOUGH * sum(before):
             break
-    work.component, _ = components(class_graph(work.items))
-    work.drop_always_on_reads()
+    if not large:
+        work.component, _ = components(class_graph(work.items))
+        work.drop_always_on_reads()
     return work.compact()
 
 

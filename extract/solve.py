@@ -28,6 +28,9 @@ METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
 EXACT_ROWS = 20_000
 """Leaves above this size are not handed to an integer program: building it alone would take seconds."""
 
+BUILD_SECONDS = 1e-4
+"""Time to build CP-SAT's program, per row; with less than that left it is not worth starting."""
+
 TINY_ROWS = 100
 """CP-SAT alone ends leaves up to this size in milliseconds."""
 
@@ -130,9 +133,12 @@ class _Search:
             return 0.0
         return self.time_limit if self.deterministic else self.began + self.time_limit - time.perf_counter()
 
+    def _expired(self) -> bool:
+        return self.left <= 0
+
     def run(self, hint: Sequence[int] | IntArray | None) -> Extraction:
         rows = self.problem.rows
-        cost, chosen, name = best_greedy(rows, self._hints(hint))
+        cost, chosen, name = best_greedy(rows, self._hints(hint), expired=self._expired)
         if not chosen and cost == math.inf:
             raise self._no_term()
         self.stats.update(nodes=self.problem.n_nodes, classes=self.problem.n_classes, greedy=cost)
@@ -143,6 +149,8 @@ class _Search:
         reduced = detach(rows)
         assert reduced is not None  # the greedies found a term
         self.stats["detach_seconds"] = time.perf_counter() - self.began
+        if self._expired():
+            return self._finish(chosen, lower, name)
         blocks = [self._block(part, set(chosen), reduced) for part in split(reduced.rows)]
         self._count(blocks)
         self._search(blocks)
@@ -186,8 +194,8 @@ class _Search:
         known = [
             _as_choice(rows, [r for r, at in enumerate(copy) if parent.origin[at] in chosen]) for copy in part.copies
         ]
-        cost, best, _ = best_greedy(rows, known[:8])
-        reduced = presolve(rows, cost) if self.left > 0 else Reduced(rows, list(range(len(rows))), [], 0.0)
+        cost, best, _ = best_greedy(rows, known[:8], quick=len(rows) > EXACT_ROWS, expired=self._expired)
+        reduced = presolve(rows, cost, expired=self._expired)
         leaves: list[tuple[_Leaf, list[list[int]]]] = []
         if reduced.constant >= cost * (1 - 1e-12):  # what every solution pays is what the greedy pays
             return _Block(part, cost, best, Reduced(reduced.rows, [], [], cost), leaves)
@@ -206,7 +214,7 @@ class _Search:
         if seed and len(rows) <= EXACT_ROWS:
             price = discounted(rows, seed)
             extra += [c for c in (bottom_up(rows, price), one_pass(rows, price)) if c is not None]
-        cost, chosen, name = best_greedy(rows, extra)
+        cost, chosen, name = best_greedy(rows, extra, quick=len(rows) > EXACT_ROWS, expired=self._expired)
         bounds = path_bounds(rows)
         lower = max(bounds[r] for r in rows.roots)
         return _Leaf(rows, cost, chosen, lower, "greedy" if name == "hint" else name, cost <= lower)
@@ -245,7 +253,7 @@ class _Search:
             ratio = 0.0 if alone else STRONG_ROOT
             leaf.take(solve_highs(leaf.rows, leaf.chosen, seconds=share, root_ratio=ratio, stop=self.stop), "highs")
         rest = seconds if self.deterministic else min(self.left, ends - time.perf_counter())
-        if self._done(leaf) or self.method == "highs" or rest <= 0:
+        if self._done(leaf) or self.method == "highs" or rest <= len(leaf.rows) * BUILD_SECONDS:
             return
         answer = solve_cpsat(
             leaf.rows,
