@@ -340,8 +340,8 @@ class _Compiler:
             self.atoms.append(f"(<= {FIRST_FLOAT} {self.fact('dt', self.tensor(attr))})")
         elif f == "fits":
             self.fits(*(a.name if isinstance(a, Name) else "" for a in attr.args))
-        elif f == "chained":
-            self.atoms.append(f"(last x_{self.tensor(attr)})")
+        elif f in ("chained", "original"):
+            self.atoms.append(f"({'last' if f == 'chained' else 'wid'} x_{self.tensor(attr)})")
         elif f == "ordered":
             names = [f"x_{a.name}" if isinstance(a, Name) else "" for a in attr.args]
             first, second = names[-2:]

@@ -37,7 +37,7 @@ SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 
 PLAIN_SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5)
 STYLES = ("plain", "zeros", "positive", "wide")
 SLACK = 512 * np.finfo(np.float64).eps
-COST_GUARDS = ("weight", "active", "ordered")  # say where a rule pays, not where it is true
+COST_GUARDS = ("weight", "active", "chained", "original", "ordered")  # say where a rule pays, not where it is true
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,16 @@ class _Refuted(Exception):
 # ---------------------------------------------------------------- values
 def values(found: Instance, rng: np.random.Generator, style: str) -> dict[str, Array]:
     """Random arrays for the tensors of an instance, in their own dtypes; indices stay below their bounds."""
-    return {name: _array(t.shape, t.dtype, rng, style, found.bounds.get(name)) for name, t in sorted(found.types.items())}
+    return {
+        name: _array(t.shape, t.dtype, rng, style, found.bounds.get(name)) for name, t in sorted(found.types.items())
+    }
 
 
 def _array(shape: Any, dtype: str, rng: np.random.Generator, style: str, bound: int | None) -> Array:
     kind = dtypes.category(dtype)
     target = dtypes.numpy_dtype(dtype)
     if bound is not None:
-        return rng.integers(0, bound, shape).astype(target)
+        return np.asarray(rng.integers(0, bound, shape), target)
     if kind == "bool":
         return np.asarray(rng.random(shape) < 0.5)
     if kind == "int":
@@ -76,7 +78,8 @@ def _array(shape: Any, dtype: str, rng: np.random.Generator, style: str, bound: 
         small = rng.integers(max(-5, info.min), 6, shape)
         large = rng.integers(info.min, info.max, shape, dtype=target, endpoint=True)
         edges = rng.choice(np.array([info.min, info.max, 0, 1], dtype=target), shape)
-        return np.where(rng.random(shape) < 0.5, small.astype(target), np.where(rng.random(shape) < 0.5, large, edges))
+        odd = np.where(rng.random(shape) < 0.5, large, edges)
+        return np.asarray(np.where(rng.random(shape) < 0.5, small.astype(target), odd))
     x = rng.standard_normal(shape)
     if style == "positive":
         x = np.abs(x) + 0.01
@@ -137,7 +140,18 @@ _FIELD: dict[str, Callable[..., Array]] = {
     "cumsum": lambda a, p, x: np.cumsum(x, axis=a["axis"]),
     "full": lambda a, p: np.full(a["shape"], _residue(a["value"], p), np.int64),
 }
-_AS_IS = ("reshape", "permute", "broadcast_to", "slice", "flip", "windows", "concat", "gather", "gather_elements", "where")
+_AS_IS = (
+    "reshape",
+    "permute",
+    "broadcast_to",
+    "slice",
+    "flip",
+    "windows",
+    "concat",
+    "gather",
+    "gather_elements",
+    "where",
+)
 
 
 def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int) -> dict[int, Array]:
@@ -162,6 +176,10 @@ def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int) -> dic
     return found
 
 
+def _show(x: Array) -> str:
+    return np.array2string(x, threshold=24, precision=6, separator=", ", prefix="      ")
+
+
 # ---------------------------------------------------------------- one instance
 class _Trial:
     """Both sides of a rule on one instance."""
@@ -182,25 +200,25 @@ class _Trial:
             raise _Refuted("the right side is ill typed", f"  {self.found}\n  {error}") from None
         for left, right in pairs:
             if left.type != right.type:
-                raise _Refuted("the sides have different types", f"  {self.found}\n  left: {left.type}, right: {right.type}")
+                raise _Refuted(
+                    "the sides have different types", f"  {self.found}\n  left: {left.type}, right: {right.type}"
+                )
         return pairs
 
     def refute(self, detail: str, data: Mapping[str, Array], left: Array, right: Array) -> _Refuted:
         """The refutation, with everything needed to see it by hand."""
-        show = lambda x: np.array2string(np.asarray(x), threshold=24, precision=6, separator=", ", prefix="      ")
-        lines = [f"  {self.found}", *(f"  {n} = {show(x)}" for n, x in data.items())]
-        return _Refuted(detail, "\n".join([*lines, f"  left  = {show(left)}", f"  right = {show(right)}"]))
+        lines = [f"  {self.found}", *(f"  {n} = {_show(x)}" for n, x in data.items())]
+        return _Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
 
     def exactly(self) -> bool:
         """Field arithmetic modulo the primes; False where the rule or these values are outside it."""
         if any(dtypes.category(t.dtype) == "int" and n not in self.found.bounds for n, t in self.found.types.items()):
             return False
         for p in PRIMES:
+            data = values(self.found, self.rng, "plain")
             data = {
-                n: self.rng.integers(0, p, t.shape)
-                if dtypes.is_float(t.dtype)
-                else _array(t.shape, t.dtype, self.rng, "plain", self.found.bounds.get(n))
-                for n, t in sorted(self.found.types.items())
+                n: np.asarray(self.rng.integers(0, p, x.shape)) if x.dtype.kind not in "iub" else x
+                for n, x in data.items()
             }
             try:
                 got = modular(self.order, data, p)
@@ -254,7 +272,8 @@ class _Trial:
             return "only one side is finite somewhere"
         a, b = left[finite], right[finite]
         scale = peak * max(1.0, a.size) ** 0.5
-        gap = float(np.linalg.norm(a - b)) if a.size else 0.0
+        with np.errstate(over="ignore"):
+            gap = float(np.linalg.norm((a - b) / (peak or 1.0))) * (peak or 1.0) if a.size else 0.0
         if gap <= SLACK * scale or gap <= SLACK * (scale + self.condition(i, data, left, finite)):
             return ""
         return f"the sides differ by {gap:.3g}, where rounding explains {SLACK * scale:.3g}"
@@ -264,7 +283,9 @@ class _Trial:
         worst = 0.0
         for _ in range(3):
             moved = {
-                n: x.astype(np.float64) * (1 + 1e-7 * self.rng.standard_normal(x.shape)) if x.dtype.kind not in "iub" else x
+                n: x.astype(np.float64) * (1 + 1e-7 * self.rng.standard_normal(x.shape))
+                if x.dtype.kind not in "iub"
+                else x
                 for n, x in data.items()
             }
             with np.errstate(all="ignore"):
@@ -327,7 +348,9 @@ def check(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
         if refuted is not None:
             return Verdict("refuted", f"{one.name}: {refuted.detail}", refuted.counterexample)
         if counts["instances"] < min(4, samples) or not counts["float64"] + counts["modular"]:
-            return Verdict("unknown", f"{one.name}: {counts['instances']} instances, {counts['float64']} with finite values")
+            return Verdict(
+                "unknown", f"{one.name}: {counts['instances']} instances, {counts['float64']} with finite values"
+            )
         if rule.exact and not counts["bitwise"]:
             return Verdict("unknown", f"{one.name}: no instance could be compared bit by bit")
         total = {k: total.get(k, 0) + v for k, v in counts.items()}
