@@ -57,7 +57,7 @@ class Call:
 Code = str | Callable[[Call], str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Template:
     """One kernel of one backend.
 
