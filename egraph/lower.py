@@ -13,22 +13,25 @@ from typing import Any
 from ..errors import ShapeError
 from . import dtypes
 from .blocks import weight_only
-from .dims import concrete
+from .dims import Shape, concrete
 from .graph import LEAVES, Graph, Tensor
 from .language import SNAP, Interner
 from .ops import OPS, Attrs
+from .pricing import Pricing, tree_costs
 
 Row = tuple[int, ...]  # operand classes or node numbers, then attribute numbers (dims: index into `Lowered.dims`)
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A graph as tables. `rows[op]` holds (node, *operands, *attributes); `leaves` (node, dims, dtype, active)."""
+    """A graph as tables: `rows[op]` holds (node, *operands, *attributes); `facts` (node, dims, dtype, active, tree cost)
+    of every node; `leaves` and `weights` (those that depend on weights alone) node numbers."""
 
     graph: Graph
     nodes: list[Tensor]
     rows: dict[str, list[Row]]
-    leaves: list[Row]
+    facts: list[Row]
+    leaves: list[int]
     weights: list[int]
     roots: tuple[int, ...]
     dims: list[tuple[int, ...]]
@@ -48,11 +51,10 @@ class Lowered:
     def tables(self) -> dict[str, str]:
         """Table name -> tab-separated text."""
         found = {f"i_{op}": _text(rows) for op, rows in self.rows.items()}
-        if self.leaves:
-            found["i_leaf"] = _text(self.leaves)
-        if self.weights:
-            found["i_weight"] = _text((w,) for w in self.weights)
-        return found
+        for name, numbers in (("i_leaf", self.leaves), ("i_weight", self.weights)):
+            if numbers:
+                found[name] = _text((n,) for n in numbers)
+        return found | {"i_fact": _text(self.facts)}
 
     def decode(self, op: str, values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
         """The attributes behind numbers (dims come as tuples). Those of the graph's own nodes come back unchanged."""
@@ -85,11 +87,16 @@ class _Lowering:
         self.nodes = graph.nodes()
         self.number = {n: i for i, n in enumerate(self.nodes)}
         self.dims: dict[tuple[int, ...], int] = {}
+        self.checked: dict[Shape, int] = {}
         self.rows: dict[str, list[Row]] = {}
         self.known: dict[tuple[str, tuple[Any, ...]], tuple[tuple[str, Any], ...]] = {}
 
-    def dims_id(self, sizes: tuple[int, ...]) -> int:
-        return self.dims.setdefault(sizes, len(self.dims))
+    def dims_id(self, sizes: Shape) -> int:
+        """The number of a vector of concrete sizes."""
+        found = self.checked.get(sizes)
+        if found is None:
+            found = self.checked[sizes] = self.dims.setdefault(concrete(sizes), len(self.dims))
+        return found
 
     def snap(self, node: Tensor) -> None:
         """A fill that is a rule's constant rounded to the fill's dtype gets that constant's number."""
@@ -105,38 +112,43 @@ class _Lowering:
         if node.op == "full":
             self.snap(node)
         kinds = node.entry.attrs
-        values = tuple(
-            concrete(value) if kinds[name] == "dims" else self.interner.encode(kinds[name], value)
+        numbers = [
+            self.dims_id(value) if kinds[name] == "dims" else self.interner.encode(kinds[name], value)
             for name, value in node.attrs
-        )
-        self.known.setdefault((node.op, values), node.attrs)
-        numbers = [self.dims_id(v) if isinstance(v, tuple) else v for v in values]
-        row = (self.number[node], *(self.number[a] for a in node.args), *numbers)
+        ]
+        if numbers:
+            values = tuple(v if kinds[k] == "dims" else n for (k, v), n in zip(node.attrs, numbers))
+            self.known.setdefault((node.op, values), node.attrs)
+        row = (self.number[node], *[self.number[a] for a in node.args], *numbers)
         self.rows.setdefault(node.op, []).append(row)
 
-    def leaf(self, node: Tensor, weight: bool) -> Row:
+    def fact(self, node: Tensor, weight: bool, cost: int) -> Row:
         dtype = self.interner.encode("dtype", node.dtype)
-        return (self.number[node], self.dims_id(concrete(node.shape)), dtype, int(not weight))
+        return (self.number[node], self.dims_id(node.shape), dtype, int(not weight), cost)
 
 
-def lower(graph: Graph, interner: Interner | None = None, constants: Sequence[float] = ()) -> Lowered:
+def lower(
+    graph: Graph,
+    interner: Interner | None = None,
+    constants: Sequence[float] = (),
+    pricing: Pricing | None = None,
+) -> Lowered:
     """The graph as tables. `interner` holds the numbers that rules use (it is extended: pass a copy); `constants` are
     the scalar constants of the rules. ShapeError where a dimension is free or a size is 0 (no law holds there)."""
     work = _Lowering(graph, interner if interner is not None else Interner(), constants)
     weights = weight_only(work.nodes)
-    leaves = []
     for node in work.nodes:
-        if 0 in concrete(node.shape):
+        if 0 in node.shape:
             raise ShapeError(f"{node} is empty", hint="simplify the graph first: empty values are constants")
-        if node.op in LEAVES:
-            leaves.append(work.leaf(node, node in weights))
-        else:
+        if node.op not in LEAVES:
             work.add(node)
+    costs = tree_costs(work.nodes, weights, pricing) if pricing is not None else [0] * len(work.nodes)
     return Lowered(
         graph=graph,
         nodes=work.nodes,
         rows=work.rows,
-        leaves=leaves,
+        facts=[work.fact(n, n in weights, cost) for n, cost in zip(work.nodes, costs)],
+        leaves=[work.number[n] for n in work.nodes if n.op in LEAVES],
         weights=[work.number[n] for n in work.nodes if n in weights],
         roots=tuple(work.number[r] for r in graph.roots),
         dims=list(work.dims),

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from . import dtypes
 from .dims import concrete
+from .graph import Tensor
 from .ops import OPS, Op, Type
 from .view import EGraphView
 
@@ -173,7 +174,6 @@ def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
         *(f"(ruleset {name})" for name in ("r_cost", "r_dom", "r_sub", "r_seen")),
         "(function nby (T) i64 :merge old)",
         "(function itemsize (i64) i64 :no-merge)",
-        "(function best (T) i64 :merge (min old new))",
         "(rule ((= n (nel e)) (= b (itemsize (dt e)))) ((set (nby e) (* n b))) :ruleset r_shape)",
         "(rule ((= 0 (wk e))) ((set (best e) 0)) :ruleset r_cost)",
         "(rule ((= e (Leaf n))) ((set (best e) 0)) :ruleset r_cost)",
@@ -198,22 +198,48 @@ def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
     return lines
 
 
+class _Prices:
+    """Prices by op and types, each computed once."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing = pricing
+        self.formulas: dict[str, Cost] = {}
+        self.known: dict[tuple[Any, ...], int] = {}
+
+    def of(self, op: str, out: Type, operands: Sequence[Type]) -> int:
+        key = (op, out, *operands)
+        found = self.known.get(key)
+        if found is None:
+            formula = self.formulas.get(op)
+            if formula is None:
+                formula = self.formulas[op] = self.pricing.formula(OPS[op])
+            found = self.known[key] = formula.evaluate(out, operands)
+        return found
+
+
+def tree_costs(nodes: Sequence[Tensor], weights: set[Tensor], pricing: Pricing) -> list[int]:
+    """Tree costs of nodes listed operands first, as `cost_program` would find them."""
+    prices, found = _Prices(pricing), dict[Tensor, int]()
+    for node in nodes:
+        if node in weights or not node.args:
+            found[node] = 0
+            continue
+        own = 0
+        if not all(a in weights for a in node.args):
+            own = prices.of(node.op, node.type, [a.type for a in node.args])
+        found[node] = min(CAP, own + sum([found[a] for a in node.args]))
+    return [found[n] for n in nodes]
+
+
 def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
     """The price of every e-node of a view; one whose operands are all weight-only costs nothing."""
-    known: dict[tuple[Any, ...], int] = {}
-    formulas = {op: pricing.formula(OPS[op]) for op in set(view.op)}
-    weight, types, found = view.weight.tolist(), view.types, []
+    prices, found = _Prices(pricing), []
+    weight, types = view.weight.tolist(), view.types
     cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()
     for i, op in enumerate(view.op):
         kids = kid[off[i] : off[i + 1]]
-        if all(weight[k] for k in kids):
-            found.append(0.0)
-            continue
-        operands = [types[k] for k in kids]
-        key = (op, types[cls[i]], *operands)
-        if key not in known:
-            known[key] = formulas[op].evaluate(types[cls[i]], operands)
-        found.append(float(known[key]))
+        free = all(weight[k] for k in kids)
+        found.append(0.0 if free else float(prices.of(op, types[cls[i]], [types[k] for k in kids])))
     return found
 
 

@@ -31,11 +31,12 @@ class Program:
     beam: int
     interner: Interner
     constants: tuple[float, ...]
+    pricing: Pricing
     key: str
 
     def lower(self, graph: Graph) -> Lowered:
         """A graph as tables, in this program's numbers."""
-        return lower(graph, self.interner.copy(), self.constants)
+        return lower(graph, self.interner.copy(), self.constants, self.pricing)
 
     @property
     def declaration(self) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def make_program(
         beam=beam,
         interner=interner,
         constants=tuple(constants),
+        pricing=pricing,
         key=key,
     )
 

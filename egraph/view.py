@@ -27,7 +27,7 @@ class SaturationReport:
     """What a saturation did. `stopped`: saturated, iterations, nodes, seconds, bytes, interrupted or worker-died.
 
     `sizes` holds the live e-nodes after each iteration (the first entry is the block as it came), `matches` and
-    `rule_seconds` the totals per rule, `kept` the iteration whose view was kept, `extractable` whether every root of
+    `rule_seconds` the totals per rule (rules that cannot occur are left out), `kept` the iteration whose view was kept, `extractable` whether every root of
     the last round was still extractable (if not, an earlier round was kept).
     """
 

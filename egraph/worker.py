@@ -202,13 +202,12 @@ class Worker:
         return self.stderr.read()[-2000:].decode(errors="replace").strip() or "no message"
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """See `saturate.Session.request`."""
-        self.prepare()
+        """See `saturate.Session.request`. A process that is gone is not started again here: it has forgotten all."""
         process = self.process
-        if process is None:  # killed from another thread in between
-            raise WorkerError("the saturation worker was ended")
+        if process is None:
+            raise WorkerError("the saturation worker is not running", hint="call prepare() first")
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # then reading tells why it died
+        with contextlib.suppress(OSError):  # a broken pipe: reading tells why it died
             write_frame(process.stdin, {"method": method, "payload": payload, "memory": bounds.bytes}, {})
         return self._receive(bounds)
 
