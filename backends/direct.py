@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..egraph.graph import Graph, Tensor
-from ..errors import NoPlanError
-from ..extract.kernel import Backend, Call, Operand, Plan, Priced, Step, Strides, Template, Value, contiguous
 from ..egraph.pattern import Call as Pattern
 from ..egraph.pattern import Name, Var
+from ..errors import NoPlanError
+from ..extract.kernel import Backend, Call, Operand, Plan, Priced, Step, Strides, Template, Value, contiguous
+from .single import run_template
 from .views import view_strides
+
+__all__ = ["direct_plan", "run_template"]
 
 FREE = Priced(0.0, 0.0, 0.0, "bound")
 _WEIGHTS = ("param", "constant", "full", "iota")

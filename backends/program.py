@@ -84,11 +84,13 @@ class Program:
         self._run: Callable[..., tuple[Array, ...]] | None = None
         self._lock = threading.Lock()
         self._specs = [(name, shape, dtypes.numpy_dtype(dtype)) for name, shape, dtype in manifest.inputs]
-        self._names = [name for name, _, _ in manifest.inputs]
+        self.input_names = [name for name, _, _ in manifest.inputs]
 
     # ------------------------------------------------------------ binding
     def bind(self, params: Mapping[str, Data] | None = None) -> Program:
-        """Read and prepare the weights now; `params` replaces weights by name. States start over. Returns itself.
+        """Read and prepare the weights now, unless they are; `params` replaces weights by name. States start over.
+
+        Returns itself.
 
         UsageError names params without data; of a loaded program only states can start over.
         """
@@ -98,7 +100,10 @@ class Program:
                     raise UsageError("a loaded program has its weights", hint="optimize again to use others")
                 self._params |= params
                 self._weights = _Evaluated(self._weights.terms, self._params)
-            self._bind()
+                self._run = None
+            if self._run is None:
+                self._bind()
+            self.reset()
         return self
 
     def _bind(self) -> None:
@@ -116,7 +121,11 @@ class Program:
     # ------------------------------------------------------------ calling
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run it. ShapeError names an input of another shape or dtype, UsageError a missing or unknown one."""
-        given = args if not named and len(args) == len(self._names) else self._arguments(args, named)
+        return _structured(self.manifest.structure, self.flat(*args, **named))
+
+    def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
+        """Run it; the outputs one after the other, without the graph's structure."""
+        given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         torch = any(_is_torch(x) for x in given)
         arrays = [_checked(x, *spec) for x, spec in zip(given, self._specs)]
         with self._lock:
@@ -124,23 +133,21 @@ class Program:
                 self._bind()
             assert self._run is not None
             results = self._run(*arrays)
-        if torch:
-            return _structured(self.manifest.structure, [_to_torch(r) for r in results])
-        return _structured(self.manifest.structure, results)
+        return [_to_torch(r) for r in results] if torch else results
 
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        if len(args) > len(self._names):
-            raise UsageError(f"{len(args)} inputs given, the program has {len(self._names)}: {self._names}")
-        found = dict(zip(self._names, args))
-        twice, unknown = sorted(set(found) & set(named)), sorted(set(named) - set(self._names))
+        if len(args) > len(self.input_names):
+            raise UsageError(f"{len(args)} inputs given, the program has {len(self.input_names)}: {self.input_names}")
+        found = dict(zip(self.input_names, args))
+        twice, unknown = sorted(set(found) & set(named)), sorted(set(named) - set(self.input_names))
         if twice or unknown:
             what = f"inputs {twice} are given twice" if twice else f"no inputs are called {unknown}"
-            raise UsageError(what, hint=f"the inputs are {self._names}")
+            raise UsageError(what, hint=f"the inputs are {self.input_names}")
         found |= named
-        missing = [n for n in self._names if n not in found]
+        missing = [n for n in self.input_names if n not in found]
         if missing:
-            raise UsageError(f"inputs {missing} are missing", hint=f"the inputs are {self._names}")
-        return [found[n] for n in self._names]
+            raise UsageError(f"inputs {missing} are missing", hint=f"the inputs are {self.input_names}")
+        return [found[n] for n in self.input_names]
 
     # ------------------------------------------------------------ looking
     def memory(self) -> dict[str, int]:

@@ -1,0 +1,205 @@
+"""Timing kernels on the CPU, safely: a warm child process that may crash or hang at the cost of one candidate."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+from .. import settings
+from ..costdb.device import cores
+from ..costdb.key import Work
+from ..costdb.schema import Accuracy, Row
+from ..costdb.schema import Failure as FailureRow
+from ..costdb.schema import Timing as TimingRow
+from ..errors import WorkerError
+from ..extract.kernel import Call, Candidate, Template
+from ..extract.work import call_work
+from .keys import key_of
+from .measure_worker import encode
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a kernel takes: samples in µs with their median and median absolute deviation, and its error norms."""
+
+    samples_us: tuple[float, ...]
+    accuracy: dict[str, float]
+    reference: str = "float64"
+    disturbed: int = 0  # samples set aside because another process ran in them
+
+    @property
+    def median(self) -> float:
+        """µs."""
+        return float(np.median(self.samples_us))
+
+    @property
+    def mad(self) -> float:
+        """µs."""
+        return float(np.median(np.abs(np.array(self.samples_us) - self.median)))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no time: `status` is wrong, error, memory, crash or timeout."""
+
+    status: str
+    message: str
+    stage: str = ""
+
+
+class Sink(Protocol):
+    """Where rows go (costdb's Store)."""
+
+    def add(self, rows: Iterable[Row]) -> object:
+        """Keep the rows."""
+        ...
+
+
+class Worker:
+    """The child process; started when first needed, and again after it died."""
+
+    def __init__(self, module: str = "tensor_graphs.backends.measure_worker", timeout: float = 30.0) -> None:
+        self.module, self.timeout = module, timeout
+        self._process: subprocess.Popen[str] | None = None
+        self._replies: queue.Queue[str | None] = queue.Queue()
+        self._count = 0
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a job; a dead or silent child is a reply too (status crash, timeout)."""
+        process = self._started()
+        self._count += 1
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"id": self._count, **job}) + "\n")
+            process.stdin.flush()
+            line = self._replies.get(timeout=self.timeout)
+        except queue.Empty:
+            self.close()
+            return {"ok": False, "status": "timeout", "message": f"no answer within {self.timeout:g} s"}
+        except OSError:
+            line = None
+        except BaseException:
+            self.close()
+            raise
+        return self._parsed(line, process)
+
+    def _parsed(self, line: str | None, process: subprocess.Popen[str]) -> dict[str, Any]:
+        try:
+            reply = json.loads(line or "")
+            if reply["id"] == self._count:
+                return dict(reply)
+        except (ValueError, KeyError, TypeError):
+            pass
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        code = process.poll()
+        self.close()
+        return {"ok": False, "status": "crash", "message": f"the measuring process ended with code {code}"}
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **_thread_environment()}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise WorkerError(f"the measuring process cannot be started: {error}") from None
+        self._replies = queue.Queue()
+        assert self._process.stdout is not None
+        threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True).start()
+        return self._process
+
+    def close(self) -> None:
+        """End the child, with whatever it is doing."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _listen(pipe: IO[str], replies: queue.Queue[str | None]) -> None:
+    with contextlib.suppress(ValueError, OSError):
+        for line in pipe:
+            replies.put(line)
+    replies.put(None)
+
+
+def _thread_environment() -> dict[str, str]:
+    threads = settings.current().threads
+    if not threads:
+        return {}
+    names = ("TENSOR_GRAPHS_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return dict.fromkeys(names, str(threads))
+
+
+class CpuMeasurer:
+    """Times candidates in a child process and adds the rows to a sink (a cost store).
+
+    About `seconds` of sampling a candidate (three times that where other processes disturb it); each answer is checked
+    against the pattern's meaning in float64 first. `timeout` bounds one candidate in all.
+    """
+
+    def __init__(self, sink: Sink, *, seconds: float = 0.015, timeout: float = 30.0, worker: Worker | None = None) -> None:
+        self.sink, self.seconds = sink, seconds
+        self.worker = worker or Worker(timeout=timeout)
+        self.threads = settings.current().threads or cores()
+
+    def measure(self, candidates: Sequence[Candidate], progress: Callable[[int], None] | None = None) -> None:
+        """Time each distinct call and store timing, accuracy and failures; returns when the rows are durable."""
+        seen: set[str] = set()
+        for done, candidate in enumerate(candidates):
+            key = key_of(candidate.template, candidate.call)
+            if not candidate.is_view and key.digest not in seen:
+                seen.add(key.digest)
+                self.sink.add(self._rows(candidate.template, candidate.call))
+            if progress is not None:
+                progress(done + 1)
+        flush = getattr(self.sink, "flush", None)
+        if flush is not None and seen:
+            flush()
+
+    def time(self, template: Template, call: Call) -> Timing | Failure:
+        """One measurement, not stored."""
+        reply = self.worker.ask({**encode(template, call), "seconds": self.seconds})
+        if not reply["ok"]:
+            return Failure(reply["status"], reply["message"], reply.get("stage", ""))
+        return Timing(tuple(reply["samples"]), reply["accuracy"], reply["reference"], reply["disturbed"])
+
+    def _rows(self, template: Template, call: Call) -> list[Row]:
+        found = self.time(template, call)
+        common: dict[str, Any] = {"key": key_of(template, call), "work": Work(*call_work(template, call)), "threads": self.threads}
+        if isinstance(found, Failure):
+            return [FailureRow(status=found.status, stage=found.stage, message=found.message, **common)]
+        norms = {k: v for k, v in found.accuracy.items() if np.isfinite(v) or k != "rel_fro"}
+        return [
+            TimingRow(samples=found.samples_us, **common),
+            Accuracy(reference=found.reference, **norms, **common),
+        ]
+
+    def close(self) -> None:
+        """End the child process."""
+        self.worker.close()
+
+    def __enter__(self) -> CpuMeasurer:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()

@@ -1,0 +1,163 @@
+"""Every kernel of every backend against its meaning in float64, on random calls that it accepts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.sample import sample
+from tensor_graphs.backends.single import compiled, expected, laid, random_values
+from tensor_graphs.egraph import dtypes
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ops import OPS
+from tensor_graphs.egraph.pattern import Call as Pattern
+from tensor_graphs.extract.kernel import Template
+
+BACKENDS = [name for name in ("numpy", "torch") if not backend(name).unavailable()]
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
+
+#: (kernel, dtype) pairs that have no calls, declared with why: never (the kernel is for other dtypes by design).
+HALVES, WIDE = ("float16", "bfloat16"), ("float32", "float64")
+NEVER = {
+    **{(name, d): "wide floats only" for name in ("np.softplus", "np.linear", "np.linear_columns") for d in HALVES},
+    **{(f"np.{name}_half", d): "halves only" for name in ("softplus", "matmul", "linear") for d in WIDE},
+    **{("torch.softplus", d): "its threshold is exact in float32 only" for d in ("float64", *HALVES)},
+}
+
+
+def _never(template: Template, dtype: str) -> bool:
+    single = template.name.startswith(("torch.mkl", "torch.onednn")) and dtype != "float32"
+    return (template.name, dtype) in NEVER or single
+
+
+def _cases() -> list:
+    kernels = [t for name in BACKENDS for t in backend(name).templates if t.family != "view"]
+    return [pytest.param(t, d, id=f"{t.name}-{d}") for t in kernels for d in TOLERANCE]
+
+
+@pytest.mark.parametrize(("template", "dtype"), _cases())
+def test_kernel_computes_its_pattern(template: Template, dtype: str) -> None:
+    if _never(template, dtype):
+        assert sample(template, 0, dtype, attempts=150) is None, "declared as a gap, but it has calls: update NEVER"
+        return
+    tried = 0
+    for seed in range(3):
+        call = sample(template, seed, dtype)
+        if call is None:
+            continue
+        tried += 1
+        rng = np.random.default_rng(seed)
+        operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+        got = compiled(template, call)(operands)()[0]
+        want = expected(template, call, operands)
+        kind = call.output.type
+        assert got.shape == kind.shape and got.dtype == dtypes.numpy_dtype(kind.dtype)
+        strides = [s // got.itemsize for s in got.strides]
+        assert all(a == b for a, b, d in zip(strides, call.output.strides, got.shape) if d != 1) or not got.size
+        tolerance = TOLERANCE[dtype]
+        np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=tolerance, atol=tolerance)
+    assert tried, "no call found that this kernel accepts"
+
+
+EXACT = [t for t in backend("numpy").templates if t.exact and t.family != "view"]
+
+
+@pytest.mark.parametrize("template", EXACT, ids=lambda t: t.name)
+def test_exact_kernels_are_bitwise_the_interpreter(template: Template) -> None:
+    from tensor_graphs.backends.single import meaning
+
+    for dtype in ("float32", "bfloat16"):
+        call = sample(template, 7, dtype, attempts=500)
+        if call is None:
+            continue
+        rng = np.random.default_rng(7)
+        operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+        got = compiled(template, call)(operands)()[0]
+        want = evaluate([meaning(template, call)], {}, params=operands)[0]
+        a, b = got.astype(np.float64), want.astype(np.float64)
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(np.signbit(a) & ~np.isnan(a), np.signbit(b) & ~np.isnan(b))
+
+
+def test_numpy_has_a_reference_for_every_op() -> None:
+    named = {t.term.op for t in backend("numpy").templates if isinstance(t.term, Pattern) and not t.prep}
+    assert {op for op, entry in OPS.items() if entry.arity} <= named
+
+
+SPECIAL = [np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.0, 88.8, -88.8, 1e-40]
+POINTWISE = [
+    pytest.param(t, id=t.name)
+    for name in BACKENDS
+    for t in backend(name).templates
+    if isinstance(t.term, Pattern)
+    and OPS[t.term.op].pointwise
+    and len(t.operands) == OPS[t.term.op].arity == len(t.term.args)
+    and t.operands in (("x",), ("x", "y"))
+    and t.term.op not in ("cast", "and", "or", "xor", "not")
+]
+
+#: Where a kernel's special values differ on purpose: never, with the reason.
+SPECIAL_NEVER = {
+    "np.hard_swish": "-inf * 0 either way",
+    "torch.hard_swish": "Torch clips before it multiplies: hard_swish(-inf) is 0 there, NaN in the decomposition",
+    "np.silu": "-inf / inf either way",
+    "torch.silu": "Torch has silu(-inf) = NaN or 0 by version",
+    "torch.mish": "mish(-inf) is NaN or 0 by version",
+    "np.mish": "the decomposition's -inf * 0",
+    "np.gelu": "-inf * 0",
+    "torch.gelu": "-inf * 0 or 0 by version",
+    "np.gelu_tanh": "-inf * 0",
+    "torch.gelu_tanh": "-inf * 0 or 0 by version",
+    "np.softplus": "logaddexp(inf, 0) is inf, as it should be; the decomposition agrees only for finite values",
+}
+
+
+@pytest.mark.parametrize("template", POINTWISE)
+def test_special_values(template: Template) -> None:
+    """NaN, infinities, -0.0 and denormals come out as the interpreter says, in float32."""
+    from tensor_graphs.egraph.ops import Type
+    from tensor_graphs.extract.kernel import Call, Operand, contiguous
+
+    values = np.array(SPECIAL, np.float32)
+    pairs = np.array(np.meshgrid(values, values), np.float32).reshape(2, -1)
+    operands = dict(zip(template.operands, pairs)) if len(template.operands) == 2 else {"x": values}
+    attrs = {"alpha": 0.1, "beta": 0.5, "lo": -1.0, "hi": 2.0}
+    names = {a for _, spelled in template.term.attrs for a in [getattr(spelled, "name", "")]}
+    if template.name == "torch.hard_sigmoid":
+        pytest.skip("fixed alpha")
+    shape = operands["x"].shape
+    operand = Operand(Type(shape, "float32"), contiguous(shape))
+    kind = "bool" if OPS[template.term.op].law == "compare" else "float32"
+    call = Call({o: operand for o in operands}, Operand(Type(shape, kind), contiguous(shape)), {k: v for k, v in attrs.items() if k in names})
+    if template.applies is not None and not template.applies(call):
+        pytest.skip("not for float32")
+    from tensor_graphs.backends.single import meaning
+
+    got = compiled(template, call)(operands)()[0]
+    with np.errstate(all="ignore"):
+        want = evaluate([meaning(template, call)], {}, params=operands)[0]
+    try:
+        np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=2e-6, atol=1e-30)
+    except AssertionError:
+        if template.name not in SPECIAL_NEVER:
+            raise
+
+
+def test_erf_is_accurate_everywhere() -> None:
+    from math import erf
+
+    from tensor_graphs.backends.numpy_helpers import erf as fast
+
+    x = np.concatenate([np.linspace(-7, 7, 4001), [1e-30, -1e-8, np.inf, -np.inf, -0.0]])
+    exact = np.array([erf(v) for v in x])
+    for dtype, bound in ((np.float32, 5e-7), (np.float64, 4e-15)):
+        out = np.empty(x.shape, dtype)
+        fast(x.astype(dtype), out)
+        exact_here = np.array([erf(v) for v in x.astype(dtype).astype(float)])
+        assert np.max(np.abs(out - exact_here)) < bound
+        assert np.max(np.abs(out)) <= 1
+        assert np.signbit(out[-1]) and out[-1] == 0
+    assert np.isfinite(exact).all()
+    nan = np.empty(1, np.float32)
+    fast(np.array([np.nan], np.float32), nan)
+    assert np.isnan(nan[0])
