@@ -28,6 +28,9 @@ METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
 EXACT_ROWS = 20_000
 """Leaves above this size are not handed to an integer program: building it alone would take seconds."""
 
+LEAST_SECONDS = 0.5
+"""Least slice of the time limit for one leaf."""
+
 BUILD_SECONDS = 1e-4
 """Time to build CP-SAT's program, per row; with less than that left it is not worth starting."""
 
@@ -231,29 +234,35 @@ class _Search:
         )
 
     def _search(self, blocks: list[_Block]) -> None:
-        """Exact search of the distinct leaves, small ones first; each gets its share of the time that is left."""
-        todo = sorted((leaf for leaf in self.memo.values() if not leaf.proven), key=lambda leaf: len(leaf.rows))
-        weight = [len(leaf.rows) ** 1.5 for leaf in todo]
-        for i, leaf in enumerate(todo):
-            left = self.left
-            if left <= 0:
-                return
-            seconds = left * weight[i] / sum(weight if self.deterministic else weight[i:])
-            self._solve_leaf(leaf, seconds)
+        """Exact search of the distinct leaves, small ones first; each gets its share of the time that is left, and what
+        the others did not use goes to those still open."""
+        for again in (False, True):
+            todo = sorted(
+                (leaf for leaf in self.memo.values() if not self._done(leaf)), key=lambda leaf: len(leaf.rows)
+            )
+            weight = [len(leaf.rows) ** 1.5 for leaf in todo]
+            for i, leaf in enumerate(todo):
+                left = self.left
+                if left <= 0 or (again and self.deterministic):
+                    return
+                share = left * weight[i] / sum(weight if self.deterministic else weight[i:])
+                self._solve_leaf(leaf, min(left, max(share, LEAST_SECONDS)), again)
 
-    def _solve_leaf(self, leaf: _Leaf, seconds: float) -> None:
+    def _solve_leaf(self, leaf: _Leaf, seconds: float, again: bool) -> None:
         ends = time.perf_counter() + seconds
-        if self.method in ("auto", "frontier"):
+        if self.method in ("auto", "frontier") and not again:
             self._try_frontier(leaf, seconds)
         if self._done(leaf) or self.method == "frontier" or len(leaf.rows) > EXACT_ROWS:
             return
-        if self.method == "highs" or (self.method == "auto" and not self.deterministic and len(leaf.rows) > TINY_ROWS):
-            alone = self.method == "highs"
-            share = (ends - time.perf_counter()) * (1.0 if alone else HIGHS_SHARE)
-            ratio = 0.0 if alone else STRONG_ROOT
-            leaf.take(solve_highs(leaf.rows, leaf.chosen, seconds=share, root_ratio=ratio, stop=self.stop), "highs")
+        if self.method == "highs":
+            leaf.take(solve_highs(leaf.rows, leaf.chosen, seconds=ends - time.perf_counter(), stop=self.stop), "highs")
+            return
+        if self.method == "auto" and not self.deterministic and not again and len(leaf.rows) > TINY_ROWS:
+            share = (ends - time.perf_counter()) * HIGHS_SHARE
+            found = solve_highs(leaf.rows, leaf.chosen, seconds=share, root_ratio=STRONG_ROOT, stop=self.stop)
+            leaf.take(found, "highs")
         rest = seconds if self.deterministic else min(self.left, ends - time.perf_counter())
-        if self._done(leaf) or self.method == "highs" or rest <= len(leaf.rows) * BUILD_SECONDS:
+        if self._done(leaf) or rest <= len(leaf.rows) * BUILD_SECONDS:
             return
         answer = solve_cpsat(
             leaf.rows,
