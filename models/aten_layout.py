@@ -145,8 +145,8 @@ def t_(x: Tensor) -> Tensor:
 def expand(x: Tensor, size: Sequence[Dim], implicit: bool = False) -> Tensor:
     """Sizes of 1 repeated; -1 keeps a size"""
     lead = len(size) - x.rank
-    keep = lambda i, d: x.shape[i - lead] if isinstance(d, int) and d == -1 else d
-    return t.broadcast_to(x, [keep(i, d) for i, d in enumerate(size)])
+    sizes = [x.shape[i - lead] if isinstance(d, int) and d == -1 else d for i, d in enumerate(size)]
+    return t.broadcast_to(x, sizes)
 
 
 def _bound(value: Dim | None, size: Dim, default: Dim) -> Dim:
@@ -323,15 +323,18 @@ def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x
 
 
+def _cut(width: Dim) -> int:
+    """How many elements a negative padding removes."""
+    return -width if isinstance(width, int) and width < 0 else 0
+
+
 def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
     """A constant around, pairs from the last axis on; negative widths cut"""
     pairs = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
     for back, (lo, hi) in enumerate(pairs):
         axis = x.rank - 1 - back
-        cut = lambda w: -w if isinstance(w, int) and w < 0 else 0
-        x = t.slice_axis(x, axis, cut(lo), x.shape[axis] - cut(hi))
-        grow = lambda w: 0 if isinstance(w, int) and w < 0 else w
-        x = t.pad(x, [(grow(lo), grow(hi)) if a == axis else (0, 0) for a in range(x.rank)], value)
+        x = t.slice_axis(x, axis, _cut(lo), x.shape[axis] - _cut(hi))
+        x = t.pad(x, [(lo + _cut(lo), hi + _cut(hi)) if a == axis else (0, 0) for a in range(x.rank)], value)
     return x
 
 
@@ -375,18 +378,24 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 
 
 # ---------------------------------------------------------------- indexing
-def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale: bool = False, sparse: bool = False) -> Tensor:
+def embedding(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale: bool = False, sparse: bool = False
+) -> Tensor:
     """Rows of a table"""
     return t.gather(weight, indices, 0)
 
 
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Positions of an axis"""
+    if not x.rank:
+        return x
     return t.gather(x, index if index.rank else t.reshape(index, (1,)), dim)
 
 
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """x at the index along an axis, per position"""
+    if volume(index.shape) == 0:
+        return t.zeros(index.shape, x.dtype)
     if not x.rank:
         return t.broadcast_to(x, index.shape)
     return t.gather_elements(x, index, dim)
@@ -395,7 +404,9 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
 _MODES = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
 
 
-def scatter(x: Tensor, dim: int, index: Tensor, source: Any, reduce: str | None = None, include_self: bool = True) -> Tensor:
+def scatter(
+    x: Tensor, dim: int, index: Tensor, source: Any, reduce: str | None = None, include_self: bool = True
+) -> Tensor:
     """x with numbers or another tensor's elements written at the index along an axis"""
     mode = "set" if reduce is None else _MODES.get(reduce, "")
     if not mode or not include_self:
@@ -503,6 +514,8 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """x with positions of an axis set to a number"""
+    if not x.rank:
+        return fill(x, value)
     size = (*x.shape[:dim], volume(index.shape), *x.shape[dim % x.rank + 1 :])
     return _along(x, dim, index, t.broadcast_to(lift(value, dtype=x.dtype)[0], size), "set")
 
@@ -514,4 +527,3 @@ def _along(x: Tensor, dim: int, index: Tensor, source: Tensor, mode: str) -> Ten
     line = [volume(index.shape) if i == axis else 1 for i in range(x.rank)]
     spot = t.broadcast_to(t.reshape(_plain_index(index, x.shape[axis]), line), source.shape)
     return t.scatter_elements(x, spot, t.cast(source, x.dtype), axis, mode)
-

@@ -78,7 +78,9 @@ def _turned(w: Tensor, groups: int) -> Tensor:
 
 
 # ---------------------------------------------------------------- pooling
-def _pool_attrs(x: Tensor, n: int, kernel: Ints, stride: Any, padding: Ints, dilation: Ints, ceil_mode: bool) -> dict[str, Any]:
+def _pool_attrs(
+    x: Tensor, n: int, kernel: Ints, stride: Any, padding: Ints, dilation: Ints, ceil_mode: bool
+) -> dict[str, Any]:
     sizes, steps = _each(kernel, n), _each(stride, n) if stride not in (None, [], ()) else _each(kernel, n)
     pads, gaps = _each(padding, n), _each(dilation, n)
     high = list(pads)
@@ -108,7 +110,9 @@ def _batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
 def max_pool(n: int) -> Callable[..., Tensor]:
     """The largest in each window of n spatial axes."""
 
-    def build(x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, dilation: Ints = 1, ceil_mode: bool = False) -> Tensor:
+    def build(
+        x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, dilation: Ints = 1, ceil_mode: bool = False
+    ) -> Tensor:
         return c.max_pool(x, **_pool_attrs(x, n, kernel, stride, padding, dilation, ceil_mode))
 
     return _batched(n, build)
@@ -130,7 +134,7 @@ def avg_pool(n: int) -> Callable[..., Tensor]:
         attrs = _pool_attrs(x, n, kernel, stride, padding, 1, ceil_mode)
         out, volume_ = c.avg_pool(x, **attrs), prod(attrs["kernel"])
         if divisor_override:
-            return out * (volume_ / divisor_override)
+            return t.mul(out, volume_ / divisor_override)
         pads, plain = attrs["pads"], _each(padding, n)
         if (count_include_pad and pads == (*plain, *plain)) or not any(pads):
             return out
@@ -187,7 +191,10 @@ def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
 
 # ---------------------------------------------------------------- normalisation
 def _affine(x: Tensor, gain: Tensor | None, shift: Tensor | None, size: Dim) -> tuple[Tensor, Tensor]:
-    line = lambda v, fill: t.full((size,), fill, x.dtype) if v is None else t.cast(t.reshape(v, (size,)), x.dtype)
+
+    def line(value: Tensor | None, fill: float) -> Tensor:
+        return t.full((size,), fill, x.dtype) if value is None else t.cast(t.reshape(value, (size,)), x.dtype)
+
     return line(gain, 1.0), line(shift, 0.0)
 
 
@@ -225,13 +232,20 @@ def fused_rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, 
 
 
 def group_norm(
-    x: Tensor, groups: int, gain: Tensor | None = None, shift: Tensor | None = None, eps: float = 1e-5, cudnn: bool = True
+    x: Tensor,
+    groups: int,
+    gain: Tensor | None = None,
+    shift: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
 ) -> Tensor:
     """Normalised over groups of channels and all positions"""
     return c.group_norm(x, *_affine(x, gain, shift, x.shape[1]), groups=groups, eps=eps)
 
 
-def native_group_norm(x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float) -> list[Any]:
+def native_group_norm(
+    x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float
+) -> list[Any]:
     """The normalised value, its mean and the reciprocal of its deviation per group"""
     flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
     spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
@@ -250,7 +264,9 @@ def batch_norm(
     return c.batch_norm(x, *_affine(x, gain, shift, x.shape[1]), t.cast(mean, x.dtype), t.cast(var, x.dtype), eps=eps)
 
 
-def batch_norm_inference(x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, momentum: float, eps: float) -> list[Any]:
+def batch_norm_inference(
+    x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> list[Any]:
     """Normalised per channel with given statistics"""
     empty = t.zeros((0,), x.dtype)
     return [batch_norm(x, gain, shift, mean, var, False, momentum, eps), empty, empty]
@@ -267,9 +283,14 @@ def batch_norm_functional(
     return [batch_norm(x, gain, shift, mean, var, training, momentum, eps), *saved, new_mean, new_var]
 
 
-def batch_norm_without_stats(x: Tensor, gain: Any, shift: Any, training: bool, momentum: float, eps: float) -> list[Any]:
+def batch_norm_without_stats(
+    x: Tensor, gain: Any, shift: Any, training: bool, momentum: float, eps: float
+) -> list[Any]:
     """Normalised per channel with the batch's statistics"""
-    return [batch_norm(x, gain, shift, None, None, True, momentum, eps), *[Missing("the saved statistics of batch_norm")] * 2]
+    return [
+        batch_norm(x, gain, shift, None, None, True, momentum, eps),
+        *[Missing("the saved statistics of batch_norm")] * 2,
+    ]
 
 
 def instance_norm(

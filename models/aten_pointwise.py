@@ -278,8 +278,9 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    """log(1 + exp(beta x)) / beta; x itself above the threshold differs by rounding only, so it is not selected"""
-    return c.softplus(x) if beta == 1 else t.div(c.softplus(x * float(beta)), float(beta))
+    """log(1 + exp(beta x)) / beta; x itself above a threshold, which from 20 on differs by rounding only"""
+    out = c.softplus(x) if beta == 1 else t.div(c.softplus(x * float(beta)), float(beta))
+    return out if threshold >= 20 else t.where(t.gt(x * float(beta), float(threshold)), x, out)
 
 
 def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:

@@ -118,7 +118,9 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
     return out if keepdim else t.reshape(out, tuple(d for i, d in enumerate(x.shape) if i not in axes))
 
 
-def vector_norm(x: Tensor, order: float = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
+def vector_norm(
+    x: Tensor, order: float = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None
+) -> Tensor:
     """The p-norm over axes"""
     x = t.cast(x, dtype or x.dtype)
     axes = _axes(x, dim)

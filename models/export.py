@@ -55,7 +55,7 @@ def load_module(
     target = module if isinstance(module, torch.nn.Module) else _as_module(module)
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     shapes = _named_dims(dynamic_shapes)
-    title = name or getattr(module, "__name__", type(module).__name__)
+    title: str = name or str(getattr(module, "__name__", type(module).__name__))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -111,7 +111,7 @@ def _as_module(function: Callable[..., Any]) -> Any:
     if not callable(function):
         raise UsageError(f"a {type(function).__name__} is neither an nn.Module nor a function")
     module = torch.nn.Module()
-    module.forward = function  # type: ignore[method-assign]
+    module.forward = function
     return module.eval()
 
 
@@ -122,7 +122,7 @@ def _first_line(error: BaseException) -> str:
 
 def _export_error(error: BaseException, title: str) -> ExportError:
     text = str(error)
-    hint = "control flow on tensor values cannot be captured; use torch.where or torch.cond-free code"
+    hint = "branches and loops over tensor values cannot be captured; compute both sides and use torch.where"
     if "Constraints violated" in text or "specialized" in text or "dynamic" in text.lower():
         hint = "a size named in dynamic_shapes is fixed by the model; drop it there or give it a range"
     elif "missing a required argument" in text or "positional argument" in text:
@@ -203,8 +203,10 @@ def _inspect_archive(path: Path) -> None:
 
     import torch
 
-    refuse = lambda what: UntrustedModelError(f"{what}, which only a full unpickler reads", where=str(path),
-                                              hint="save the program again with plain tensors")  # fmt: skip
+    def refuse(what: str) -> UntrustedModelError:
+        hint = "save the program again with plain tensors"
+        return UntrustedModelError(f"{what}, which only a full unpickler reads", where=str(path), hint=hint)
+
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -241,7 +243,9 @@ class _Reader:
         self._shared: dict[Any, Tensor] = {}
         signature = program.graph_signature
         self._specs = {s.arg.name: s for s in signature.input_specs if hasattr(s.arg, "name")}
-        self._mutated = {s.target for s in signature.output_specs if s.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")}
+        self._mutated = {
+            s.target for s in signature.output_specs if s.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")
+        }
 
     def graph(self, name: str) -> Graph:
         """The graph; UnsupportedError with everything that was collected."""
@@ -282,7 +286,9 @@ class _Reader:
         if isinstance(value, Tensor):
             return value
         if isinstance(value, bool | int | float):
-            return t.full((), value, "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32")
+            return t.full(
+                (), value, "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
+            )
         if isinstance(value, Missing):
             if value.what:
                 self._note(value.what)
@@ -317,7 +323,9 @@ class _Reader:
         value = node.meta.get("val")
         if kind == "USER_INPUT":
             if not hasattr(value, "dtype"):
-                return value if isinstance(value, bool | int | float | str | None) else Missing(f"the input {node.name!r}")
+                return (
+                    value if isinstance(value, bool | int | float | str | None) else Missing(f"the input {node.name!r}")
+                )
             return self._input(node.name, value)
         if kind in ("PARAMETER", "BUFFER"):
             assert spec is not None
@@ -331,7 +339,9 @@ class _Reader:
     def _input(self, name: str, value: Any) -> Tensor:
         hints = self.sizes[len(self.inputs)] if len(self.inputs) < len(self.sizes) else {}
         for axis, size in enumerate(value.shape):
-            for symbol in sorted(getattr(getattr(getattr(size, "node", None), "expr", None), "free_symbols", ()), key=str):
+            for symbol in sorted(
+                getattr(getattr(getattr(size, "node", None), "expr", None), "free_symbols", ()), key=str
+            ):
                 if str(symbol) not in self._symbols:
                     limits = self.program.range_constraints.get(symbol)
                     low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)

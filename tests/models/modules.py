@@ -7,6 +7,7 @@ a builder of (module, example inputs) with fixed random weights. Import this onl
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,7 +24,11 @@ class EncoderLayer(nn.Module):
         self.heads = heads
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.out, self.norm1 = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-12)
-        self.up, self.down, self.norm2 = nn.Linear(width, inner), nn.Linear(inner, width), nn.LayerNorm(width, eps=1e-12)
+        self.up, self.down, self.norm2 = (
+            nn.Linear(width, inner),
+            nn.Linear(inner, width),
+            nn.LayerNorm(width, eps=1e-12),
+        )
         self.dropout = nn.Dropout(0.1)
 
     def split(self, x: Tensor) -> Tensor:
@@ -43,7 +48,11 @@ class Encoder(nn.Module):
 
     def __init__(self, vocab: int = 50, width: int = 32, heads: int = 4, layers: int = 2, length: int = 16) -> None:
         super().__init__()
-        self.tokens, self.positions, self.types = nn.Embedding(vocab, width), nn.Embedding(length, width), nn.Embedding(2, width)
+        self.tokens, self.positions, self.types = (
+            nn.Embedding(vocab, width),
+            nn.Embedding(length, width),
+            nn.Embedding(2, width),
+        )
         self.norm, self.pooler = nn.LayerNorm(width, eps=1e-12), nn.Linear(width, width)
         self.layers = nn.ModuleList(EncoderLayer(width, heads, 4 * width) for _ in range(layers))
         self.register_buffer("position_ids", torch.arange(length).unsqueeze(0), persistent=False)
@@ -147,7 +156,10 @@ class DecoderLayer(nn.Module):
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, size: int, gemma: bool, sdpa: bool) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.size, self.gemma, self.sdpa = heads, kv_heads, size, gemma, sdpa
-        self.q_proj, self.o_proj = nn.Linear(width, heads * size, bias=False), nn.Linear(heads * size, width, bias=False)
+        self.q_proj, self.o_proj = (
+            nn.Linear(width, heads * size, bias=False),
+            nn.Linear(heads * size, width, bias=False),
+        )
         self.k_proj, self.v_proj = (nn.Linear(width, kv_heads * size, bias=False) for _ in range(2))
         self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
@@ -194,7 +206,9 @@ class Llama(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.embed, self.rotary = nn.Embedding(vocab, width), Rotary(size)
-        self.layers = nn.ModuleList(DecoderLayer(width, heads, kv_heads, inner, size, gemma, sdpa) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(width, heads, kv_heads, inner, size, gemma, sdpa) for _ in range(layers)
+        )
         self.norm, self.gemma = RmsNorm(width, plus_one=gemma), gemma
         self.lm_head = nn.Linear(width, vocab, bias=False)
         if gemma:
@@ -269,7 +283,10 @@ class UNetBlock(nn.Module):
     def __init__(self, channels_in: int, channels: int, time: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.GroupNorm(4, channels_in), nn.GroupNorm(4, channels)
-        self.conv1, self.conv2 = nn.Conv2d(channels_in, channels, 3, padding=1), nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv1, self.conv2 = (
+            nn.Conv2d(channels_in, channels, 3, padding=1),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
         self.time = nn.Linear(time, channels)
         self.shortcut = nn.Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
 
@@ -289,9 +306,9 @@ class UNet(nn.Module):
         self.enter = nn.Conv2d(channels_in, channels, 3, padding=1)
         widths = [channels * 2**i for i in range(levels + 1)]
         self.down = nn.ModuleList(UNetBlock(a, a, time) for a in widths[:-1])
-        self.shrink = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in zip(widths, widths[1:]))
+        self.shrink = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in pairwise(widths))
         self.middle = UNetBlock(widths[-1], widths[-1], time)
-        self.grow = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in zip(widths, widths[1:]))
+        self.grow = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in pairwise(widths))
         self.up = nn.ModuleList(UNetBlock(2 * a, a, time) for a in widths[:-1])
         self.norm, self.leave = nn.GroupNorm(4, channels), nn.Conv2d(channels, channels_in, 3, padding=1)
 
@@ -324,7 +341,9 @@ class DiTBlock(nn.Module):
         batch, length, width = x.shape
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(F.silu(condition)).chunk(6, dim=1)
         y = self.norm1(x) * (1 + scale1.unsqueeze(1)) + shift1.unsqueeze(1)
-        q, k, v = self.qkv(y).reshape(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(y).reshape(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
         x = x + gate1.unsqueeze(1) * self.out(mixed)
         y = self.norm2(x) * (1 + scale2.unsqueeze(1)) + shift2.unsqueeze(1)
@@ -334,7 +353,9 @@ class DiTBlock(nn.Module):
 class DiT(nn.Module):
     """A diffusion transformer: patches, condition of time and class, blocks, patches back to an image."""
 
-    def __init__(self, width: int = 32, heads: int = 4, layers: int = 2, size: int = 8, patch: int = 2, classes: int = 4) -> None:
+    def __init__(
+        self, width: int = 32, heads: int = 4, layers: int = 2, size: int = 8, patch: int = 2, classes: int = 4
+    ) -> None:
         super().__init__()
         self.patch, self.grid, self.width = patch, size // patch, width
         self.patches = nn.Conv2d(3, width, patch, patch)
@@ -342,7 +363,10 @@ class DiT(nn.Module):
         self.time = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
         self.label = nn.Embedding(classes, width)
         self.blocks = nn.ModuleList(DiTBlock(width, heads) for _ in range(layers))
-        self.norm, self.modulation = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6), nn.Linear(width, 2 * width)
+        self.norm, self.modulation = (
+            nn.LayerNorm(width, elementwise_affine=False, eps=1e-6),
+            nn.Linear(width, 2 * width),
+        )
         self.out = nn.Linear(width, patch * patch * 3)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:

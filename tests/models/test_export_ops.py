@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+
 from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
 from tensor_graphs.models.aten_ops import IGNORED, TABLE  # noqa: E402
 from tensor_graphs.models.export import load_module  # noqa: E402
@@ -26,6 +27,20 @@ def _random(*shape: int) -> Any:
 
 def _ints(high: int, *shape: int, low: int = 0) -> Any:
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(sum(shape) + high))
+
+
+def _power(exponent: float) -> Case:
+    return lambda x, p: p**exponent
+
+
+def _inside(function: Case) -> Case:
+    """On values within (-1, 1)."""
+    return lambda x, p: function(torch.tanh(x))
+
+
+def _on(function: Case, *places: int, number: float | None = None) -> Case:
+    """On some of a family's inputs, then a number."""
+    return lambda *inputs: function(*(inputs[i] for i in places), *(() if number is None else (number,)))
 
 
 X, Y, POSITIVE = _random(3, 4), _random(3, 4), _random(3, 4).abs() + 0.1
@@ -50,35 +65,33 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
         "inplace": lambda x, y: x.clone().mul_(2).add_(y), "zero_dim": lambda x, y: x * y[0, 0],
     }),
     "powers": ((X, POSITIVE), {
-        **{f"pow_{e}": (lambda e: lambda x, p: p**e)(e) for e in (2, 3, 0.5, -0.5, -1, -2, 1, 0, 2.5, 4)},
+        **{f"pow_{e}": _power(e) for e in (2, 3, 0.5, -0.5, -1, -2, 1, 0, 2.5, 4)},
         "pow_base": lambda x, p: 2.0**x, "pow_tensor": lambda x, p: p**x, "square": lambda x, p: x.square(),
         "rsqrt": lambda x, p: p.rsqrt(), "sqrt": lambda x, p: p.sqrt(), "reciprocal": lambda x, p: p.reciprocal(),
     }),
     "functions": ((X, POSITIVE), {
-        **{name: (lambda f: lambda x, p: f(x))(getattr(torch, name)) for name in (
+        **{name: _on(getattr(torch, name), 0) for name in (
             "neg", "abs", "sign", "exp", "expm1", "tanh", "erf", "erfc", "sin", "cos", "atan", "floor", "ceil", "round",
             "trunc", "frac", "sigmoid", "exp2", "sinh", "cosh", "asinh", "tan", "deg2rad", "rad2deg", "sgn")},
-        **{name: (lambda f: lambda x, p: f(p))(getattr(torch, name)) for name in ("log", "log2", "log10", "log1p")},
-        **{name: (lambda f: lambda x, p: f(torch.tanh(x)))(getattr(torch, name)) for name in ("asin", "acos", "atanh")},
+        **{name: _on(getattr(torch, name), 1) for name in ("log", "log2", "log10", "log1p")},
+        **{name: _inside(getattr(torch, name)) for name in ("asin", "acos", "atanh")},
         "acosh": lambda x, p: torch.acosh(p + 1), "round_decimals": lambda x, p: torch.round(x, decimals=2),
     }),
     "activations": ((X * 2,), {
-        name: (lambda f: lambda x: f(x))(f) for name, f in {
-            "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
-            "mish": F.mish, "softplus": F.softplus, "softplus_beta": lambda x: F.softplus(x, beta=2), "elu": F.elu,
-            "elu_alpha": lambda x: F.elu(x, alpha=0.3), "celu": lambda x: F.celu(x, 0.4), "selu": F.selu,
-            "leaky_relu": lambda x: F.leaky_relu(x, 0.2), "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid,
-            "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.7), "relu6": F.relu6, "logsigmoid": F.logsigmoid,
-            "softsign": F.softsign, "threshold": lambda x: F.threshold(x, 0.1, 20.0), "glu": F.glu,
-            "tanhshrink": F.tanhshrink, "softshrink": F.softshrink, "hardshrink": F.hardshrink,
-            "prelu": lambda x: F.prelu(x, torch.tensor([0.1, 0.2, 0.3, 0.4])), "dropout": lambda x: F.dropout(x, 0.5, False),
-            "softmax": lambda x: F.softmax(x, 0), "log_softmax": lambda x: F.log_softmax(x, -1),
-            "softmax_dtype": lambda x: F.softmax(x, -1, dtype=torch.float64), "softmin": lambda x: F.softmin(x, 1),
-        }.items()
+        "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu,
+        "mish": F.mish, "softplus": F.softplus, "softplus_beta": lambda x: F.softplus(x, beta=2), "elu": F.elu,
+        "elu_alpha": lambda x: F.elu(x, alpha=0.3), "celu": lambda x: F.celu(x, 0.4), "selu": F.selu,
+        "leaky_relu": lambda x: F.leaky_relu(x, 0.2), "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid,
+        "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.7), "relu6": F.relu6, "logsigmoid": F.logsigmoid,
+        "softsign": F.softsign, "threshold": lambda x: F.threshold(x, 0.1, 20.0), "glu": F.glu,
+        "tanhshrink": F.tanhshrink, "softshrink": F.softshrink, "hardshrink": F.hardshrink,
+        "prelu": lambda x: F.prelu(x, torch.tensor([0.1, 0.2, 0.3, 0.4])), "dropout": lambda x: F.dropout(x, 0.5, False),
+        "softmax": lambda x: F.softmax(x, 0), "log_softmax": lambda x: F.log_softmax(x, -1),
+        "softmax_dtype": lambda x: F.softmax(x, -1, dtype=torch.float64), "softmin": lambda x: F.softmin(x, 1),
     }),
     "comparisons": ((X, Y, _ints(3, 3, 4), _ints(3, 3, 4, low=1)), {
-        **{op: (lambda f: lambda x, y, i, j: f(i, j))(getattr(torch, op)) for op in ("eq", "ne", "lt", "le", "gt", "ge")},
-        **{f"{op}_scalar": (lambda f: lambda x, y, i, j: f(x, 0.5))(getattr(torch, op)) for op in ("eq", "lt", "ge")},
+        **{op: _on(getattr(torch, op), 2, 3) for op in ("eq", "ne", "lt", "le", "gt", "ge")},
+        **{f"{op}_scalar": _on(getattr(torch, op), 0, number=0.5) for op in ("eq", "lt", "ge")},
         "logical_and": lambda x, y, i, j: torch.logical_and(i, j > 1), "logical_or": lambda x, y, i, j: (i > 1) | (j > 1),
         "logical_xor": lambda x, y, i, j: torch.logical_xor(i, j), "logical_not": lambda x, y, i, j: torch.logical_not(i),
         "invert": lambda x, y, i, j: ~(i > 1), "bitwise_not": lambda x, y, i, j: ~i, "bitwise_and": lambda x, y, i, j: i & j,

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type

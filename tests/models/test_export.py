@@ -1,0 +1,388 @@
+"""Whole PyTorch modules through torch.export: numerics, weights, free sizes, state, structure, errors, `.pt2` files."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import zipfile
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils import _pytree  # noqa: E402
+
+from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.errors import (  # noqa: E402
+    BadModelError,
+    ExportError,
+    UnsupportedError,
+    UntrustedModelError,
+    UsageError,
+)
+from tensor_graphs.models.export import load_module, load_pt2  # noqa: E402
+from tensor_graphs.models.torch_arrays import to_numpy, to_torch  # noqa: E402
+
+
+def _modules() -> Any:
+    """The neighbouring modules.py, which is no test and in no package."""
+    name = "tensor_graphs_test_modules"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("modules.py"))
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+modules = _modules()
+X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+
+
+def run(graph: Any, inputs: Any, **states: np.ndarray) -> list[np.ndarray]:
+    values = {leaf.attr("name"): to_numpy(v) for leaf, v in zip(graph.inputs, inputs, strict=True)}
+    return evaluate(graph, values | states)
+
+
+# ---------------------------------------------------------------- whole models
+@pytest.mark.parametrize("name", modules.EXAMPLES)
+def test_models_match_eager(name: str) -> None:
+    module, inputs = modules.example(name)
+    graph = load_module(module, inputs)
+    with torch.no_grad():
+        wanted = [to_numpy(v) for v in _pytree.tree_leaves(module(*inputs))]
+    for found, eager in zip(run(graph, inputs), wanted, strict=True):
+        assert found.dtype == eager.dtype
+        np.testing.assert_allclose(found, eager, rtol=1e-5, atol=1e-5 * float(abs(eager).max()))
+
+
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [
+        ("gpt2", {"attention": 2, "layer_norm": 5, "gelu_tanh": 2, "linear": 8}),
+        ("llama_sdpa", {"masked_attention": 2, "silu": 2}),
+        ("resnet", {"conv": 8, "batch_norm": 8, "max_pool": 1, "relu": 7}),
+        ("unet", {"group_norm": 11, "conv": 18}),
+        ("encoder", {"softmax": 2, "gelu": 2, "layer_norm": 5}),
+    ],
+)
+def test_composites_arrive_whole(name: str, ops: dict[str, int]) -> None:
+    counts = load_module(*modules.example(name)).counts()
+    assert {op: counts.get(op, 0) for op in ops} == ops
+
+
+def test_bfloat16_model_is_as_close_as_eager() -> None:
+    module, inputs = modules.example("llama")
+    with torch.no_grad():
+        exact = module(*inputs).numpy()
+        half = to_numpy(module.bfloat16()(*inputs)).astype(np.float32)
+    graph = load_module(module, inputs)
+    assert graph.outputs[0].dtype == "bfloat16" and {d.dtype.name for d in graph.params.values()} == {"bfloat16"}
+    found = run(graph, inputs)[0].astype(np.float32)
+    assert abs(found - exact).max() < 2 * max(abs(half - exact).max(), 1e-2)
+
+
+def test_transformer_encoder_layer_of_torch() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    np.testing.assert_allclose(run(load_module(layer, (x,)), (x,))[0], layer(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_of_torch(kind: Any) -> None:
+    torch.manual_seed(0)
+    layer, x = kind(4, 6, num_layers=2, batch_first=True).eval(), torch.randn(2, 3, 4)
+    with torch.no_grad():
+        wanted = _pytree.tree_leaves(layer(x))
+    for found, eager in zip(run(load_module(layer, (x,)), (x,)), wanted, strict=True):
+        np.testing.assert_allclose(found, eager, rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------- weights
+def test_params_share_the_module_memory_and_tied_ones_are_one() -> None:
+    module, inputs = modules.example("gpt2")
+    graph = load_module(module, inputs)
+    assert "wte.weight" in graph.params and "lm_head.weight" not in graph.params
+    array = graph.params["wte.weight"]
+    assert isinstance(array, np.ndarray) and array.ctypes.data == module.wte.weight.data_ptr()
+    before = run(graph, inputs)[0]
+    with torch.no_grad():
+        module.wte.weight.mul_(2)
+    assert not np.allclose(run(graph, inputs)[0], before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8])
+def test_torch_arrays_share_memory(dtype: Any) -> None:
+    tensor = torch.arange(6).reshape(2, 3).to(dtype)
+    array = to_numpy(tensor.T)
+    assert array.ctypes.data == tensor.data_ptr() and array.shape == (3, 2)
+    back = to_torch(array)
+    assert back.dtype == dtype and back.data_ptr() == tensor.data_ptr() and torch.equal(back, tensor.T)
+    assert torch.equal(to_torch(array[::-1]), tensor.T.flip(0))
+
+
+def test_torch_arrays_refuse_what_has_no_array() -> None:
+    with pytest.raises(UnsupportedError, match="complex64"):
+        to_numpy(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(UnsupportedError, match="meta"):
+        to_numpy(torch.zeros(2, device="meta"))
+
+
+def test_small_constants_are_constants_and_large_ones_params() -> None:
+    small, large = torch.arange(3.0), torch.ones(3, 30000)
+    graph = load_module(lambda x: (x + small) @ large + torch.tensor(2.0), (X,))
+    assert len(graph.leaves("constant")) == 1 and [p.shape for p in graph.params.values()] == [(3, 30000)]
+    np.testing.assert_allclose(run(graph, (X,))[0], ((X + small) @ large + 2).numpy())
+
+
+# ---------------------------------------------------------------- sizes
+def test_free_sizes_get_their_names_and_bind() -> None:
+    module, inputs = modules.example("gpt2")
+    shapes = {"input_ids": {0: "batch", 1: torch.export.Dim("length", min=2, max=16)}}
+    graph = load_module(module, inputs, dynamic_shapes=shapes)
+    assert set(graph.free_dims) == {"batch", "length"} and graph.free_dims["length"].max == 16
+    ids = torch.randint(50, (3, 9))
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            run(graph.bind({"batch": 3, "length": 9}), (ids,))[0], module(ids), rtol=1e-4, atol=1e-4
+        )
+    assert set(load_module(module, inputs, dynamic_shapes=shapes, dims={"batch": 2}).free_dims) == {"length"}
+
+
+@pytest.mark.parametrize("name", ["llama", "encoder"])
+def test_free_batch_and_length_of_masked_models(name: str) -> None:
+    module, inputs = modules.example(name)
+    graph = load_module(
+        module, inputs, dynamic_shapes=tuple({0: "b", 1: torch.export.Dim("n", max=16)} for _ in inputs)
+    )
+    other = (torch.randint(50, (3, 5)), torch.ones(3, 5, dtype=torch.long), torch.arange(5).expand(3, 5))[: len(inputs)]
+    with torch.no_grad():
+        wanted = _pytree.tree_leaves(module(*other))
+    for found, eager in zip(run(graph.bind({"b": 3, "n": 5}), other), wanted, strict=True):
+        np.testing.assert_allclose(found, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_derived_and_unnamed_sizes() -> None:
+    n = torch.export.Dim("n", max=64)
+    shapes = ({0: 2 * n}, {0: n}, {0: torch.export.Dim.DYNAMIC})
+    graph = load_module(lambda a, b, c: (a.view(-1, 2).sum(1) + b, c * 2), (torch.ones(6), torch.ones(3), torch.ones(5)),
+                        dynamic_shapes=shapes)  # fmt: skip
+    assert set(graph.free_dims) == {"n", "c_0"}
+    assert [n.shape for n in graph.bind({"n": 4, "c_0": 2}).inputs] == [(8,), (4,), (2,)]
+
+
+# ---------------------------------------------------------------- state, structure, calls
+class Counter(nn.Module):
+    """Adds up what it has seen, in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: Any) -> Any:
+        self.total.add_(x.sum(0))
+        return self.total * 2
+
+
+def test_mutated_buffers_become_states_with_updates() -> None:
+    graph = load_module(Counter(), (X,))
+    assert list(graph.updates) == ["total"] and [n.attr("name") for n in graph.leaves("state")] == ["total"]
+    np.testing.assert_array_equal(graph.params["total"], np.zeros(3))  # its initial value
+    out, total = run(graph, (X,), total=np.ones(3, np.float32))
+    np.testing.assert_array_equal(total, X.sum(0).numpy() + 1)
+    np.testing.assert_array_equal(out, 2 * total)
+
+
+def test_batch_norm_in_training_updates_its_statistics() -> None:
+    module = nn.BatchNorm1d(3).train()
+    graph = load_module(module, (X,))
+    states = {n.attr("name"): to_numpy(module.state_dict()[n.attr("name")].clone()) for n in graph.leaves("state")}
+    found = run(graph, (X,), **states)
+    with torch.no_grad():
+        np.testing.assert_allclose(found[0], module(X), rtol=1e-5, atol=1e-6)
+    for name, value in zip(graph.updates, found[1:], strict=True):
+        np.testing.assert_allclose(value, module.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+@dataclass
+class Output:
+    """As models return them."""
+
+    logits: Any
+    rest: Any = None
+
+
+Pair = namedtuple("Pair", ["left", "right"])
+torch.export.register_dataclass(Output, serialized_type_name="tensor_graphs.tests.Output")
+
+
+@pytest.mark.parametrize(
+    ("function", "structure", "names"),
+    [
+        (lambda x: x + 1, None, ("output",)),
+        (lambda x: (x + 1,), (0,), ("output0",)),
+        (lambda x: [x, (x, None)], [0, (1, None)], ("output0", "output1.0")),
+        (lambda x: {"a": x, "b": {"c": x + 1}}, {"a": 0, "b": {"c": 1}}, ("a", "b.c")),
+        (lambda x: Output(x + 1), {"logits": 0, "rest": None}, ("logits",)),
+        (lambda x: Pair(x, x + 1), (0, 1), ("output0", "output1")),
+        (lambda x: (x, 3), (0, 1), ("output0", "output1")),
+    ],
+)
+def test_structure_of_results(function: Any, structure: Any, names: tuple[str, ...]) -> None:
+    graph = load_module(function, (X,))
+    assert graph.structure == structure and graph.names == names
+    assert len(run(graph, (X,))) == len(names)
+
+
+def test_nested_and_named_arguments_keep_their_order() -> None:
+    class Mixer(nn.Module):
+        def forward(self, pair: Any, *, scale: Any, flag: bool = False) -> Any:
+            return pair[0] * scale - pair[1]["y"] if flag else pair[0]
+
+    graph = load_module(
+        Mixer(), ((X, {"y": X + 1}),), example_kwargs={"scale": torch.tensor(3.0), "flag": True}, name="mix"
+    )
+    assert len(graph.inputs) == 3 and graph.name == "mix"
+    np.testing.assert_array_equal(run(graph, (X, X + 1, torch.tensor(3.0)))[0], (X * 3 - X - 1).numpy())
+
+
+def test_autocast_off_and_no_grad_regions_are_inlined() -> None:
+    def f(x: Any) -> Any:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            y = x.float() @ x.T
+        return y + 1
+
+    np.testing.assert_allclose(run(load_module(f, (X,)), (X,))[0], (X @ X.T + 1).numpy())
+
+
+# ---------------------------------------------------------------- errors
+def test_all_unsupported_operators_are_listed_at_once() -> None:
+    def f(x: Any) -> Any:
+        return torch.lgamma(x) + torch.lgamma(x + 1) + torch.cummax(x, 1)[0] + torch.fft.rfft(x).real.sum()
+
+    with pytest.raises(UnsupportedError) as caught:
+        load_module(f, (X,))
+    assert {"lgamma.default", "cummax.default", "_fft_r2c.default"} <= set(caught.value.missing)
+    assert caught.value.missing["lgamma.default"] == 2 and "lgamma.default ×2" in str(caught.value)
+
+
+def _branch(x: Any) -> Any:
+    return x if x.sum() > 0 else -x
+
+
+def _write(x: Any) -> Any:
+    x.add_(1)
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "text"),
+    [
+        (_branch, ExportError, "torch.export failed"),
+        (lambda x: torch.nn.functional.dropout(x, 0.5, True), UnsupportedError, "dropout|rand|bernoulli"),
+        (lambda x: torch.rand(2, 3) + x, UnsupportedError, "rand.default ×1"),
+        (lambda x: x[x > 0], UnsupportedError, "data"),
+        (_write, UnsupportedError, "writes into its user_input"),
+        (lambda x: None, UsageError, "no tensor"),
+        (
+            lambda x: torch.nn.functional.max_pool2d(x[None, None], 2, return_indices=True)[1],
+            UnsupportedError,
+            "indices",
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_named(function: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        load_module(function, (X,))
+
+
+def test_wrong_calls_are_named() -> None:
+    with pytest.raises(UsageError, match="neither"):
+        load_module(3, (X,))
+    with pytest.raises(ExportError):
+        load_module(nn.Linear(3, 2), (X, X))
+    with pytest.raises(ExportError) as caught:
+        load_module(lambda x: x.reshape(6), (X,), dynamic_shapes=({0: "n"},))
+    assert caught.value.hint and caught.value.exit_code == 3
+
+
+# ---------------------------------------------------------------- .pt2
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]:
+    module = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).eval()
+    path = tmp_path_factory.mktemp("pt2") / "small.pt2"
+    torch.export.save(torch.export.export(module, (X,)), path)
+    return path, module
+
+
+def test_pt2_is_refused_unless_trusted(saved: tuple[Path, nn.Module]) -> None:
+    path, module = saved
+    with pytest.raises(UntrustedModelError) as caught:
+        load_pt2(path)
+    assert "trust" in caught.value.hint
+    graph = load_pt2(path, trust=True)
+    assert graph.name == "small" and graph.counts()["gelu"] == 1
+    np.testing.assert_allclose(run(graph, (X,))[0], module(X).detach(), rtol=1e-5, atol=1e-6)
+
+
+def _copy(source: Path, target: Path, change: Any) -> Path:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for entry in old.namelist():
+            new.writestr(entry, change(entry, old.read(entry)))
+    return target
+
+
+class Harmful:
+    """Unpickling it would run code; the flag shows whether that happened."""
+
+    ran = False
+
+    def __reduce__(self) -> Any:
+        return (setattr, (Harmful, "ran", True))
+
+
+def test_pickled_content_of_a_trusted_pt2_is_refused(saved: tuple[Path, nn.Module], tmp_path: Path) -> None:
+    import io
+
+    buffer = io.BytesIO()
+    torch.save(((Harmful(),), {}), buffer)
+    bad = _copy(saved[0], tmp_path / "a.pt2", lambda n, d: buffer.getvalue() if "sample_inputs" in n else d)
+    with pytest.raises(UntrustedModelError, match="sample inputs"):
+        load_pt2(bad, trust=True)
+    assert not Harmful.ran
+    flip = lambda n, d: (
+        d.replace(b'"use_pickle": false', b'"use_pickle": true') if n.endswith("weights_config.json") else d
+    )
+    with pytest.raises(UntrustedModelError, match="pickled"):
+        load_pt2(_copy(saved[0], tmp_path / "b.pt2", flip), trust=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04"])
+def test_broken_pt2_files_are_named(content: bytes, tmp_path: Path, saved: tuple[Path, nn.Module]) -> None:
+    broken = tmp_path / "broken.pt2"
+    broken.write_bytes(content)
+    with pytest.raises(BadModelError):
+        load_pt2(broken, trust=True)
+    cut = saved[0].read_bytes()
+    broken.write_bytes(cut[: len(cut) // 2])
+    with pytest.raises(BadModelError):
+        load_pt2(broken, trust=True)
+    with pytest.raises(BadModelError):
+        load_pt2(tmp_path / "absent.pt2", trust=True)
+
+
+def test_other_archives_and_broken_programs_are_named(tmp_path: Path, saved: tuple[Path, nn.Module]) -> None:
+    other = tmp_path / "other.pt2"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("hello", "x")
+    with pytest.raises(BadModelError, match=r"torch\.export\.save"):
+        load_pt2(other, trust=True)
+    spoil = lambda n, d: b"{}" if n.endswith("models/model.json") else d
+    with pytest.raises(BadModelError, match="cannot read"):
+        load_pt2(_copy(saved[0], tmp_path / "c.pt2", spoil), trust=True)
