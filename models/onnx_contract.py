@@ -39,7 +39,7 @@ def same_pads(
     n: Node, sizes: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[int]:
     """Pads (all low, then all high) of a convolution or pooling from `pads` or `auto_pad`."""
-    mode = n.attr("auto_pad", "NOTSET")
+    mode = n.choice("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     if mode == "NOTSET":
         return list(n.attr("pads", [0] * (2 * len(kernel))))
     if mode == "VALID":
@@ -99,7 +99,7 @@ def _transposed_pads(
     """Pads (low, high) that the transposed convolution cuts off, output_padding and output_shape taken into account."""
     count = len(kernel)
     extra = list(n.attr("output_padding", [0] * count))
-    mode = n.attr("auto_pad", "NOTSET")
+    mode = n.choice("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     asked = n.attr("output_shape")
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
     if asked is None and mode in ("NOTSET", "VALID"):

@@ -92,7 +92,7 @@ _MODES = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 def _scatter_elements(n: Node) -> Result:
     x, index, updates = n.x(0), n.x(1), n.x(2)
     axis = n.axis(0, x.rank)
-    return t.scatter_elements(x, wrap(n, index, x.shape[axis]), updates, axis, _MODES[n.attr("reduction", "none")])
+    return t.scatter_elements(x, wrap(n, index, x.shape[axis]), updates, axis, _MODES[n.choice("reduction", *_MODES)])
 
 
 @operator("ScatterND")
@@ -104,7 +104,7 @@ def _scatter_nd(n: Node) -> Result:
     rows, width = volume(index.shape[:-1]), volume(x.shape[k:])
     flat = t.reshape(_linear(n, index, x.shape[:k]), (rows, 1))
     table = t.reshape(x, (volume(x.shape[:k]), width))
-    mode = _MODES[n.attr("reduction", "none")]
+    mode = _MODES[n.choice("reduction", *_MODES)]
     out = t.scatter_elements(table, t.broadcast_to(flat, (rows, width)), t.reshape(updates, (rows, width)), 0, mode)
     return t.reshape(out, x.shape)
 
@@ -116,7 +116,7 @@ def _tensor_scatter(n: Node) -> Result:
     place = t.iota([update.shape[axis] if i == axis else 1 for i in range(past.rank)], axis)
     if n.has(2):
         place = t.add(place, t.reshape(t.cast(n.x(2), "int64"), (past.shape[0], *((1,) * (past.rank - 1)))))
-    if n.attr("mode", "linear") == "circular":
+    if n.choice("mode", "linear", "circular") == "circular":
         place = t.mod(place, t.reshape(size_tensor(past.shape[axis]), (1,) * past.rank))
     return t.scatter_elements(past, t.broadcast_to(place, update.shape), update, axis)
 

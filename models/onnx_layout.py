@@ -181,8 +181,8 @@ def _slice(n: Node) -> Result:
     starts, ends = n.dims(1), n.dims(2)
     axes = [resolve(a, x.rank) for a in (n.ints(3) if n.has(3) else range(len(starts)))]
     steps = n.ints(4) if n.has(4) else (1,) * len(starts)
-    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
-        raise ShapeError(f"slice of {len(starts)} starts, {len(ends)} ends, {len(axes)} axes, steps {steps}")
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps or len(set(axes)) != len(axes):
+        raise ShapeError(f"slice of {len(starts)} starts, {len(ends)} ends, axes {axes}, steps {steps}")
     for axis, start, end, step in zip(axes, starts, ends, steps):
         x = slice_any(x, axis, start, end, step)
     return x
@@ -204,7 +204,7 @@ def _pad(n: Node) -> Result:
 
 
 def _pad_axis(n: Node, x: Tensor, axis: int, lo: Dim, hi: Dim, value: Any) -> Tensor:
-    mode = n.attr("mode", "constant")
+    mode: Any = n.choice("mode", "constant", "reflect", "edge", "wrap")
     start, stop = (-d if isinstance(d, int) and d < 0 else 0 for d in (lo, hi))
     if start or stop:  # negative widths crop
         x = t.slice_axis(x, axis, start, x.shape[axis] - stop)
@@ -244,7 +244,7 @@ def _center(n: Node) -> Result:
 def _depth_to_space(n: Node) -> Result:
     x, b = n.x(), n.attr("blocksize")
     batch, channels, height, width = x.shape
-    if n.attr("mode", "DCR") == "DCR":
+    if n.choice("mode", "DCR", "CRD") == "DCR":
         parts = t.permute(t.reshape(x, (batch, b, b, channels // (b * b), height, width)), (0, 3, 4, 1, 5, 2))
     else:
         parts = t.permute(t.reshape(x, (batch, channels // (b * b), b, b, height, width)), (0, 1, 4, 2, 5, 3))
@@ -256,7 +256,7 @@ def _space_to_depth(n: Node) -> Result:
     x, b = n.x(), n.attr("blocksize")
     batch, channels, height, width = x.shape
     parts = t.reshape(x, (batch, channels, height // b, b, width // b, b))
-    order = (0, 3, 5, 1, 2, 4) if n.attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    order = (0, 3, 5, 1, 2, 4) if n.choice("mode", "DCR", "CRD") == "DCR" else (0, 1, 3, 5, 2, 4)
     return t.reshape(t.permute(parts, order), (batch, channels * b * b, height // b, width // b))
 
 

@@ -212,6 +212,13 @@ class Node:
         """An attribute or its default."""
         return self.attrs.get(name, default)
 
+    def choice(self, name: str, *options: str) -> str:
+        """A string attribute that must be one of the options; the first is the default."""
+        found: str = self.attrs.get(name, options[0])
+        if found not in options:
+            raise BadModelError(f"{self.label}: {name} is {found[:40]!r}, not one of {', '.join(options)}")
+        return found
+
     def known(self, position: int) -> Array | None:
         """The operand's value if it can be told now (an object array where sizes are symbolic)."""
         return self.context.known(self.inputs[position]) if self.has(position) else None

@@ -67,6 +67,8 @@ def _batch_norm(n: Node) -> Result:
     x, eps = n.x(), n.attr("epsilon", 1e-5)
     parts = t.align_dtypes(x, *(n.x(i) for i in range(1, 5)))
     if not n.attr("training_mode", 0):
+        if n.wanted(1) or n.wanted(2):  # before opset 14 the number of results asks for training
+            raise n.unsupported("training mode before opset 14")
         return t.cast(c.batch_norm(*parts, eps=eps), x.dtype)
     wide, gain, shift, mean, var = parts
     axes = tuple(i for i in range(x.rank) if i != 1)
@@ -208,7 +210,9 @@ def _attention(n: Node) -> Result:
         k, v = t.concat([n.x(4), k], 2), t.concat([n.x(5), v], 2)
     if isinstance(q.shape[3], Expr) or isinstance(q.shape[1], Expr) or isinstance(k.shape[1], Expr):
         raise n.unsupported("free head size or head count")
-    scale = n.attr("scale") or 1 / sqrt(q.shape[3])
+    scale = n.attr("scale", 1 / sqrt(q.shape[3]))
+    if not q.shape[3] or not k.shape[1] or q.shape[1] % k.shape[1] or k.shape[1] != v.shape[1]:
+        raise ShapeError(f"attention of {q.shape[1]} query heads with {k.shape[1]} and {v.shape[1]} of keys and values")
     shared = q.shape[1] // k.shape[1]
     # our causal mask aligns the last query with the last key; ONNX's counts from the start of the new queries
     aligned = k.shape[2] - q.shape[2] == past
@@ -303,7 +307,7 @@ def _likelihood(n: Node, logs: Tensor) -> Tensor:
     if dead is not None:
         share = t.where(dead, t.zeros((1,) * target.rank, logs.dtype), share)
     loss = t.mul(t.neg(picked), share)
-    mode = n.attr("reduction", "mean")
+    mode = n.choice("reduction", "mean", "sum", "none")
     if mode == "none":
         return loss
     if mode == "sum":

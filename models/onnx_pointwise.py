@@ -138,7 +138,7 @@ def _bit_shift(n: Node) -> Result:
     near = t.where(gone, width - 1, shift)
     # two steps, because 2 ** (width - 1) itself overflows a signed integer
     powers = [t.pow(2, part) for part in (t.floordiv(near, 2), t.sub(near, t.floordiv(near, 2)))]
-    if n.attr("direction") == "LEFT":
+    if n.choice("direction", "", "LEFT", "RIGHT") == "LEFT":
         return t.where(gone, 0, t.mul(t.mul(x, powers[0]), powers[1]))
     down = t.floordiv(t.floordiv(x, powers[0]), powers[1])
     return down if signed else t.where(gone, 0, down)
@@ -176,7 +176,7 @@ def _dropout(n: Node) -> Result:
 # ---------------------------------------------------------------- activations
 @operator("Gelu")
 def _gelu(n: Node) -> Result:
-    return c.gelu_tanh(n.x()) if n.attr("approximate", "none") == "tanh" else c.gelu(n.x())
+    return c.gelu_tanh(n.x()) if n.choice("approximate", "none", "tanh") == "tanh" else c.gelu(n.x())
 
 
 @operator("Elu")
@@ -254,13 +254,16 @@ def _clip(n: Node) -> Result:
 @operator("Softmax", "LogSoftmax")
 def _softmax(n: Node) -> Result:
     build = c.softmax if n.op == "Softmax" else c.log_softmax
-    return build(n.x(), axis=n.axis(-1, n.x().rank))
+    axis = n.axis(-1, n.x().rank)
+    return build(n.x(), axis=axis) if n.x().shape[axis] != 0 else n.x()
 
 
 @operator("Hardmax")
 def _hardmax(n: Node) -> Result:
     x = n.x()
     axis = n.axis(-1, x.rank)
+    if x.shape[axis] == 0:
+        return x
     shape = [x.shape[axis] if i == axis else 1 for i in range(x.rank)]
     return t.cast(t.eq(t.iota(shape, axis), t.argmax(x, axis, True)), x.dtype)
 

@@ -23,6 +23,10 @@ from .onnx_node import Array, Node, Result, operator
 #: Modes where input element i feeds outputs i*r .. i*r + r - 1 under a whole factor r, whatever the size.
 _LOCAL = ("asymmetric", "half_pixel", "pytorch_half_pixel")
 
+_TRANSFORMATIONS = (
+    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class _Axis:
@@ -51,8 +55,6 @@ def _coordinates(mode: str, a: _Axis) -> Array:
         return found if width != 1 else x * 0 - 0.5
     if mode == "half_pixel_symmetric":
         return found + a.have / 2 * (1 - a.want / width)
-    if mode != "half_pixel":
-        raise ShapeError(f"unknown coordinate_transformation_mode {mode!r}")
     return found
 
 
@@ -100,20 +102,20 @@ def repeat(x: Tensor, axis: int, times: int) -> Tensor:
 
 
 def _nearest_index(n: Node, a: _Axis) -> Array:
-    x = _coordinates(n.attr("coordinate_transformation_mode", "half_pixel"), a)
-    rounding = _NEAREST[n.attr("nearest_mode", "round_prefer_floor")]
+    x = _coordinates(n.choice("coordinate_transformation_mode", *_TRANSFORMATIONS), a)
+    rounding = _NEAREST[n.choice("nearest_mode", *_NEAREST)]
     return np.clip(rounding(x), 0, a.have - 1).astype(np.int64)
 
 
 def _resize_axis(n: Node, x: Tensor, a: _Axis) -> Tensor:
-    if n.attr("mode", "nearest") == "nearest":
+    if n.choice("mode", "nearest", "linear", "cubic") == "nearest":
         index = _nearest_index(n, a)
         times = a.want // a.have if a.have and a.want % a.have == 0 else 0
         if times and np.array_equal(index, np.repeat(np.arange(a.have), times)):
             return repeat(x, a.axis, times)
         return t.gather(x, n.context.constant(index), a.axis)
     n.context.check(t.zeros((a.want, a.have), "float64"))
-    weights = _matrix(n, a, _coordinates(n.attr("coordinate_transformation_mode", "half_pixel"), a))
+    weights = _matrix(n, a, _coordinates(n.choice("coordinate_transformation_mode", *_TRANSFORMATIONS), a))
     kind = x.dtype if dtypes.is_float(x.dtype) else "float32"
     matrix = n.context.constant(weights.T.astype(dtypes.numpy_dtype(kind)))
     last = t.swapaxes(t.cast(x, kind), a.axis, -1)
@@ -136,7 +138,7 @@ def _plan(n: Node, x: Tensor, axes: Sequence[int]) -> tuple[list[float], list[Di
         return scales.tolist(), wanted
     sizes = n.ints(3)
     ratios = [s / d for s, d in zip(sizes, concrete(tuple(have)))]
-    policy = n.attr("keep_aspect_ratio_policy", "stretch")
+    policy = n.choice("keep_aspect_ratio_policy", "stretch", "not_larger", "not_smaller")
     if policy == "stretch":
         return ratios, list(sizes)
     one = min(ratios) if policy == "not_larger" else max(ratios)
@@ -150,7 +152,7 @@ def _resize(n: Node) -> Result:
     scales, sizes = _plan(n, x, axes)
     whole = [sizes[axes.index(i)] if i in axes else d for i, d in enumerate(x.shape)]
     n.context.check(t.zeros(whole, x.dtype))  # before any index or matrix is made
-    crop = n.attr("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    crop = n.choice("coordinate_transformation_mode", *_TRANSFORMATIONS) == "tf_crop_and_resize"
     roi = n.array(1).reshape(-1).tolist() if crop else [0.0] * len(axes) + [1.0] * len(axes)
     outside: Tensor | None = None
     kind, y = x.dtype, x
@@ -175,9 +177,9 @@ def _resize(n: Node) -> Result:
 
 def _resize_free(n: Node, x: Tensor, axis: int, scale: float) -> Tensor:
     """A free axis by a whole factor: nearest modes that repeat every element, checked on a small size."""
-    mode = n.attr("coordinate_transformation_mode", "half_pixel")
+    mode = n.choice("coordinate_transformation_mode", *_TRANSFORMATIONS)
     times = int(scale)
-    if n.attr("mode", "nearest") == "nearest" and mode in _LOCAL:
+    if n.choice("mode", "nearest", "linear", "cubic") == "nearest" and mode in _LOCAL:
         sample = _nearest_index(n, _Axis(axis, 4, 4 * times, scale, (0.0, 1.0)))
         if np.array_equal(sample, np.repeat(np.arange(4), times)):
             return repeat(x, axis, times)

@@ -142,7 +142,7 @@ def _recurrent(n: Node) -> Result:
     hidden = n.x(2).shape[2]
     if isinstance(hidden, Expr) or steps < 1:
         raise ShapeError("a recurrent layer needs at least one step and a known hidden size")
-    kind = n.attr("direction", "forward")
+    kind = n.choice("direction", "forward", "reverse", "bidirectional")
     backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[kind]
     runs = [_run(n, x, i, backward, hidden) for i, backward in enumerate(backwards)]
     side = 1 if batch_first else 0  # where the axis of directions goes in the last states

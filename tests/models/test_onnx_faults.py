@@ -144,6 +144,7 @@ def test_checker_and_shape_errors_name_the_node(tmp_path: Path) -> None:
     weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
     refused(save(tmp_path, [node("MatMul", ["x", "w"], ["y"], name="bad")], [weight]), BadModelError, "bad", "3 and 4")
     refused(save(tmp_path, [node("Softmax", ["x"], ["y"], axis=7, name="far")]), BadModelError, "far")
+    refused(save(tmp_path, [node("Gelu", ["x"], ["y"], approximate="odd", name="new")]), BadModelError, "new", "odd")
 
 
 # ---------------------------------------------------------------- 4: initializers
