@@ -1,0 +1,60 @@
+"""attention: 2 kernels, estimated 0.0 us (at least 0.0)."""
+
+from __future__ import annotations
+
+from typing import Any
+import warnings
+import numpy as np
+import torch
+
+
+def sdpa(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
+    """Attention of [batch, heads, T, D]; rank 3 has one batch, rank 5 a group axis that k and v share."""
+    attend = torch._C._nn.scaled_dot_product_attention
+    shape = (*q.shape[:-1], v.shape[-1])
+    if q.dim() == 3:
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
+    elif q.dim() == 5:
+        q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
+        mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
+    made = attend(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return made.reshape(shape).contiguous()
+
+
+def tensor(x):
+    """The same memory as a Torch tensor."""
+    if not x.flags.writeable:  # Torch has no read-only tensors; nothing here writes to what it was given
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return tensor_of(x)
+    return tensor_of(x)
+
+
+def tensor_of(x):
+    """The same memory as a Torch tensor; bfloat16 by way of its bits."""
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def bind(weights):
+    """Makes the program for given weights."""
+
+    @np.errstate(all="ignore")
+    def run(q, k, v):
+        """(q: float32[1, 2, 4, 8], k: float32[1, 2, 4, 8], v: float32[1, 2, 4, 8]) -> (output: float32[1, 4, 16])"""
+        q_t = tensor(q)
+        k_t = tensor(k)
+        v_t = tensor(v)
+        # attention: float32[1, 2, 4, 8]
+        v3 = sdpa(q_t, k_t, v_t, None, 0.25, True)
+        v4 = v3.permute((0, 2, 1, 3))
+        # reshape: float32[1, 4, 16]
+        v5 = np.empty((1, 4, 16), np.float32)
+        v5_t = tensor(v5)
+        v5_t.view((1, 4, 2, 8)).copy_(v4)
+        del v3, v4
+        return v5,
+
+    return run

@@ -1,0 +1,44 @@
+"""cache: 2 kernels, estimated 0.0 us (at least 0.0)."""
+
+from __future__ import annotations
+
+from typing import Any
+import numpy as np
+
+Array = np.ndarray
+
+
+def along(index: Array, axis: int) -> tuple[Any, ...]:
+    """The subscript that reads or writes at the index along one axis, at its own place along the others."""
+    places: list[Any] = list(np.ogrid[tuple(slice(n) for n in index.shape)])
+    places[axis] = index
+    return tuple(places)
+
+
+def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: str, out: Array) -> None:
+    """x with updates written at the index along one axis. x may be out."""
+    if x.ctypes.data != out.ctypes.data:
+        np.copyto(out, x)
+    if mode == "set":
+        out[along(index, axis)] = updates
+    else:
+        ufunc = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[mode]
+        ufunc.at(out, along(index, axis), updates)
+
+
+def bind(weights, states):
+    """Makes the program for given weights and states, which run() updates."""
+    cache = states['cache']
+
+    @np.errstate(all="ignore")
+    def run(x, position):
+        """(x: float32[1, 4], position: int64[1, 4]) -> (output: float32[4])"""
+        # scatter_elements: float32[6, 4]
+        scatter_elements(cache, position, x, 0, 'set', cache)
+        # sum: float32[1, 4]
+        v4 = np.empty((1, 4), np.float32)
+        np.add.reduce(cache, axis=(0,), dtype=np.float32, out=v4, keepdims=True)
+        v5 = v4.reshape((4,))
+        return v5,
+
+    return run

@@ -1,0 +1,82 @@
+"""cache: 3 kernels, estimated 0.0 us (at least 0.0)."""
+
+from __future__ import annotations
+
+from typing import Any
+import warnings
+import numpy as np
+import torch
+
+Array = np.ndarray
+
+
+def along(index: Array, axis: int) -> tuple[Any, ...]:
+    """The subscript that reads or writes at the index along one axis, at its own place along the others."""
+    places: list[Any] = list(np.ogrid[tuple(slice(n) for n in index.shape)])
+    places[axis] = index
+    return tuple(places)
+
+
+def place(memory, offset, shape, dtype, strides=None):
+    """An array in the workspace; strides in elements."""
+    if strides is not None:
+        strides = [s * np.dtype(dtype).itemsize for s in strides]
+    return np.ndarray(shape, dtype, memory, offset, strides)
+
+
+def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: str, out: Array) -> None:
+    """x with updates written at the index along one axis. x may be out."""
+    if x.ctypes.data != out.ctypes.data:
+        np.copyto(out, x)
+    if mode == "set":
+        out[along(index, axis)] = updates
+    else:
+        ufunc = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[mode]
+        ufunc.at(out, along(index, axis), updates)
+
+
+def tensor(x):
+    """The same memory as a Torch tensor."""
+    if not x.flags.writeable:  # Torch has no read-only tensors; nothing here writes to what it was given
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return tensor_of(x)
+    return tensor_of(x)
+
+
+def tensor_of(x):
+    """The same memory as a Torch tensor; bfloat16 by way of its bits."""
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def workspace(size, align=64):
+    """Bytes that start at a multiple of `align`."""
+    raw = np.empty(size + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start:start + size]
+
+
+def bind(weights, states):
+    """Makes the program for given weights and states, which run() updates."""
+    memory = workspace(64)
+    cache = states['cache']
+    v3_t = tensor(cache)
+    v4 = place(memory, 0, (1, 4), np.float32)
+    v4_t = tensor(v4)
+
+    @np.errstate(all="ignore")
+    def run(x, position):
+        """(x: float32[1, 4], position: int64[1, 4]) -> (output: float32[4])"""
+        # scatter_elements: float32[6, 4]
+        scatter_elements(cache, position, x, 0, 'set', cache)
+        # sum: float32[1, 4]
+        torch.sum(v3_t, (0,), True, out=v4_t)
+        # reshape: float32[4]
+        v5 = np.empty((4,), np.float32)
+        v5_t = tensor(v5)
+        v5_t.view((1, 4)).copy_(v4_t)
+        return v5,
+
+    return run

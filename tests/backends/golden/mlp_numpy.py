@@ -1,0 +1,59 @@
+"""mlp: 4 kernels, estimated 0.0 us (at least 0.0)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def place(memory, offset, shape, dtype, strides=None):
+    """An array in the workspace; strides in elements."""
+    if strides is not None:
+        strides = [s * np.dtype(dtype).itemsize for s in strides]
+    return np.ndarray(shape, dtype, memory, offset, strides)
+
+
+def softmax(x: Array, axis: int, out: Array) -> None:
+    """exp(x - max) / sum along an axis; halves by way of float32."""
+    if x.dtype.itemsize == 2:
+        wide = x.astype(np.float32)
+        softmax(wide, axis, wide)
+        np.copyto(out, wide, casting="unsafe")
+        return
+    np.subtract(x, x.max(axis, keepdims=True), out=out)
+    np.exp(out, out=out)
+    np.divide(out, out.sum(axis, keepdims=True), out=out)
+
+
+def workspace(size, align=64):
+    """Bytes that start at a multiple of `align`."""
+    raw = np.empty(size + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start:start + size]
+
+
+def bind(weights):
+    """Makes the program for given weights."""
+    memory = workspace(128)
+    dense_weight = weights['dense_weight']
+    dense_bias = weights['dense_bias']
+    v3 = place(memory, 0, (4, 8), np.float32)
+    w5 = np.full((1, 1), 0.5, np.float32)
+
+    @np.errstate(all="ignore")
+    def run(x):
+        """(x: float32[4, 8]) -> (output: float32[4, 8])"""
+        # linear: float32[4, 8]
+        np.matmul(x, dense_weight, out=v3)
+        np.add(v3, dense_bias, out=v3)
+        # relu: float32[4, 8]
+        np.maximum(v3, 0, out=v3)
+        # mul: float32[4, 8]
+        np.multiply(v3, w5, out=v3)
+        # softmax: float32[4, 8]
+        v7 = np.empty((4, 8), np.float32)
+        softmax(v3, 1, v7)
+        return v7,
+
+    return run

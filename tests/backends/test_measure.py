@@ -1,0 +1,123 @@
+"""The measuring process: times, wrong answers, crashes, hangs."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensor_graphs.backends.keys import key_of
+from tensor_graphs.backends.measure import CpuMeasurer, Failure, Timing, Worker
+from tensor_graphs.backends.measure_worker import Wrong, accuracy, answer, decode, encode, timed
+from tensor_graphs.backends.registry import backend, template
+from tensor_graphs.backends.sample import sample
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.extract.kernel import Call, Candidate, Operand, Vertex, contiguous
+
+KIND = Operand(Type((4, 4), "float32"), (4, 1))
+ADD = Call({"x": KIND, "y": KIND}, KIND, {})
+
+
+class Rows(list):
+    def add(self, rows: object) -> None:
+        self.extend(rows)
+
+
+def candidate(name: str, call: Call) -> Candidate:
+    found = template("numpy", name)
+    return Candidate(found, Vertex(9, (4, 1)), tuple((o, Vertex(i, (4, 1))) for i, o in enumerate(call.operands)), call)
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker that crashes on np.mul, hangs on np.sub, prints on np.div, and has a wrong np.maximum."""
+    (tmp_path / "faulty_worker.py").write_text(textwrap.dedent("""
+        import os, sys, time
+        from dataclasses import replace
+        from tensor_graphs.backends import measure_worker, registry
+        found = registry._by_name("numpy")
+        found["np.maximum"] = replace(found["np.maximum"], code="np.minimum({x}, {y}, out={out})")
+        def handle(job):
+            if job["template"] == "np.mul": os._exit(7)
+            if job["template"] == "np.sub": time.sleep(60)
+            if job["template"] == "np.div": print("noise"); os.write(1, b"more noise")
+            if job["template"] == "np.maximum": job = {**job, "identity": found["np.maximum"].identity}
+            return measure_worker.answer(job)
+        measure_worker.main(handle)
+    """))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worker = Worker("faulty_worker", timeout=20.0)
+    yield worker
+    worker.close()
+
+
+def test_rows_of_a_measurement() -> None:
+    rows = Rows()
+    with CpuMeasurer(rows, seconds=0.002) as measurer:
+        measurer.measure([candidate("np.add", ADD), candidate("np.add", ADD), candidate("np.sub", ADD)])
+        pid = measurer.worker._process.pid
+    assert [r.kind for r in rows] == ["timing", "accuracy"] * 2
+    assert rows[0].key == key_of(template("numpy", "np.add"), ADD) != rows[2].key
+    assert min(rows[0].samples) > 0 and len(rows[0].samples) >= 3
+    assert rows[0].work.flops == 16 and rows[0].work.bytes == 3 * 64
+    assert rows[1].rel_fro < 1e-6
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_one_bad_kernel_costs_one_candidate(faulty: Worker) -> None:
+    measurer = CpuMeasurer(Rows(), seconds=0.002, worker=faulty)
+    assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Timing)
+    crash = measurer.time(template("numpy", "np.mul"), ADD)
+    assert isinstance(crash, Failure) and crash.status == "crash" and "7" in crash.message
+    wrong = measurer.time(template("numpy", "np.maximum"), ADD)
+    assert isinstance(wrong, Failure) and wrong.status == "wrong"
+    assert isinstance(measurer.time(template("numpy", "np.div"), ADD), Timing)
+    faulty.timeout = 1.0
+    hang = measurer.time(template("numpy", "np.sub"), ADD)
+    assert isinstance(hang, Failure) and hang.status == "timeout"
+    faulty.timeout = 20.0
+    assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Timing)
+
+
+def test_failures_become_rows(faulty: Worker) -> None:
+    rows = Rows()
+    CpuMeasurer(rows, seconds=0.002, worker=faulty).measure([candidate("np.mul", ADD)])
+    assert [(r.kind, r.status) for r in rows] == [("failure", "crash")]
+
+
+def test_jobs_survive_the_pipe() -> None:
+    for name in ("numpy", "torch"):
+        for found in backend(name).templates:
+            call = sample(found, 1, "float32", attempts=300)
+            if call is not None and found.family != "view":
+                back, decoded = decode(encode(found, call))
+                assert back is found and dict(decoded.attrs) == dict(call.attrs)
+                assert dict(decoded.operands) == dict(call.operands) and decoded.output == call.output
+                assert key_of(found, call).digest == key_of(back, decoded).digest
+
+
+def test_an_answer_in_another_layout_is_wrong() -> None:
+    turned = Call(ADD.operands, Operand(KIND.type, (1, 4)), {})
+    job = {**encode(template("numpy", "np.add"), ADD), "seconds": 0.001}
+    assert answer(job)["ok"]
+    bad = answer({**job, "identity": "other"})
+    assert not bad["ok"] and bad["status"] == "error"
+    assert contiguous((4, 4)) != turned.output.strides
+
+
+def test_error_norms() -> None:
+    want = np.array([1.0, 2.0, np.nan, np.inf])
+    found = accuracy(np.array([1.0, 2.5, np.nan, np.inf], np.float32), want)
+    assert found["max_abs"] == 0.5 and found["max_rel"] == 0.25
+    assert np.isclose(found["rel_fro"], 0.5 / np.sqrt(5))
+    with pytest.raises(Wrong):
+        accuracy(np.array([1.0, 2.0, 3.0, np.inf]), want)
+
+
+def test_samples_are_taken_in_turn() -> None:
+    calls = []
+    used, every = timed([lambda: calls.append(0), lambda: calls.append(1)], 0.001)
+    assert 3 <= len(used) <= len(every) and abs(calls.count(0) - calls.count(1)) <= 2

@@ -1,0 +1,91 @@
+"""Laws of the memory plan: nothing alive overlaps, nothing is wasted beyond one buffer each, the same every time."""
+
+from __future__ import annotations
+
+import tensor_graphs.egraph.api as t
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensor_graphs.backends import memory
+from tensor_graphs.backends.direct import direct_plan
+from tensor_graphs.backends.memory import ALIGNMENT, Buffer, aligned, place
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.egraph.graph import Graph
+
+buffers = st.lists(
+    st.builds(lambda size, first, span: Buffer(size, first, first + span), st.integers(0, 5000), st.integers(0, 30), st.integers(0, 10)),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(buffers)
+def test_no_two_live_buffers_overlap(found: list[Buffer]) -> None:
+    offsets, total = place(found)
+    for i, (a, x) in enumerate(zip(found, offsets)):
+        assert x % ALIGNMENT == 0 and x + a.size <= total
+        for b, y in zip(found[:i], offsets):
+            if a.first <= b.last and b.first <= a.last and a.size and b.size:
+                assert x + a.size <= y or y + b.size <= x
+
+
+@settings(deadline=None, max_examples=80)
+@given(buffers)
+def test_the_peak_lies_between_the_widest_cut_and_the_sum(found: list[Buffer]) -> None:
+    _, total = place(found)
+    cut = max((sum(aligned(b.size) for b in found if b.first <= i <= b.last) for i in range(41)), default=0)
+    assert cut <= total <= sum(aligned(b.size) for b in found)
+
+
+@settings(deadline=None, max_examples=30)
+@given(buffers)
+def test_placing_is_deterministic(found: list[Buffer]) -> None:
+    assert place(found) == place(list(found))
+
+
+def chain(length: int) -> Graph:
+    x = t.input("x", (64, 64))
+    for _ in range(length):
+        x = t.tanh(x) * 2.0
+    return Graph.of(x)
+
+
+def test_a_chain_runs_in_one_buffer() -> None:
+    plan = direct_plan(chain(20), [backend("numpy")])
+    assert memory.layout(plan, outside=plan.outputs).size == 64 * 64 * 4
+
+
+def test_a_value_read_later_is_not_overwritten() -> None:
+    x = t.input("x", (64,))
+    a = t.exp(x)
+    b = t.tanh(a)
+    plan = direct_plan(Graph.of(a + b), [backend("numpy")])
+    found = memory.layout(plan)
+    first, second, third = (s.output for s in plan.steps)
+    assert found.buffer[first] != found.buffer[second]
+    assert found.buffer[third] in (first, second)
+
+
+def test_an_operand_seen_twice_in_two_ways_is_not_overwritten() -> None:
+    x = t.input("x", (8, 8))
+    a = t.exp(x)
+    plan = direct_plan(Graph.of(a + t.transpose(a)), [backend("numpy")])
+    found = memory.layout(plan)
+    made = [s.output for s in plan.steps if not s.is_view]
+    assert found.buffer[made[0]] != found.buffer[made[1]]
+
+
+def test_sizes_stay_expressions_until_bound() -> None:
+    n = t.dim("n", min=1, max=4096)
+    y = t.tanh(t.exp(t.input("x", (n, 4))) * 2.0)
+    from tensor_graphs.backends.direct import FREE
+    from tensor_graphs.backends.registry import template
+    from tensor_graphs.extract.kernel import Call, Operand, Plan, Step, Value
+
+    kind = y.type
+    call = Call({"x": Operand(kind, (4, 1))}, Operand(kind, (4, 1)), {})
+    values = [Value(0, kind, (4, 1), "input", "x"), *(Value(i, kind, (4, 1), "kernel") for i in (1, 2))]
+    steps = [Step(template("numpy", f"np.{op}"), call, (("x", i),), i + 1, FREE) for i, op in enumerate(("exp", "tanh"))]
+    plan = Plan(Graph.of(t.tanh(t.exp(t.input("x", (n, 4))))), tuple(values), tuple(steps), {}, (2,), {}, 0, 0)
+    found = memory.layout(plan, sizes={"n": 100})
+    assert found.size == aligned(1600)
+    assert found.record["1"][0] == "16*n"

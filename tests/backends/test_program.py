@@ -1,0 +1,291 @@
+"""Programs: calling, states, outputs, saving, loading in a fresh process, errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends.direct import direct_plan
+from tensor_graphs.backends.program import Program, load_program
+from tensor_graphs.backends.registry import backend, select
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.errors import BadModelError, BadWeightsError, ShapeError, UsageError
+
+TORCH = not backend("torch").unavailable()
+CHOICES = ["numpy", *(["torch"] if TORCH else [])]
+
+
+def backends(choice: str) -> list:
+    return [backend("numpy")] if choice == "numpy" else [backend("torch"), backend("numpy")]
+
+
+def encoder() -> tuple[Graph, dict[str, np.ndarray]]:
+    x = t.input("x", (2, 8, 16))
+    w, b, g = t.param("layer.0/w", (16, 16)), t.param("b", (16,)), t.param("g", (16,))
+    h = c.gelu(c.linear(x, w, b))
+    q = t.permute(t.reshape(h, (2, 8, 4, 4)), (0, 2, 1, 3))
+    a = c.softmax(t.matmul(q, t.transpose(q)) * 0.5, axis=3)
+    o = t.reshape(t.permute(t.matmul(a, q), (0, 2, 1, 3)), (2, 8, 16))
+    graph = Graph.of({"y": c.layer_norm(o + x, g, b, eps=1e-5), "largest": t.max(h, axis=-1)}, name="encoder")
+    rng = np.random.default_rng(0)
+    sizes = {"layer.0/w": (16, 16), "b": (16,), "g": (16,)}
+    return graph, {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_program_computes_its_graph(choice: str) -> None:
+    graph, params = encoder()
+    program = Program(direct_plan(graph, backends(choice)), params)
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((2, 8, 16)).astype(np.float32)
+        found = program(x)
+        want = evaluate(graph, {"x": x}, params=params, float64=True)
+        assert list(found) == ["y", "largest"]
+        for a, b in zip(found.values(), want):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_outputs_are_fresh_unless_reused(choice: str) -> None:
+    graph, params = encoder()
+    x = np.ones((2, 8, 16), np.float32)
+    plan = direct_plan(graph, backends(choice))
+    program = Program(plan, params)
+    first, second = program(x), program(2 * x)
+    assert not np.shares_memory(first["y"], second["y"])
+    assert not np.array_equal(first["y"], second["y"])
+    reusing = Program(plan, params, reuse_outputs=True)
+    kept = reusing(x)["y"].copy()
+    np.testing.assert_allclose(kept, first["y"], rtol=1e-5)
+
+
+def test_outputs_that_are_inputs_or_weights_are_copies() -> None:
+    x, w = t.input("x", (4,)), t.param("w", (4,))
+    program = Program(direct_plan(Graph.of([x, w, t.reshape(x, (2, 2)), x]), [backend("numpy")]), {"w": np.ones(4, np.float32)})
+    given = np.arange(4, dtype=np.float32)
+    results = program(given)
+    for r in results:
+        r += 1
+    np.testing.assert_array_equal(given, np.arange(4))
+    np.testing.assert_array_equal(program(given)[1], 1)
+    assert not np.shares_memory(results[0], results[3])
+
+
+def test_states_are_updated_in_place() -> None:
+    x, s, u = t.input("x", (4,)), t.state("s", (4,)), t.state("u", (4,))
+    graph = Graph.of([(s + x) * 2.0, s], updates={"s": s + x, "u": s})
+    program = Program(direct_plan(graph, [backend("numpy")]))
+    ones = np.ones(4, np.float32)
+    program.bind()
+    place = program.states["s"].ctypes.data
+    for step in range(3):
+        doubled, before = program(ones)
+        assert doubled[0] == 2 * (step + 1) and before[0] == step
+        assert program.states["s"][0] == step + 1 and program.states["u"][0] == step
+    assert program.states["s"].ctypes.data == place
+    program.reset()
+    assert not program.states["s"].any()
+
+
+def test_a_cache_is_written_where_it_lies() -> None:
+    k, i, x = t.state("k", (6, 4)), t.input("i", (1, 4), "int64"), t.input("x", (1, 4))
+    program = Program(direct_plan(Graph.of(x * 2.0, updates={"k": t.scatter_elements(k, i, x, 0)}, inputs=[x, i]), [backend("numpy")]))
+    for row in range(3):
+        program(x=np.full((1, 4), row + 1, np.float32), i=np.full((1, 4), row))
+    np.testing.assert_array_equal(program.states["k"][:, 0], [1, 2, 3, 0, 0, 0])
+    assert "np.copyto" not in program.source.partition("def run")[2]
+
+
+def test_two_states_may_swap() -> None:
+    a, b = t.state("a", (3,)), t.state("b", (3,))
+    program = Program(direct_plan(Graph.of(a + b, updates={"a": b, "b": a}), [backend("numpy")])).bind()
+    program.states["a"][:] = 1
+    program()
+    assert program.states["a"][0] == 0 and program.states["b"][0] == 1
+
+
+@pytest.mark.skipif(not TORCH, reason="PyTorch is not installed")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_in_torch_out(dtype: str) -> None:
+    import torch
+
+    x = t.input("x", (4, 4), dtype)
+    program = Program(direct_plan(Graph.of(t.tanh(x) + x), backends("torch")))
+    given = torch.randn(4, 4, dtype=getattr(torch, dtype))
+    found = program(given.t())
+    assert isinstance(found, torch.Tensor) and found.dtype == given.dtype
+    torch.testing.assert_close(found, torch.tanh(given.t()) + given.t(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_saved_programs_run_in_a_fresh_process_without_a_search(tmp_path: Path, choice: str) -> None:
+    graph, params = encoder()
+    program = Program(direct_plan(graph, backends(choice)), params)
+    x = np.random.default_rng(1).standard_normal((2, 8, 16)).astype(np.float32)
+    want = program(x)["y"]
+    np.save(tmp_path / "x.npy", x)
+    program.save(tmp_path / "p")
+    program.save(tmp_path / "p")
+    assert sorted(f.name for f in (tmp_path / "p").iterdir()) == ["manifest.json", "program.py", "weights.safetensors"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["p", "x.npy"]
+    script = (
+        "import sys, numpy as np; from tensor_graphs.backends.program import load_program\n"
+        "np.save('y.npy', load_program('p')(np.load('x.npy'))['y'])\n"
+        "assert not {'egglog', 'ortools', 'duckdb'} & set(sys.modules), 'a search was loaded'"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), want)
+
+
+def test_emitted_source_runs_without_this_package(tmp_path: Path) -> None:
+    graph, params = encoder()
+    program = Program(direct_plan(graph, [backend("numpy")]), params)
+    program.save(tmp_path / "p")
+    np.save(tmp_path / "x.npy", np.ones((2, 8, 16), np.float32))
+    script = (
+        "import sys, numpy as np\nfrom safetensors.numpy import load_file\n"
+        "space = {}\nexec(open('p/program.py').read(), space)\n"
+        "np.save('y.npy', space['bind'](load_file('p/weights.safetensors'))(np.load('x.npy'))[0])\n"
+        "assert not {'tensor_graphs', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), program(np.ones((2, 8, 16), np.float32))["y"])
+
+
+def test_structures_survive_saving(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    x = t.input("x", (2,))
+    graph = replace(Graph.of([x + 1.0, x * 2.0]), structure={"a": [0, (1,)], "b": None if False else 1})
+    program = Program(direct_plan(graph, [backend("numpy")]))
+    program.save(tmp_path / "p")
+    a, b = program(np.ones(2, np.float32)), load_program(tmp_path / "p")(x=np.ones(2, np.float32))
+    assert type(b["a"]) is list and type(b["a"][1]) is tuple and b["b"][0] == 2 == a["b"][0]
+
+
+def test_inputs_are_checked_by_name() -> None:
+    graph, params = encoder()
+    program = Program(direct_plan(graph, [backend("numpy")]), params)
+    with pytest.raises(ShapeError, match=r"input 'x' is float64\[2, 8, 16\], not float32"):
+        program(np.ones((2, 8, 16)))
+    with pytest.raises(ShapeError, match=r"\[2, 8\]"):
+        program(np.ones((2, 8), np.float32))
+    with pytest.raises(UsageError, match="missing"):
+        program()
+    with pytest.raises(UsageError, match="called"):
+        program(z=1)
+    with pytest.raises(UsageError, match="twice"):
+        program(np.ones((2, 8, 16), np.float32), x=1)
+    with pytest.raises(UsageError, match="2 inputs given"):
+        program(1, 2)
+
+
+def test_missing_and_wrong_weights_are_named() -> None:
+    graph, params = encoder()
+    plan = direct_plan(graph, [backend("numpy")])
+    with pytest.raises(UsageError, match="layer.0/w"):
+        Program(plan, {n: a for n, a in params.items() if n != "layer.0/w"}).bind()
+    with pytest.raises(BadWeightsError, match="'b'"):
+        Program(plan, {**params, "b": np.ones(3, np.float32)}).bind()
+    program = Program(plan, params)
+    x = np.ones((2, 8, 16), np.float32)
+    before = program(x)["y"]
+    program.bind({"g": params["g"] * 2})
+    assert not np.array_equal(program(x)["y"], before)
+
+
+def test_damaged_programs_are_refused(tmp_path: Path) -> None:
+    graph, params = encoder()
+    program = Program(direct_plan(graph, [backend("numpy")]), params)
+    with pytest.raises(BadModelError):
+        load_program(tmp_path / "nothing")
+    folder = program.save(tmp_path / "p")
+    (folder / "program.py").write_text(program.source + "\nprint('changed')\n")
+    with pytest.raises(BadModelError, match=r"not the file that was saved"):
+        load_program(folder)
+    program.save(folder)
+    weights = folder / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:40])
+    with pytest.raises(BadWeightsError):
+        load_program(folder)(np.ones((2, 8, 16), np.float32))
+    weights.unlink()
+    with pytest.raises(BadWeightsError, match="missing"):
+        load_program(folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_text("mine")
+    with pytest.raises(UsageError):
+        program.save(tmp_path / "other")
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
+    graph, params = encoder()
+    program = Program(direct_plan(graph, [backend("numpy")]), {n: a for n, a in params.items() if n != "b"})
+    with pytest.raises(UsageError):
+        program.save(tmp_path / "p")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_calls_from_several_threads_wait_for_each_other() -> None:
+    graph, params = encoder()
+    program = Program(direct_plan(graph, [backend("numpy")]), params)
+    inputs = [np.full((2, 8, 16), i, np.float32) for i in range(8)]
+    want = [program(x)["y"] for x in inputs]
+    found: dict[int, np.ndarray] = {}
+    run = lambda i: found.update({i: [program(inputs[i])["y"] for _ in range(20)][-1]})
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(8):
+        np.testing.assert_array_equal(found[i], want[i])
+
+
+def test_memory_is_known_before_anything_is_allocated() -> None:
+    graph, _ = encoder()
+    program = Program(direct_plan(graph, [backend("numpy")]))
+    weights = (16 * 16 + 16 + 16) * 4
+    assert weights < program.memory()["cpu"] < weights + 20 * 2 * 4 * 8 * 8 * 4
+
+
+def test_names_that_are_no_identifiers_or_clash_with_ours() -> None:
+    names = ["np", "1x", "lambda", "a b", "memory", "run", "erf", "weights", "x\n import os"]
+    inputs = [t.input(n, (2,)) for n in names]
+    total = inputs[0]
+    for x in inputs[1:]:
+        total = t.erf(total) + x
+    program = Program(direct_plan(Graph.of(total, inputs=inputs, name='"""\nimport os\n'), [backend("numpy")]))
+    values = {n: np.full(2, i, np.float32) for i, n in enumerate(names)}
+    want = evaluate(program.plan.graph, values, float64=True)[0]
+    np.testing.assert_allclose(program(**values), want, rtol=1e-6)
+
+
+def test_the_null_backend_runs_everything() -> None:
+    graph, params = encoder()
+    program = Program(direct_plan(graph, [backend("null")]), params)
+    assert program(np.ones((2, 8, 16), np.float32))["y"].shape == (2, 8, 16)
+
+
+def test_select_is_explicit_about_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensor_graphs.errors import DeviceUnavailableError
+
+    assert [b.name for b in select("numpy")] == ["numpy"]
+    with pytest.raises(UsageError, match="no backend is called"):
+        select("nonsense")
+    monkeypatch.setattr(type(backend("torch")), "unavailable", lambda self: "broken")
+    with pytest.raises(DeviceUnavailableError, match="broken"):
+        select("torch")
+    assert [b.name for b in select("auto")] == ["numpy"]
+
+
+def test_repr_html_escapes() -> None:
+    x = t.input("x", (2,))
+    program = Program(direct_plan(Graph.of(x + 1.0, name="<b>"), [backend("numpy")]))
+    assert "<b><b>" not in program._repr_html_() and "kernels" in program._repr_html_()
