@@ -302,7 +302,7 @@ def _cut(listing: _Listing, max_nodes: int) -> list[tuple[int, int]]:
             found.append((a, b))
             continue
         quarter = (b - a) // 4
-        middle = min(range(a + quarter, b - quarter), key=lambda i: (widths[i], abs(2 * i - a - b)))
+        middle = min(range(a + quarter, b - max(quarter, 1)), key=lambda i: (widths[i], abs(2 * i - a - b)))
         stack += [(middle + 1, b), (a, middle + 1)]
     return found
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.blocks import Blocks, compute_nodes, find_blocks, reassemble
 from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.simplify import simplify
 
 B, T, D, H = 2, 8, 16, 2
 
@@ -195,22 +203,200 @@ def repeats(blocks: Blocks) -> Counter[int]:
     return Counter(i.block for i in blocks.instances)
 
 
-CASES = {
-    "transformer": (transformer(24), 5, 24),
-    "transformer by hand": (transformer(24, named=False), 6, 24),
-    "mask input": (transformer(12, named=False, mask_input=True), 6, 12),
-    "two windows": (transformer(12, named=False, windows=2), 7, 12),
-    "ResNet": (cnn((3, 4, 6)), 9, 5),
-    "NasRNN": (nasrnn(5), 2, 5),
-    "U-Net": (unet(), 16, 2),
-    "DiT": (dit(12), 4, 12),
-    "KV cache": (cached(12), 3, 12),
+#: name -> graph, how many unique blocks at most, how many nodes the block that occurs most has, and how often it occurs
+CASES: dict[str, tuple[Graph, int, int, int]] = {
+    "transformer": (transformer(24), 3, 24, 24),
+    "transformer by hand": (transformer(24, named=False), 4, 39, 24),
+    "mask input": (transformer(12, named=False, mask_input=True), 4, 39, 12),
+    "two windows": (transformer(12, named=False, windows=2), 7, 39, 12),
+    "ResNet": (cnn((3, 4, 6)), 7, 7, 5),
+    "NasRNN": (nasrnn(5), 2, 45, 5),
+    "U-Net": (unet(3), 12, 12, 3),
+    "DiT": (dit(12), 3, 36, 12),
+    "KV cache": (cached(12), 2, 12, 12),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_repeats_are_found(name: str) -> None:
-    graph, most, times = CASES[name]
+    graph, most, size, times = CASES[name]
     blocks = checked(graph)
     assert len(blocks.unique) <= most, blocks
-    assert max(repeats(blocks).values()) >= times, blocks
+    ((index, count),) = repeats(blocks).most_common(1)
+    assert (len(compute_nodes(blocks.unique[index].graph)), count) == (size, times), blocks
+
+
+@pytest.mark.parametrize("name", ["transformer by hand", "two windows"])
+def test_what_many_layers_read_is_an_input(name: str) -> None:
+    """An attention block reads the stream, cos, sin and the mask; an MLP block the stream alone; each gives one value."""
+    blocks = checked(CASES[name][0])
+    shapes = {len(i.inputs) for i in blocks.instances if repeats(blocks)[i.block] == max(repeats(blocks).values())}
+    assert shapes == {4, 1}
+    assert all(len(i.outputs) == 1 for i in blocks.instances if repeats(blocks)[i.block] > 2)
+
+
+def test_alternating_windows_share_one_block() -> None:
+    """Layers of two windows differ in the masks and tables that they read, not in their structure."""
+    one, two = (checked(transformer(6, named=False, windows=w)) for w in (1, 2))
+    assert max(repeats(one).values()) == max(repeats(two).values()) == 6
+
+
+def test_each_layer_prepares_its_own_weights() -> None:
+    blocks = checked(transformer(3, named=False))
+    most = max(repeats(blocks), key=lambda k: repeats(blocks)[k])
+    body = blocks.unique[most].graph
+    assert sum(n.op == "permute" and n.args[0].op == "param" for n in body.nodes()) == 4
+    assert all(p.op == "param" for i in blocks.instances if i.block == most for p in i.params)
+
+
+def test_prepared_weights_that_several_read_are_params() -> None:
+    shared = t.param("table", (D, D)) * 2.0
+    x = t.input("x", (T, D))
+    for i in range(20):
+        x = t.tanh(c.rms_norm(x, t.param(f"{i}", (D,)), eps=1e-6) @ shared) + x
+    blocks = checked(Graph.of(x), max_nodes=20)
+    assert len(blocks.instances) > 1
+    assert all(shared in i.params for i in blocks.instances)
+
+
+def chain(weights: list[Tensor]) -> Graph:
+    x = t.input("x", (4, D))
+    for k in range(0, len(weights), 2):
+        x = t.tanh(c.softmax(x @ weights[k], axis=1) @ weights[k + 1]) + x
+    return Graph.of(x)
+
+
+def test_tied_weights_are_part_of_the_structure() -> None:
+    w = [t.param(f"w{i}", (D, D)) for i in range(8)]
+    apart = checked(chain(w), max_nodes=5)
+    tied = checked(chain([*w[:4], w[4], w[4], w[5], w[5]]), max_nodes=5)
+    assert [i.block for i in apart.instances] == [0, 0, 0, 0]
+    assert [i.block for i in tied.instances] == [0, 0, 1, 1]
+    assert len(tied.instances[3].params) == 1
+
+
+def scaled(factors: list[Any]) -> Graph:
+    x = t.input("x", (4, 40))
+    for f in factors:
+        x = t.tanh(c.softmax(x * f, axis=1) * 3.0) + x
+    return Graph.of(x)
+
+
+def test_constants_and_attributes_are_part_of_the_structure() -> None:
+    same = checked(scaled([2.0, 2.0, 2.0]), max_nodes=5)
+    other = checked(scaled([2.0, 4.0, 2.0]), max_nodes=5)
+    zeros = checked(scaled([0.0, -0.0, 0.0]), max_nodes=5)
+    assert [i.block for i in same.instances] == [0, 0, 0]
+    assert [i.block for i in other.instances] == [i.block for i in zeros.instances] == [0, 1, 0]
+
+
+def test_large_constants_are_params() -> None:
+    small = [np.full((1, 40), k, np.float32) for k in range(3)]
+    large = [np.full((4, 40), k, np.float64) for k in range(3)]
+    cast = [t.cast(t.constant(a), "float32") for a in large]
+    assert [i.block for i in checked(scaled([t.constant(a) for a in small]), max_nodes=5).instances] == [0, 1, 2]
+    assert [i.block for i in checked(scaled(cast), max_nodes=5).instances] == [0, 0, 0]
+
+
+def test_names_do_not_matter_and_the_result_is_deterministic() -> None:
+    first, second = find_blocks(transformer(4)), find_blocks(transformer(4))
+    assert first.unique == second.unique and first.instances == second.instances
+    renamed = repr(find_blocks(cnn((2, 2))).unique[0].graph)
+    assert "stem" not in renamed
+
+
+def test_instances_compute_the_model() -> None:
+    """Running every block's own graph on the values of its instance, in order, gives what the model gives."""
+    graph = unet(1)
+    rng = np.random.default_rng(0)
+    leaves = {n: rng.uniform(0.5, 1, n.shape) for n in graph.nodes() if n.op in ("input", "param")}
+    by_name = {n.attr("name"): a for n, a in leaves.items()}
+    known: dict[Tensor, Any] = dict(leaves)
+    blocks = checked(graph)
+    for instance in blocks.instances:
+        body = blocks.unique[instance.block].graph
+        for p in instance.params:
+            known.setdefault(p, evaluate([p], {}, params=by_name, float64=True)[0])
+        given_ = {f"in{k}": known[v] for k, v in enumerate(instance.inputs)}
+        weights = {f"w{k}": known[v] for k, v in enumerate(instance.params)}
+        known.update(zip(instance.outputs, evaluate(body, given_, params=weights, float64=True), strict=True))
+    expected = evaluate(graph, by_name, params=by_name, float64=True)
+    np.testing.assert_allclose(known[graph.outputs[0]], expected[0], rtol=1e-12)
+
+
+def test_long_graphs_without_repeats_are_cut() -> None:
+    x = t.input("x", (4, D))
+    for i in range(400):
+        x = (t.tanh, t.exp, t.abs)[i * i % 3](x) + float(i)
+    blocks = checked(Graph.of(x), max_nodes=60)
+    assert 14 <= len(blocks.instances) <= 40
+    assert all(len(i.inputs) == len(i.outputs) == 1 for i in blocks.instances)
+
+
+def test_graphs_with_nothing_to_compute() -> None:
+    x, w = t.input("x", (2,)), t.param("w", (2,))
+    assert checked(Graph.of([x, w + w, w])).instances == ()
+    assert len(checked(Graph.of([x, x + w, x + w, w])).instances) == 1
+
+
+@st.composite
+def random_graphs(draw: Any) -> Graph:
+    """Any directed graph: nodes over earlier nodes, inputs, states and weights, several outputs and updates."""
+    pool = [t.input("x", (4, 4)), t.state("s", (4, 4)), t.param("w", (4, 4)), t.full((4, 4), 2.0)]
+    ops = (
+        lambda a, b: a + b,
+        lambda a, b: a @ b,
+        lambda a, b: t.tanh(a),
+        lambda a, b: a * b,
+        lambda a, b: t.transpose(a),
+    )
+    for _ in range(draw(st.integers(1, 60))):
+        near = st.integers(max(0, len(pool) - 6), len(pool) - 1)
+        a, b = (pool[draw(st.one_of(near, st.integers(0, len(pool) - 1)))] for _ in range(2))
+        pool.append(draw(st.sampled_from(ops))(a, b))
+    outputs = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=3))
+    return Graph.of([*outputs, pool[-1]], updates={"s": pool[-2]})
+
+
+@settings(deadline=None, max_examples=150)
+@given(random_graphs(), st.sampled_from((1, 3, 10, 96)))
+def test_any_graph_is_covered_once_and_reassembles(graph: Graph, max_nodes: int) -> None:
+    checked(graph, max_nodes)
+
+
+# ---------------------------------------------------------------- exported models
+#: name -> its sizes, how many unique blocks at most, and how often each of the layer's blocks occurs
+EXPORTED: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "BERT": ("Encoder", {"layers": 4}, 3, 4),
+    "GPT-2": ("Gpt2", {"layers": 4}, 3, 4),
+    "Llama": ("Llama", {"layers": 4}, 4, 4),
+    "Gemma": ("Gemma", {"layers": 4}, 4, 4),
+    "DiT": ("DiT", {"layers": 4}, 5, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def modules() -> Any:
+    pytest.importorskip("torch")
+    path = Path(__file__).parents[1] / "models" / "modules.py"
+    spec = importlib.util.spec_from_file_location("block_test_modules", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exported_models(name: str, modules: Any) -> None:
+    """Models traced by torch.export, with mask and position inputs where the architecture has them."""
+    from tensor_graphs.models.export import load_module
+
+    kind, sizes, most, times = EXPORTED[name]
+    example = {"BERT": "encoder", "GPT-2": "gpt2"}.get(name, name.lower())
+    graph = load_module(getattr(modules, kind)(**sizes).eval(), modules.example(example)[1])
+    blocks = checked(simplify(graph))
+    assert len(blocks.unique) <= most, blocks
+    covered = sum(
+        len(compute_nodes(blocks.unique[k].graph)) * n for k, n in repeats(blocks).items() if n in (times, 2 * times)
+    )
+    assert covered >= 0.8 * len(compute_nodes(blocks.graph)), blocks
