@@ -25,6 +25,21 @@ ACTIVATIONS = table("activations", "fuse", [
     Rule("is-softplus", "log(exp(x) + 1.0)", "softplus(x)", growth="collects", doc="log(1 + exp(x))"),
     Rule("is-mish", "x * tanh(softplus(x))", "mish(x)", growth="collects", doc="x * tanh(softplus(x))"),
     Rule("is-hard-swish", "x * hard_sigmoid(x)", "hard_swish(x)", growth="collects", doc="x * hard_sigmoid(x)"),
+    Rule("is-gelu-divided", "(x * 0.5) * (erf(x / 1.4142135623730951) + 1.0)", "gelu(x)", growth="collects",
+         doc="x / 2 * (1 + erf(x / sqrt 2))"),
+    Rule("is-leaky-relu", "where(lt(0.0, x), x, x * full(value=a, shape=s, dtype=d))", "leaky_relu(x, alpha=a)",
+         when=("floating(x)", "s == ones(rank(x))"), growth="collects", doc="a slope below zero"),
+    Rule("is-elu", "where(lt(0.0, x), x, (exp(x) - 1.0) * full(value=a, shape=s, dtype=d))", "elu(x, alpha=a)",
+         when=("s == ones(rank(x))",), growth="collects", doc="a * (exp(x) - 1) below zero"),
+    Rule("is-hard-sigmoid", "clip(x * full(value=a, shape=s, dtype=d) + full(value=b, shape=t, dtype=d), lo=0.0, hi=1.0)",
+         "hard_sigmoid(x, alpha=a, beta=b)", when=("s == ones(rank(x))", "t == ones(rank(x))"), growth="collects", exact=True,
+         doc="a line clipped to [0, 1]"),
+    Rule("is-clip-relu", "minimum(relu(x), full(value=b, shape=t, dtype=d))", "clip(x, lo=0.0, hi=b)",
+         when=("t == ones(rank(x))",), growth="collects", exact=True, doc="the rectifier, limited above"),
+    Rule("relu-after-pool", "max_pool(relu(x), kernel=k, strides=s, pads=p, dilations=(1, 1))",
+         "relu(max_pool(x, kernel=k, strides=s, pads=p, dilations=(1, 1)))", growth="collects",
+         when=("p[0] < k[0]", "p[1] < k[1]", "p[2] < k[0]", "p[3] < k[1]"),
+         doc="fewer elements to rectify after pooling; every window holds an element"),
     Rule("is-clip", "minimum(maximum(x, full(value=a, shape=s, dtype=d)), full(value=b, shape=t, dtype=d))",
          "clip(x, lo=a, hi=b)", when=("floating(x)", "s == ones(rank(x))", "t == ones(rank(x))"), growth="collects",
          exact=True, doc="limited on both sides"),
@@ -39,6 +54,10 @@ NORMALISATIONS = table("normalisations", "fuse", [
     Rule("is-log-softmax", "x - logsumexp(x, axes=k)", "log_softmax(x, axis=k[0])", when=("len(k) == 1",), growth="collects",
          doc="x - log(sum(exp(x)))"),
     Rule("is-logsumexp", "log(sum(exp(x), axes=k))", "logsumexp(x, axes=k)", growth="collects", doc="log(sum(exp(x)))"),
+    Rule("is-logsumexp-shifted", f"log(sum({_SHIFTED}, axes=k)) + max(x, axes=k)", "logsumexp(x, axes=k)",
+         growth="collects", doc="log(sum(exp(x - max))) + max"),
+    Rule("is-log-softmax-shifted", "(x - max(x, axes=k)) - log(sum(exp(x - max(x, axes=k)), axes=k))",
+         "log_softmax(x, axis=k[0])", when=("len(k) == 1",), growth="collects", doc="shifted by the maximum"),
     Rule("is-rms-norm", "(x * rsqrt(mean(x * x, axes=k) + full(value=e, shape=s, dtype=d))) * g",
          "rms_norm(x, reshape(g, shape=(size(g, -1),)), eps=e)", when=(_LAST, _ROW, "size(g, -1) == size(x, -1)", "s == ones(rank(x))"),
          growth="collects", doc="x / sqrt(mean(x**2) + eps) * gain"),
@@ -50,33 +69,45 @@ NORMALISATIONS = table("normalisations", "fuse", [
 ])  # fmt: skip
 
 _RANKS = ("rank(q) == rank(t)", "rank(t) == rank(v)", "2 < rank(q)", "i == rank(q) - 1")
+_SCALED = (*_RANKS, "s == ones(rank(q))")
+#: A mask that broadcasts to the scores, axis by axis, up to rank 5.
+_MASK = (
+    "rank(q) < 6", "contains((1, size(t, -1)), size(m, -1))", "contains((1, size(q, -2)), size(m, -2))",
+    *(f"contains((1, size(q, {i})), size(m, {i}))" for i in ("0", "max(0, rank(q) - 4)", "rank(q) - 3")),
+)  # fmt: skip
 _SCORES = "(q @ t) * full(value=c, shape=s, dtype=d)"
 _KEYS = "permute(t, perm=swap_last(rank(t)))"
 _REPEATED = "reshape(broadcast_to(reshape({0}, shape={0}1), shape={0}2), shape={0}3)"
+_SPLIT, _JOINED = "(size({0}, 0), size({0}, 1), 1, size({0}, 2), size({0}, 3))", "(size({0}, 0), size({0}, 1) * k2[2], size({0}, 2), size({0}, 3))"
 _GROUPED = (
-    "rank(k) == 4", "rank(v) == 4", "len(k1) == 5", "k1 == insert(shape(k), 2, 1)", "v1 == insert(shape(v), 2, 1)", "len(v1) == 5",
-    "k2 == replace(k1, 2, k2[2])", "v2 == replace(v1, 2, k2[2])", "len(k3) == 4", "len(v3) == 4",
-    "k3 == replace(shape(k), 1, size(k, 1) * k2[2])", "v3 == replace(shape(v), 1, size(v, 1) * k2[2])",
-    "size(q, 1) == size(k, 1) * k2[2]", "size(v, 1) == size(k, 1)", "size(q, 0) == size(k, 0)",
+    *(f"{x}1 == {_SPLIT.format(x)}" for x in "kv"), *(f"{x}3 == {_JOINED.format(x)}" for x in "kv"),
+    "size(q, 1) == size(k, 1) * k2[2]", "size(v, 1) == size(k, 1)", "size(q, 0) == size(k, 0)", "size(v, 0) == size(k, 0)",
 )  # fmt: skip
 ATTENTION = table("attention", "fuse", [
-    Rule("is-attention", f"softmax({_SCORES}, axis=i) @ v", f"attention(q, {_KEYS}, v, scale=c)", when=_RANKS,
+    Rule("is-attention", f"softmax({_SCORES}, axis=i) @ v", f"attention(q, {_KEYS}, v, scale=c)", when=_SCALED,
          growth="collects", doc="softmax(scale * q @ k.T) @ v"),
     Rule("is-attention-unscaled", "softmax(q @ t, axis=i) @ v", f"attention(q, {_KEYS}, v, scale=1.0)", when=_RANKS,
          growth="collects", doc="softmax(q @ k.T) @ v"),
     Rule("is-masked-attention", f"softmax({_SCORES} + m, axis=i) @ v", f"masked_attention(q, {_KEYS}, v, m, scale=c)",
-         when=(*_RANKS, "size(m, -1) <= size(t, -1)", "size(m, -2) <= size(q, -2)"), growth="collects",
-         doc="softmax(scale * q @ k.T + mask) @ v"),
+         when=(*_SCALED, *_MASK), growth="collects", doc="softmax(scale * q @ k.T + mask) @ v"),
     Rule("is-masked-attention-unscaled", "softmax(q @ t + m, axis=i) @ v", f"masked_attention(q, {_KEYS}, v, m, scale=1.0)",
-         when=(*_RANKS, "size(m, -1) <= size(t, -1)", "size(m, -2) <= size(q, -2)"), growth="collects",
-         doc="softmax(q @ k.T + mask) @ v"),
+         when=(*_RANKS, *_MASK), growth="collects", doc="softmax(q @ k.T + mask) @ v"),
     Rule("group-queries", f"attention(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, scale=c, causal=z, window=w, softcap=y)",
          "reshape(attention(reshape(q, shape=(size(q, 0), size(k, 1), k2[2], size(q, 2), size(q, 3))), reshape(k, shape=k1),"
          " reshape(v, shape=v1), scale=c, causal=z, window=w, softcap=y), shape=(size(q, 0), size(q, 1), size(q, 2), size(v, 3)))",
          when=_GROUPED, growth="collects", doc="repeated key and value heads become an axis that broadcasts (GQA)"),
+    Rule("group-queries-masked", f"masked_attention(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, m, scale=c, causal=z, window=w, softcap=y)",
+         "reshape(masked_attention(reshape(q, shape=(size(q, 0), size(k, 1), k2[2], size(q, 2), size(q, 3))), reshape(k, shape=k1),"
+         " reshape(v, shape=v1), reshape(m, shape=(size(m, 0), 1, 1, size(m, 2), size(m, 3))), scale=c, causal=z, window=w, softcap=y),"
+         " shape=(size(q, 0), size(q, 1), size(q, 2), size(v, 3)))",
+         when=(*_GROUPED, "size(m, 1) == 1"), growth="collects",
+         doc="repeated key and value heads become an axis that broadcasts, the mask being the same for all heads"),
+    Rule("mask-as-summand", "softmax(where(c, x, full(value=-inf, shape=s, dtype=d)), axis=i)",
+         "softmax(x + where(c, full(value=0.0, shape=s, dtype=d), full(value=-inf, shape=s, dtype=d)), axis=i)",
+         doc="hidden scores by adding -inf, which attention takes as a mask"),
     Rule("is-rope",
          "x * c + concat(neg(slice(x, axis=i, start=h, stop=n)), slice(x, axis=i, start=0, stop=h), axis=i) * s", "rope(x, c, s)",
-         when=("i == rank(x) - 1", "n == size(x, -1)", "h + h == n", "fits(c, x)", "fits(s, x)"), growth="collects",
+         when=("floating(x)", "i == rank(x) - 1", "n == size(x, -1)", "h + h == size(x, -1)", "fits(c, x)", "fits(s, x)"), growth="collects",
          doc="rotary positions written out"),
 ])  # fmt: skip
 

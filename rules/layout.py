@@ -73,7 +73,7 @@ MOTION = table("view motion", "layout", [
     Rule("cast-slice", "cast(slice(x, axis=i, start=s, stop=e), dtype=d)", "slice(cast(x, dtype=d), axis=i, start=s, stop=e)",
          both=True, exact=True, doc="a cast moves past a slice"),
     Rule("cast-concat", "cast(concat(x, y, axis=i), dtype=d)", "concat(cast(x, dtype=d), cast(y, dtype=d), axis=i)",
-         both=True, exact=True, doc="a cast moves past a concatenation"),
+         when=("dtype(x) == dtype(y)",), both=True, exact=True, doc="a cast moves past a concatenation"),
     *(Rule(f"{op}-of-broadcast", f"{op}(broadcast_to(x, shape=s))", f"broadcast_to({op}(x), shape=s)", growth="collects",
            exact=True, doc="compute once, then repeat") for op in UNARY),
     Rule("reshape-softmax", "reshape(softmax(x, axis=i), shape=s)", "softmax(reshape(x, shape=s), axis=len(s) - 1)",

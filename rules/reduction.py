@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..egraph.rule import Rule, table
 
 _LINEAR = ("sum", "mean")
+_FULL = ("0 < size(x, i)", "0 < size(y, i)")  # an empty maximum has no value
 _ONE_AXIS = ("len(k) == 1", "size(s, k[0]) == 1")
 
 LINEARITY = table("reductions", "algebra", [
@@ -15,14 +16,19 @@ LINEARITY = table("reductions", "algebra", [
     *(Rule(f"{r}-quotient", f"{r}(x / s, axes=k)", f"{r}(x, axes=k) / s", both=True, keep=True, when=_ONE_AXIS,
            doc="a divisor that is constant along the axis leaves") for r in _LINEAR),
     *(Rule(f"{r}-sign", f"{r}(neg(x), axes=k)", f"neg({r}(x, axes=k))", both=True, doc="a sign leaves") for r in _LINEAR),
-    *(Rule(f"{r}-of-product", f"{r}(a @ w, axes=k)", f"{r}(a, axes=k) @ w", when=("k == (rank(a) - 2,)", "rank(w) == 2"),
+    *(Rule(f"{r}-of-product", f"{r}(a @ w, axes=k)", f"{r}(a, axes=k) @ w", when=("k == (rank(a) - 2,)",),
            both=True, doc="reducing rows before or after a product") for r in _LINEAR),
     *(Rule(f"{r}-of-concat", f"{r}(concat(x, y, axis=i), axes=k)", f"{op}({r}(x, axes=k), {r}(y, axes=k))",
-           when=("k == (i,)",), growth="expands", exact=exact, doc="parts are reduced and then combined (SPLIT)")
-      for r, op, exact in (("sum", "add", False), ("max", "maximum", True), ("min", "minimum", True))),
-    Rule("max-summand", "max(x + s, axes=k)", "max(x, axes=k) + s", both=True, keep=True, when=_ONE_AXIS,
-         doc="a summand that is constant along the axis leaves a maximum"),
-    Rule("max-sign", "max(neg(x), axes=k)", "neg(min(x, axes=k))", both=True, exact=True,
+           when=("k == (i,)", *full), growth="expands", doc="parts are reduced and then combined (SPLIT)")
+      for r, op, full in (("sum", "add", ()), ("max", "maximum", _FULL), ("min", "minimum", _FULL))),
+    *(Rule(f"{r}-of-{r}s", f"{r}({r}(x, axes=j), axes=k)", f"{r}(x, axes=(min(j[0], k[0]), max(j[0], k[0])))",
+           when=("len(j) == 1", "len(k) == 1", "j != k"), growth="collects", doc="one reduction for two")
+      for r in ("sum", "mean", "max")),
+    *(Rule(f"{r}-of-one", f"{r}(x, axes=k)", "x", when=("len(k) == 1", "size(x, k[0]) == 1"), growth="collects", exact=exact,
+           doc="reducing an axis of size 1 changes nothing") for r, exact in (("sum", False), ("mean", False), ("max", True))),
+    Rule("max-summand", "max(x + s, axes=k)", "max(x, axes=k) + s", both=True, keep=True,
+         when=("floating(x)", *_ONE_AXIS), doc="a summand that is constant along the axis leaves a maximum"),
+    Rule("max-sign", "max(neg(x), axes=k)", "neg(min(x, axes=k))", when=("floating(x)",), both=True,
          doc="a sign turns a maximum into a minimum"),
     *(Rule(f"{r}-of-permute", f"{r}(permute(x, perm=p), axes=k)", f"permute({r}(x, axes=(p[k[0]],)), perm=p)",
            when=("len(k) == 1",), exact=r == "max", doc="reduce first, permute later") for r in ("sum", "mean", "max")),
@@ -36,6 +42,9 @@ SOFTMAX = table("softmax", "algebra", [
          growth="collects", doc="softmax ignores what is constant along its axis"),
     Rule("softmax-unshift", "softmax(x - s, axis=i)", "softmax(x, axis=i)", when=("size(s, i) == 1", "fits(s, x)"),
          growth="collects", shortcut=True, doc="softmax ignores what is constant along its axis"),
+    Rule("variance-centred", "mean(x * x, axes=k) - mean(x, axes=k) * mean(x, axes=k)",
+         "mean((x - mean(x, axes=k)) * (x - mean(x, axes=k)), axes=k)",
+         doc="E[x^2] - E[x]^2 as the mean of squared distances, which does not cancel; the other way is not a rule"),
     Rule("softmax-permute", "permute(softmax(x, axis=i), perm=p)", "softmax(permute(x, perm=p), axis=index(p, i))", exact=True,
          doc="permute before the softmax"),
     Rule("log-of-softmax", "log(softmax(x, axis=i))", "log_softmax(x, axis=i)", growth="collects",

@@ -125,6 +125,14 @@ class Sampler:
             n for g in self.guards if isinstance(g, Apply) and g.function == "floating" for n in attr_names(g)
         }
         self.float = rng.choice(FLOATS)
+        self.thin = rng.choice((0.0, 0.08, 0.08, 0.4))  # how often an axis is narrower than its surroundings allow
+        self.ranks = _least_ranks(self.guards)
+        self.dtypes = {
+            g.args[0].args[0].name: g.args[1].value
+            for g in self.guards
+            if isinstance(g, Apply) and g.function == "eq" and isinstance(g.args[0], Apply) and g.args[0].function == "dtype"
+            and isinstance(g.args[0].args[0], Name) and isinstance(g.args[1], Value)
+        }  # fmt: skip
         self.weights = {
             v.name for t in rule.lefts for v in subterms(t) if isinstance(v, Var) and self.is_weight(v.name)
         }
@@ -186,7 +194,7 @@ class Sampler:
             return self.rng.choice(self.pool)
         if not sizes:
             raise Reject
-        return int(max(sizes) if self.rng.random() < 0.85 else self.rng.choice(sorted(sizes)))
+        return int(min(sizes) if self.rng.random() < self.thin else max(sizes))
 
     def regroup(self, volume: int, rank: int | None = None) -> tuple[int, ...]:
         """A random shape of a given number of elements."""
@@ -239,8 +247,7 @@ class Sampler:
             self.types.pop(name, None)
             shape = self.narrowed(name, want)
             if shape is None:
-                shape = (None,) * self.rng.choices((0, 1, 2, 3, 4), (1, 6, 10, 8, 6))[0]
-                self.types.pop(name, None)
+                shape = (None,) * max(self.ranks.get(name, 0), self.rng.choices((0, 1, 2, 3, 4), (1, 6, 10, 8, 6))[0])
                 shape = self.narrowed(name, Want(shape, want.dtype)) or ()
             self.types[name] = Type(tuple(map(self.pick, shape)), want.dtype)
             if self.accept(name):
@@ -271,10 +278,10 @@ class Sampler:
             return self.both(shape, fitting)
         if function != "eq" or not isinstance(args[0], Apply):
             return shape
-        left, right = args
+        left, right = args[0], args[1]
         f, of = left.function, left.args
-        if left == Apply("volume", (me,)) and right == Apply("size", (me, Value(-1))):
-            return (*exactly((1,) * (len(shape) - 1)), shape[-1]) if shape else shape
+        if left == Apply("volume", (me,)) and isinstance(right, Apply) and right.args[:1] == (me,) and shape:
+            return self.line(shape, self.value(right.args[1]))
         if left == Apply("shape", (me,)):
             return self.both(shape, exactly(self.value(right)))
         if left == Apply("rank", (me,)):
@@ -287,6 +294,13 @@ class Sampler:
             head, tail = exactly(sizes[:spot]), exactly(sizes[spot + (f == "replace") :])
             return self.both(shape, (*head, None, *tail))
         return shape
+
+    def line(self, shape: tuple[Sizes, ...], axis: int) -> tuple[Sizes, ...]:
+        """Every axis but one of size 1."""
+        ones = tuple(meet(d, frozenset((1,))) for d in shape)
+        if not -len(shape) <= axis < len(shape):
+            raise Reject
+        return (*ones[: axis % len(shape)], shape[axis], *ones[axis % len(shape) + 1 :])
 
     def both(self, a: tuple[Sizes, ...] | None, b: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
         """Shapes that satisfy both."""
@@ -336,9 +350,27 @@ class Sampler:
             found = self.known(t)
             if found is not None:
                 return found.dtype
+            if isinstance(t, Var) and t.name in self.dtypes:
+                return self.dtypes[t.name]
         if any(_needs_float(t, self.floating) for t in terms) or self.rng.random() < 0.7:
             return self.float
         return self.rng.choice(INTS) if self.rng.random() < 0.8 else "bool"
+
+
+def _least_ranks(guards: Sequence[Attr]) -> dict[str, int]:
+    """For each variable whose axes guards name by number, the rank that it must have for them to hold."""
+    found: dict[str, int] = {}
+    stack = list(guards)
+    while stack:
+        attr = stack.pop()
+        if isinstance(attr, Apply):
+            stack += attr.args
+            if attr.function == "size":
+                variable, axis = attr.args
+                if isinstance(variable, Name) and isinstance(axis, Value):
+                    need = axis.value + 1 if axis.value >= 0 else -axis.value
+                    found[variable.name] = max(found.get(variable.name, 0), need)
+    return found
 
 
 def _needs_float(term: Term, floating: set[str]) -> bool:
@@ -371,7 +403,7 @@ def least_rank(term: Term) -> int:
         "broadcast_to",
         "along",
     )
-    return max([own, *(map(least_rank, term.args) if follows else ())])
+    return int(max([own, *(map(least_rank, term.args) if follows else ())]))
 
 
 def attempt(rule: Rule, guards: Sequence[Attr], rng: random.Random) -> Instance | None:

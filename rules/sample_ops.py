@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -72,7 +73,7 @@ def _kid_dtype(s: Sampler, call: Call, i: int, want: Want) -> str:
 
 def pointwise(s: Sampler, call: Call, want: Want) -> None:
     """A common shape is fixed first; each operand has it, or 1 at some axes."""
-    target: list[int] = []
+    target: list[Any] = []
     have = [t for t in map(s.known, call.args) if t is not None]
     for i, sizes in enumerate(_sizes(s, call, want)):
         wide = {t.shape[i] for t in have if i < t.rank and t.shape[i] != 1}
@@ -85,6 +86,8 @@ def pointwise(s: Sampler, call: Call, want: Want) -> None:
             if len(call.args) == 1 and want.shape is not None:
                 shape = want.shape
             s.term(a, Want(shape, dtype))
+    if OPS[call.op].law == "cast":
+        s.attr(call, "dtype", lambda: want.dtype)
 
 
 # ---------------------------------------------------------------- reductions and ops along an axis
@@ -164,7 +167,7 @@ def _later() -> Any:
     raise NotYet
 
 
-def _grouping(s: Sampler, shape: tuple[int, ...], volume: int, rank: int | None) -> tuple[int, ...]:
+def _grouping(s: Sampler, shape: tuple[Any, ...], volume: Any, rank: int | None) -> tuple[int, ...]:
     """Regrouped at random, or keeping the last axis as reshapes of activations do, or the same."""
     style = s.rng.random()
     if style < 0.15 and rank in (None, len(shape)):
@@ -186,10 +189,8 @@ def permute(s: Sampler, call: Call, want: Want) -> None:
         if known is None and shape is None:
             known = s.term(x, want)
         rank = known.rank if known is not None else len(shape or ())
-        try:
+        with contextlib.suppress(NotYet):
             perm = s.attr(call, "perm", lambda: tuple(s.rng.sample(range(rank), rank)))
-        except NotYet:
-            pass
     if known is None and perm is not None:
         ordered = (
             None if shape is None or len(shape) != len(perm) else tuple(shape[perm.index(i)] for i in range(len(perm)))
@@ -241,10 +242,8 @@ def slice_(s: Sampler, call: Call, want: Want) -> None:
     size = _one(s, shape[axis]) if axis is not None and axis < rank else None
     if known is None:
         low = size
-        try:
+        with contextlib.suppress(NotYet):
             low = max(low or 0, s.value(dict(call.attrs)["stop"]))
-        except NotYet:
-            pass
         inner = None if low is None else frozenset((low, low + s.rng.randint(0, 3)))
         known = s.term(x, Want(_set(shape, axis, inner) if axis is not None else (None,) * rank, want.dtype))
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(rank, 1)))
@@ -263,8 +262,8 @@ def slice_(s: Sampler, call: Call, want: Want) -> None:
 
     def propose_stop() -> int:
         if span is not None:
-            return min(int(start) + span, length)
-        return length if s.rng.random() < 0.3 else s.rng.randint(min(start, length), length)
+            return int(min(int(start) + span, length))
+        return int(length if s.rng.random() < 0.3 else s.rng.randint(min(start, length), length))
 
     s.attr(call, "stop", propose_stop)
 
@@ -340,7 +339,13 @@ def matmul(s: Sampler, call: Call, want: Want) -> None:
     a, b = call.args
     left, right = s.known(a), s.known(b)
     rank = len(want.shape) if want.shape is not None else 0
-    rank = rank or (left.rank if left else right.rank if right and right.rank > 2 else s.rng.randint(2, 4))
+    rank = rank or (
+        left.rank
+        if left
+        else right.rank
+        if right and right.rank > 2
+        else s.rng.choices(range(2, 7), (6, 6, 6, 2, 1))[0]
+    )
     rank = max(rank, least_rank(a), 2)
     shape = want.shape if want.shape is not None and len(want.shape) == rank else (None,) * rank
     batch = [s.pick(d) for d in shape[:-2]]
@@ -373,6 +378,11 @@ def linear(s: Sampler, call: Call, want: Want) -> None:
     s.term(b, Want(exactly(right.shape[1:]), want.dtype))
 
 
+def _several(s: Sampler, choices: tuple[int, ...], n: int) -> Callable[[], tuple[int, ...]]:
+    """A draw of n numbers."""
+    return lambda: tuple(s.rng.choice(choices) for _ in range(n))
+
+
 def conv(s: Sampler, call: Call, want: Want) -> None:
     """x[N, C, *S] with w[O, C/groups, *K]."""
     x, w = call.args
@@ -380,20 +390,17 @@ def conv(s: Sampler, call: Call, want: Want) -> None:
     n = (
         len(want.shape) - 2
         if want.shape is not None
-        else (left or right or Type((1,) * s.rng.choice((3, 4, 4)), "")).rank - 2
+        else (left or right or Type((1,) * s.rng.choice((3, 4, 4, 4, 4, 5)), "")).rank - 2
     )
     for name in ("strides", "dilations"):
-        try:
+        with contextlib.suppress(NotYet):
             n = len(s.attr(call, name, _later)) if want.shape is None and not left and not right else n
-        except NotYet:
-            pass
     if n < 1:
         raise Reject
     shape = want.shape if want.shape is not None else (None,) * (n + 2)
-    draw = lambda choices: lambda: tuple(s.rng.choice(choices) for _ in range(n))
-    s.attr(call, "strides", draw((1, 1, 2)))
-    s.attr(call, "dilations", draw((1, 1, 2)))
-    s.attr(call, "pads", lambda: tuple(s.rng.choice((0, 0, 1, 2)) for _ in range(2 * n)))
+    s.attr(call, "strides", _several(s, (1, 1, 2), n))
+    s.attr(call, "dilations", _several(s, (1, 1, 2), n))
+    s.attr(call, "pads", _several(s, (0, 0, 1, 2), 2 * n))
     groups = s.attr(call, "groups", lambda: s.rng.choice((1, 1, 2)))
     if left is None:
         channels = None if right is None else frozenset((right.shape[1] * groups,))
@@ -418,7 +425,7 @@ def pool(s: Sampler, call: Call, want: Want) -> None:
         ("dilations", (1, 2), n),
         ("pads", (0, 1), 2 * n),
     ):
-        s.attr(call, name, lambda c=choices, k=length: tuple(s.rng.choice(c) for _ in range(k)))
+        s.attr(call, name, _several(s, choices, length))
     s.term(call.args[0], Want((*shape[:2], *(frozenset((5, 6, 7)) for _ in range(n))), want.dtype))
 
 
@@ -469,7 +476,7 @@ def rope(s: Sampler, call: Call, want: Want) -> None:
         s.term(a, Want(upto(x.shape), want.dtype))
 
 
-def _index(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: int) -> Type:
+def _index(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: Any) -> Type:
     """An operand of indices below a bound; a variable remembers the bound, anything else cannot promise it."""
     fresh = isinstance(term, Var) and term.name not in s.types
     found = s.known(term) or s.term(term, Want(shape, "int64"))
@@ -489,7 +496,7 @@ def gather(s: Sampler, call: Call, want: Want) -> None:
         raise Reject
     wide = OPS[call.op].law != "gather"
     shape: tuple[Sizes, ...] = exactly(left.shape) if wide else (None,) * s.rng.randint(0, 2)
-    found = _index(s, index, _set(shape, axis, None) if wide else shape, int(left.shape[axis]))
+    found = _index(s, index, _set(shape, axis, None) if wide else shape, left.shape[axis])
     for u in updates:
         s.term(u, Want(exactly(found.shape), left.dtype))
     _scalars(s, call, left.rank)
@@ -498,7 +505,7 @@ def gather(s: Sampler, call: Call, want: Want) -> None:
 def cross_entropy(s: Sampler, call: Call, want: Want) -> None:
     """logits[N, C] and target[N]."""
     logits = s.known(call.args[0]) or s.term(call.args[0], Want((None, None), want.dtype))
-    _index(s, call.args[1], exactly(logits.shape[:1]), int(logits.shape[1]))
+    _index(s, call.args[1], exactly(logits.shape[:1]), logits.shape[1])
 
 
 HANDLERS: dict[str, Handler] = {
