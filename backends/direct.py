@@ -44,7 +44,7 @@ class _Builder:
                 self.by_op.setdefault(t.term.op, []).append(t)
         nodes = self.graph.nodes()
         for node in nodes:
-            if node.op in _WEIGHTS or node.args and all(a in self.foldable for a in node.args):
+            if node.op in _WEIGHTS or (node.args and all(a in self.foldable for a in node.args)):
                 self.foldable.add(node)
         for leaf in self.graph.inputs:
             self.ids[leaf] = self._add(leaf, "input", leaf.attr("name"))

@@ -71,6 +71,7 @@ HELPERS: dict[str, str] = {
     return x.numpy()''',
 }  # fmt: skip
 
+
 @dataclass(frozen=True)
 class Emitted:
     """The source, and what it reads: weight keys with the expressions to evaluate, states, its workspace in bytes."""
@@ -106,7 +107,9 @@ def literal(value: Any) -> str:
 
 def dtype_text(dtype: str) -> str:
     """NumPy's dtype as source text."""
-    return "ml_dtypes.bfloat16" if dtype == "bfloat16" else "np.bool_" if dtype == "bool" else f"np.{dtypes.check(dtype)}"
+    return (
+        "ml_dtypes.bfloat16" if dtype == "bfloat16" else "np.bool_" if dtype == "bool" else f"np.{dtypes.check(dtype)}"
+    )
 
 
 def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
@@ -260,7 +263,11 @@ class _Emitter:
         shape, dtype = literal(concrete(v.type.shape)), dtype_text(v.type.dtype)
         dense = v.strides == contiguous(v.type.shape)  # type: ignore[arg-type]
         if v.id in self.fresh_outputs:
-            return f"np.empty({shape}, {dtype})" if dense else f"{self._use('empty')}({shape}, {dtype}, {literal(v.strides)})"
+            return (
+                f"np.empty({shape}, {dtype})"
+                if dense
+                else f"{self._use('empty')}({shape}, {dtype}, {literal(v.strides)})"
+            )
         if v.id in self.layout.pinned:
             return self.ref(self.layout.pinned[v.id], "numpy")  # written where the state lies
         offset = self.layout.offsets[self.layout.buffer[v.id]]
@@ -350,7 +357,7 @@ class _Emitter:
         for v in self.plan.outputs:
             name, r = self.ref(v, "numpy"), self.root[v]
             handed = r in self.fresh or r in self.fresh_outputs
-            own = handed and r not in given or self.reuse_outputs and self.plan.values[r].origin == "kernel"
+            own = (handed and r not in given) or (self.reuse_outputs and self.plan.values[r].origin == "kernel")
             given.add(r)
             if not own:
                 fresh = identifier(f"result{v}", self.taken)
@@ -392,7 +399,7 @@ class _Emitter:
         plan = self.plan
         helpers = list(helper_source(self.helpers, self.setups))
         body = "\n".join([*self.once, *self.each, *helpers])
-        imports = [line for word, line in _IMPORTS if re.search(rf"\b{word}\b", body)]
+        imports = _imports(body)
         parameters = "weights, states" if self._state_types() else "weights"
         fixed = [f"memory = workspace({self.layout.size})"] if "workspace" in self.helpers else []
         lines = [
@@ -406,19 +413,29 @@ class _Emitter:
         return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
 
 
-_IMPORTS = (
-    ("math", "import math"),
-    ("Callable", "from collections.abc import Callable"),
-    ("Sequence", "from collections.abc import Sequence"),
-    ("inf", "from math import inf"),
-    ("nan", "from math import nan"),
-    ("Any", "from typing import Any"),
-    ("warnings", "import warnings"),
-    ("ml_dtypes", "import ml_dtypes"),
-    ("np", "import numpy as np"),
-    ("torch", "import torch"),
-    ("Array", "\nArray = np.ndarray"),
-)
+#: word in the body -> where it comes from.
+_STANDARD = {
+    "warnings": "",
+    "Callable": "collections.abc",
+    "Sequence": "collections.abc",
+    "inf": "math",
+    "nan": "math",
+    "Any": "typing",
+}
+_INSTALLED = ("ml_dtypes", "numpy as np", "torch")
+
+
+def _imports(body: str) -> Iterator[str]:
+    """Import lines for the words that the body uses, sorted as formatters do."""
+    used = {word: module for word, module in _STANDARD.items() if re.search(rf"\b{word}\b", body)}
+    yield from (f"import {word}" for word, module in used.items() if not module)
+    for module in sorted(set(used.values()) - {""}):
+        yield f"from {module} import {', '.join(sorted(w for w, m in used.items() if m == module))}"
+    if used:
+        yield ""
+    yield from (f"import {m}" for m in _INSTALLED if re.search(rf"\b{m.split()[-1]}\b", body))
+    if re.search(r"\bArray\b", body):
+        yield from ("", "Array = np.ndarray")
 
 
 def _one_line(text: str) -> str:

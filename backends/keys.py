@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
+from typing import Any
 
 from .. import settings
-from ..costdb.key import KernelKey, device_key, driver_key, toolchain_key
+from ..costdb.key import KernelKey, Plain, canonical, device_key, driver_key, toolchain_key
 from ..egraph.dims import concrete
 from ..extract.kernel import Call, Template
 
@@ -35,14 +36,18 @@ def key_of(template: Template, call: Call) -> KernelKey:
     )
 
 
-def _plain(value: object) -> object:
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+def _plain(value: Any) -> Plain:
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else canonical(value)
 
 
 def _source(template: Template, call: Call) -> str:
     """Hash of the text that runs: the call, its preparations, and the helpers they name."""
     named = replace(call, names={**{o: o for o in template.operands}, "out": "out"})
-    texts = [template.write(named), *(template.write_prep(o, o, named) for o in sorted(template.prep)), _helpers(template)]
+    texts = [
+        template.write(named),
+        *(template.write_prep(o, o, named) for o in sorted(template.prep)),
+        _helpers(template),
+    ]
     return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
 

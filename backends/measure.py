@@ -157,7 +157,9 @@ class CpuMeasurer:
     against the pattern's meaning in float64 first. `timeout` bounds one candidate in all.
     """
 
-    def __init__(self, sink: Sink, *, seconds: float = 0.015, timeout: float = 30.0, worker: Worker | None = None) -> None:
+    def __init__(
+        self, sink: Sink, *, seconds: float = 0.015, timeout: float = 30.0, worker: Worker | None = None
+    ) -> None:
         self.sink, self.seconds = sink, seconds
         self.worker = worker or Worker(timeout=timeout)
         self.threads = settings.current().threads or cores()
@@ -185,10 +187,14 @@ class CpuMeasurer:
 
     def _rows(self, template: Template, call: Call) -> list[Row]:
         found = self.time(template, call)
-        common: dict[str, Any] = {"key": key_of(template, call), "work": Work(*call_work(template, call)), "threads": self.threads}
+        common: dict[str, Any] = {
+            "key": key_of(template, call),
+            "work": Work(*call_work(template, call)),
+            "threads": self.threads,
+        }
         if isinstance(found, Failure):
             return [FailureRow(status=found.status, stage=found.stage, message=found.message, **common)]
-        norms = {k: v for k, v in found.accuracy.items() if np.isfinite(v) or k != "rel_fro"}
+        norms: dict[str, Any] = {k: v for k, v in found.accuracy.items() if np.isfinite(v) or k != "rel_fro"}
         return [
             TimingRow(samples=found.samples_us, **common),
             Accuracy(reference=found.reference, **norms, **common),

@@ -45,7 +45,10 @@ class Wrong(Exception):
 # ---------------------------------------------------------------- jobs
 def encode(template: Template, call: Call) -> dict[str, Any]:
     """A call as JSON values."""
-    operand = lambda o: [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
+
+    def operand(o: Operand) -> list[Any]:
+        return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
+
     return {
         "backend": template.backend, "template": template.name, "identity": template.identity,
         "operands": {name: operand(o) for name, o in call.operands.items()}, "output": operand(call.output),
@@ -60,7 +63,10 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
     found = template(job["backend"], job["template"])
     if found.identity != job["identity"]:
         raise ValueError("the parent has another version of this kernel")
-    operand = lambda o: Operand(Type(tuple(o[0]), o[1]), tuple(o[2]))
+
+    def operand(o: list[Any]) -> Operand:
+        return Operand(Type(tuple(o[0]), o[1]), tuple(o[2]))
+
     attrs = {name: tuple(v) if isinstance(v, list) else v for name, v in job["attrs"].items()}
     return found, Call({n: operand(o) for n, o in job["operands"].items()}, operand(job["output"]), attrs)
 
@@ -88,7 +94,9 @@ def operands_of(template: Template, call: Call) -> dict[str, Array]:
     ops = {t.op for t in subterms(template.term) if isinstance(t, PatternCall)}
     first = call.operands[template.operands[0]].type
     axis = call.attrs.get("axis", first.rank - 1)
-    bound = concrete(first.shape)[axis] if ops & {"gather", "gather_elements", "scatter_elements", "cross_entropy"} else 100
+    bound = (
+        concrete(first.shape)[axis] if ops & {"gather", "gather_elements", "scatter_elements", "cross_entropy"} else 100
+    )
     return {
         name: laid(_values(name, o.type, bound, bool(ops & _POSITIVE)), o) for name, o in call.operands.items()
     }  # fmt: skip
@@ -206,7 +214,7 @@ def timed(runs: list[Bound], seconds: float) -> tuple[list[float], list[float]]:
         if switches == later and max(before, after) < 1.5 * _probe.usual():
             clean.append(took)
         spent = time.perf_counter() - begin
-        if spent > seconds and len(clean) >= 5 or spent > 4 * seconds and len(every) >= 7 or len(every) >= 200:
+        if (spent > seconds and len(clean) >= 5) or (spent > 4 * seconds and len(every) >= 7) or len(every) >= 200:
             return (clean if len(clean) >= 3 else sorted(every)[: (len(every) + 1) // 2]), every
 
 
@@ -235,7 +243,13 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"ok": False, "status": "memory", "stage": stage, "message": str(error)}
     except Exception as error:
         return {"ok": False, "status": "error", "stage": stage, "message": f"{type(error).__name__}: {error}"[:400]}
-    return {"ok": True, "samples": samples, "disturbed": len(every) - len(samples), "accuracy": found, "reference": reference}
+    return {
+        "ok": True,
+        "samples": samples,
+        "disturbed": len(every) - len(samples),
+        "accuracy": found,
+        "reference": reference,
+    }
 
 
 # ---------------------------------------------------------------- the process

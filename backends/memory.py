@@ -152,7 +152,12 @@ def _reusable(plan: Plan, step: Step, i: int, root: Mapping[int, int], last: Map
     """The root value whose buffer the step may write over: it dies here."""
     for v in _inplace(step):
         victim = root[v]
-        if last[victim] == i and victim in buffer and _same_place(plan, step, v, root) and _all_inplace(step, victim, root):
+        if (
+            last[victim] == i
+            and victim in buffer
+            and _same_place(plan, step, v, root)
+            and _all_inplace(step, victim, root)
+        ):
             return victim
     return None
 

@@ -17,7 +17,7 @@ from ..extract.kernel import Call, Code, Operand, Template
 from .emit import dtype_text, literal
 from .numpy_helpers import HELPERS
 from .views import NUMPY as VIEW_CODE
-from .views import VIEWS
+from .views import VIEWS, spelled
 
 Applies = Callable[[Call], bool]
 
@@ -121,7 +121,9 @@ def _pointwise() -> list[Template]:
     chain = "np.negative({x}, out={out}); np.exp({out}, out={out}); np.add({out}, 1, out={out}); "
     return [
         *(_ufunc(op, *spec) for op, spec in UFUNCS.items()),
-        row("rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True),
+        row(
+            "rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True
+        ),
         row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
         row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
         row("cast", "cast(x, dtype=dtype)", _cast_code, exact=True),
@@ -132,20 +134,40 @@ def _pointwise() -> list[Template]:
         row("gelu", "gelu(x)", "gelu({x}, {out})", inplace=("x",), dense=("x",), setup=("gelu",)),
         row("gelu_tanh", "gelu_tanh(x)", "gelu_tanh({x}, {out})", setup=("gelu_tanh",)),
         row("softplus", "softplus(x)", "np.logaddexp({x}, 0, out={out})", inplace=("x",), applies=_wide),
-        row("softplus_half", "softplus(x)", "np.copyto({out}, np.logaddexp({x}.astype(np.float32), 0), casting='unsafe')",
-            applies=_half),  # fmt: skip
+        row(
+            "softplus_half",
+            "softplus(x)",
+            "np.copyto({out}, np.logaddexp({x}.astype(np.float32), 0), casting='unsafe')",
+            applies=_half,
+        ),
         row("mish", "mish(x)", "mish({x}, {out})", setup=("mish",)),
         row("elu", "elu(x, alpha=alpha)", spell("elu({x}, {alpha}, {out})"), setup=("elu",)),
-        row("leaky_relu", "leaky_relu(x, alpha=alpha)", spell("leaky_relu({x}, {alpha}, {out})"), setup=("leaky_relu",)),
-        row("hard_sigmoid", "hard_sigmoid(x, alpha=alpha, beta=beta)",
+        row(
+            "leaky_relu", "leaky_relu(x, alpha=alpha)", spell("leaky_relu({x}, {alpha}, {out})"), setup=("leaky_relu",)
+        ),
+        row(
+            "hard_sigmoid",
+            "hard_sigmoid(x, alpha=alpha, beta=beta)",
             spell("np.multiply({x}, {alpha}, out={out}); np.add({out}, {beta}, out={out}); clip({out}, 0, 1, {out})"),
-            inplace=("x",), setup=("clip",)),
-        row("hard_swish", "hard_swish(x)",
+            inplace=("x",),
+            setup=("clip",),
+        ),
+        row(
+            "hard_swish",
+            "hard_swish(x)",
             "np.multiply({x}, 1 / 6, out={out}); np.add({out}, 0.5, out={out}); clip({out}, 0, 1, {out}); "
-            "np.multiply({x}, {out}, out={out})", setup=("clip",)),
-        row("clip", "clip(x, lo=lo, hi=hi)", spell("clip({x}, {lo}, {hi}, {out})"), inplace=("x",), setup=("clip",),
-            exact=True),
-    ]  # fmt: skip
+            "np.multiply({x}, {out}, out={out})",
+            setup=("clip",),
+        ),
+        row(
+            "clip",
+            "clip(x, lo=lo, hi=hi)",
+            spell("clip({x}, {lo}, {hi}, {out})"),
+            inplace=("x",),
+            setup=("clip",),
+            exact=True,
+        ),
+    ]
 
 
 # ---------------------------------------------------------------- reductions and normalisations
@@ -228,7 +250,12 @@ def _gemm_code(bias: bool) -> Callable[[Call], str]:
 def _batched(call: Call) -> bool:
     """More than one matrix of rows, which one product over all rows replaces."""
     x = call.operands["x"].type
-    return _wide(call) and x.rank > 2 and call.operands["w"].type.rank == 2 and concrete(x.shape)[:-2] != (1,) * (x.rank - 2)
+    return (
+        _wide(call)
+        and x.rank > 2
+        and call.operands["w"].type.rank == 2
+        and concrete(x.shape)[:-2] != (1,) * (x.rank - 2)
+    )
 
 
 def _contractions() -> list[Template]:
@@ -280,7 +307,10 @@ def _conv_plan(call: Call) -> str:
 def _is_1x1(call: Call) -> bool:
     a = call.attrs
     return (
-        set(_shape(call.operands["w"])[2:]) == {1} and a["groups"] == 1 and set(a["strides"]) == {1} and set(a["pads"]) == {0}
+        set(_shape(call.operands["w"])[2:]) == {1}
+        and a["groups"] == 1
+        and set(a["strides"]) == {1}
+        and set(a["pads"]) == {0}
     )
 
 
@@ -303,8 +333,7 @@ def _copied_view(op: str) -> Callable[[Call], str]:
         view = VIEW_CODE[op]
         if op == "reshape":
             return f"np.copyto({call.names['out']}.reshape({_shape(call.operands['x'])}), {call.names['x']})"
-        text = view(call) if callable(view) else view.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)
-        return f"np.copyto({call.names['out']}, {text})"
+        return f"np.copyto({call.names['out']}, {spelled(view, call)})"
 
     code.__qualname__ = f"copied[{op}]"
     return code

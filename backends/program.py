@@ -157,8 +157,8 @@ class Program:
 
     def __repr__(self) -> str:
         m = self.manifest
-        show = lambda specs: ", ".join(f"{n}: {d}{list(s)}" for n, s, d in specs)
-        return f"Program {m.name}({show(m.inputs)}) -> ({show(m.outputs)}): {m.kernels} kernels, {m.cost:.1f} µs estimated"
+        given, made = (", ".join(f"{n}: {d}{list(s)}" for n, s, d in specs) for specs in (m.inputs, m.outputs))
+        return f"Program {m.name}({given}) -> ({made}): {m.kernels} kernels, {m.cost:.1f} µs estimated"
 
     def _repr_html_(self) -> str:
         m = self.manifest
@@ -203,7 +203,9 @@ def load_program(folder: str | Path) -> Program:
         record = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         source = (path / "program.py").read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise BadModelError(f"not a saved program: {error}", where=str(path), hint="give a folder made by save()") from None
+        raise BadModelError(
+            f"not a saved program: {error}", where=str(path), hint="give a folder made by save()"
+        ) from None
     try:
         manifest = _read_manifest(record, source)
     except (KeyError, TypeError, ValueError, ShapeError) as error:
@@ -267,7 +269,9 @@ class _Evaluated(Mapping[str, Array]):
         if term.op == "param" and term.attr("name") in self.params:
             array = load_data(self.params[term.attr("name")])
             if tuple(array.shape) != term.shape or dtypes.name_of(array.dtype) != term.dtype:
-                raise BadWeightsError(f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}")
+                raise BadWeightsError(
+                    f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}"
+                )
         else:
             array = evaluate([term], {}, params=self.params)[0]
         return np.ascontiguousarray(array).reshape(concrete(term.shape))
@@ -388,7 +392,7 @@ def _read_manifest(record: Mapping[str, Any], source: str) -> Manifest:
         raise ValueError(f"schema {record['schema']}, this version reads {SCHEMA}")
     if sha256(source.encode()).hexdigest() != record["source_sha256"]:
         raise ValueError("program.py is not the file that was saved")
-    specs = {
+    specs: dict[str, Any] = {
         part: tuple((str(n), tuple(map(int, shape)), dtypes.check(d)) for n, shape, d in record[part])
         for part in ("inputs", "outputs", "weights", "states")
     }

@@ -54,7 +54,8 @@ def select(choice: str | None = None) -> list[Backend]:
         for b in chosen:
             if b.unavailable():
                 raise DeviceUnavailableError(
-                    f"the backend {b.name} cannot be used: {b.unavailable()}", hint='backend="auto" takes what works here'
+                    f"the backend {b.name} cannot be used: {b.unavailable()}",
+                    hint='backend="auto" takes what works here',
                 )
     return usable
 

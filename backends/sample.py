@@ -159,8 +159,13 @@ def _linear(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
 
 def _window(s: _Draw, call: pattern.Call, n: int) -> tuple[Shape, Shape, Shape, Shape]:
     """kernel, strides, pads, dilations of n axes."""
-    pick = lambda *options: tuple(s.rng.choice(options) for _ in range(n))
-    kernel = tuple(s.give(call, "kernel", pick(1, 2, 3))) if "kernel" in OPS[call.op].attrs else (s.rng.choice((1, 3)),) * n
+
+    def pick(*options: int) -> Shape:
+        return tuple(s.rng.choice(options) for _ in range(n))
+
+    kernel = (
+        tuple(s.give(call, "kernel", pick(1, 2, 3))) if "kernel" in OPS[call.op].attrs else (s.rng.choice((1, 3)),) * n
+    )
     low = tuple(s.rng.randint(0, k // 2) for k in kernel)
     pads = low + (low if s.rng.random() < 0.8 else tuple(s.rng.randint(0, k // 2) for k in kernel))
     strides = s.give(call, "strides", pick(1, 1, 2))
@@ -169,8 +174,12 @@ def _window(s: _Draw, call: pattern.Call, n: int) -> tuple[Shape, Shape, Shape, 
 
 def _input_space(space: Shape, kernel: Shape, strides: Shape, pads: Shape, dilations: Shape) -> Shape:
     n = len(space)
-    found = tuple((space[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - pads[i] - pads[n + i] for i in range(n))
-    return found if min(found) >= 1 else _fail()  # type: ignore[no-any-return]
+    found = tuple(
+        (space[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - pads[i] - pads[n + i] for i in range(n)
+    )
+    if min(found) < 1:
+        raise Retry
+    return found
 
 
 def _conv(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:

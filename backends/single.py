@@ -21,7 +21,10 @@ Bound = Callable[[], tuple[Array, ...]]
 
 def meaning(template: Template, call: Call) -> Tensor:
     """The template's pattern over params named like its operands."""
-    leaves = {name: api.param(name, call.operands[name].type.shape, call.operands[name].type.dtype) for name in template.operands}
+    leaves = {
+        name: api.param(name, call.operands[name].type.shape, call.operands[name].type.dtype)
+        for name in template.operands
+    }
     return build(template.term, leaves, call.attrs)
 
 

@@ -276,7 +276,10 @@ def _residual(call: Call) -> bool:
 
 
 def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
-    return "torch.ops.mkldnn._linear_pointwise.default({x}, {w}, " + f"{'{b}' if bias else None}, {act!r}, [], {algorithm!r})"
+    return (
+        "torch.ops.mkldnn._linear_pointwise.default({x}, {w}, "
+        + f"{'{b}' if bias else None}, {act!r}, [], {algorithm!r})"
+    )
 
 
 def _products() -> list[Template]:
@@ -284,7 +287,11 @@ def _products() -> list[Template]:
     packed: dict[str, Any] = {**more, "dense": ("*",), "applies": _all(_SINGLE, _two_d, _bias_line)}
     onednn: dict[str, Any] = {**packed, "prep": {"w": _packed("onednn_pack")}, "setup": ("onednn_pack",)}
     mkl: dict[str, Any] = {**packed, "prep": {"w": _packed("mkl_pack")}, "setup": ("mkl_pack",)}
-    transposed: dict[str, Any] = {**packed, "prep": {"w": "{w}.t().contiguous()"}, "applies": _all(_FLOAT, _two_d, _bias_line)}
+    transposed: dict[str, Any] = {
+        **packed,
+        "prep": {"w": "{w}.t().contiguous()"},
+        "applies": _all(_FLOAT, _two_d, _bias_line),
+    }
     rows = [
         row("matmul", "matmul(x, w)", "torch.matmul({x}, {w}, out={out})", applies=_FLOAT, **more),
         row("mm", "matmul(x, w)", _flat_code("torch.mm({x2}, {w}, out={out2})"), dense=("x",), applies=_all(_FLOAT, _two_d), **more),
@@ -304,7 +311,9 @@ def _products() -> list[Template]:
         ]
         for epilogue, (act, algorithm) in EPILOGUES.items():
             name = epilogue.partition("(")[0]
-            rows.append(row(f"onednn{suffix}_{name}", epilogue.format(pattern), _onednn_linear(act, algorithm, bias), **onednn))
+            rows.append(
+                row(f"onednn{suffix}_{name}", epilogue.format(pattern), _onednn_linear(act, algorithm, bias), **onednn)
+            )
         add = f"torch.ops.mkldnn._linear_pointwise.binary({{x}}, {{r}}, {{w}}, {b}, 'add')"
         residual = {**onednn, "applies": _all(_SINGLE, _two_d, _bias_line, _residual)}
         rows += [
@@ -344,7 +353,9 @@ def _planar(call: Call) -> bool:
 def channels_last(call: Call) -> Strides:
     """Strides of the output with channels innermost."""
     n, c, h, w = _shape(call.output)
-    return tuple(s if d != 1 else t for s, d, t in zip((h * w * c, 1, w * c, c), (n, c, h, w), contiguous((n, c, h, w))))
+    return tuple(
+        s if d != 1 else t for s, d, t in zip((h * w * c, 1, w * c, c), (n, c, h, w), contiguous((n, c, h, w)))
+    )
 
 
 def _one_block(call: Call) -> bool:
@@ -433,7 +444,11 @@ def _convolutions() -> list[Template]:
             ((f"{pattern} + r", ""), (f"r + {pattern}" if not bias else f"r + ({pattern})", "_left")),
             (("none", "{}"), ("relu", "relu({})")),
         ):
-            style = {**onednn, "applies": _all(_SINGLE, _planar, _one_block, _same_layout, *base), "layout": channels_last}
+            style = {
+                **onednn,
+                "applies": _all(_SINGLE, _planar, _one_block, _same_layout, *base),
+                "layout": channels_last,
+            }
             name = f"onednn_conv{suffix}_residual{side}{'_relu' if act == 'relu' else ''}"
             rows.append(row(name, outer.format(form), _onednn_conv(bias, act, "", True, False), **style))
     return rows
@@ -442,7 +457,12 @@ def _convolutions() -> list[Template]:
 def _pool_pads(call: Call) -> bool:
     pads, kernel = call.attrs["pads"], call.attrs["kernel"]
     n = len(kernel)
-    return _symmetric(call) and all(2 * p <= k for p, k in zip(pads, kernel)) and n == 2 and set(call.attrs["dilations"]) == {1}
+    return (
+        _symmetric(call)
+        and all(2 * p <= k for p, k in zip(pads, kernel))
+        and n == 2
+        and set(call.attrs["dilations"]) == {1}
+    )
 
 
 def _pool_code(function: str, more: str) -> Callable[[Call], str]:

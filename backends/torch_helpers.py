@@ -25,7 +25,9 @@ def onednn_pack(w: Any, rows: int) -> Any:
 def layer_norm_out(x: Any, gain: Any, shift: Any, eps: float, out: Any) -> None:
     """Layer norm into out; mean and deviation go to small scratch tensors."""
     mean = x.new_empty((*x.shape[:-1], 1))
-    torch.ops.aten.native_layer_norm.out(x, x.shape[-1:], gain, shift, eps, out0=out, out1=mean, out2=torch.empty_like(mean))
+    torch.ops.aten.native_layer_norm.out(
+        x, x.shape[-1:], gain, shift, eps, out0=out, out1=mean, out2=torch.empty_like(mean)
+    )
 
 
 def sdpa(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:

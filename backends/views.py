@@ -11,7 +11,7 @@ from typing import Any
 
 from ..egraph.dims import concrete
 from ..egraph.ops import OPS, Type, infer
-from ..extract.kernel import Call, Operand, Strides, Template, contiguous
+from ..extract.kernel import Call, Code, Operand, Strides, Template, contiguous
 
 Attrs = Mapping[str, Any]
 Layout = tuple[Strides, int]  # strides and offset of the first element, in elements
@@ -109,7 +109,7 @@ _LAYOUTS: dict[str, Callable[[Attrs, Sequence[int], Strides], Layout | None]] = 
 def index_text(attrs: Attrs) -> str:
     """The subscript of a slice: `:, 2:5`."""
     step = "" if attrs["step"] == 1 else f":{attrs['step']}"
-    return ":, " * attrs["axis"] + f"{attrs['start']}:{attrs['stop']}{step}"
+    return ":, " * int(attrs["axis"]) + f"{attrs['start']}:{attrs['stop']}{step}"
 
 
 def _flip_text(call: Call) -> str:
@@ -128,7 +128,7 @@ def _strided_text(op: str) -> Callable[[Call], str]:
 
 
 #: op -> NumPy expression over `x` and the op's attributes.
-NUMPY: dict[str, str | Callable[[Call], str]] = {
+NUMPY: dict[str, Code] = {
     "reshape": "{x}.reshape({shape})",
     "permute": "{x}.transpose({perm})",
     "broadcast_to": _strided_text("broadcast_to"),
@@ -138,7 +138,7 @@ NUMPY: dict[str, str | Callable[[Call], str]] = {
 }
 
 #: op -> the same over a Torch tensor (which has no negative strides).
-TORCH: dict[str, str | Callable[[Call], str]] = {
+TORCH: dict[str, Code] = {
     "reshape": "{x}.view({shape})",
     "permute": "{x}.permute({perm})",
     "broadcast_to": "{x}.expand({shape})",
@@ -161,8 +161,16 @@ def _feasible(op: str) -> Callable[[Call], bool]:
 
 #: One row per view op; every backend that shares NumPy's memory has them.
 VIEWS: tuple[Template, ...] = tuple(
-    Template(f"view.{op}", "numpy", _pattern(op), NUMPY[op], family="view", exact=True, applies=_feasible(op),
-             setup=("strided",) if op in ("windows", "broadcast_to") else ())  # fmt: skip
+    Template(
+        f"view.{op}",
+        "numpy",
+        _pattern(op),
+        NUMPY[op],
+        family="view",
+        exact=True,
+        applies=_feasible(op),
+        setup=("strided",) if op in ("windows", "broadcast_to") else (),
+    )
     for op in _LAYOUTS
 )
 
@@ -172,4 +180,11 @@ def torch_view(template: Template, call: Call) -> str | None:
     code = TORCH.get(template.name.rpartition(".")[2])
     if code is None:
         return None
-    return code(call) if callable(code) else code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)
+    return spelled(code, call)
+
+
+def spelled(code: Code, call: Call) -> str:
+    """The text of a code template for a call."""
+    if callable(code):
+        return code(call)
+    return code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)

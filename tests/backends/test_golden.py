@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.emit import emit

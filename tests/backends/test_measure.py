@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.measure import CpuMeasurer, Failure, Timing, Worker
 from tensor_graphs.backends.measure_worker import Wrong, accuracy, answer, decode, encode, timed
@@ -33,7 +34,8 @@ def candidate(name: str, call: Call) -> Candidate:
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker that crashes on np.mul, hangs on np.sub, prints on np.div, and has a wrong np.maximum."""
-    (tmp_path / "faulty_worker.py").write_text(textwrap.dedent("""
+    (tmp_path / "faulty_worker.py").write_text(
+        textwrap.dedent("""
         import os, sys, time
         from dataclasses import replace
         from tensor_graphs.backends import measure_worker, registry
@@ -46,7 +48,8 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
             if job["template"] == "np.maximum": job = {**job, "identity": found["np.maximum"].identity}
             return measure_worker.answer(job)
         measure_worker.main(handle)
-    """))
+    """)
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     worker = Worker("faulty_worker", timeout=20.0)
     yield worker

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tensor_graphs.egraph.api as t
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import memory
 from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.memory import ALIGNMENT, Buffer, aligned, place
@@ -12,7 +13,12 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph.graph import Graph
 
 buffers = st.lists(
-    st.builds(lambda size, first, span: Buffer(size, first, first + span), st.integers(0, 5000), st.integers(0, 30), st.integers(0, 10)),
+    st.builds(
+        lambda size, first, span: Buffer(size, first, first + span),
+        st.integers(0, 5000),
+        st.integers(0, 30),
+        st.integers(0, 10),
+    ),
     max_size=40,
 )
 
@@ -84,7 +90,9 @@ def test_sizes_stay_expressions_until_bound() -> None:
     kind = y.type
     call = Call({"x": Operand(kind, (4, 1))}, Operand(kind, (4, 1)), {})
     values = [Value(0, kind, (4, 1), "input", "x"), *(Value(i, kind, (4, 1), "kernel") for i in (1, 2))]
-    steps = [Step(template("numpy", f"np.{op}"), call, (("x", i),), i + 1, FREE) for i, op in enumerate(("exp", "tanh"))]
+    steps = [
+        Step(template("numpy", f"np.{op}"), call, (("x", i),), i + 1, FREE) for i, op in enumerate(("exp", "tanh"))
+    ]
     plan = Plan(Graph.of(t.tanh(t.exp(t.input("x", (n, 4))))), tuple(values), tuple(steps), {}, (2,), {}, 0, 0)
     found = memory.layout(plan, sizes={"n": 100})
     assert found.size == aligned(1600)

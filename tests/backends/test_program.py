@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.program import Program, load_program
@@ -68,7 +69,9 @@ def test_outputs_are_fresh_unless_reused(choice: str) -> None:
 
 def test_outputs_that_are_inputs_or_weights_are_copies() -> None:
     x, w = t.input("x", (4,)), t.param("w", (4,))
-    program = Program(direct_plan(Graph.of([x, w, t.reshape(x, (2, 2)), x]), [backend("numpy")]), {"w": np.ones(4, np.float32)})
+    program = Program(
+        direct_plan(Graph.of([x, w, t.reshape(x, (2, 2)), x]), [backend("numpy")]), {"w": np.ones(4, np.float32)}
+    )
     given = np.arange(4, dtype=np.float32)
     results = program(given)
     for r in results:
@@ -79,7 +82,7 @@ def test_outputs_that_are_inputs_or_weights_are_copies() -> None:
 
 
 def test_states_are_updated_in_place() -> None:
-    x, s, u = t.input("x", (4,)), t.state("s", (4,)), t.state("u", (4,))
+    x, s, _u = t.input("x", (4,)), t.state("s", (4,)), t.state("u", (4,))
     graph = Graph.of([(s + x) * 2.0, s], updates={"s": s + x, "u": s})
     program = Program(direct_plan(graph, [backend("numpy")]))
     ones = np.ones(4, np.float32)
@@ -96,7 +99,9 @@ def test_states_are_updated_in_place() -> None:
 
 def test_a_cache_is_written_where_it_lies() -> None:
     k, i, x = t.state("k", (6, 4)), t.input("i", (1, 4), "int64"), t.input("x", (1, 4))
-    program = Program(direct_plan(Graph.of(x * 2.0, updates={"k": t.scatter_elements(k, i, x, 0)}, inputs=[x, i]), [backend("numpy")]))
+    program = Program(
+        direct_plan(Graph.of(x * 2.0, updates={"k": t.scatter_elements(k, i, x, 0)}, inputs=[x, i]), [backend("numpy")])
+    )
     for row in range(3):
         program(x=np.full((1, 4), row + 1, np.float32), i=np.full((1, 4), row))
     np.testing.assert_array_equal(program.states["k"][:, 0], [1, 2, 3, 0, 0, 0])
@@ -163,7 +168,7 @@ def test_structures_survive_saving(tmp_path: Path) -> None:
     from dataclasses import replace
 
     x = t.input("x", (2,))
-    graph = replace(Graph.of([x + 1.0, x * 2.0]), structure={"a": [0, (1,)], "b": None if False else 1})
+    graph = replace(Graph.of([x + 1.0, x * 2.0]), structure={"a": [0, (1,)], "b": 1})
     program = Program(direct_plan(graph, [backend("numpy")]))
     program.save(tmp_path / "p")
     a, b = program(np.ones(2, np.float32)), load_program(tmp_path / "p")(x=np.ones(2, np.float32))
@@ -190,7 +195,7 @@ def test_inputs_are_checked_by_name() -> None:
 def test_missing_and_wrong_weights_are_named() -> None:
     graph, params = encoder()
     plan = direct_plan(graph, [backend("numpy")])
-    with pytest.raises(UsageError, match="layer.0/w"):
+    with pytest.raises(UsageError, match=r"layer\.0/w"):
         Program(plan, {n: a for n, a in params.items() if n != "layer.0/w"}).bind()
     with pytest.raises(BadWeightsError, match="'b'"):
         Program(plan, {**params, "b": np.ones(3, np.float32)}).bind()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.sample import sample
 from tensor_graphs.backends.single import compiled, expected, laid, random_values
@@ -118,7 +119,11 @@ def test_special_values(template: Template) -> None:
     shape = operands["x"].shape
     operand = Operand(Type(shape, "float32"), contiguous(shape))
     kind = "bool" if OPS[template.term.op].law == "compare" else "float32"
-    call = Call({o: operand for o in operands}, Operand(Type(shape, kind), contiguous(shape)), {k: v for k, v in attrs.items() if k in names})
+    call = Call(
+        dict.fromkeys(operands, operand),
+        Operand(Type(shape, kind), contiguous(shape)),
+        {k: v for k, v in attrs.items() if k in names},
+    )
     if template.applies is not None and not template.applies(call):
         pytest.skip("not for float32")
     from tensor_graphs.backends.single import meaning

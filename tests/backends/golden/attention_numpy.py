@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from typing import Any
+
 import numpy as np
 
 Array = np.ndarray
