@@ -101,7 +101,8 @@ class Engine:
         self.run("(push)")
         self.loaded, self.limit = True, int(job["nodes"])
         self.dims = {tuple(v): i for i, v in enumerate(job["dims"])}
-        self.handles, self.round = int(job["handles"]), 0
+        self.handles, self.round, self.kills = int(job["handles"]), 0, 0
+        self.roots: list[int] = sorted(set(job["roots"]))
         for number, sizes in enumerate(job["dims"]):
             self.run(f"(set (Attr {number}) (vec-of {' '.join(map(str, sizes))}))")
         self.tables(job["tables"])
@@ -145,13 +146,22 @@ class Engine:
         seconds = rule_seconds(report, time.perf_counter() - begin)
         self.run("(run-schedule (saturate (run r_shape)))")
         if self.pruned:
-            self.run("(run-schedule (saturate (run r_cost)) (run r_dom) (saturate (run r_sub)) (run r_seen))")
+            self.run("(run-schedule (saturate (run r_cost)) (run r_dom) (saturate (run r_sub)))")
+            self.collect()
         live = self.live()
         header, arrays = self.view() if live <= self.limit else ({}, {})
         matches = {k: int(v) for k, v in sorted(report.num_matches_per_rule.items())}
         header |= {"live": live, "updated": bool(report.updated), "matches": matches, "rule_seconds": seconds}
         header["seconds"] = time.perf_counter() - begin
         return header, arrays
+
+    def collect(self) -> None:
+        """Delete new e-nodes that only pruned ones use; mark the others as seen."""
+        self.round += 1
+        self.run(f"(set (now) {self.round})")
+        for root in self.roots:
+            self.run(f"(set (reached (H {root})) {self.round})")
+        self.run("(run-schedule (saturate (run r_reach)) (run r_new) (run r_gc) (run r_seen))")
 
     # ------------------------------------------------------------ dump
     def live(self) -> int:
@@ -237,13 +247,13 @@ class Engine:
     # ------------------------------------------------------------ beam
     def prune(self, victims: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
         """Subsume e-nodes, given as rows of the last view; they stay in later views as part of what was found."""
-        self.round += 1
+        self.kills += 1
         named = self._name_classes({v for i in victims for v in self._classes(i)})
         tables: dict[str, list[str]] = {}
         for i in victims:
             name, row = self.rows[i]
             if not row.subsumed and all(v in named for v in self._classes(i)):
-                line = "\t".join(map(str, [self.round, *self._columns(i, named)]))
+                line = "\t".join(map(str, [self.kills, *self._columns(i, named)]))
                 tables.setdefault(f"k_{name}", []).append(line)
         self.tables({name: "\n".join(sorted(lines)) + "\n" for name, lines in tables.items()})
         self.run("(run-schedule (saturate (run r_kill)))")

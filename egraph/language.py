@@ -362,6 +362,8 @@ def base_declarations() -> list[str]:
         "(function best (T) i64 :merge (min old new))",
         "(rule ((i_fact o d t w b) (= s (Attr d))) ((let e (H o)) (set (shape e) s) (set (dt e) t) (set (wk e) w)"
         " (set (best e) b)) :ruleset r_load)",
+        "(relation i_equal (i64 i64))",
+        "(rule ((i_equal a b)) ((union (H a) (H b))) :ruleset r_load)",
         "(relation i_weight (i64))",
         "(rule ((i_weight o)) ((set (wid (H o)) o)) :ruleset r_load)",
         "(rule ((= i (wid e))) ((set (last e) i)) :ruleset r_shape)",

@@ -1,6 +1,7 @@
 """From a graph to what egglog loads: one table of numbers per op, read by loader rules, and the way back.
 
-A node's number is its place in the graph's topological order. Tables cost 2.5 microseconds a node; building terms
+A node's number is its place in the graph's topological order; the parts of its composite ops follow, each composite
+being equal to its decomposition. Tables cost 2.5 microseconds a node; building terms
 through egglog's own text or objects costs a hundred times that and grows faster than linearly.
 """
 
@@ -13,8 +14,9 @@ from typing import Any
 from ..errors import ShapeError
 from . import dtypes
 from .blocks import weight_only
+from .composite import expand
 from .dims import Shape, concrete
-from .graph import LEAVES, Graph, Tensor
+from .graph import LEAVES, Graph, Tensor, topological
 from .language import SNAP, Interner
 from .ops import OPS, Attrs
 from .pricing import Pricing, tree_costs
@@ -25,14 +27,17 @@ Row = tuple[int, ...]  # operand classes or node numbers, then attribute numbers
 @dataclass(frozen=True, eq=False)
 class Lowered:
     """A graph as tables: `rows[op]` holds (node, *operands, *attributes); `facts` (node, dims, dtype, active, tree cost)
-    of every node; `leaves` and `weights` (those that depend on weights alone) node numbers."""
+    of every node; `leaves` and `weights` (the graph's own that depend on weights alone) node numbers; `equal` pairs of
+    nodes of one value."""
 
     graph: Graph
     nodes: list[Tensor]
+    own: int  # how many of the nodes are the graph's
     rows: dict[str, list[Row]]
     facts: list[Row]
     leaves: list[int]
     weights: list[int]
+    equal: list[tuple[int, int]]
     roots: tuple[int, ...]
     dims: list[tuple[int, ...]]
     interner: Interner
@@ -54,6 +59,8 @@ class Lowered:
         for name, numbers in (("i_leaf", self.leaves), ("i_weight", self.weights)):
             if numbers:
                 found[name] = _text((n,) for n in numbers)
+        if self.equal:
+            found["i_equal"] = _text(self.equal)
         return found | {"i_fact": _text(self.facts)}
 
     def decode(self, op: str, values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
@@ -81,10 +88,28 @@ def _text(rows: Iterable[Row]) -> str:
     return "".join("\t".join(map(str, row)) + "\n" for row in rows)
 
 
+def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """The graph's nodes followed by those of its composites' decompositions, and the pairs (composite, its parts).
+
+    Activations stay whole: all their forms cost the same once fused, and their arithmetic has very many.
+    """
+    nodes, pairs = graph.nodes(), list[tuple[Tensor, Tensor]]()
+    done, start = set(nodes), 0
+    while start < len(nodes):
+        fresh = [(n, expand(n)) for n in nodes[start:] if n.entry.composite and not n.entry.pointwise]
+        start = len(nodes)
+        for composite, parts in fresh:
+            if parts.type == composite.type:
+                pairs.append((composite, parts))
+                nodes += [n for n in topological([parts]) if n not in done]
+                done.update(nodes[start:])
+    return nodes, pairs
+
+
 class _Lowering:
-    def __init__(self, graph: Graph, interner: Interner, constants: Sequence[float]) -> None:
+    def __init__(self, nodes: list[Tensor], interner: Interner, constants: Sequence[float]) -> None:
         self.interner, self.constants = interner, sorted(constants)
-        self.nodes = graph.nodes()
+        self.nodes = nodes
         self.number = {n: i for i, n in enumerate(self.nodes)}
         self.dims: dict[tuple[int, ...], int] = {}
         self.checked: dict[Shape, int] = {}
@@ -132,24 +157,32 @@ def lower(
     interner: Interner | None = None,
     constants: Sequence[float] = (),
     pricing: Pricing | None = None,
+    parts: bool = False,
 ) -> Lowered:
     """The graph as tables. `interner` holds the numbers that rules use (it is extended: pass a copy); `constants` are
-    the scalar constants of the rules. ShapeError where a dimension is free or a size is 0 (no law holds there)."""
-    work = _Lowering(graph, interner if interner is not None else Interner(), constants)
-    weights = weight_only(work.nodes)
-    for node in work.nodes:
+    the scalar constants of the rules; with `parts` composites are united with their decompositions.
+
+    ShapeError where a dimension is free or a size is 0 (no law holds there).
+    """
+    own = graph.nodes()
+    nodes, pairs = with_parts(graph) if parts else (own, [])
+    work = _Lowering(nodes, interner if interner is not None else Interner(), constants)
+    weights = weight_only(nodes)
+    for node in nodes:
         if 0 in node.shape:
             raise ShapeError(f"{node} is empty", hint="simplify the graph first: empty values are constants")
         if node.op not in LEAVES:
             work.add(node)
-    costs = tree_costs(work.nodes, weights, pricing) if pricing is not None else [0] * len(work.nodes)
+    costs = tree_costs(nodes, weights, pricing) if pricing is not None else [0] * len(nodes)
     return Lowered(
         graph=graph,
-        nodes=work.nodes,
+        nodes=nodes,
+        own=len(own),
         rows=work.rows,
-        facts=[work.fact(n, n in weights, cost) for n, cost in zip(work.nodes, costs)],
-        leaves=[work.number[n] for n in work.nodes if n.op in LEAVES],
-        weights=[work.number[n] for n in work.nodes if n in weights],
+        facts=[work.fact(n, n in weights, cost) for n, cost in zip(nodes, costs)],
+        leaves=[work.number[n] for n in nodes if n.op in LEAVES],
+        weights=[work.number[n] for n in own if n in weights],
+        equal=[(work.number[a], work.number[b]) for a, b in pairs],
         roots=tuple(work.number[r] for r in graph.roots),
         dims=list(work.dims),
         interner=work.interner,
@@ -157,4 +190,4 @@ def lower(
     )
 
 
-__all__ = ["Lowered", "lower"]
+__all__ = ["Lowered", "lower", "with_parts"]

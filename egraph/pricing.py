@@ -165,13 +165,17 @@ def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
     """Egglog commands that keep the least tree cost of each class and subsume what exceeds it by more than the slack.
 
     `r_cost` relaxes `best` downwards until it settles; `r_dom` finds dominated e-nodes, once; `r_sub` subsumes those that
-    are not protected; `r_seen` marks what is left, which stays in all later views. An e-node whose operands are all
+    are not protected; `r_reach`, `r_new` and `r_gc` delete new e-nodes that live ones do not lead to
+    from a root; `r_seen` marks what is left, which stays in all later views. An e-node whose operands are all
     weight-only costs nothing: it is folded at load.
     """
     from .language import DTYPE_ID, STATUS_NEW, STATUS_PROTECTED, STATUS_SEEN, operands, pattern
 
     lines = [
-        *(f"(ruleset {name})" for name in ("r_cost", "r_dom", "r_sub", "r_seen")),
+        *(f"(ruleset {name})" for name in ("r_cost", "r_dom", "r_sub", "r_reach", "r_new", "r_gc", "r_seen")),
+        "(function now () i64 :merge (max old new))",  # the round
+        "(function reached (T) i64 :merge (max old new))",  # the last round in which live e-nodes led here from a root
+        "(rule ((= w (wk e))) ((set (reached e) 0)) :ruleset r_shape)",
         "(function nby (T) i64 :merge old)",
         "(function itemsize (i64) i64 :no-merge)",
         "(rule ((= n (nel e)) (= b (itemsize (dt e)))) ((set (nby e) (* n b))) :ruleset r_shape)",
@@ -182,17 +186,26 @@ def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
     for op in ops:
         entry, term = OPS[op], pattern(op)
         status, dominated = (term.replace(f"(o_{op}", f"({prefix}_{op}", 1) for prefix in ("st", "d"))
-        lines.append(f"(rule ((= e {term})) ((set {status} {STATUS_SEEN})) :ruleset r_seen)")
         xs = operands(entry)
+        lines += [
+            f"(rule ((= e {term})) ((set {status} {STATUS_NEW})) :ruleset r_new)",
+            f"(rule ((= e {term})) ((set {status} {STATUS_SEEN})) :ruleset r_seen)",
+            f"(rule ((= e {term}) (= {STATUS_NEW} {status}) (< (reached e) (now)))"
+            f" ((delete {term}) (delete {status})) :ruleset r_gc)",
+        ]
         if not xs:
             continue
         weight, total = f"(wk {xs[0]})", f"(best {xs[0]})"
         for x in xs[1:]:
             weight, total = f"(max {weight} (wk {x}))", f"(+ {total} (best {x}))"
-        body = f"(= e {term}) (= c (min {CAP} (+ (* {weight} {pricing.formula(entry).text()}) {total})))"
+        own = f"(= p {pricing.formula(entry).text()})"
+        body = f"(= e {term}) {own} (= c (min {CAP} (+ (* {weight} p) {total})))"
+        allowed = f"(/ (* p {slack}) {pricing.launch})" if entry.pointwise or entry.kind == "view" else str(slack)
         lines += [
             f"(rule ({body}) ((set (best e) c)) :ruleset r_cost)",
-            f"(rule ({body} (> c (+ (best e) {slack}))) ({dominated} (set {status} {STATUS_NEW})) :ruleset r_dom)",
+            f"(rule ({body} (> c (+ (best e) {allowed}))) ({dominated} (set {status} {STATUS_NEW})) :ruleset r_dom)",
+            f"(rule ((= z (now)) (= z (reached e)) (= e {term})) ({' '.join(f'(set (reached {x}) z)' for x in xs)})"
+            " :ruleset r_reach)",
             f"(rule ({dominated} (= s {status}) (< s {STATUS_PROTECTED})) ((subsume {term})) :ruleset r_sub)",
         ]
     return lines

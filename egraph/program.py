@@ -14,7 +14,7 @@ from typing import Any
 from .beam import kill_rules
 from .graph import LEAVES, Graph
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
-from .lower import Lowered, lower
+from .lower import Lowered, lower, with_parts
 from .pricing import CAP, Pricing, cost_program
 from .rewrite import applicable, changes_rank, collect_constants, compile_rule
 from .rule import Rule
@@ -32,11 +32,12 @@ class Program:
     interner: Interner
     constants: tuple[float, ...]
     pricing: Pricing
+    parts: bool
     key: str
 
     def lower(self, graph: Graph) -> Lowered:
         """A graph as tables, in this program's numbers."""
-        return lower(graph, self.interner.copy(), self.constants, self.pricing)
+        return lower(graph, self.interner.copy(), self.constants, self.pricing, self.parts)
 
     @property
     def declaration(self) -> dict[str, Any]:
@@ -56,18 +57,25 @@ class Program:
             "tables": lowered.tables(),
             "dims": [list(d) for d in lowered.dims],
             "handles": len(lowered.nodes),
+            "roots": lowered.roots,
             "nodes": nodes,
         }
 
 
 def make_program(
-    graphs: Iterable[Graph], rules: Sequence[Rule], pricing: Pricing, slack: int | None, beam: int = 0
+    graphs: Iterable[Graph],
+    rules: Sequence[Rule],
+    pricing: Pricing,
+    slack: int | None,
+    beam: int = 0,
+    parts: bool = False,
 ) -> Program:
-    """The program for some graphs. Without a slack nothing is pruned by cost; a beam then still prunes.
+    """The program for some graphs. Without a slack nothing is pruned by cost; a beam then still prunes. With `parts`
+    composites are united with their decompositions.
 
     RuleError: a rule that cannot be said in egglog.
     """
-    nodes = [n for g in graphs for n in g.nodes()]
+    nodes = [n for g in graphs for n in (with_parts(g)[0] if parts else g.nodes())]
     usable, reachable = applicable(rules, {n.op for n in nodes if n.op not in LEAVES})
     names = constructors(reachable)
     present = {n.rank for n in nodes}
@@ -96,6 +104,7 @@ def make_program(
         interner=interner,
         constants=tuple(constants),
         pricing=pricing,
+        parts=parts,
         key=key,
     )
 

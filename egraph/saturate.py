@@ -138,7 +138,7 @@ def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[st
         roots=tuple(number[handle[r]] for r in lowered.roots),
         report=SaturationReport(),
         tensors=tensors,
-        classes={n: number[handle[i]] for i, n in enumerate(lowered.nodes) if handle[i] in number},
+        classes={n: number[handle[i]] for i, n in enumerate(lowered.nodes[: lowered.own]) if handle[i] in number},
     )
 
 
@@ -152,7 +152,7 @@ class _Saturation:
         self.dims = list(self.lowered.dims)
         self.begin = time.perf_counter()
         self.best = view_of(graph)
-        self.sizes = [len(self.lowered.nodes)]
+        self.sizes = [self.lowered.own]
         self.matches: Counter[str] = Counter(dict.fromkeys(program.names, 0))
         self.rule_seconds: Counter[str] = Counter()
         self.kept = self.iterations = 0
@@ -254,7 +254,8 @@ def saturate_block(
     """All forms of a block that the rules reach within the limits.
 
     `slack` (nanoseconds; default 3 launches) is how much dearer than its class's best an e-node's tree may be and still
-    be kept; `guard=False` keeps everything. With `exact` only bitwise-exact rules are used. The report says what stopped
+    be kept; `guard=False` keeps everything. Composite ops are united with their decompositions. With `exact` they are
+    not, and only bitwise-exact rules are used. The report says what stopped
     the search; `stop` is polled. RuleError: a rule that cannot be said in egglog, or an unsound one that gave one value
     two types.
     """
@@ -304,7 +305,7 @@ def saturate_blocks(
         raise UsageError(f"slack={slack} is negative")
     slack = SLACK_LAUNCHES * pricing.launch if slack is None else slack
     chosen = [r for r in rules if r.exact or not exact]
-    program = make_program(graphs, chosen, pricing, slack if guard else None, limits.beam)
+    program = make_program(graphs, chosen, pricing, slack if guard else None, limits.beam, parts=not exact)
     if pool is None:
         from .worker import default_pool
 
