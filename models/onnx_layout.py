@@ -157,10 +157,12 @@ def _bound(value: Dim, size: Dim) -> Dim:
 
 
 def slice_any(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
-    """ONNX's (and Python's) slice along one axis, negative bounds and steps included."""
+    """ONNX's slice along one axis, negative bounds and steps included."""
     size = x.shape[axis]
     if all(isinstance(d, int) for d in (start, end, size)):
         count, first, last = concrete((size, start, end))
+        if step < 0 and first < -count:  # where Python picks nothing, ONNX starts at the first element
+            first = 0
         picked = range(count)[slice(first, last, step)]
         if not len(picked):
             return t.slice_axis(x, axis, 0, 0)

@@ -80,6 +80,17 @@ def test_free_and_given_sizes_agree(name: str, tmp_path: Path) -> None:
         assert not any(v.dtype == "int64" and v.op in ("mul", "add", "sub", "concat", "gather") for v in fixed.nodes())
 
 
+@pytest.mark.parametrize(("start", "end", "step", "wanted"), [
+    (-9, -(2**62), -1, [0]), (-1, -(2**62), -2, [5, 3, 1]), (9, 0, -3, [5, 2]), (-3, 9, 2, [3, 5]), (4, 2, 1, []),
+])  # fmt: skip
+def test_ends_of_slices(start: int, end: int, step: int, wanted: list[int], tmp_path: Path) -> None:
+    """Bounds outside the axis are moved to its ends, which differs from Python for steps below zero."""
+    for name, value in (("a", start), ("b", end), ("c", step)):
+        INTS[name] = [value]
+    graph = load_onnx(build(tmp_path, [node("Slice", ["x", "a", "b", "zero", "c"], ["y"])], (6,)))
+    assert evaluate(graph, {"x": np.arange(6, dtype=np.float32)})[0].tolist() == wanted
+
+
 def test_some_sizes_given(tmp_path: Path) -> None:
     """A size that is given is an int everywhere; the other stays free, and is checked when bound."""
     graph = load_onnx(build(tmp_path, PROGRAMS["drop last"][0]), dims={"m": 4})
