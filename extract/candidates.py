@@ -55,6 +55,10 @@ class _Builder:
         self.layouts: dict[int, list[Strides]] = {}
         self._operands: dict[Vertex, Operand] = {}
         self._viewed: set[tuple[int, Vertex]] = set()
+        self._weight = [bool(w) for w in view.weight]
+        self._places: dict[Vertex, tuple[int, bool]] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._calls: dict[tuple[Any, ...], Call | None] = {}
 
     def _given(self) -> dict[int, Strides]:
         found = {}
@@ -74,6 +78,8 @@ class _Builder:
         for _ in range(2 if special else 0):  # kernels with a layout of their own, and views of what they make
             fresh = self._special_layouts(special)
             found += self._views(fresh)
+            if not fresh:
+                break
         for cls, layouts in self.layouts.items():
             row_major = contiguous(self.shapes[cls])
             found += [c for s in layouts if s != row_major for c in self._copies(cls, s)]
@@ -166,28 +172,48 @@ class _Builder:
 
     def _bound(self, template: Template, cls: int, binding: Binding) -> Iterator[Candidate]:
         """The match over the layouts that its operands can have."""
-        classes = {o: binding[o] for o in template.operands}
-        weights = frozenset(o for o, c in classes.items() if self.view.weight[c])
-        if not set(template.prep) <= weights or cls in classes.values():
+        classes = [binding[o] for o in template.operands]
+        weight = self._weight
+        if any(not weight[binding[o]] for o in template.prep) or cls in classes:
             return
-        attrs = {k[1:]: v for k, v in binding.items() if k[0] == "@"}
+        attrs = tuple((k[1:], v) for k, v in binding.items() if k[0] == "@")
+        row_major = Vertex(cls, contiguous(self.shapes[cls]))
         options = []
-        for operand, c in classes.items():
+        for operand, c in zip(template.operands, classes):
             vertices = [Vertex(c, s) for s in self._layouts_of(c)]
             if operand in template.dense or "*" in template.dense:
-                vertices = [v for v in vertices if self.operand(v).dense]
+                vertices = [v for v in vertices if self._place(v)[1]]
             options.append(vertices)
-        row_major = Vertex(cls, contiguous(self.shapes[cls]))
+        weights = frozenset(o for o, c in zip(template.operands, classes) if weight[c])
         for chosen in islice(product(*options), MAX_COMBINATIONS):
-            inputs = tuple(zip(classes, chosen))
-            call = Call({o: self.operand(v) for o, v in inputs}, self.operand(row_major), attrs)
+            call = self._call(template, attrs, chosen, row_major)
+            if call is not None:
+                made = row_major if template.layout is None else Vertex(cls, call.output.strides)
+                yield Candidate(template, made, tuple(zip(template.operands, chosen)), call, weights)
+
+    def _place(self, vertex: Vertex) -> tuple[int, bool]:
+        """(number of the vertex's type and layout, whether it is dense)."""
+        found = self._places.get(vertex)
+        if found is None:
+            operand = self.operand(vertex)
+            number = self._numbers.setdefault((operand.type.dtype, self.shapes[vertex.cls], operand.strides), len(self._numbers))
+            found = self._places[vertex] = (number, operand.dense)
+        return found
+
+    def _call(self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], out: Vertex) -> Call | None:
+        """The call of a template on operands that lie so, or None where it does not apply. Repeated layers ask the same
+        many times: equal calls are one object."""
+        key = (id(template), tuple(self._place(v)[0] for v in chosen), self._place(out)[0], attrs)
+        if key not in self._calls:
+            call = Call({o: self.operand(v) for o, v in zip(template.operands, chosen)}, self.operand(out), dict(attrs))
             if template.applies is not None and not template.applies(call):
-                continue
-            made = row_major
-            if template.layout is not None:
-                made = Vertex(cls, _normal(template.layout(call), self.shapes[cls]))
-                call = replace(call, output=self.operand(made))
-            yield Candidate(template, made, inputs, call, weights)
+                self._calls[key] = None
+            else:
+                if template.layout is not None:
+                    strides = _normal(template.layout(call), self.shapes[out.cls])
+                    call = replace(call, output=Operand(call.output.type, strides))
+                self._calls[key] = call
+        return self._calls[key]
 
 
 def _normal(strides: Strides, shape: Sequence[int]) -> Strides:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..egraph.graph import Graph, Tensor
 from ..egraph.ops import Type
@@ -155,8 +155,7 @@ class Backend(Protocol):
 
 
 # ---------------------------------------------------------------- candidates and plans
-@dataclass(frozen=True)
-class Vertex:
+class Vertex(NamedTuple):
     """An e-class lying in memory in one layout."""
 
     cls: int

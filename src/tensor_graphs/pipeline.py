@@ -38,7 +38,7 @@ from .explorer import Explorer
 from .extract.candidates import Hypergraph, candidates
 from .extract.kernel import Backend, Candidate, Plan, Priced
 from .extract.plan import plan_of
-from .extract.search import Choice, alternatives, call_key, search
+from .extract.search import Choice, alternatives, search
 from .extract.work import call_work, graph_flops
 from .report import BlockReport, KernelReport, Report, StageClock
 from .rules import ALL
@@ -179,33 +179,36 @@ class CostPricer:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._queries: dict[tuple[object, ...], Query] = {}
-        self._failed: set[str] = set()
+        self._queries: dict[tuple[int, int], tuple[Query, Candidate]] = {}
 
     def query(self, candidate: Candidate) -> Query:
-        """The store's key and the roofline's work of a candidate; cached by call."""
-        key = call_key(candidate)
+        """The store's key and the roofline's work of a candidate; made once per call (candidates share equal calls)."""
+        key = (id(candidate.template), id(candidate.call))
         found = self._queries.get(key)
         if found is None:
             work = Work(*call_work(candidate.template, candidate.call))
-            found = self._queries[key] = Query(key_of(candidate.template, candidate.call), work)
-        return found
+            found = Query(key_of(candidate.template, candidate.call), work), candidate  # held: ids stay unique
+            self._queries[key] = found
+        return found[0]
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:
         """One price per candidate; what failed before is infinitely dear."""
-        keys = [call_key(c) for c in found]
-        unique = {k: self.query(c) for k, c in zip(keys, found)}
+        unique: dict[str, Query] = {}
+        digests = []
+        for candidate in found:
+            query = self.query(candidate)
+            digests.append(query.key.digest)
+            unique.setdefault(query.key.digest, query)
         queries = list(unique.values())
         failed = set(self.store.failures([q.key for q in queries]))
         priced = {}
-        for k, q, p in zip(unique, queries, self.store.price(queries)):
+        for q, p in zip(queries, self.store.price(queries)):
             bad = q.key.digest in failed and p.source != "measured"
-            priced[k] = (
-                Priced(float("inf"), float("inf"), float("inf"), "failed")
-                if bad
-                else Priced(p.us, p.low, p.high, p.source)
-            )
-        return [priced[k] for k in keys]
+            priced[q.key.digest] = _FAILED if bad else Priced(p.us, p.low, p.high, p.source)
+        return [priced[d] for d in digests]
+
+
+_FAILED = Priced(float("inf"), float("inf"), float("inf"), "failed")
 
 
 # ---------------------------------------------------------------- the stages
