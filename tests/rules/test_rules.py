@@ -1,0 +1,121 @@
+"""Every rule in force survives falsification, and each of its conditions is needed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tensor_graphs import rules
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.egraph.rule import Rule
+from tensor_graphs.rules.check import LIMITS, check, judge, mutate_guards
+from tensor_graphs.rules.sample import Instance, instances
+
+BY_NAME = {r.name: r for r in rules.ALL}
+GROWTH = ("collects", "rearranges", "expands")
+
+
+@pytest.mark.parametrize("rule", rules.ALL, ids=lambda r: r.name)
+def test_rule_is_sampled_and_not_refuted(rule: Rule) -> None:
+    verdict = check(rule, samples=5)
+    assert verdict.status == "tested", verdict
+
+
+@pytest.mark.parametrize("rule", rules.ALL, ids=lambda r: r.name)
+def test_rule_is_documented(rule: Rule) -> None:
+    assert rule.doc and rule.family and rule.growth in GROWTH
+    assert rule.name == rule.name.lower() and " " not in rule.name
+
+
+#: Instances that violate one guard alone, where random search would need long to meet one.
+RARE = {
+    ("group-queries", "k3 == (size(k, 0), size(k, 1) * k2[2], size(k, 2), size(k, 3))"): {
+        "q": (1, 1, 1, 2), "k": (1, 1, 2, 3), "v": (1, 1, 3, 2), "k1": (1, 1, 1, 2, 3), "k2": (1, 1, 1, 2, 3), "k3": (1, 1, 3, 2),
+        "v1": (1, 1, 1, 3, 2), "v2": (1, 1, 1, 3, 2), "v3": (1, 1, 3, 2)},
+    ("group-queries", "v3 == (size(v, 0), size(v, 1) * k2[2], size(v, 2), size(v, 3))"): {
+        "q": (1, 1, 1, 2), "k": (1, 1, 3, 2), "v": (1, 1, 2, 3), "k1": (1, 1, 1, 3, 2), "k2": (1, 1, 1, 3, 2), "k3": (1, 1, 3, 2),
+        "v1": (1, 1, 1, 2, 3), "v2": (1, 1, 1, 2, 3), "v3": (1, 1, 3, 2)},
+    ("group-queries", "size(q, 1) == size(k, 1) * k2[2]"): {
+        "q": (1, 1, 1, 2), "k": (1, 2, 3, 2), "v": (1, 2, 3, 2), "k1": (1, 2, 1, 3, 2), "k2": (1, 2, 1, 3, 2), "k3": (1, 2, 3, 2),
+        "v1": (1, 2, 1, 3, 2), "v2": (1, 2, 1, 3, 2), "v3": (1, 2, 3, 2)},
+    ("group-queries", "size(v, 1) == size(k, 1)"): {
+        "q": (1, 1, 1, 2), "k": (1, 1, 3, 2), "v": (1, 2, 3, 2), "k1": (1, 1, 1, 3, 2), "k2": (1, 1, 1, 3, 2), "k3": (1, 1, 3, 2),
+        "v1": (1, 2, 1, 3, 2), "v2": (1, 2, 1, 3, 2), "v3": (1, 2, 3, 2)},
+}  # fmt: skip
+#: Masks wider than the scores at one leading axis, per rank: (q and k, v, m).
+WIDE_MASKS = {
+    "contains((1, size(q, 0)), size(m, 0))": (1, 1, 1, 2, 2),
+    "contains((1, size(q, max(0, rank(q) - 4))), size(m, max(0, rank(q) - 4)))": (1, 1, 1, 2, 2),
+    "contains((1, size(q, rank(q) - 3)), size(m, rank(q) - 3))": (1, 1, 1, 2, 2),
+    "rank(q) < 6": (1, 1, 1, 1, 2, 2),
+}
+
+
+def made(shapes: dict[str, tuple[int, ...]], **attrs: object) -> Instance:
+    """A float32 instance: shapes of one letter are tensors, the others attributes."""
+    tensors = {n: Type(s, "float32") for n, s in shapes.items() if len(n) == 1}
+    vectors = {n: s for n, s in shapes.items() if len(n) > 1}
+    return Instance(tensors, {**vectors, **attrs}, frozenset())
+
+
+@pytest.mark.parametrize(("name", "guard"), RARE)
+def test_rare_guard_is_needed(name: str, guard: str) -> None:
+    found = made(RARE[name, guard], c=0.5, z=False, w=0, y=0.0)
+    assert judge(BY_NAME[name], found).status == "refuted"
+    assert guard in BY_NAME[name].when
+
+
+@pytest.mark.parametrize("guard", WIDE_MASKS)
+def test_mask_guard_is_needed(guard: str) -> None:
+    shape = WIDE_MASKS[guard]
+    axis = {"rank(q) < 6": 1}.get(guard, 1 if "- 4" in guard else 2 if "- 3" in guard else 0)
+    mask = (*shape[:axis], 3, *shape[axis + 1 :])
+    rule = BY_NAME["is-masked-attention-unscaled"]
+    found = made({"q": shape, "t": shape, "v": shape, "m": mask}, i=len(shape) - 1)
+    assert judge(rule, found).status == "refuted"
+    assert guard in rule.when
+
+
+def guarded() -> list[Rule]:
+    """One rule of each schema: those of a family with the same conditions differ in the op only."""
+    first: dict[object, Rule] = {}
+    for rule in rules.ALL:
+        if rule.when and not rule.name.startswith(("group-queries", "is-masked-attention")):
+            first.setdefault((rule.family, rule.when), rule)
+    return list(first.values())
+
+
+@pytest.mark.parametrize("rule", guarded(), ids=lambda r: r.name)
+def test_each_guard_is_needed(rule: Rule) -> None:
+    for text, verdict in mutate_guards(rule):
+        assert verdict.status == "refuted", f"{rule.name}: {text}: {verdict}"
+
+
+def test_growth_limits_name_guards_that_exist() -> None:
+    for name, texts in LIMITS.items():
+        assert set(texts) <= set(BY_NAME[name].when)
+
+
+@pytest.mark.parametrize("rule", rules.ALL, ids=lambda r: r.name)
+def test_sampler_covers_the_rule_in_both_directions(rule: Rule) -> None:
+    for one in rule.directions:
+        found = list(instances(one, random.Random(7), 3))
+        assert len(found) == 3
+        for instance in found:
+            assert all(b >= 0 for b in instance.bounds.values())
+            instance.sides(one)
+
+
+def test_sampling_is_deterministic() -> None:
+    draw = lambda: [str(i) for i in instances(BY_NAME["merge-matmuls"], random.Random(3), 5)]
+    assert draw() == draw()
+
+
+def test_sampler_reaches_odd_shapes() -> None:
+    rule = BY_NAME["add-commutes"]
+    found = list(instances(rule, random.Random(0), 300))
+    shapes = [i.types["x"].shape for i in found]
+    assert any(0 in s for s in shapes) and any(1 in s for s in shapes) and () in shapes
+    assert any(i.types["x"].shape != i.types["y"].shape for i in found)
+    assert {"float32", "float64", "float16", "int64"} <= {i.types["x"].dtype for i in found}
