@@ -95,12 +95,13 @@ def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[
     """The graph of a `torch.export.ExportedProgram`. `sizes` names the free sizes of each tensor input, by axis."""
     import torch
 
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            program = program.run_decompositions(_decompositions(program))
-        except Exception as error:
-            raise _export_error(error, name) from error
+    if not _is_ready(program):
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                program = program.run_decompositions(_decompositions(program))
+            except Exception as error:
+                raise _export_error(error, name) from error
     return _Reader(program, sizes).graph(name)
 
 
@@ -130,16 +131,36 @@ def _export_error(error: BaseException, title: str) -> ExportError:
     return ExportError(f"torch.export failed: {_first_line(error)}", where=title, hint=hint)
 
 
+def _trains_batch_norm(program: Any) -> bool:
+    """Whether running statistics change, which the schema of `batch_norm` does not say."""
+    return any(
+        str(n.target) == "aten.batch_norm.default" and len(n.args) > 5 and bool(n.args[5]) for n in program.graph.nodes
+    )
+
+
+def _is_ready(program: Any) -> bool:
+    """Whether every node has a builder and none mutates: decomposing, half of all the time, would change nothing."""
+    import torch
+
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if node.op != "call_function" or type(node.meta.get("val")).__name__ in ("SymInt", "SymBool"):
+                continue
+            overload = _overload(node.target)
+            schema = getattr(node.target, "_schema", None)
+            if overload not in TABLE and overload not in IGNORED and overload not in ("getitem", *_MODES):
+                return False
+            if schema is not None and schema.is_mutable and overload != "detach_.default":
+                return False
+    return not _trains_batch_norm(program)
+
+
 def _decompositions(program: Any) -> Any:
     """torch.export's default table without the overloads that have a builder."""
     import torch
 
     table = torch.export.default_decompositions()
-    training = any(
-        str(n.target) == "aten.batch_norm.default" and bool(n.args[5])
-        for n in program.graph.nodes
-        if n.op == "call_function" and len(n.args) > 5
-    )
+    training = _trains_batch_norm(program)
     for overload in TABLE:
         packet, _, kind = overload.partition(".")
         if packet == "batch_norm" and training:
@@ -249,9 +270,7 @@ class _Reader:
 
     def graph(self, name: str) -> Graph:
         """The graph; UnsupportedError with everything that was collected."""
-        module = self.program.graph_module
-        module.graph.eliminate_dead_code()
-        returned = self._run(module, None)
+        returned = self._run(self.program.graph_module, None)
         outputs: list[Tensor] = []
         leaves: list[int | None] = []
         updates: dict[str, Tensor] = {}
@@ -300,6 +319,7 @@ class _Reader:
         """The values that a graph module returns, its placeholders bound to `operands` or to the program's leaves."""
         env: dict[Any, Any] = {}
         given = iter(operands or ())
+        live = _live(module.graph)
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(given) if operands is not None else self._leaf(node)
@@ -307,7 +327,7 @@ class _Reader:
                 env[node] = self._attribute(module, node.target)
             elif node.op == "output":
                 return [env.get(v, v) if not isinstance(v, list | tuple) else v for v in node.args[0]]
-            else:
+            elif node in live:
                 env[node] = self._call(node, env)
         raise BadModelError("the exported graph has no output")
 
@@ -433,6 +453,16 @@ class _Reader:
         if isinstance(item, dict):
             return {k: self._resolve(v, env) for k, v in item.items()}
         return dtype_name(item) if type(item).__name__ == "dtype" else item
+
+
+def _live(graph: Any) -> set[Any]:
+    """The nodes that the output depends on."""
+    found: set[Any] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in found:
+            found.add(node)
+            found.update(node.all_input_nodes)
+    return found
 
 
 def _missing(item: Any) -> Iterator[Missing]:
