@@ -7,7 +7,6 @@ the law; low-precision floats may be computed in their own dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import erf as _erf_scalar
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from . import dtypes
 from .ops import Op, register
+from .special import erf
 
 Array = np.ndarray[Any, Any]
 
@@ -54,11 +54,6 @@ def reduction(name: str, f: Callable[..., Array], monoid: str, doc: str, **more:
     """Register a reduction over `axes`, which are kept with size 1."""
     numpy = lambda a, x: f(x, axis=a["axes"], keepdims=True)
     register(Op(name, 1, "reduce", "reduction", {"axes": "dims"}, {}, doc, numpy=numpy, monoid=monoid, **more))
-
-
-def erf(x: Array) -> Array:
-    """The error function, elementwise, in float64 inside: SciPy-free, by the platform's erf."""
-    return np.asarray(np.frompyfunc(_erf_scalar, 1, 1)(x.astype(np.float64))).astype(x.dtype)
 
 
 def _sum(x: Array, axis: Any, keepdims: bool) -> Array:
