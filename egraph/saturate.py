@@ -266,7 +266,10 @@ def saturate_block(
 class Sessions(Protocol):
     """Where sessions come from: a worker `Pool`, or one session for all."""
 
-    size: int
+    @property
+    def size(self) -> int:
+        """How many sessions there are."""
+        ...
 
     def session(self) -> AbstractContextManager[Session]:
         """A session of one's own for a while."""

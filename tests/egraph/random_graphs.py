@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph import dtypes
+from tensor_graphs.egraph.dims import concrete, volume
 from tensor_graphs.egraph.graph import Graph, Tensor
 
 SIZES = (1, 2, 3, 4)
@@ -24,7 +26,7 @@ def _leaf(draw: Draw, number: int, shape: tuple[int, ...]) -> Tensor:
     if kind == "param":
         return t.param(f"p{number}", shape)
     if kind == "constant":
-        return t.constant(np.linspace(0.5, 1.5, int(np.prod(shape)), dtype=np.float32).reshape(shape))
+        return t.constant(np.linspace(0.5, 1.5, math.prod(shape), dtype=np.float32).reshape(shape))
     if kind == "iota" and shape:
         return t.iota(shape, draw(st.integers(0, len(shape) - 1)), "float32")
     return t.full(shape, draw(st.sampled_from((0.0, 1.0, 2.0, -1.0, 0.5))))
@@ -41,7 +43,7 @@ def _unary(draw: Draw, x: Tensor) -> Tensor:
         lambda: t.cast(t.cast(x, "float64"), "float32"),
         lambda: t.where(t.lt(x, 0.5), x, x * 2.0),
         lambda: t.reshape(x, (1, *x.shape)) if rank < 4 else x,
-        lambda: t.reshape(x, (int(np.prod(x.shape)),)),
+        lambda: t.reshape(x, (volume(x.shape),)),
     ]
     if rank:
         size = x.shape[axis]
@@ -92,7 +94,7 @@ def graphs(draw: Draw, *, steps: int = 8, outputs: int = 2) -> Graph:
     for _ in range(draw(st.integers(1, steps))):
         x, y = draw(st.sampled_from(values)), draw(st.sampled_from(values))
         made = _binary(draw, x, y) if draw(st.booleans()) else _unary(draw, x)
-        if np.prod(made.shape) <= 256:
+        if math.prod(concrete(made.shape)) <= 256:
             values.append(made)
     return Graph.of([values[-1], *values[-2 : -outputs - 1 : -1]])
 
@@ -100,6 +102,9 @@ def graphs(draw: Draw, *, steps: int = 8, outputs: int = 2) -> Graph:
 def data(graph: Graph, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     """(inputs and states, params) in float64, in a range where nothing overflows."""
     rng = np.random.default_rng(seed)
-    draw = lambda n: np.asarray(rng.uniform(-1.5, 1.5, n.shape)).astype(dtypes.numpy_dtype(n.dtype))
+
+    def draw(n: Tensor) -> np.ndarray[Any, Any]:
+        return np.asarray(rng.uniform(-1.5, 1.5, concrete(n.shape))).astype(dtypes.numpy_dtype(n.dtype))
+
     values = {n.attr("name"): draw(n) for op in ("input", "state") for n in graph.leaves(op)}
     return values, {n.attr("name"): draw(n) for n in graph.leaves("param")}

@@ -138,7 +138,10 @@ def test_exact_loads_exact_rules_only() -> None:
 # ---------------------------------------------------------------- limits
 def test_limits_are_kept_and_named() -> None:
     graph = long_sum(8)
-    run = lambda **k: saturate_block(graph, GROWING, Limits(**k), session=InProcess(), guard=False)
+
+    def run(**k: Any) -> EGraphView:
+        return saturate_block(graph, GROWING, Limits(**k), session=InProcess(), guard=False)
+
     few = run(iterations=2)
     assert (few.report.stopped, few.report.iterations, len(few.report.sizes)) == ("iterations", 2, 3)
     small = run(nodes=300, iterations=20)
