@@ -13,3 +13,10 @@ ALL: tuple[Rule, ...] = (*algebra.RULES, *contraction.RULES, *reduction.RULES, *
 if len({r.name for r in ALL}) != len(ALL):
     twice = sorted({r.name for r in ALL if sum(s.name == r.name for s in ALL) > 1})
     raise ValueError(f"two rules share a name: {twice}")
+
+
+def table_markdown(*, samples: int = 6) -> str:
+    """All rules as Markdown with their verdicts (docs/rules.md); about a quarter of a minute."""
+    from .markdown import table_markdown
+
+    return table_markdown(ALL, samples=samples)

@@ -23,7 +23,7 @@ ASSOCIATIVITY = table("associativity", "algebra", [
 DISTRIBUTION = table("distribution", "algebra", [
     Rule("mul-distributes", "x * (y + z)", "x * y + x * z", both=True, growth="expands",
          doc="a factor enters a sum, or leaves it"),
-    Rule("factor-one", "x * y + x", "x * (y + lit(1.0, y))", shortcut=True, growth="collects", doc="a term is itself times one"),
+    Rule("factor-one", "x * y + x", "x * (y + lit(1.0, y))", growth="collects", doc="a term is itself times one"),
     *(Rule(f"{name}-distributes", f"{op}(x + z, y + z)", f"{op}(x, y) + z", when=("floating(x)",), growth="collects",
            doc=f"a common summand leaves a {op} (ints may wrap around)") for name, op in (("max", "maximum"), ("min", "minimum"))),
     Rule("div-distributes", "(x + y) / z", "x / z + y / z", both=True, growth="expands",

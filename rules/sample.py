@@ -351,7 +351,7 @@ class Sampler:
             if found is not None:
                 return found.dtype
             if isinstance(t, Var) and t.name in self.dtypes:
-                return self.dtypes[t.name]
+                return str(self.dtypes[t.name])
         if any(_needs_float(t, self.floating) for t in terms) or self.rng.random() < 0.7:
             return self.float
         return self.rng.choice(INTS) if self.rng.random() < 0.8 else "bool"

@@ -1,0 +1,118 @@
+"""Which rules the others derive, and how many are left: the count of independent rules.
+
+A rule is derivable if, on a generic instance, the left side alone, saturated with the rules that remain, reaches a class
+that holds the right side within the limits (for two-way rules: in both directions). Rules are tried one after another and
+a derivable one is dropped before the next is tried, so whatever was dropped follows from what is kept. The limits are
+small: a rule counted as independent may still follow by a longer proof, a derivable one never fails to.
+
+    python -m tensor_graphs.rules.derive          prints the table, in a few minutes
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ..egraph.graph import LEAVES, Graph, Tensor, attrs_key, topological
+from ..egraph.rule import Rule
+from ..egraph.saturate import InProcess, Limits, saturate_block
+from ..egraph.view import EGraphView
+from ..errors import ShapeError
+from .sample import FAILURES, Instance, instances
+
+LIMITS = Limits(nodes=1500, iterations=5, seconds=5.0)
+
+
+def holds(view: EGraphView, term: Tensor) -> int | None:
+    """The class of a view that holds a term, None if no class does."""
+    nodes = {}
+    for i in range(len(view)):
+        leaf = view.tensors.get(i)
+        kids = tuple(view.kid[view.off[i] : view.off[i + 1]].tolist())
+        nodes[("leaf", id(leaf)) if leaf is not None else (view.op[i], kids, attrs_key(view.attrs[i]))] = int(
+            view.cls[i]
+        )
+    found: dict[int, int] = {}
+    for node in topological([term]):
+        kids = tuple(found[id(a)] for a in node.args)
+        key = ("leaf", id(node)) if node.op in LEAVES else (node.op, kids, attrs_key(node.attrs))
+        if key not in nodes:
+            return None
+        found[id(node)] = nodes[key]
+    return found[id(term)]
+
+
+def generic(rule: Rule, *, seed: int = 0, among: int = 24) -> Instance | None:
+    """Of some float32 instances of a one-way rule the one with the fewest axes of size 0 or 1."""
+
+    def score(x: Instance) -> tuple[int, int, int]:
+        shapes = [[d for d in t.shape if isinstance(d, int)] for t in x.types.values()]
+        narrow = sum(d <= 1 for s in shapes for d in s)
+        wide = any(t.dtype in ("float32", "bool") for t in x.types.values())
+        return (-narrow if wide else -100, sum(map(len, shapes)), min((prod(s) for s in shapes), default=0))
+
+    return max(instances(rule, random.Random(seed), among), key=score, default=None)
+
+
+def derives(rules: Sequence[Rule], rule: Rule, *, limits: Limits = LIMITS, seed: int = 0) -> bool:
+    """Whether the rules turn a one-way rule's left sides into its right sides."""
+    found = generic(rule, seed=seed)
+    if found is None:
+        return False
+    try:
+        pairs = found.sides(rule)
+    except (ShapeError, *FAILURES):
+        return False
+    lefts = list(dict.fromkeys(left for left, _ in pairs))
+    graph = Graph.of(lefts if len(lefts) > 1 else lefts[0])
+    view = saturate_block(graph, rules, limits, guard=False, session=InProcess())
+    return all(holds(view, right) == holds(view, left) for left, right in pairs)
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """The result of `independent`: rules kept, rules that they derive."""
+
+    kept: tuple[Rule, ...]
+    derived: tuple[Rule, ...]
+
+    def table(self) -> str:
+        """Markdown: per family the rules, the one-way rules, those marked as shortcuts, those derivable, those kept."""
+        every = (*self.kept, *self.derived)
+        families = list(dict.fromkeys(r.family for r in sorted(every, key=lambda r: (r.phase, r.family))))
+        rows = [(f, [r for r in every if r.family == f], [r for r in self.derived if r.family == f]) for f in families]
+        lines = ["| family | rules | one-way | shortcuts | derivable | independent |", "|---|---|---|---|---|---|"]
+        for family, all_, derived in [*rows, ("**all**", list(every), list(self.derived))]:
+            one_way = sum(len(r.directions) for r in all_)
+            shortcuts = sum(r.shortcut for r in all_)
+            lines.append(
+                f"| {family} | {len(all_)} | {one_way} | {shortcuts} | {len(derived)} | {len(all_) - len(derived)} |"
+            )
+        return "\n".join(lines) + "\n"
+
+
+def steps(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Iterator[tuple[Rule, bool]]:
+    """Each rule with whether those still kept derive it: shortcuts first, then from the last table to the first."""
+    kept = list(rules)
+    for rule in sorted(rules[::-1], key=lambda r: not r.shortcut):
+        rest = [r for r in kept if r is not rule]
+        derived = all(derives(rest, one, limits=limits) for one in rule.directions)
+        if derived:
+            kept = rest
+        yield rule, derived
+
+
+def independent(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Derivation:
+    """The rules split into those kept and those that the kept ones derive."""
+    derived = {rule.name for rule, found in steps(rules, limits=limits) if found}
+    return Derivation(tuple(r for r in rules if r.name not in derived), tuple(r for r in rules if r.name in derived))
+
+
+if __name__ == "__main__":
+    from . import ALL
+
+    result = independent(ALL)
+    print(result.table())
+    print("derivable:", ", ".join(r.name for r in result.derived))
