@@ -1,0 +1,20 @@
+"""Every test run has a home of its own: no test reads or writes the user's cost store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An empty TENSOR_GRAPHS_HOME for the session; child processes inherit it."""
+    folder, old = str(tmp_path_factory.mktemp("home")), os.environ.get("TENSOR_GRAPHS_HOME")
+    os.environ["TENSOR_GRAPHS_HOME"] = folder
+    yield folder
+    if old is None:
+        del os.environ["TENSOR_GRAPHS_HOME"]
+    else:
+        os.environ["TENSOR_GRAPHS_HOME"] = old
