@@ -143,11 +143,13 @@ def _listen(pipe: IO[str], replies: queue.Queue[str | None]) -> None:
 
 
 def _thread_environment() -> dict[str, str]:
+    """Thread counts as the settings say; and workers of one library that do not spin into the next one's time."""
     threads = settings.current().threads
+    quick = {"OPENBLAS_THREAD_TIMEOUT": "12"}  # 2**12 cycles
     if not threads:
-        return {}
+        return quick
     names = ("TENSOR_GRAPHS_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return dict.fromkeys(names, str(threads))
+    return {**quick, **dict.fromkeys(names, str(threads))}
 
 
 class CpuMeasurer:

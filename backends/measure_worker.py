@@ -29,6 +29,7 @@ from ..egraph.pattern import subterms
 from ..extract.kernel import Call, Operand, Template
 from ..extract.work import call_work
 from .single import Array, Bound, compiled, laid, meaning
+from .threads import one_blas_thread
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
 """Relative Frobenius error above which a kernel is wrong."""
@@ -230,7 +231,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         stage = "run"
         got = runs[0]()[0].copy(order="K")
         stage = "check"
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), one_blas_thread():
             reference, want = _reference(template, call, operands, flops)
             found = check(call, got, want)
         stage = "time"

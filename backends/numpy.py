@@ -268,7 +268,10 @@ def _contractions() -> list[Template]:
     pool = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     attention = "scale=scale, causal=causal, window=window, softcap=softcap"
     return [
-        row("matmul", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=_wide, exact=True, **more),
+        row("matmul", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=_and(_wide, _is("float")),
+            exact=True, **more),
+        row("matmul_int", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=_is("int", "bool"), family="other",
+            exact=True),
         row("matmul_half", "matmul(x, w)", halves, applies=_half, exact=True, **more),
         row("matmul_flat", "matmul(x, w)", _gemm_code(False), dense=("x", "w"), applies=_batched, **more),
         row("matmul_columns", "matmul(x, w)", _gemm_code(False), dense=("x",), prep=column_major,

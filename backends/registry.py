@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib import import_module, metadata
 from typing import cast
 
@@ -49,7 +50,9 @@ def select(choice: str | None = None) -> list[Backend]:
     """
     name = choice or settings.current().backend
     chosen = [backend(n) for n in CHOICES.get(name, ("numpy", name))]
-    usable = [b for b in chosen if not b.unavailable()]
+    usable: list[Backend] = [b for b in chosen if not b.unavailable()]
+    if len(usable) > 1:
+        usable = [_Restricted(b, b.name, b.device, b.helpers) if b.name == "numpy" else b for b in usable]
     if name != "auto":
         for b in chosen:
             if b.unavailable():
@@ -58,6 +61,29 @@ def select(choice: str | None = None) -> list[Backend]:
                     hint='backend="auto" takes what works here',
                 )
     return usable
+
+
+@dataclass
+class _Restricted:
+    """NumPy beside another library on the same cores: without products of its own threaded BLAS.
+
+    Two thread pools that take turns slow each other by an order of magnitude (see threads.py), which no measurement of
+    single kernels would show.
+    """
+
+    base: Backend
+    name: str
+    device: str
+    helpers: Mapping[str, str]
+
+    @cached_property
+    def templates(self) -> Sequence[Template]:
+        """Kernels that stay on the calling thread."""
+        return tuple(t for t in self.base.templates if t.family not in ("contraction", "conv", "attention"))
+
+    def unavailable(self) -> str:
+        """As the backend says."""
+        return self.base.unavailable()
 
 
 def describe(chosen: Iterable[Backend]) -> str:

@@ -389,6 +389,11 @@ def _conv_code(bias: bool) -> Callable[[Call], str]:
     return code
 
 
+def _uneven_conv(call: Call) -> str:
+    n, a = call.names, call.attrs
+    return f"conv_uneven({n['x']}, {n['w']}, {a['strides']}, {a['pads']}, {a['dilations']}, {a['groups']})"
+
+
 def _conv_pack(call: Call) -> str:
     a, w = call.attrs, call.names["w"]
     return (
@@ -431,6 +436,11 @@ def _convolutions() -> list[Template]:
     rows = []
     for suffix, pattern, bias in CONVOLUTIONS:
         rows.append(row(f"conv{suffix}", pattern, _conv_code(bias), **eager))
+        if not bias:
+            uneven = _all(_FLOAT, lambda call: not _symmetric(call))
+            rows.append(
+                row("conv_uneven", pattern, _uneven_conv, setup=("conv_uneven",), **{**eager, "applies": uneven})
+            )
         spelled = {"{}": ("none", ""), "relu({})": ("relu", ""), "silu({})": ("swish", "")}
         for (epilogue, (act, algorithm)), copied in product(spelled.items(), (False, True)):
             name = "_" + epilogue.partition("(")[0] if act != "none" else ""
@@ -514,12 +524,17 @@ def _mask_fits(call: Call) -> bool:
 
 def _rest() -> list[Template]:
     code = "sdpa({q}, {k}, {v}, {mask}, {scale}, {causal})"
+    spelled = "attention_spelled({q}, {k}, {v}, {mask}, {scale}, {causal}, {window}, {softcap})"
     shape_of: Callable[[Call], str] = lambda call: repr(_shape(call.operands["x"]))
     return [
         row("sdpa", f"attention(q, k, v, {_ATTENTION})", code.replace("{mask}", "None"), family="attention",
             setup=("sdpa",), applies=_all(_FLOAT, _plain_attention)),
         row("sdpa_masked", f"masked_attention(q, k, v, m, {_ATTENTION})", code.replace("{mask}", "{m}"), family="attention",
             setup=("sdpa",), applies=_all(_FLOAT, _mask_fits)),
+        row("attention", f"attention(q, k, v, {_ATTENTION})", spell(spelled.replace("{mask}", "None")), family="attention",
+            setup=("attention_spelled",), applies=_all(_FLOAT, lambda call: not _plain_attention(call))),
+        row("masked_attention", f"masked_attention(q, k, v, m, {_ATTENTION})", spell(spelled.replace("{mask}", "{m}")),
+            family="attention", setup=("attention_spelled",), applies=_all(_FLOAT, lambda call: not _mask_fits(call))),
         row("copy", "x", "{out}.copy_({x})", family="copy", exact=True),
         row("reshape", "reshape(x, shape=shape)", spell("{out}.view({have}).copy_({x})", have=shape_of), family="copy",
             exact=True),

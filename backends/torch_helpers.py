@@ -44,6 +44,32 @@ def sdpa(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
     return made.reshape(shape).contiguous()
 
 
+def attention_spelled(
+    q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, window: int, softcap: float
+) -> Any:
+    """softmax(scale * q @ k.T + mask) @ v step by step, for what the fused kernel does not know."""
+    scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scale)
+    if softcap:
+        scores.mul_(1 / softcap).tanh_().mul_(softcap)
+    if causal or window:
+        rows, columns = scores.shape[-2:]
+        ahead = torch.arange(columns) - torch.arange(rows).unsqueeze(1) - (columns - rows)
+        hidden = (ahead > 0) & bool(causal)
+        if window:
+            hidden = hidden | (ahead <= -window)
+        scores.masked_fill_(hidden, float("-inf"))
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(torch.softmax(scores, -1), v)
+
+
+def conv_uneven(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> Any:
+    """Convolution with different padding before and after."""
+    n = len(pads) // 2
+    wide = torch.constant_pad_nd(x, [p for i in reversed(range(n)) for p in (pads[i], pads[n + i])])
+    return torch.convolution(wide, w, None, strides, [0] * n, dilations, False, [0] * n, groups)
+
+
 #: name -> source text.
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()

@@ -290,6 +290,20 @@ def test_select_is_explicit_about_what_is_missing(monkeypatch: pytest.MonkeyPatc
     assert [b.name for b in select("auto")] == ["numpy"]
 
 
+@pytest.mark.skipif(not TORCH, reason="PyTorch is not installed")
+def test_two_thread_pools_are_not_mixed() -> None:
+    """Beside Torch, NumPy offers no kernel on its own threaded BLAS, and still every op has a kernel."""
+    from tensor_graphs.egraph.ops import OPS
+    from tensor_graphs.egraph.pattern import Call
+
+    templates = [x for b in select("auto") for x in b.templates]
+    threaded = [x.name for x in templates if x.backend == "numpy" and x.family in ("contraction", "conv", "attention")]
+    assert not threaded
+    assert {op for op, entry in OPS.items() if entry.arity} <= {
+        x.term.op for x in templates if isinstance(x.term, Call)
+    }
+
+
 def test_repr_html_escapes() -> None:
     x = t.input("x", (2,))
     program = Program(direct_plan(Graph.of(x + 1.0, name="<b>"), [backend("numpy")]))

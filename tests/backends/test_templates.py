@@ -22,6 +22,7 @@ HALVES, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 NEVER = {
     **{(name, d): "wide floats only" for name in ("np.softplus", "np.linear", "np.linear_columns") for d in HALVES},
     **{(f"np.{name}_half", d): "halves only" for name in ("softplus", "matmul", "linear") for d in WIDE},
+    **{("np.matmul", d): "wide floats only" for d in HALVES},
     **{("torch.softplus", d): "its threshold is exact in float32 only" for d in ("float64", *HALVES)},
 }
 

@@ -1,0 +1,51 @@
+"""Thread pools of the CPU libraries. NumPy's BLAS and Torch's OpenMP each keep their own; both at once on the same cores
+slow each other by an order of magnitude, because idle workers spin."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_",
+            "openblas_set_num_threads")  # fmt: skip
+
+
+@cache
+def _openblas() -> tuple[Any, Any] | None:
+    """(setter, getter) of the thread count of NumPy's OpenBLAS, where it is found."""
+    import numpy.linalg  # noqa: F401  (loads the library)
+
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for path in sorted({line.split()[-1] for line in lines if "openblas" in line}):
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        for name in _SETTERS:
+            if hasattr(library, name):
+                return getattr(library, name), getattr(library, name.replace("_set_", "_get_"))
+    return None
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """NumPy's products on the calling thread only, so that no worker of theirs spins afterwards. A no-op where NumPy
+    has another BLAS."""
+    found = _openblas()
+    if found is None:
+        yield
+        return
+    setter, getter = found
+    before = getter()
+    setter(1)
+    try:
+        yield
+    finally:
+        setter(before)
