@@ -143,7 +143,7 @@ def search(
     while True:
         rounds += 1
         prices = _timed(spent, "price", lambda: _prices(hypergraph, pricer))
-        optimistic = [p.us if p.source == "measured" else p.low for p in prices]
+        optimistic = [p.us if p.source == "measured" or measurer is None else p.low for p in prices]
         chosen, found = _timed(spent, "solve", lambda: _solve(hypergraph, optimistic, solve_seconds, deterministic))
         lacking = _lacking(hypergraph, chosen, prices, seen)
         if measurer is None or not lacking:
@@ -156,7 +156,7 @@ def search(
         seen.update(lacking)
         measured += len(lacking)
         _timed(spent, "measure", lambda: measurer.measure([hypergraph.candidates[i] for i in lacking]))
-    if any(prices[i].source != "measured" for i in chosen):  # believe predictions now, not their optimistic ends
+    if measurer is not None and any(prices[i].source != "measured" for i in chosen):  # believe predictions now, not their optimistic ends
         chosen, pessimistic = _timed(
             spent, "solve", lambda: _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic)
         )
