@@ -80,7 +80,8 @@ def resident_bytes() -> int:
 def _watch_memory(limit: list[int]) -> None:
     while True:
         time.sleep(0.02)
-        if limit[0] and resident_bytes() > limit[0]:
+        allowed = limit[0]  # read once: the main thread changes it
+        if allowed and resident_bytes() > allowed:
             os._exit(MEMORY_EXIT)
 
 
