@@ -39,8 +39,8 @@ _TAIL = (
 
 
 def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Array) -> Array:
-    above, below = (np.polyval(c, x) for c in coefficients)
-    return above / below
+    above, below = coefficients
+    return np.asarray(np.polyval(above, x) / np.polyval(below, x))
 
 
 def erf(x: Array) -> Array:
@@ -53,12 +53,12 @@ def erf(x: Array) -> Array:
             here = (size >= low) & (size < high)
             if here.any():
                 out[here] = _range(wide[here], size[here], low)
-    return out.astype(x.dtype)
+    return np.asarray(out, x.dtype)
 
 
 def _range(x: Array, size: Array, low: float) -> Array:
     if low == 0.0:
-        return x + x * _ratio(_SMALL, x * x)
+        return np.asarray(x + x * _ratio(_SMALL, x * x))
     if low == 0.84375:
         return np.copysign(_ERX + _ratio(_MIDDLE, size - 1.0), x)
     inner = _ratio(_LARGE if low == 1.25 else _TAIL, 1.0 / (size * size))

@@ -188,7 +188,9 @@ def _bar(share: float) -> _Html:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cell = lambda c: c if isinstance(c, _Html) else escape(c)
+    def cell(text: str) -> str:
+        return text if isinstance(text, _Html) else escape(text)
+
     top = "<tr>" + "".join(f"<th>{escape(h)}</th>" for h in head) + "</tr>" if head else ""
     return (
         "<table>"

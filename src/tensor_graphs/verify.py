@@ -138,7 +138,10 @@ def relative_error(value: Array, reference: Array) -> float:
 
 def _places(value: Array, reference: Array, original: Array) -> bool:
     """NaN, +inf and -inf stand where the reference or the original run has them, and finite numbers likewise."""
-    kind = lambda x: np.where(np.isnan(x), 3, np.where(np.isposinf(x), 2, np.where(np.isneginf(x), 1, 0)))
+
+    def kind(x: Array) -> Array:
+        return np.where(np.isnan(x), 3, np.where(np.isposinf(x), 2, np.where(np.isneginf(x), 1, 0)))
+
     v, r, o = (kind(np.asarray(x, np.float64)) for x in (value, reference, original))
     return bool(np.all((v == r) | (v == o)))
 
