@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
-
 
 from ..errors import ExtractionError, NoPlanError
 from .candidates import Hypergraph
@@ -20,7 +19,6 @@ from .kernel import Candidate, Measurer, Priced, Pricer, Vertex
 from .problem import Extraction, Problem
 from .solve import solve
 
-T = TypeVar("T")
 VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
 RIVALS = 3  # unmeasured alternatives measured together with each kernel that the winner lacks
 
@@ -137,14 +135,16 @@ def search(
 
     NoPlanError if some output cannot be made by the backends' kernels.
     """
-    start, spent = time.monotonic(), {"price": 0.0, "solve": 0.0, "measure": 0.0}
+    start, clock = time.monotonic(), Clock()
     rounds, measured, stopped = 0, 0, "measured" if measurer else "prices only"
     seen: set[int] = set()
     while True:
         rounds += 1
-        prices = _timed(spent, "price", lambda: _prices(hypergraph, pricer))
+        with clock.running("price"):
+            prices = _prices(hypergraph, pricer)
         optimistic = [p.us if p.source == "measured" or measurer is None else p.low for p in prices]
-        chosen, found = _timed(spent, "solve", lambda: _solve(hypergraph, optimistic, solve_seconds, deterministic))
+        with clock.running("solve"):
+            chosen, found = _solve(hypergraph, optimistic, solve_seconds, deterministic)
         lacking = _lacking(hypergraph, chosen, prices, seen)
         if measurer is None or not lacking:
             break
@@ -155,21 +155,30 @@ def search(
             progress(f"round {rounds}: {sum(optimistic[i] for i in chosen):.1f} µs, measuring {len(lacking)} kernels")
         seen.update(lacking)
         measured += len(lacking)
-        _timed(spent, "measure", lambda: measurer.measure([hypergraph.candidates[i] for i in lacking]))
-    if measurer is not None and any(prices[i].source != "measured" for i in chosen):  # believe predictions now, not their optimistic ends
-        chosen, pessimistic = _timed(
-            spent, "solve", lambda: _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic)
-        )
-        found = replace(pessimistic, lower_bound=min(pessimistic.lower_bound, found.lower_bound))
+        with clock.running("measure"):
+            measurer.measure([hypergraph.candidates[i] for i in lacking])
+    if measurer is not None and any(prices[i].source != "measured" for i in chosen):
+        with clock.running("solve"):  # believe predictions now, not their optimistic ends
+            chosen, believed = _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic)
+        found = replace(believed, lower_bound=min(believed.lower_bound, found.lower_bound))
     optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
-    return Choice(hypergraph, chosen, prices, found, rounds, measured, optimism, stopped, spent)
+    return Choice(hypergraph, chosen, prices, found, rounds, measured, optimism, stopped, clock.seconds)
 
 
-def _timed(spent: dict[str, float], name: str, work: Callable[[], T]) -> T:
-    start = time.monotonic()
-    result = work()
-    spent[name] += time.monotonic() - start
-    return result
+class Clock:
+    """Seconds spent by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {"price": 0.0, "solve": 0.0, "measure": 0.0}
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Count the block's time under a name."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - start
 
 
 def _lacking(hypergraph: Hypergraph, chosen: Iterable[int], prices: Sequence[Priced], seen: set[int]) -> list[int]:
