@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..egraph.graph import Graph, Tensor
 from ..egraph.pattern import Call as Pattern
@@ -91,6 +91,8 @@ class _Builder:
             attrs[spelled.name] = value
         names = [a.name for a in template.term.args if isinstance(a, Var)]
         call = Call(dict(zip(names, operands)), Operand(node.type, strides), attrs)
+        if template.layout is not None:
+            call = replace(call, output=Operand(node.type, template.layout(call)))
         dense = names if "*" in template.dense else template.dense
         fits = all(call.operands[o].dense for o in dense) and (template.applies is None or template.applies(call))
         return call if fits else None

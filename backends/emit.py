@@ -336,10 +336,30 @@ class _Emitter:
             self.each.append(f"# {_one_line(step.doc)}")
         if step.output in self.fresh:
             name = self.names[step.output, kind] = identifier(f"v{step.output}", self.taken)
-            self.each.append(f"{name} = {step.template.write(replace(step.call, names=names))}")
+            self.each.append(f"{name} = {self._written(step, names)}")
         else:
             names["out"] = self.ref(step.output, kind)
-            self.each += step.template.write(replace(step.call, names=names)).split("; ")
+            self.each += self._written(step, names).split("; ")
+
+    def _written(self, step: Step, names: Mapping[str, str]) -> str:
+        """The call, with reshapes of buffers that stay where they are made once, in bind."""
+        text = step.template.write(replace(step.call, names=names))
+        values = {**dict(step.inputs), "out": step.output}
+        operands = {**step.call.operands, "out": step.call.output}
+        fixed = {
+            name for o, name in names.items()
+            if o not in step.template.prep and not self._dynamic(values[o]) and operands[o].dense
+        }  # fmt: skip
+
+        def once(found: re.Match[str]) -> str:
+            if found[1] not in fixed:
+                return found[0]
+            if found[0] not in self.shared:
+                name = self.shared[found[0]] = identifier(f"{found[1]}_{(found[2] or found[3]).replace(', ', 'x')}", self.taken)
+                self.once.append(f"{name} = {found[0]}")
+            return self.shared[found[0]]
+
+        return _RESHAPE.sub(once, text)
 
     def _release(self, i: int) -> None:
         """Drop fresh results after their last use, so that their memory is free at once."""
@@ -436,6 +456,9 @@ def _imports(body: str) -> Iterator[str]:
     yield from (f"import {m}" for m in _INSTALLED if re.search(rf"\b{m.split()[-1]}\b", body))
     if re.search(r"\bArray\b", body):
         yield from ("", "Array = np.ndarray")
+
+
+_RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\d, ]+?),?\)|([\d, ]+?))\)")
 
 
 def _one_line(text: str) -> str:

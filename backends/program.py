@@ -1,7 +1,7 @@
 """A program: emitted source bound to weights; callable, and saved as a folder that runs without a search.
 
-A saved program is a folder of `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums) and
-`weights.safetensors`. It is code: load only what you trust.
+A saved program is a folder of `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums),
+`weights.safetensors` and, where one is known, `report.json` (how it was found). It is code: load only what you trust.
 """
 
 from __future__ import annotations
@@ -186,6 +186,8 @@ class Program:
             (part / "program.py").write_text(self.source, encoding="utf-8")
             _write_weights(part / "weights.safetensors", self.manifest.weights, self._weights)
             (part / "manifest.json").write_text(_manifest_json(self.manifest, self.source), encoding="utf-8")
+            if self.report is not None:
+                (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
             _move_into_place(part, target)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
