@@ -301,7 +301,8 @@ def saturate_blocks(
     """`saturate_block` on every graph, as many at a time as the pool has workers; views in the graphs' order.
 
     `deadline` bounds the seconds of the whole call: blocks that it leaves no time stay as they came. Ctrl-C, or `stop`
-    turning true, ends the workers: blocks keep their last good view, and their reports say "interrupted".
+    turning true, ends the workers: blocks keep their last good view, and their reports say "interrupted". Blocks with
+    empty values, for which no law holds, stay as they came, and their reports say so.
     """
     limits, pricing = limits or Limits(), pricing or Roofline()
     if slack is not None and slack < 0:
@@ -317,9 +318,14 @@ def saturate_blocks(
     halted = lambda: pressed.is_set() or stop()
 
     def one(graph: Graph) -> EGraphView:
+        if any(0 in n.shape for n in graph.nodes()):
+            return view_of(graph, SaturationReport(sizes=(len(graph.nodes()),), message="empty values: not rewritten"))
         with pool.session() as session:
             seconds = max(0.0, min(limits.seconds, end - time.perf_counter()))
-            return _Saturation(graph, program, replace(limits, seconds=seconds), pricing, halted).run(session)
+            view = _Saturation(graph, program, replace(limits, seconds=seconds), pricing, halted).run(session)
+        if view.report.stopped == "interrupted":  # Ctrl-C reached this thread: the other blocks stop as well
+            pressed.set()
+        return view
 
     if pool.size == 1 or len(graphs) == 1:
         return [one(g) for g in graphs]

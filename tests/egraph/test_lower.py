@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from random_graphs import graphs
 
 from tensor_graphs.egraph import api as t
+from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.dims import dim
 from tensor_graphs.egraph.engine import Engine
 from tensor_graphs.egraph.graph import LEAVES, Graph
-from tensor_graphs.egraph.lower import Lowered, lower
+from tensor_graphs.egraph.lower import Lowered, lower, with_parts
 from tensor_graphs.egraph.pricing import Roofline
 from tensor_graphs.egraph.program import make_program
 from tensor_graphs.egraph.saturate import decode
@@ -68,3 +69,18 @@ def test_ten_thousand_nodes_load() -> None:
     graph = Graph.of(x)
     view = _loaded(graph)[1]
     assert len(view) == len(graph.nodes()) == 15001
+
+
+def test_every_composite_has_the_type_of_its_parts() -> None:
+    x, g = t.input("x", (2, 3, 4)), t.param("g", (4,))
+    image = t.input("i", (1, 2, 6, 6))
+    window = {"kernel": (2, 2), "strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+    found = [c.softmax(x, axis=1), c.layer_norm(x, g, g, eps=1e-5), c.rms_norm(x, g, eps=1e-6), t.mean(x, 1, True),
+             c.attention(x, x, x, scale=0.5), c.max_pool(image, **window), c.linear(x, t.param("w", (4, 5)), t.param("b", (5,)))]  # fmt: skip
+    graph = Graph.of([*found, c.gelu(x)])
+    nodes, pairs = with_parts(graph)
+    assert nodes[: len(graph.nodes())] == graph.nodes() and len(set(nodes)) == len(nodes)
+    assert {a for a, _ in pairs} >= set(found) and all(a.type == b.type for a, b in pairs)
+    assert all(n.op != "erf" for n in nodes)
+    place = {n: i for i, n in enumerate(nodes)}
+    assert all(place[a] < place[n] for n in nodes for a in n.args)  # operands first: tree costs rely on it

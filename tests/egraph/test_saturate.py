@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +432,41 @@ def test_a_deadline_for_all_blocks_leaves_the_rest_as_they_are() -> None:
     views = saturate_blocks(graphs, RULES, pool=Pool(1), deadline=0.0)
     assert [v.report.stopped for v in views] == ["seconds", "seconds"]
     assert [len(v) for v in views] == [len(g.nodes()) for g in graphs]
+
+
+def test_an_interrupt_keeps_what_was_found_and_stops_the_other_blocks() -> None:
+    class Pressed(InProcess):
+        steps = 0
+
+        def request(self, method: str, payload: Any, bounds: Bounds) -> Any:
+            self.steps += method == "step"
+            if self.steps == 3:
+                raise KeyboardInterrupt
+            return super().request(method, payload, bounds)
+
+    class One:
+        size = 1
+
+        def session(self) -> AbstractContextManager[InProcess]:
+            return nullcontext(session)
+
+    session = Pressed()
+    first, second = saturate_blocks([long_sum(6), qkv()], GROWING, pool=One(), guard=False)
+    assert (first.report.stopped, first.report.kept) == ("interrupted", 2) and len(first) > len(long_sum(6).nodes())
+    assert second.report.stopped == "interrupted" and len(second) == len(qkv().nodes())
+
+
+def test_empty_values_are_left_alone() -> None:
+    graph = Graph.of(t.input("x", (0, 3)) + t.input("y", (1, 3)))
+    view = saturate_block(graph, RULES, session=InProcess())
+    assert view.best_terms() == list(graph.roots) and "empty" in view.report.message
+
+
+def test_composites_are_united_with_their_parts_unless_exact() -> None:
+    graph = Graph.of(c.softmax(t.input("x", (3, 4)), axis=1) * c.gelu(t.input("y", (3, 4))))
+    view = saturate_block(graph, (), Limits(iterations=1), session=InProcess())
+    softmax = view.classes[graph.roots[0].args[0]]
+    assert sorted(view.op[i] for i in view.nodes_of(softmax).tolist()) == ["div", "softmax"]
+    assert "erf" not in view.op  # activations stay whole
+    assert_sound(graph, view)
+    assert "div" not in saturate_block(graph, (), Limits(iterations=1), session=InProcess(), exact=True).op

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -38,9 +39,7 @@ class _Inline:
     def __init__(self) -> None:
         self.one = InProcess()
 
-    def session(self):  # type: ignore[no-untyped-def]
-        from contextlib import nullcontext
-
+    def session(self) -> AbstractContextManager[InProcess]:
         return nullcontext(self.one)
 
 

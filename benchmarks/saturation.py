@@ -1,0 +1,102 @@
+"""Times of loading, saturating and gluing: `python benchmarks/saturation.py [--layers N]`.
+
+Loading: a chain of n nodes as tables, and from tables into egglog. Saturation: the unique blocks of a Llama-like stack
+under all rules, in worker processes, first with and then without their start-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from tensor_graphs.egraph import api as t
+from tensor_graphs.egraph.blocks import Blocks, find_blocks
+from tensor_graphs.egraph.engine import Engine
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.pricing import Roofline
+from tensor_graphs.egraph.program import make_program
+from tensor_graphs.egraph.saturate import saturate_blocks
+from tensor_graphs.egraph.simplify import simplify
+from tensor_graphs.egraph.view import glue
+from tensor_graphs.models import zoo
+from tensor_graphs.models.hf import load_folder
+from tensor_graphs.rules import ALL
+
+HERE = Path(__file__).parent
+Result = TypeVar("Result")
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """A result and the seconds that it took."""
+    begin = time.perf_counter()
+    found = work()
+    return found, time.perf_counter() - begin
+
+
+def chain(n: int) -> Graph:
+    """About n nodes, each operation on the one before."""
+    x = t.input("x", (4, 4))
+    for i in range(n // 3):
+        x = t.tanh(x) + t.full((1, 1), float(i))
+    return Graph.of(x)
+
+
+def loading(n: int) -> str:
+    """One line: seconds to make the tables, and to load them with shapes and costs."""
+    graph, engine = chain(n), Engine()
+    program = make_program([graph], (), Roofline(), 0)
+    engine.declare(program.declaration)
+    lowered, lower_seconds = timed(lambda: program.lower(graph))
+    _, load_seconds = timed(lambda: engine.start(program.job(lowered, 10 * n)))
+    return f"| {len(lowered.nodes):,} | {lower_seconds:.3f} | {load_seconds:.3f} |"
+
+
+def stack(layers: int) -> Blocks:
+    """The blocks of a small Llama-like model at 128 tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = zoo.write_llama(Path(folder) / "model", layers=layers, hidden=512, heads=8, kv_heads=4,
+                               intermediate=1024, vocab=1000)  # fmt: skip
+        graph = load_folder(path)
+        return find_blocks(simplify(graph.bind({"batch": 1, "sequence": 128})))
+
+
+def saturation(blocks: Blocks) -> list[str]:
+    """Lines: saturating all unique blocks twice (cold, warm workers), and gluing."""
+    graphs = [b.graph for b in blocks.unique]
+    _, cold = timed(lambda: saturate_blocks(graphs, ALL))
+    views, warm = timed(lambda: saturate_blocks(graphs, ALL))
+    view, seconds = timed(lambda: glue(blocks, views))
+    lines = [f"| {blocks} | {cold:.2f} | {warm:.2f} | {seconds:.3f} | {len(view):,} |"]
+    return lines + [f"- block {i}: {v.report}" for i, v in enumerate(views)]
+
+
+def main() -> None:
+    """Print the tables and write them to results/saturation.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=16)
+    layers = parser.parse_args().layers
+    lines = [
+        "# Saturation",
+        "",
+        "| nodes | tables, s | loading, s |",
+        "|---|---|---|",
+        *map(loading, (1_000, 10_000, 100_000)),
+    ]
+    lines += [
+        "",
+        "| model | cold, s | warm, s | glue, s | e-nodes |",
+        "|---|---|---|---|---|",
+        *saturation(stack(layers)),
+    ]
+    text = "\n".join(lines) + "\n"
+    print(text)
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results/saturation.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
