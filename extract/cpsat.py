@@ -159,6 +159,7 @@ def solver(seconds: float, workers: int, deterministic: bool) -> Any:
         p.num_workers = len(FEW_CORES)
         p.subsolvers.extend(FEW_CORES)
     p.random_seed = 0
+    p.catch_sigint_signal = False  # its handler would replace ours, and leave none behind
     p.relative_gap_limit = 0.0
     if deterministic:
         p.interleave_search = True

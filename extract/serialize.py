@@ -26,7 +26,7 @@ def read_egraph(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Problem:
 
     Raises ExtractionError, naming file and place, for anything that is not such an e-graph.
     """
-    return parse_egraph(_read(Path(path), max_bytes), where=str(path))
+    return parse_egraph(read_document(path, max_bytes=max_bytes), where=str(path))
 
 
 def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
@@ -111,7 +111,9 @@ def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
     }
 
 
-def _read(path: Path, max_bytes: int) -> Any:
+def read_document(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Any:
+    """The JSON of a plain or gzipped file, bounded in size; ExtractionError names what is wrong with it."""
+    path = Path(path)
     where = str(path)
     try:
         with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:

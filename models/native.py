@@ -340,3 +340,22 @@ def load_graph(path: Path | str) -> Graph:
     except ValueError as problem:
         raise BadModelError(f"the graph is not valid JSON: {problem}", where=str(path)) from None
     return graph_from_json(value, file.tensors, str(path))
+
+
+def attrs_to_json(op: str, attrs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An op's attributes as JSON values, in the encoding of the model file."""
+    kinds = OPS[op].attrs
+    return {k: _ENCODE[kinds[k]](v) for k, v in attrs}
+
+
+def attrs_from_json(op: str, value: Any, where: str = "") -> tuple[tuple[str, Any], ...]:
+    """The inverse of `attrs_to_json`, in the op table's order. BadModelError for another op or other attributes."""
+    try:
+        if _need(op, str, "an op") not in OPS:
+            raise _Bad(f"there is no op {op[:80]!r}")
+        kinds = OPS[op].attrs
+        if set(_need(value, dict, "the attributes")) != set(kinds):
+            raise _Bad(f"{op} has the attributes {sorted(kinds)}, not {sorted(map(str, value))[:20]}")
+        return tuple((k, _DECODE[kind](value[k])) for k, kind in kinds.items())
+    except (_Bad, RecursionError, OverflowError) as problem:
+        raise BadModelError(f"malformed attributes: {problem}", where=where) from None

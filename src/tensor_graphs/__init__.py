@@ -11,6 +11,8 @@ Names are loaded when first used: importing this package imports neither torch n
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -18,7 +20,7 @@ __version__ = "0.1.0"
 #: public name -> (module, name there)
 _PUBLIC: dict[str, tuple[str, str]] = {
     **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths", "equivalent", "Progress")},
-    "extract": ("egraph_file", "extract"),
+    "extract": ("extract", ""),
     "load_program": ("backends.program", "load_program"),
     "Program": ("backends.program", "Program"),
     "load": ("models.load", "load"),
@@ -44,6 +46,28 @@ def __getattr__(name: str) -> Any:
         if name in numeric.__all__:
             return getattr(numeric, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Extract(ModuleType):
+    """The subpackage `tensor_graphs.extract`, which is also the function `tg.extract`."""
+
+    def __call__(self, source: Any, **options: Any) -> Any:
+        """See `tensor_graphs.egraph_file.extract`."""
+        from .egraph_file import extract
+
+        return extract(source, **options)
+
+
+class _Package(ModuleType):
+    """This package: where the import system stores its subpackage `extract` here, that becomes callable."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "extract" and type(value) is ModuleType:
+            value.__class__ = _Extract
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

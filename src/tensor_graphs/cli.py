@@ -1,12 +1,19 @@
-"""The command line. Results go to stdout, progress and logs to stderr; `--json` prints exactly one document."""
+"""The command line. Results go to stdout, progress and logs to stderr; `--json` prints exactly one document.
+
+A command returns an `Answer`; `run` prints it, or the error that was raised, and knows the exit code.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -31,6 +38,7 @@ Backend = Annotated[str, typer.Option(help="auto, numpy or torch")]
 Budget = Annotated[float, typer.Option(help="seconds for the whole optimization")]
 ToleranceOption = Annotated[str, typer.Option(help="eager, fast, exact, or a relative error")]
 CostDb = Annotated[Path | None, typer.Option(help="folder of the cost store")]
+Trust = Annotated[bool, typer.Option("--trust-model", help="allow formats whose loading can run code (.pt2)")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 Out = Annotated[Path | None, typer.Option("-o", "--output", help="where to write")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="say more on stderr")]
@@ -77,10 +85,15 @@ def interruptible(progress: Any) -> Iterator[None]:
 
     def ask(number: int, frame: FrameType | None) -> None:
         if progress.stopped:
+            for s in old:
+                signal.signal(s, signal.SIG_DFL)  # whoever swallows this one does not get the next
             raise KeyboardInterrupt
         progress.stopped = True
         print("stopping, keeping the best so far (again to quit)", file=sys.stderr, flush=True)
 
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
     old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -89,17 +102,28 @@ def interruptible(progress: Any) -> Iterator[None]:
             signal.signal(s, handler)
 
 
-def emit(as_json: bool, document: dict[str, Any], text: str) -> None:
-    """One JSON document, or the text."""
-    print(json.dumps({"schema": SCHEMA, "ok": True, **document}, default=_plain) if as_json else text)
+@dataclass(frozen=True)
+class Answer:
+    """What a command found, as fields of the JSON document and as text; `error` where it ended early with a result."""
+
+    document: Mapping[str, Any]
+    text: str
+    error: TensorGraphsError | None = None
 
 
 def _plain(value: Any) -> Any:
+    """Plain JSON data: no NaN or infinities (they become null), no array scalars, no objects."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in value]
     if hasattr(value, "to_json"):
-        return value.to_json()
-    if hasattr(value, "item"):
-        return value.item()
-    return str(value)
+        return _plain(value.to_json())
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def _sizes(dims: list[str] | None) -> dict[str, int]:
@@ -128,9 +152,8 @@ def optimize(
     measure: Annotated[bool, typer.Option(help="time kernels that the store does not know")] = True,
     seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = 0,
     report: Annotated[Path | None, typer.Option(help="write an HTML report here")] = None,
-    trust_model: Annotated[bool, typer.Option("--trust-model", help="allow formats whose loading can run code (.pt2)")] = False,
-    as_json: Json = False, verbose: Verbose = False,
-) -> None:  # fmt: skip
+    trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
     """Optimize a model and write a program that runs without a search."""
     from . import pipeline
     from .egraph.saturate import Limits
@@ -148,9 +171,8 @@ def optimize(
     found.source = str(folder / "program.py")
     if report is not None:
         report.write_text(found.html(), encoding="utf-8")
-    emit(as_json, {"report": found.to_json(), "output": str(folder)}, str(found))
-    if progress.stopped:
-        raise Interrupted("stopped on request; the best plan so far was written", where=str(folder))
+    stopped = Interrupted("stopped on request; the best plan so far was written", where=str(folder))
+    return Answer({"report": found, "output": str(folder)}, str(found), stopped if progress.stopped else None)
 
 
 def default_output(model: str) -> Path:
@@ -162,9 +184,9 @@ def default_output(model: str) -> Path:
 def saturate(
     model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="egraph JSON to write (.json or .json.gz)")],
     dim: Dims = None, backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None,
-    nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = 0, trust_model: Annotated[bool, typer.Option("--trust-model")] = False,
+    nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = 0, trust_model: Trust = False,
     as_json: Json = False, verbose: Verbose = False,
-) -> None:  # fmt: skip
+) -> Answer:  # fmt: skip
     """Write the saturated e-graph with its candidate kernels: the first half of optimize."""
     from . import pipeline
     from .egraph.saturate import Limits
@@ -182,7 +204,13 @@ def saturate(
         "output": str(output), "e_nodes": len(explorer.view), "classes": explorer.view.n_classes,
         "candidates": len(explorer.choice.hypergraph.candidates), "stopped": explorer.view.report.stopped,
     }  # fmt: skip
-    emit(as_json, document, "\n".join(f"{k:>10}  {v}" for k, v in document.items()))
+    stopped = Interrupted("stopped on request; what was found so far was written", where=str(output))
+    return Answer(document, _lines(document), stopped if progress.stopped else None)
+
+
+def _lines(document: Mapping[str, Any]) -> str:
+    width = max(map(len, document))
+    return "\n".join(f"{k:>{width}}  {v}" for k, v in document.items())
 
 
 @app.command()
@@ -190,47 +218,48 @@ def extract(
     file: Annotated[Path, typer.Argument(help="egraph JSON (.json or .json.gz)")], output: Out = None,
     time_limit: Annotated[float, typer.Option(help="seconds for the solvers")] = 10.0,
     method: Annotated[str, typer.Option(help="auto, greedy, cp-sat, highs or frontier")] = "auto",
+    verify: Annotated[bool, typer.Option(help="compare the program with the model that the file names")] = True,
     as_json: Json = False, verbose: Verbose = False,
-) -> None:  # fmt: skip
+) -> Answer:  # fmt: skip
     """Solve an e-graph for its cheapest term, with a proven lower bound; emit the program where the file describes one."""
-    from .extract.serialize import read_egraph, to_json
+    from .egraph_file import read
+    from .extract.serialize import to_json
     from .extract.solve import solve
 
-    problem = read_egraph(file)
+    found = read(file)
+    if output is not None and not found.describes_program:
+        raise UsageError("this e-graph describes no program", where=str(file), hint="leave -o out, or use `saturate`")
     console = Console(verbose, quiet=as_json and not verbose)
     with console.live():
-        console.say("extract", f"{problem.n_nodes} nodes in {problem.n_classes} classes")
-        found = solve(problem, method=method, time_limit=time_limit)  # type: ignore[arg-type]
-    document = to_json(problem, found)
-    from .egraph_file import describes_program, program_of
-
-    if output is not None or describes_program(file):
-        if not describes_program(file):
-            raise UsageError(
-                "this e-graph describes no program", where=str(file), hint="leave -o out, or use `saturate`"
-            )
-        program = program_of(file, problem, found)
-        document["output"] = str(program.save(output or default_output(str(file))))
-    emit(as_json, document, repr(found) + (f"\nwritten to {document['output']}" if "output" in document else ""))
+        console.say("extract", f"{found.problem.n_nodes} nodes in {found.problem.n_classes} classes")
+        solution = solve(found.problem, method=method, time_limit=time_limit)  # type: ignore[arg-type]
+        document = to_json(found.problem, solution)
+        text = "\n".join(f"{k:>12}  {v}" for k, v in solution.summary().items())
+        if found.describes_program:
+            console.say("program", "")
+            program = found.program(solution, verify=verify)
+            document["output"] = str(program.save(output or default_output(str(file))))
+            text += f"\n{'written to':>12}  {document['output']}"
+    return Answer(document, text)
 
 
 @app.command()
 def explain(
     target: Annotated[str, typer.Argument(help="a saved program's folder, or a model")], dim: Dims = None,
-    backend: Backend = "auto", as_json: Json = False,
-) -> None:  # fmt: skip
+    backend: Backend = "auto", trust_model: Trust = False, as_json: Json = False,
+) -> Answer:  # fmt: skip
     """Say what a program does and why: its kernels with their costs, or a model's operators."""
     from . import explain as explaining
 
-    document, text = explaining.explain(target, _sizes(dim), backend)
-    emit(as_json, document, text)
+    return Answer(*explaining.explain(target, _sizes(dim), backend, trust=trust_model))
 
 
 @app.command()
 def profile(
     model: Model, paths: Annotated[int, typer.Option(help="how many distinct plans to time")] = 5, dim: Dims = None,
-    backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None, as_json: Json = False, verbose: Verbose = False,
-) -> None:  # fmt: skip
+    backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None, trust_model: Trust = False,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
     """Measure kernels that the store lacks, then time the best few whole plans end to end."""
     from . import explain as explaining
     from . import pipeline
@@ -238,45 +267,48 @@ def profile(
     console = Console(verbose, quiet=as_json and not verbose)
     progress = pipeline.Progress(console.say)
     with interruptible(progress), console.live():
-        document, text = explaining.profile(model, paths, _sizes(dim), backend, budget, costdb, progress)
-    emit(as_json, document, text)
+        document, text = explaining.profile(
+            model, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model
+        )
+    stopped = Interrupted("stopped on request; what was measured is kept", where=model)
+    return Answer(document, text, stopped if progress.stopped else None)
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(as_json: Json = False) -> Answer:
     """Versions, devices, the cost store's health: what to put into a bug report."""
     from .explain import doctor as examine
 
     document = examine()
-    emit(as_json, document, "\n".join(f"{k:>14}  {v}" for k, v in document.items()))
+    return Answer(document, "\n".join(f"{k:>14}  {v}" for k, v in document.items()))
 
 
 @db.command("stats")
-def db_stats(costdb: CostDb = None, as_json: Json = False) -> None:
+def db_stats(costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Rows by family, and how well prices of unseen shapes are predicted (held-out error)."""
     found = _store(costdb).stats()
-    emit(as_json, {"stats": found.to_json()}, repr(found))
+    return Answer({"stats": found.to_json()}, repr(found))
 
 
 @db.command("check")
-def db_check(costdb: CostDb = None, as_json: Json = False) -> None:
+def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Verify every shard's checksum; set damaged ones aside."""
     found = _store(costdb).check()
-    emit(as_json, {"check": found.to_json()}, repr(found))
+    return Answer({"check": found.to_json()}, repr(found))
 
 
 @db.command("merge")
-def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> None:
+def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Take over another store's shards."""
     found = _store(costdb).merge(other)
-    emit(as_json, {"merge": found.to_json()}, repr(found))
+    return Answer({"merge": found.to_json()}, repr(found))
 
 
 @db.command("export")
-def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> None:
+def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Write all rows as one Parquet file."""
     rows = _store(costdb).export(path)
-    emit(as_json, {"rows": rows, "output": str(path)}, f"{rows} rows written to {path}")
+    return Answer({"rows": rows, "output": str(path)}, f"{rows} rows written to {path}")
 
 
 def _store(costdb: Path | None) -> Any:
@@ -287,7 +319,7 @@ def _store(costdb: Path | None) -> Any:
 
 
 @rules_app.command("list")
-def rules_list(as_json: Json = False) -> None:
+def rules_list(as_json: Json = False) -> Answer:
     """Every rewrite rule."""
     from .rules import ALL
 
@@ -295,55 +327,78 @@ def rules_list(as_json: Json = False) -> None:
         {"name": r.name, "family": r.family, "left": r.left, "right": r.right, "when": list(r.when), "growth": r.growth,
          "exact": r.exact, "both": r.both, "shortcut": r.shortcut, "doc": r.doc} for r in ALL
     ]  # fmt: skip
-    emit(as_json, {"rules": rows}, "\n".join(f"{r['family']:>16}  {r['name']:<34} {r['doc']}" for r in rows))
+    return Answer({"rules": rows}, "\n".join(f"{r['family']:>16}  {r['name']:<34} {r['doc']}" for r in rows))
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; never returns normally, exits with the code of the outcome."""
-    arguments = sys.argv[1:] if argv is None else argv
-    sys.exit(run(arguments))
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
 def run(arguments: list[str]) -> int:
     """The exit code of a command line: 0 ok, 1 our bug, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130."""
     as_json = "--json" in arguments
-    import click
-
     try:
-        app(args=arguments, standalone_mode=False, prog_name="tensor-graphs")
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # whatever a library prints is no result
+            answer = app(args=arguments, standalone_mode=False, prog_name="tensor-graphs")
+        if not isinstance(answer, Answer):  # --help
+            return answer if isinstance(answer, int) else 0
+        return _finish(as_json, answer)
+    except BrokenPipeError:  # the reader of a pipe has gone: nothing is wrong, and nobody listens
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except TensorGraphsError as error:
-        return _fail(as_json, error.exit_code, error.to_json(), f"error: {error}")
-    except (click.exceptions.Exit, SystemExit) as leaving:
-        return int(getattr(leaving, "exit_code", None) or getattr(leaving, "code", 0) or 0)
-    except click.ClickException as error:
-        message = {"code": "usage", "message": error.format_message(), "where": "command line", "hint": "see --help"}
-        return _fail(as_json, 2, message, f"error: {error.format_message()}")
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        message = {"code": "interrupted", "message": "interrupted", "where": "", "hint": ""}
-        return _fail(as_json, 130, message, "interrupted")
-    except BrokenPipeError:
-        return 0
-    except Exception as error:
-        return _fail(as_json, 1, *_bug(error))
+    except SystemExit as leaving:
+        return int(leaving.code or 0) if isinstance(leaving.code, int | None) else 1
+    except BaseException as error:
+        return _fail(as_json, *_described(error))
 
 
-def _bug(error: Exception) -> tuple[dict[str, str], str]:
+def _finish(as_json: bool, answer: Answer) -> int:
+    """Print an answer, and what cut it short."""
+    if answer.error is None:
+        print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
+        return 0
+    if not as_json:
+        print(answer.text, flush=True)
+    return _fail(as_json, answer.error.exit_code, answer.error.to_json(), str(answer.error), answer.document)
+
+
+def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
+    """Exit code, JSON object and text of an error."""
+    if isinstance(error, TensorGraphsError):
+        return error.exit_code, error.to_json(), f"error: {error}"
+    if hasattr(error, "format_message"):  # of Typer's parser, whichever copy of Click that is made of
+        known = UsageError(error.format_message(), where="command line", hint="see --help")
+        return 2, known.to_json(), f"error: {known}"
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return 130, Interrupted("interrupted").to_json(), "interrupted"
+    if isinstance(error, OSError) and error.filename is not None:
+        known = UsageError(error.strerror or str(error), where=str(error.filename))
+        return 2, known.to_json(), f"error: {known}"
     import traceback
 
-    text = f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
     hint = "this is a bug; please report it with the command and the output of `tensor-graphs doctor`"
-    return {
-        "code": "internal",
-        "message": text,
-        "where": trace.strip().splitlines()[-2].strip(),
-        "hint": hint,
-    }, f"{trace}\n{hint}"
+    bug = TensorGraphsError(f"{type(error).__name__}: {error}", where=_place(error), hint=hint)
+    return 1, bug.to_json(), f"{trace}\n{hint}"
 
 
-def _fail(as_json: bool, code: int, error: dict[str, str], text: str) -> int:
+def _place(error: BaseException) -> str:
+    """Where an error was raised: module and line."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def _dump(document: Mapping[str, Any]) -> str:
+    return json.dumps(_plain({"schema": SCHEMA, **document}), allow_nan=False)
+
+
+def _fail(
+    as_json: bool, code: int, error: dict[str, str], text: str, document: Mapping[str, Any] | None = None
+) -> int:  # fmt: skip
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "ok": False, "error": error}))
-    print(text, file=sys.stderr)
+        print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)
+    print(text, file=sys.stderr, flush=True)
     return code

@@ -1,17 +1,19 @@
 """The file between `saturate` and `extract`: egraph-serialize JSON whose nodes are candidate kernels.
 
-Each class is a value in one layout, each node a kernel with its cost in µs. The extra top-level key `tensor_graphs` holds
-what turns a solution into a program: the algebraic e-graph (ops, attributes, types), the kernels by template name with
-their operands, and the model (graph, weights) in a safetensors file beside the JSON, with its sha256. Nothing in either
-file is executed: templates are looked up by name among the installed backends.
+Each class is a value in one layout (`c12`, or `c12@1,8` in a layout that is not row-major), each node a kernel, spelled
+with what it reads, at its cost in µs. The further top-level key `tensor_graphs` holds what turns a solution into a
+program: the algebraic e-graph, and the model (graph and weights) as a safetensors file beside the JSON, with its sha256.
+
+The file is data from a stranger: nothing in it is executed. A kernel is only a name; what it means comes from matching
+the installed backends' kernels on the algebraic e-graph again, whose every node is typed by the op table first, and the
+program that comes out is compared with the model.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,42 +21,68 @@ from typing import Any
 import numpy as np
 
 from .backends.program import Program
-from .backends.registry import template
+from .backends.registry import backend
+from .backends.views import view_strides
+from .egraph import dtypes
+from .egraph.dims import concrete
 from .egraph.graph import Graph, Tensor
-from .egraph.ops import Type
+from .egraph.ops import OPS, Type, infer
 from .egraph.view import EGraphView, SaturationReport
-from .errors import BadModelError, ExtractionError, UsageError
+from .errors import (
+    BadModelError,
+    DeviceUnavailableError,
+    ExtractionError,
+    ShapeError,
+    TensorGraphsError,
+    UsageError,
+    VerificationError,
+)
 from .explorer import Explorer
-from .extract.candidates import Hypergraph
-from .extract.kernel import Call, Candidate, Operand, Priced, Vertex
+from .extract.candidates import Hypergraph, candidates
+from .extract.kernel import Candidate, Priced, Vertex, contiguous
 from .extract.plan import plan_of
-from .extract.problem import Extraction, Problem
+from .extract.problem import Extraction, Problem, reachable
 from .extract.search import Choice, Rows
-from .extract.serialize import read_egraph, write_egraph
-from .models.native import load_graph, save_graph
+from .extract.serialize import parse_egraph, read_document, read_egraph, write_egraph
+from .models.limits import check_size
+from .models.native import attrs_from_json, attrs_to_json, load_graph, save_graph
 
 KEY = "tensor_graphs"
 VERSION = 1
+GIVEN = "given"  # the node of a value that needs no kernel
+SOURCES = ("measured", "predicted", "bound")
+_MEMBERS = {
+    "version": int,
+    "model": dict,
+    "backends": list,
+    "classes": list,
+    "nodes": list,
+    "roots": list,
+    "sources": dict,
+}
 
 
-def write(path: Path, explorer: Explorer) -> None:
-    """Write the e-graph with its kernels to `path` and the model beside it (`.model.safetensors`)."""
-    view, hypergraph = explorer.view, explorer.choice.hypergraph
-    rows = Rows(hypergraph, [p.us for p in explorer.choice.prices])
+# ---------------------------------------------------------------- writing
+def write(path: str | Path, explorer: Explorer) -> None:
+    """Write the e-graph with its kernels to `path`, and the model beside it (`.model.safetensors`)."""
+    path = Path(path)
+    hypergraph, prices = explorer.choice.hypergraph, explorer.choice.prices
+    rows = Rows(hypergraph, [p.us for p in prices])
+    problem = replace(
+        rows.problem,
+        node_ids=tuple(f"k{i}" for i in range(rows.problem.n_nodes)),
+        class_ids=tuple(place(hypergraph.view, v) for v in rows.vertices),
+    )
+    names = [GIVEN if i < 0 else spelled(hypergraph.view, hypergraph.candidates[i]) for i in rows.candidate]
+    sources = {f"k{n}": prices[i].source for n, i in enumerate(rows.candidate) if i >= 0}
     model = model_path(path)
     save_graph(_with_leaves(explorer), model)
-    candidates = [None if i < 0 else _candidate_out(hypergraph.candidates[i], rows) for i in rows.candidate]
-    names = ["given" if i < 0 else hypergraph.candidates[i].template.name for i in rows.candidate]
-    extra = {
-        KEY: {
-            "version": VERSION, "model": {"file": model.name, "sha256": _sha256(model)}, "view": _view_out(view),
-            "outputs": list(explorer.graph.names), "name": explorer.graph.name, "structure": _structure_out(explorer.graph.structure),
-            "vertices": [[v.cls, list(v.strides)] for v in rows.vertices], "kernels": candidates,
-            "given": [[c, list(s)] for c, s in hypergraph.given.items()],
-            "prices": [None if i < 0 else explorer.choice.prices[i].source for i in rows.candidate],
-        }
+    record = {
+        "version": VERSION, "model": {"file": model.name, "sha256": _sha256(model)},
+        "backends": list(dict.fromkeys(c.template.backend for c in hypergraph.candidates)),
+        **_view_to_json(hypergraph.view), "sources": sources,
     }  # fmt: skip
-    write_egraph(path, rows.problem, ops=names, extra=extra)
+    write_egraph(path, problem, ops=names, extra={KEY: record})
 
 
 def model_path(path: Path) -> Path:
@@ -62,81 +90,142 @@ def model_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + ".model.safetensors")
 
 
-def describes_program(path: str | Path) -> bool:
-    """Whether an e-graph file holds what a program needs."""
-    return KEY in _document(Path(path))
+def place(view: EGraphView, vertex: Vertex) -> str:
+    """A value in a layout: its class, with the strides where it is not row-major."""
+    dense = vertex.strides == contiguous(concrete(view.types[vertex.cls].shape))
+    return f"c{vertex.cls}" + ("" if dense else "@" + ",".join(map(str, vertex.strides)))
 
 
-def program_of(path: str | Path, problem: Problem, found: Extraction) -> Program:
-    """The program that a solution of the file's e-graph means. BadModelError for a model file that was changed."""
-    path = Path(path)
-    record = _document(path)[KEY]
-    if record.get("version") != VERSION:
-        raise UsageError(f"e-graph file version {record.get('version')}, this reads {VERSION}", where=str(path))
-    model = path.with_name(Path(record["model"]["file"]).name)  # beside the file, never elsewhere
-    if not model.is_file() or _sha256(model) != record["model"]["sha256"]:
-        raise BadModelError(
-            "the model beside the e-graph is missing or was changed", where=str(model), hint="saturate again"
-        )
-    try:
-        return _program(record, load_graph(model), problem, found)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ExtractionError(f"malformed {KEY} record: {error!r}", where=str(path)) from None
+def spelled(view: EGraphView, candidate: Candidate) -> str:
+    """A candidate kernel as text: its name and what it reads."""
+    return f"{candidate.template.name}({', '.join(f'{o}={place(view, v)}' for o, v in candidate.inputs)})"
 
 
-def _program(record: Mapping[str, Any], saved: Graph, problem: Problem, found: Extraction) -> Program:
-    n = len(record["outputs"])
-    leaves = {_leaf_key(t): t for t in saved.nodes() if t.is_leaf}
-    view = _view_in(record["view"], leaves)
-    roots_total = len(view.roots)
-    graph = replace(
-        saved, outputs=saved.outputs[:n], names=tuple(record["outputs"]), structure=_structure_in(record["structure"]),
-        name=record["name"],
+def _with_leaves(explorer: Explorer) -> Graph:
+    """The model with the view's other leaves as further outputs, so that one file holds the data of all."""
+    used = set(explorer.work.nodes())
+    extra = [t for t in dict.fromkeys(explorer.view.tensors.values()) if t not in used]
+    names = tuple(f"leaf {i}" for i in range(len(extra)))
+    return replace(
+        explorer.work, outputs=(*explorer.work.outputs, *extra), names=(*explorer.graph.names, *names),
+        structure=explorer.graph.structure, name=explorer.graph.name,
     )  # fmt: skip
-    assert roots_total == n + len(saved.updates)
-    vertices = [Vertex(c, tuple(s)) for c, s in record["vertices"]]
-    number = {problem.node_name(i): i for i in range(problem.n_nodes)}
-    kernels = record["kernels"]
-    candidates = [_candidate_in(k, vertices, view) if k else None for k in kernels]
-    chosen_nodes = [int(i) for i in found.choice if i >= 0]
-    of_node = {number[f"n{i}"] if f"n{i}" in number else i: i for i in range(len(kernels))}
-    order = _ordered(problem, found)
-    picked = [of_node[i] for i in order if kernels[of_node[i]] is not None]
-    listed = [c for c in candidates if c is not None]
-    index = {i: k for k, i in enumerate(i for i, c in enumerate(candidates) if c is not None)}
-    prices = [
-        Priced(float(problem.cost[i]), float(problem.cost[i]), float(problem.cost[i]), record["prices"][i])
-        for i, c in enumerate(candidates) if c is not None
-    ]  # fmt: skip
-    given = {c: tuple(s) for c, s in record["given"]}
-    roots = [Vertex(c, _row_major(view, c)) for c in view.roots]
-    choice = Choice(Hypergraph(view, listed, given, roots), [index[i] for i in picked], prices, found)
-    assert chosen_nodes
-    return Program(plan_of(choice, graph))
 
 
-def _row_major(view: EGraphView, cls: int) -> tuple[int, ...]:
-    from .egraph.dims import concrete
-    from .extract.kernel import contiguous
-
-    return contiguous(concrete(view.types[cls].shape))
+def _leaf_key(op: str, attrs: Sequence[tuple[str, Any]]) -> tuple[str, str]:
+    named = dict(attrs)
+    return op, str(named.get("name", named.get("digest", "")))
 
 
-def _ordered(problem: Problem, found: Extraction) -> list[int]:
-    """Chosen nodes, children first."""
-    order: list[int] = []
-    done: set[int] = set()
-    stack = [(int(r), False) for r in reversed(problem.roots)]
-    while stack:
-        cls, ready = stack.pop()
-        node = int(found.choice[cls])
-        if ready:
-            order.append(node)
-        elif cls not in done:
-            done.add(cls)
-            stack.append((cls, True))
-            stack += [(int(k), False) for k in reversed(problem.kid[problem.off[node] : problem.off[node + 1]])]
-    return order
+def _view_to_json(view: EGraphView) -> dict[str, Any]:
+    cls = view.cls.tolist()
+    return {
+        "classes": [[t.dtype, list(concrete(t.shape)), bool(w)] for t, w in zip(view.types, view.weight)],
+        "nodes": [[op, attrs_to_json(op, view.attrs[i]), cls[i], view.kids(i).tolist()] for i, op in enumerate(view.op)],
+        "roots": list(view.roots),
+    }  # fmt: skip
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        total = sha256()
+        while chunk := file.read(1 << 20):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+# ---------------------------------------------------------------- reading
+@dataclass(frozen=True)
+class EGraphFile:
+    """An e-graph as read: the problem to solve, each node's operator, and what describes a program, if it is there."""
+
+    path: Path
+    problem: Problem
+    ops: tuple[str, ...]
+    record: Mapping[str, Any] | None
+
+    @property
+    def describes_program(self) -> bool:
+        """Whether a solution means a program."""
+        return self.record is not None
+
+    def program(self, found: Extraction, *, verify: bool = True) -> Program:
+        """The program that a solution of `problem` means.
+
+        UsageError if the file describes none, BadModelError if the model beside it is missing, changed or malformed,
+        ExtractionError if the e-graph is malformed or names a kernel that does not match, VerificationError if the
+        program computes something else than the model.
+        """
+        if self.record is None:
+            raise UsageError(
+                "this e-graph describes no program",
+                where=str(self.path),
+                hint="leave -o out, or write one with saturate",
+            )
+        view, graph = self._view(self.record, self._model(self.record))
+        try:
+            choice = self._choice(self.record, view, found)
+            program = Program(plan_of(choice, graph))
+        except TensorGraphsError as error:
+            error.where = error.where or str(self.path)
+            raise
+        if verify:
+            _check(program, graph, str(self.path))
+        return program
+
+    def _model(self, record: Mapping[str, Any]) -> Graph:
+        name, digest = record["model"].get("file"), record["model"].get("sha256")
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+            raise BadModelError("the model must be named as a file beside the e-graph", where=str(self.path))
+        model = self.path.with_name(name)
+        if not model.is_file() or _sha256(model) != digest:
+            raise BadModelError(
+                "the model beside the e-graph is missing or was changed", where=str(model), hint="saturate again"
+            )
+        return load_graph(model)
+
+    def _view(self, record: Mapping[str, Any], saved: Graph) -> tuple[EGraphView, Graph]:
+        """The algebraic e-graph and the model whose roots its roots are."""
+        view = _view_from_json(record, saved, f"{self.path}: {KEY}")
+        n = len(view.roots) - len(saved.updates)
+        if not 0 < n <= len(saved.outputs):
+            raise ExtractionError(f"{len(view.roots)} roots do not fit the model", where=f"{self.path}: {KEY}.roots")
+        graph = replace(saved, outputs=saved.outputs[:n], names=saved.names[:n])
+        if [view.types[r] for r in view.roots] != [t.type for t in graph.roots]:
+            raise ExtractionError("the roots' types are not the model's", where=f"{self.path}: {KEY}.roots")
+        return view, graph
+
+    def _choice(self, record: Mapping[str, Any], view: EGraphView, found: Extraction) -> Choice:
+        hypergraph = candidates(view, _backends(record["backends"], str(self.path)), view_strides)
+        number = {(place(view, c.output), spelled(view, c)): i for i, c in enumerate(hypergraph.candidates)}
+        prices = [Priced(math.inf, math.inf, math.inf, "bound")] * len(hypergraph.candidates)
+        chosen = []
+        for node in reachable(self.problem, found.choice):
+            if self.ops[node] == GIVEN:
+                continue
+            where = f"{self.path}: node {self.problem.node_name(node)}"
+            index = number.get((self.problem.class_name(int(self.problem.cls[node])), self.ops[node]))
+            if index is None:
+                raise ExtractionError(
+                    f"no kernel {self.ops[node][:200]} makes this class",
+                    where=where,
+                    hint="saturate again with this version",
+                )
+            cost, source = float(self.problem.cost[node]), record["sources"].get(self.problem.node_name(node))
+            if source not in SOURCES:
+                raise ExtractionError("the kernel's price has no source", where=where, hint=f"one of {SOURCES}")
+            prices[index] = Priced(cost, cost, cost, source)
+            chosen.append(index)
+        _check_roots(self.problem, hypergraph, str(self.path))
+        return Choice(hypergraph, chosen, prices, found)
+
+
+def read(path: str | Path) -> EGraphFile:
+    """Read an e-graph file, plain or gzipped. ExtractionError names what is wrong with it."""
+    document = read_document(path)
+    problem = parse_egraph(document, where=str(path))
+    ops = tuple(str(node.get("op", "")) for node in document["nodes"].values())
+    return EGraphFile(Path(path), problem, ops, _record(document, f"{path}: {KEY}"))
 
 
 def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", deterministic: bool = False) -> Extraction:
@@ -151,99 +240,120 @@ def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", dete
     return solve(problem, time_limit=time_limit, method=method, deterministic=deterministic)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------- pieces
-def _with_leaves(explorer: Explorer) -> Graph:
-    """The work graph with every leaf of the view as a further output, so that the model file holds all of them."""
-    used = set(explorer.work.nodes())
-    extra = [t for t in explorer.view.tensors.values() if t not in used]
-    extra = list(dict.fromkeys(extra))
-    names = tuple(f"leaf{i}" for i in range(len(extra)))
-    return replace(explorer.work, outputs=(*explorer.work.outputs, *extra), names=(*explorer.work.names, *names),
-                   structure=tuple(range(len(explorer.work.outputs) + len(extra))))  # fmt: skip
+# ---------------------------------------------------------------- checks of what was read
+def _record(document: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+    if KEY not in document:
+        return None
+    record = document[KEY]
+    if not isinstance(record, Mapping):
+        raise ExtractionError(f"{KEY} must be an object", where=where)
+    if record.get("version") != VERSION:
+        raise ExtractionError(
+            f"version {str(record.get('version'))[:40]}, this reads {VERSION}", where=where, hint="saturate again"
+        )
+    for name, kind in _MEMBERS.items():
+        if not isinstance(record.get(name), kind):
+            raise ExtractionError(f"{name} must be a {kind.__name__}", where=where)
+    return record
 
 
-def _leaf_key(leaf: Tensor) -> str:
-    attrs = dict(leaf.attrs)
-    return f"{leaf.op}:{attrs.get('name', attrs.get('digest', ''))}"
+def _backends(names: Sequence[Any], where: str) -> list[Any]:
+    found = []
+    for name in names:
+        try:
+            found.append(backend(str(name)))
+        except UsageError as error:
+            raise ExtractionError(error.message, where=where, hint="saturate again on this machine") from None
+        if reason := found[-1].unavailable():
+            raise DeviceUnavailableError(f"the backend {name} cannot be used: {reason}", where=where)
+    return found
 
 
-def _view_out(view: EGraphView) -> dict[str, Any]:
-    return {
-        "op": view.op, "attrs": [[[k, _plain(v)] for k, v in a] for a in view.attrs], "cls": view.cls.tolist(),
-        "off": view.off.tolist(), "kid": view.kid.tolist(), "roots": list(view.roots),
-        "types": [[t.dtype, [int(d) for d in t.shape]] for t in view.types],  # type: ignore[arg-type]
-        "weight": [bool(w) for w in view.weight], "leaves": {str(n): _leaf_key(t) for n, t in view.tensors.items()},
-        "stopped": view.report.stopped,
-    }  # fmt: skip
+def _check_roots(problem: Problem, hypergraph: Hypergraph, where: str) -> None:
+    """What is built must be what the model asks for."""
+    built = {problem.class_name(r) for r in problem.roots}
+    if missing := [p for p in (place(hypergraph.view, v) for v in hypergraph.roots) if p not in built]:
+        raise ExtractionError(f"the model's output {missing[0]} is no root class", where=where)
 
 
-def _view_in(record: Mapping[str, Any], leaves: Mapping[str, Tensor]) -> EGraphView:
-    array = lambda name: np.asarray(record[name], np.int32)
-    tensors = {int(n): leaves[k] for n, k in record["leaves"].items()}
-    return EGraphView(
-        [str(o) for o in record["op"]], [tuple((k, _value(v)) for k, v in a) for a in record["attrs"]], array("cls"),
-        array("off"), array("kid"), [Type(tuple(s), d) for d, s in record["types"]], np.asarray(record["weight"], bool),
-        tuple(record["roots"]), SaturationReport(stopped=str(record["stopped"])), tensors, {},
-    )  # fmt: skip
+def _check(program: Program, graph: Graph, where: str) -> None:
+    """VerificationError where the program is wrong beyond rounding: the file claims equalities that do not hold."""
+    from .extract.work import graph_flops
+    from .pipeline import run_flat
+    from .verify import verify
+
+    verdict = verify(graph, lambda values: run_flat(program, values), flops=graph_flops(list(graph.roots)))
+    if verdict.miscompiled:
+        raise VerificationError(
+            f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g}, allowed {verdict.worst.allowed:.3g}",
+            where=where, hint="the e-graph says equal what is not; saturate again",
+        )  # fmt: skip
 
 
-def _candidate_out(candidate: Candidate, rows: Rows) -> dict[str, Any]:
-    return {
-        "backend": candidate.template.backend, "template": candidate.template.name, "output": rows.vertices[candidate.output],
-        "inputs": [[o, v.cls, list(v.strides)] for o, v in candidate.inputs],
-        "attrs": {k: _plain(v) for k, v in candidate.call.attrs.items()}, "weights": sorted(candidate.weights),
-    }  # fmt: skip
-
-
-def _candidate_in(record: Mapping[str, Any], vertices: list[Vertex], view: EGraphView) -> Candidate:
-    operand = lambda v: Operand(view.types[v.cls], v.strides)
-    inputs = tuple((str(o), Vertex(c, tuple(s))) for o, c, s in record["inputs"])
-    output = vertices[record["output"]]
-    call = Call({o: operand(v) for o, v in inputs}, operand(output), {k: _value(v) for k, v in record["attrs"].items()})
-    return Candidate(
-        template(record["backend"], record["template"]), output, inputs, call, frozenset(record["weights"])
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, floats as hexadecimal text (exact, and JSON has no infinities)."""
-    if isinstance(value, float):
-        return {"float": value.hex()}
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return float.fromhex(value["float"])
-    return tuple(_value(v) for v in value) if isinstance(value, list) else value
-
-
-def _structure_out(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {"dict": {k: _structure_out(v) for k, v in value.items()}}
-    if isinstance(value, list | tuple):
-        return {"list" if isinstance(value, list) else "tuple": [_structure_out(v) for v in value]}
+def _whole(value: Any, limit: int, what: str, where: str) -> int:
+    if type(value) is not int or not 0 <= value < limit:
+        raise ExtractionError(f"{what} is {str(value)[:40]!r}, not within 0..{limit - 1}", where=where)
     return value
 
 
-def _structure_in(value: Any) -> Any:
-    if isinstance(value, dict) and "dict" in value:
-        return {k: _structure_in(v) for k, v in value["dict"].items()}
-    if isinstance(value, dict):
-        ((kind, items),) = value.items()
-        return (list if kind == "list" else tuple)(_structure_in(v) for v in items)
+def _row(value: Any, kinds: tuple[type, ...], where: str) -> Any:
+    if not isinstance(value, list) or [type(v) for v in value] != list(kinds):
+        raise ExtractionError(f"expected a list of {', '.join(k.__name__ for k in kinds)}", where=where)
     return value
 
 
-def _document(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
-    found = json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
-    return found if isinstance(found, dict) else {}
+def _types(rows: Sequence[Any], where: str) -> tuple[list[Type], list[bool]]:
+    types, weight = [], []
+    for i, row in enumerate(rows):
+        place_ = f"{where}.classes[{i}]"
+        dtype, shape, fixed = _row(row, (str, list, bool), place_)
+        if dtype not in dtypes.DTYPES:
+            raise ExtractionError(f"there is no dtype {dtype[:40]!r}", where=place_)
+        types.append(Type(tuple(_whole(d, 1 << 62, "a size", place_) for d in shape), dtype))
+        check_size(types[-1].shape, dtype, what="a class", where=place_)
+        weight.append(fixed)
+    return types, weight
 
 
-def _sha256(path: Path) -> str:
-    total = sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            total.update(chunk)
-    return total.hexdigest()
+def _view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGraphView:
+    types, weight = _types(record["classes"], where)
+    leaves = {_leaf_key(t.op, t.attrs): t for t in saved.nodes() if t.is_leaf}
+    leaves |= {_leaf_key(t.op, t.attrs): t for t in saved.inputs}
+    ops: list[str] = []
+    attrs: list[tuple[tuple[str, Any], ...]] = []
+    owners: list[int] = []
+    kids: list[list[int]] = []
+    tensors: dict[int, Tensor] = {}
+    for i, row in enumerate(record["nodes"]):
+        at = f"{where}.nodes[{i}]"
+        op, values, owner, below = _row(row, (str, dict, int, list), at)
+        ops.append(op)
+        attrs.append(attrs_from_json(op, values, at))
+        owners.append(_whole(owner, len(types), "a class", at))
+        kids.append([_whole(k, len(types), "a class", at) for k in below])
+        if (leaf := _typed(op, attrs[-1], types[owner], [types[k] for k in below], leaves, at)) is not None:
+            tensors[i] = leaf
+    roots = tuple(_whole(r, len(types), "a root", where) for r in record["roots"])
+    off = np.cumsum([0, *map(len, kids)]).astype(np.int32)
+    flat = np.array([k for row in kids for k in row], np.int32)
+    return EGraphView(ops, attrs, np.array(owners, np.int32), off, flat, types, np.array(weight, np.bool_), roots,
+                      SaturationReport(), tensors, {})  # fmt: skip
+
+
+def _typed(
+    op: str, attrs: Sequence[tuple[str, Any]], owner: Type, below: list[Type], leaves: Mapping[tuple[str, str], Tensor],
+    where: str,
+) -> Tensor | None:  # fmt: skip
+    """The leaf behind a leaf node; ExtractionError where a node's type is not its class's."""
+    try:
+        found = infer(OPS[op], below, dict(attrs))
+    except (ShapeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ExtractionError(f"{op} does not fit its operands: {error}", where=where) from None
+    if found != owner:
+        raise ExtractionError(f"{op} is {found}, its class {owner}", where=where)
+    if op not in ("input", "param", "state", "constant"):
+        return None
+    leaf = leaves.get(_leaf_key(op, attrs))
+    if leaf is None or leaf.type != owner:
+        raise ExtractionError(f"the model has no such {op}", where=where)
+    return leaf

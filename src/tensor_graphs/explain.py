@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from . import settings
-from .errors import DeviceUnavailableError
+from .backends.program import load_program
+from .errors import BadModelError, DeviceUnavailableError
 
 PACKAGES = ("numpy", "egglog", "ortools", "duckdb", "pyarrow", "safetensors", "torch", "triton", "onnx", "cuda-core")
 
 
-def explain(target: str, dims: Mapping[str, int], backend: str) -> tuple[dict[str, Any], str]:
+def explain(target: str, dims: Mapping[str, int], backend: str, *, trust: bool = False) -> tuple[dict[str, Any], str]:
     """A saved program's kernels and costs, or what a model consists of and what would be made of it."""
     folder = Path(target)
     if (folder / "manifest.json").is_file():
@@ -26,43 +29,81 @@ def explain(target: str, dims: Mapping[str, int], backend: str) -> tuple[dict[st
     from . import pipeline
     from .egraph.blocks import find_blocks
 
-    graph = pipeline.as_graph(target, dims=dims)
+    graph = pipeline.as_graph(target, dims=dims, trust=trust)
     session = pipeline.Session(pipeline.Options(backend=backend))
     prepared = pipeline.prepare(session, graph, dims)
     blocks = find_blocks(prepared.work)
     counts = dict(sorted(graph.counts().items(), key=lambda r: -r[1]))
+    inputs = [f"{t.attr('name')}: {t.type}" for t in prepared.graph.inputs]
+    outputs = [f"{n}: {t.type}" for n, t in zip(graph.names, prepared.graph.outputs)]
+    parameters = sum(math.prod(d.shape) for d in graph.params.values())
     document = {
-        "model": graph.name, "inputs": [f"{t.attr('name')}: {t.type}" for t in graph.inputs], "dims": prepared.sizes,
-        "outputs": [f"{n}: {t.type}" for n, t in zip(graph.names, graph.outputs)], "ops": counts, "blocks": repr(blocks),
-        "parameters": sum(int(__import__("math").prod(d.shape)) for d in graph.params.values()),
+        "model": graph.name, "inputs": inputs, "outputs": outputs, "dims": prepared.sizes, "parameters": parameters,
+        "nodes": len(graph.nodes()), "simplified_nodes": len(prepared.work.nodes()), "ops": counts,
+        "unique_blocks": len(blocks.unique), "block_instances": len(blocks.instances),
     }  # fmt: skip
-    lines = [f"{graph.name}: {', '.join(document['inputs'])} -> {', '.join(document['outputs'])}"]
+    lines = [f"{graph.name}({', '.join(inputs)}) -> {', '.join(outputs)}"]
     if prepared.sizes:
         lines.append("sizes: " + ", ".join(f"{n}={s}" for n, s in prepared.sizes.items()))
-    lines += [f"{document['parameters']:,} parameters", str(document["blocks"])]
-    lines += [f"{n:>6}  {op}" for op, n in counts.items()]
+    lines += [
+        f"{parameters:,} parameters, {document['nodes']} nodes, {document['simplified_nodes']} once simplified",
+        f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}",
+        *(f"{n:>8}  {op}" for op, n in counts.items()),
+    ]
     return document, "\n".join(lines)
 
 
 def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    source = (folder / "program.py").read_text(encoding="utf-8")
-    report = folder / "report.json"
-    saved = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
-    document = {"manifest": manifest, "report": saved, "source": str(folder / "program.py")}
-    lines = [f"{manifest.get('name')}: {manifest.get('kernels')} kernels, {manifest.get('cost', 0):.1f} µs estimated"]
-    for kernel in saved.get("kernels", [])[:30]:
+    program = load_program(folder)
+    saved = _report(folder / "report.json")
+    lines = [repr(program), f"memory: {program.memory()['cpu'] / 2**20:.1f} MiB"]
+    for kernel in saved.get("kernels", []):
         lines.append(f"{kernel['us']:>10.1f} µs  {kernel['count']:>4} x {kernel['name']} ({kernel['source']})")
+    if verdict := saved.get("verification"):
+        lines.append(
+            f"error {verdict['error_after']:.2e}, allowed {verdict['allowed']:.2e}, over {verdict['seeds']} seeds"
+        )
+    for block in saved.get("blocks", []):
+        lines.append(
+            f"block x{block['instances']}: {block['nodes']} nodes -> {block['e_nodes']} e-nodes, "
+            f"{block['stopped']} after {block['iterations']} iterations"
+        )
     rules = sorted(saved.get("rules", {}).items(), key=lambda r: -r[1]["matches"])[:15]
     if rules:
         lines.append("rules that matched most: " + ", ".join(f"{n} ×{r['matches']}" for n, r in rules))
-    lines += [f"source: {folder / 'program.py'}, {len(source.splitlines())} lines"]
+    lines.append(f"source: {folder / 'program.py'}, {len(program.source.splitlines())} lines")
+    document = {
+        "program": asdict(program.manifest),
+        "memory": program.memory(),
+        "report": saved,
+        "source": str(folder / "program.py"),
+    }
     return document, "\n".join(lines)
 
 
+def _report(file: Path) -> dict[str, Any]:
+    """The saved report's JSON; empty where the program has none. BadModelError where it is malformed."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        for kernel in found["kernels"]:
+            float(kernel["us"]), str(kernel["name"]), int(kernel["count"]), str(kernel["source"])
+        for block in found["blocks"]:
+            assert {"instances", "nodes", "e_nodes", "stopped", "iterations"} <= block.keys()
+        for rule in found["rules"].values():
+            int(rule["matches"])
+        if found["verification"] is not None:
+            [float(found["verification"][k]) for k in ("error_after", "allowed", "seeds")]
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise BadModelError(f"the report is malformed: {error!r}", where=str(file)) from None
+    return dict(found)
+
+
 def profile(
-    model: str, count: int, dims: Mapping[str, int], backend: str, budget: float, costdb: Path | None, progress: Any
-) -> tuple[dict[str, Any], str]:
+    model: str, count: int, dims: Mapping[str, int], backend: str, budget: float, costdb: Path | None, progress: Any,
+    *, trust: bool = False,
+) -> tuple[dict[str, Any], str]:  # fmt: skip
     """Optimize (which measures what is missing), then time the best few plans whole."""
     import numpy as np
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
 
 from .egraph import api, composite
 from .egraph.api import *  # noqa: F403
 from .egraph.graph import Tensor, constant
+from .errors import UsageError
 
 elu, leaky_relu, hard_sigmoid, hard_swish = (
     composite.elu,
@@ -69,13 +69,12 @@ def attention(
 ) -> Tensor:  # fmt: skip
     """softmax(scale * q @ k.T + mask) @ v for q[..., T, D], k[..., S, D], v[..., S, E]; scale defaults to 1/sqrt(D)."""
     width = q.shape[-1]
-    assert isinstance(width, int) or scale is not None, "give the scale where the head size is free"
+    if scale is None and not isinstance(width, int):
+        raise UsageError("the head size is free, so attention has no default scale", hint="give scale=")
     attrs = {
-        "scale": scale if scale is not None else 1 / sqrt(width),
-        "causal": causal,
-        "window": window,
-        "softcap": softcap,
-    }  # type: ignore[arg-type]
+        "scale": float(scale if scale is not None else int(width) ** -0.5),  # type: ignore[arg-type]
+        "causal": causal, "window": window, "softcap": softcap,
+    }  # fmt: skip
     if mask is None:
         return composite.attention(q, k, v, **attrs)
     return composite.masked_attention(q, k, v, api.with_rank(mask, q.rank), **attrs)
