@@ -7,7 +7,7 @@ only add layouts, at most `MAX_LAYOUTS` per class. A fused kernel's inner values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, product
@@ -72,23 +72,40 @@ class _Builder:
         return found
 
     def build(self) -> Hypergraph:
+        """Views of what there is, kernels over the layouts that exist, views of what kernels write in layouts of their
+        own, kernels over those: until nothing is new."""
         matches = [m for t in self.kernels for m in self._matches(t)]
-        found = list(self._views(list(self._row_major_parents())))
-        special = [m for m in matches if m[0].layout is not None]
-        for _ in range(2 if special else 0):  # kernels with a layout of their own, and views of what they make
-            fresh = self._special_layouts(special)
-            found += self._views(fresh)
-            if not fresh:
-                break
-        for cls, layouts in self.layouts.items():
-            row_major = contiguous(self.shapes[cls])
-            found += [c for s in layouts if s != row_major for c in self._copies(cls, s)]
-        for template, cls, binding in matches:
-            found += self._bound(template, cls, binding)
+        readers: dict[int, list[int]] = {}
+        for i, (template, _, binding) in enumerate(matches):
+            for o in template.operands:
+                readers.setdefault(binding[o], []).append(i)
+        views = list(self._views([Vertex(c, contiguous(self.shapes[c])) for c in self._readers]))
+        kernels: dict[int, list[Candidate]] = {}
+        todo: Iterable[int] = range(len(matches))
+        while todo:
+            fresh: list[Vertex] = []
+            for i in todo:
+                kernels[i] = list(self._bound(*matches[i]))
+                if matches[i][0].layout is not None:
+                    fresh += [c.output for c in kernels[i] if self._is_new(c.output)]
+            known = {c: len(s) for c, s in self.layouts.items()}
+            views += self._views(list(fresh))
+            grown = {v.cls for v in fresh} | {c for c, s in self.layouts.items() if len(s) != known.get(c)}
+            todo = sorted({i for c in grown for i in readers.get(c, ())})
+        copies = [c for cls, layouts in self.layouts.items() for s in layouts[1:] for c in self._copies(cls, s)]
+        found = [*views, *copies, *(c for i in sorted(kernels) for c in kernels[i])]
         roots = [Vertex(c, contiguous(self.shapes[c])) for c in self.view.roots]
         kept = _reachable(found, roots, self.given)
         stats = {"vertices": len({c.output for c in kept}), "candidates": len(kept), "matches": len(matches)}
         return Hypergraph(self.view, kept, self.given, roots, stats)
+
+    def _is_new(self, made: Vertex) -> bool:
+        """Note a layout that a kernel writes; whether it was not known and there is room for it."""
+        layouts = self._layouts_of(made.cls)
+        if made.strides in layouts or len(layouts) >= MAX_LAYOUTS:
+            return False
+        layouts.append(made.strides)
+        return True
 
     def _matches(self, template: Template) -> Iterator[tuple[Template, int, Binding]]:
         for cls, binding in self.matcher.find(template.term, template.guards):
@@ -116,21 +133,6 @@ class _Builder:
             for node in self.matcher.by_op.get(op, ()):
                 found.setdefault(self.matcher.children(node)[0], []).append(node)
         return found
-
-    def _row_major_parents(self) -> Iterator[Vertex]:
-        for cls in self._readers:
-            yield Vertex(cls, contiguous(self.shapes[cls]))
-
-    def _special_layouts(self, matches: Sequence[tuple[Template, int, Binding]]) -> list[Vertex]:
-        """Layouts that kernels write of their own accord, new ones only."""
-        fresh = []
-        for template, cls, binding in matches:
-            for candidate in self._bound(template, cls, binding):
-                layouts = self._layouts_of(cls)
-                if candidate.output.strides not in layouts and len(layouts) < MAX_LAYOUTS:
-                    layouts.append(candidate.output.strides)
-                    fresh.append(candidate.output)
-        return fresh
 
     def _views(self, todo: list[Vertex]) -> Iterator[Candidate]:
         """Views of the given vertices, to a fixpoint: each may add a layout to its class."""
@@ -196,7 +198,9 @@ class _Builder:
         found = self._places.get(vertex)
         if found is None:
             operand = self.operand(vertex)
-            number = self._numbers.setdefault((operand.type.dtype, self.shapes[vertex.cls], operand.strides), len(self._numbers))
+            number = self._numbers.setdefault(
+                (operand.type.dtype, self.shapes[vertex.cls], operand.strides), len(self._numbers)
+            )
             found = self._places[vertex] = (number, operand.dense)
         return found
 
