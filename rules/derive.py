@@ -1,6 +1,6 @@
 """Which rules the others derive, and how many are left: the count of independent rules.
 
-A rule is derivable if, on a generic instance, the left side alone, saturated with the rules that remain, reaches a class
+A rule is derivable if, on each of a few instances, the left side alone, saturated with the rules that remain, reaches a class
 that holds the right side within the limits (for two-way rules: in both directions). Rules are tried one after another and
 a derivable one is dropped before the next is tried, so whatever was dropped follows from what is kept. The limits are
 small: a rule counted as independent may still follow by a longer proof, a derivable one never fails to.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from ..egraph.graph import LEAVES, Graph, Tensor, attrs_key, topological
 from ..egraph.rule import Rule
@@ -44,31 +43,41 @@ def holds(view: EGraphView, term: Tensor) -> int | None:
     return found[id(term)]
 
 
-def generic(rule: Rule, *, seed: int = 0, among: int = 24) -> Instance | None:
-    """Of some float32 instances of a one-way rule the one with the fewest axes of size 0 or 1."""
+def chosen(rule: Rule, *, seed: int = 0, among: int = 24, count: int = 5) -> list[Instance]:
+    """Some instances of a one-way rule: the one with the fewest axes of size 1, then whatever comes. Several, because a
+    single one may be special (a slice of everything, a factor of 1) and follow from rules for that case."""
 
-    def score(x: Instance) -> tuple[int, int, int]:
-        shapes = [[d for d in t.shape if isinstance(d, int)] for t in x.types.values()]
-        narrow = sum(d <= 1 for s in shapes for d in s)
-        wide = any(t.dtype in ("float32", "bool") for t in x.types.values())
-        return (-narrow if wide else -100, sum(map(len, shapes)), min((prod(s) for s in shapes), default=0))
+    def narrow(x: Instance) -> int:
+        return sum(d == 1 for t in x.types.values() for d in t.shape) + 9 * any(
+            t.dtype not in ("float32", "bool") for t in x.types.values()
+        )
 
-    return max(instances(rule, random.Random(seed), among), key=score, default=None)
+    found = list(instances(rule, random.Random(seed), among, accept=lambda x: _full(rule, x)))
+    return sorted(found[:among], key=narrow)[:1] + found[: count - 1]
+
+
+def _full(rule: Rule, found: Instance) -> bool:
+    """Whether both sides are typed and hold no empty value (lowering knows none: they are constants)."""
+    try:
+        sides = [side for pair in found.sides(rule) for side in pair]
+    except (ShapeError, *FAILURES):
+        return False
+    return all(0 not in node.shape for node in topological(sides))
 
 
 def derives(rules: Sequence[Rule], rule: Rule, *, limits: Limits = LIMITS, seed: int = 0) -> bool:
     """Whether the rules turn a one-way rule's left sides into its right sides."""
-    found = generic(rule, seed=seed)
-    if found is None:
-        return False
-    try:
-        pairs = found.sides(rule)
-    except (ShapeError, *FAILURES):
-        return False
+    found = chosen(rule, seed=seed)
+    return bool(found) and all(_proves(rules, rule, x, limits) for x in found)
+
+
+def _proves(rules: Sequence[Rule], rule: Rule, found: Instance, limits: Limits) -> bool:
+    pairs = found.sides(rule)
     lefts = list(dict.fromkeys(left for left, _ in pairs))
     graph = Graph.of(lefts if len(lefts) > 1 else lefts[0])
     view = saturate_block(graph, rules, limits, guard=False, session=InProcess())
-    return all(holds(view, right) == holds(view, left) for left, right in pairs)
+    at = dict(zip(lefts, view.roots, strict=True))
+    return all(holds(view, right) == at[left] for left, right in pairs)
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,8 @@ class Derivation:
 def steps(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Iterator[tuple[Rule, bool]]:
     """Each rule with whether those still kept derive it: shortcuts first, then from the last table to the first."""
     kept = list(rules)
-    for rule in sorted(rules[::-1], key=lambda r: not r.shortcut):
+    late = rules[::-1]
+    for rule in (*(r for r in late if r.shortcut), *(r for r in late if not r.shortcut)):
         rest = [r for r in kept if r is not rule]
         derived = all(derives(rest, one, limits=limits) for one in rule.directions)
         if derived:

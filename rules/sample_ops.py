@@ -209,10 +209,13 @@ def broadcast_to(s: Sampler, call: Call, want: Want) -> None:
         shape = None
     if s.known(x) is None:
         if shape is not None:
-            s.term(x, Want(upto(shape), want.dtype))
+            s.term(x, Want(_stretched(s, x, upto(shape)), want.dtype))
+        elif want.shape is not None:
+            inner = tuple(None if d is None else d | {1} for d in want.shape)
+            s.term(x, Want(_stretched(s, x, inner), want.dtype))
         else:
-            inner = None if want.shape is None else tuple(None if d is None else d | {1} for d in want.shape)
-            s.term(x, Want(inner, want.dtype))
+            rank = s.rng.randint(1, 4)
+            s.term(x, Want(_stretched(s, x, (None,) * rank) if isinstance(x, Var) else None, want.dtype))
     have = s.known(x)
     if have is None:
         raise Reject
@@ -222,6 +225,11 @@ def broadcast_to(s: Sampler, call: Call, want: Want) -> None:
         "shape",
         lambda: tuple(d if d != 1 or s.rng.random() < 0.3 else s.pick(w) for d, w in zip(have.shape, wanted)),
     )
+
+
+def _stretched(s: Sampler, x: Term, shape: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
+    """What is broadcast has size 1 at many axes."""
+    return tuple(frozenset((1,)) if s.rng.random() < 0.4 else d for d in shape) if isinstance(x, Var) else shape
 
 
 def _one(s: Sampler, sizes: Sizes) -> int | None:
