@@ -20,7 +20,7 @@ from ..egraph.view import EGraphView
 from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
 
 MAX_LAYOUTS = 4  # per class, the row-major one included
-MAX_COMBINATIONS = 6  # of operand layouts per match
+MAX_COMBINATIONS = 8  # of operand layouts per match
 
 #: Layout of a view of an operand, or None where the memory cannot be looked at that way (see backends/views.py).
 ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
@@ -187,7 +187,7 @@ class _Builder:
                 vertices = [v for v in vertices if self._place(v)[1]]
             options.append(vertices)
         weights = frozenset(o for o, c in zip(template.operands, classes) if weight[c])
-        for chosen in islice(product(*options), MAX_COMBINATIONS):
+        for chosen in islice(_combinations(options), MAX_COMBINATIONS):
             call = self._call(template, attrs, chosen, row_major)
             if call is not None:
                 made = row_major if template.layout is None else Vertex(cls, call.output.strides)
@@ -218,6 +218,15 @@ class _Builder:
                     call = replace(call, output=Operand(call.output.type, strides))
                 self._calls[key] = call
         return self._calls[key]
+
+
+def _combinations(options: Sequence[Sequence[Vertex]]) -> Iterator[tuple[Vertex, ...]]:
+    """One layout per operand, each combination once: all operands' first layouts, all their second, … (three slices of
+    one product are all views of it), then the mixed ones."""
+    if not all(options):
+        return
+    alike = [tuple(o[min(k, len(o) - 1)] for o in options) for k in range(max(map(len, options), default=0))]
+    yield from dict.fromkeys([*alike, *islice(product(*options), 4 * MAX_COMBINATIONS)])
 
 
 def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
