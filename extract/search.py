@@ -20,7 +20,7 @@ from .problem import Extraction, Problem
 from .solve import solve
 
 VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
-RIVALS = 3  # unmeasured alternatives measured together with each kernel that the winner lacks
+RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
 
 
 @dataclass
