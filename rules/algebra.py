@@ -112,4 +112,14 @@ SELECTION = table("selection", "algebra", [
          doc="the larger of a value and its negative"),
 ])  # fmt: skip
 
-RULES = (*COMMUTATIVITY, *ASSOCIATIVITY, *DISTRIBUTION, *SIGNS, *QUOTIENTS, *EXPONENTIALS, *POWERS, *CONSTANTS, *SELECTION)
+RULES = (
+    *COMMUTATIVITY,
+    *ASSOCIATIVITY,
+    *DISTRIBUTION,
+    *SIGNS,
+    *QUOTIENTS,
+    *EXPONENTIALS,
+    *POWERS,
+    *CONSTANTS,
+    *SELECTION,
+)

@@ -79,7 +79,10 @@ _MASK = (
 _SCORES = "(q @ t) * full(value=c, shape=s, dtype=d)"
 _KEYS = "permute(t, perm=swap_last(rank(t)))"
 _REPEATED = "reshape(broadcast_to(reshape({0}, shape={0}1), shape={0}2), shape={0}3)"
-_SPLIT, _JOINED = "(size({0}, 0), size({0}, 1), 1, size({0}, 2), size({0}, 3))", "(size({0}, 0), size({0}, 1) * k2[2], size({0}, 2), size({0}, 3))"
+_SPLIT, _JOINED = (
+    "(size({0}, 0), size({0}, 1), 1, size({0}, 2), size({0}, 3))",
+    "(size({0}, 0), size({0}, 1) * k2[2], size({0}, 2), size({0}, 3))",
+)
 _GROUPED = (
     *(f"{x}1 == {_SPLIT.format(x)}" for x in "kv"), *(f"{x}3 == {_JOINED.format(x)}" for x in "kv"),
     "size(q, 1) == size(k, 1) * k2[2]", "size(v, 1) == size(k, 1)", "size(q, 0) == size(k, 0)", "size(v, 0) == size(k, 0)",
