@@ -355,7 +355,9 @@ class _Emitter:
             if found[1] not in fixed:
                 return found[0]
             if found[0] not in self.shared:
-                name = self.shared[found[0]] = identifier(f"{found[1]}_{(found[2] or found[3]).replace(', ', 'x')}", self.taken)
+                name = self.shared[found[0]] = identifier(
+                    f"{found[1]}_{(found[2] or found[3]).replace(', ', 'x')}", self.taken
+                )
                 self.once.append(f"{name} = {found[0]}")
             return self.shared[found[0]]
 

@@ -6,7 +6,7 @@ except inside the helpers that say so. Halves (float16, bfloat16) are computed a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -107,7 +107,12 @@ def _ufunc(op: str, ufunc: str, applies: Applies | None) -> Template:
     names = ("x", "y")[: OPS[op].arity]
     pattern = f"{op}_({', '.join(names)})" if op in ("and", "or", "not") else f"{op}({', '.join(names)})"
     code = f"np.{ufunc}({', '.join('{' + n + '}' for n in names)}, out={{out}})"
-    return row(op, pattern, code, inplace=names, applies=applies, exact=True)
+    return row(op, pattern, code, inplace=names if keeps_dtype(op) else (), applies=applies, exact=True)
+
+
+def keeps_dtype(op: str) -> bool:
+    """Whether the result has the operands' dtype, so that it may lie in their place."""
+    return OPS[op].law != "compare" or op == "not"
 
 
 def _cast_code(call: Call) -> str:
@@ -346,13 +351,26 @@ def _copied_pattern(op: str) -> str:
     return f"{op}(x, {', '.join(f'{a}={a}' for a in OPS[op].attrs)})"
 
 
+def concats() -> Iterator[tuple[int, str, str]]:
+    """(operands, pattern, their format fields) of concatenations of 2 to 4 values at once."""
+    pattern, names = "x0", ["x0"]
+    for n in range(1, 4):
+        names.append(f"x{n}")
+        pattern = f"concat({pattern}, x{n}, axis=axis)"
+        yield n + 1, pattern, ", ".join("{" + name + "}" for name in names)
+
+
 def _layout() -> list[Template]:
     more: dict[str, Any] = {"exact": True}
     return [
         row("copy", "x", "np.copyto({out}, {x})", family="copy", **more),
         *(row(op, _copied_pattern(op), _copied_view(op), family="copy", setup=v.setup, **more)
           for v in VIEWS for op in [v.name.rpartition(".")[2]]),
-        row("concat", "concat(x, y, axis=axis)", "np.concatenate(({x}, {y}), {axis}, out={out})", family="copy", **more),
+        *(row(f"concat{n if n > 2 else ''}", pattern, f"np.concatenate(({parts}), {{axis}}, out={{out}})", family="copy", **more)
+          for n, pattern, parts in concats()),
+        row("pad2", "pad(pad(x, axis=a, lo=k, hi=l, value=value), axis=b, lo=m, hi=n, value=value)",
+            spell("pad2({x}, {a}, {k}, {b}, {m}, {value}, {out})"), family="copy", setup=("pad2",),
+            applies=lambda c: c.attrs["a"] != c.attrs["b"], **more),
         row("pad", "pad(x, axis=axis, lo=lo, hi=hi, value=value)", spell("pad({x}, {axis}, {lo}, {value}, {out})"),
             family="copy", setup=("pad",), **more),
         row("gather", "gather(x, i, axis=axis)", "np.take({x}, {i}, axis={axis}, out={out}, mode='clip')",

@@ -358,6 +358,14 @@ def pad(x: Array, axis: int, lo: int, value: float, out: Array) -> None:
     out[(*before, slice(lo, stop))] = x
 
 
+def pad2(x: Array, a: int, lo_a: int, b: int, lo_b: int, value: float, out: Array) -> None:
+    """x within a constant along two axes."""
+    out.fill(value)
+    places = [slice(0, d) for d in x.shape]
+    places[a], places[b] = slice(lo_a, lo_a + x.shape[a]), slice(lo_b, lo_b + x.shape[b])
+    out[tuple(places)] = x
+
+
 def argsort(x: Array, axis: int, descending: bool, out: Array) -> None:
     """Positions that sort an axis, stable."""
     if descending:  # stable descending: sort the line backwards, then reverse positions and result

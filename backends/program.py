@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -32,6 +32,7 @@ from .emit import bind_sizes, emit
 Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 SCHEMA = 1
+_STATE = "state:"  # no weight's key starts so: keys are identifiers
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,15 @@ class Manifest:
     kernels: int
     cost: float
     lower_bound: float
+    initial: tuple[Spec, ...] = ()  # the states that do not start as zeros, under their keys among the weights
 
 
 class Program:
     """A plan that runs. Inputs positional or by name, NumPy or Torch; outputs of the same kind in the graph's structure.
 
     One call at a time per program: calls from several threads wait for each other. Outputs are fresh arrays unless
-    `reuse_outputs`. Weights are read at the first call (or at `bind`), states start as zeros.
+    `reuse_outputs`. Weights are read at the first call (or at `bind`). States start as the data that the graph's params
+    have under their names, else as zeros.
     """
 
     report: Any = None  # set by the pipeline
@@ -69,7 +72,8 @@ class Program:
         self.plan: Plan | None = plan
         self._params: dict[str, Data] = {**plan.graph.params, **(params or {})}
         weights: Mapping[str, Array] = _Evaluated(emitted.weights, self._params)
-        self._start(_manifest(plan, emitted), emitted.source, weights)
+        manifest = _manifest(plan, emitted, _initial(plan, emitted, self._params))
+        self._start(manifest, emitted.source, weights)
 
     @classmethod
     def _of(cls, manifest: Manifest, source: str, weights: Mapping[str, Array]) -> Program:
@@ -100,6 +104,9 @@ class Program:
                     raise UsageError("a loaded program has its weights", hint="optimize again to use others")
                 self._params |= params
                 self._weights = _Evaluated(self._weights.terms, self._params)
+                assert self.plan is not None
+                initial = _initial(self.plan, self.manifest, self._params)
+                self.manifest = replace(self.manifest, initial=initial)
                 self._run = None
             if self._run is None:
                 self._bind()
@@ -110,13 +117,17 @@ class Program:
         namespace: dict[str, Any] = {"__name__": f"tensor_graphs_program_{self.manifest.name}"}
         exec(compile(self.source, f"<program {self.manifest.name}>", "exec"), namespace)
         self.states = {n: np.zeros(shape, dtypes.numpy_dtype(d)) for n, shape, d in self.manifest.states}
+        self.reset()
         given: list[Any] = [self._weights, *([self.states] if self.states else [])]
         self._run = namespace["bind"](*given)
 
     def reset(self) -> None:
-        """Set all states to zero."""
+        """Set all states to what they start as."""
         for array in self.states.values():
             array.fill(0)
+        for key, _, _ in self.manifest.initial:
+            if self.states:
+                self.states[key.removeprefix(_STATE)][...] = self._weights[key]
 
     # ------------------------------------------------------------ calling
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -184,7 +195,8 @@ class Program:
         try:
             part.chmod(0o755)
             (part / "program.py").write_text(self.source, encoding="utf-8")
-            _write_weights(part / "weights.safetensors", self.manifest.weights, self._weights)
+            stored = (*self.manifest.weights, *self.manifest.initial)
+            _write_weights(part / "weights.safetensors", stored, self._weights)
             (part / "manifest.json").write_text(_manifest_json(self.manifest, self.source), encoding="utf-8")
             if self.report is not None:
                 (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
@@ -212,7 +224,7 @@ def load_program(folder: str | Path) -> Program:
         manifest = _read_manifest(record, source)
     except (KeyError, TypeError, ValueError, ShapeError) as error:
         raise BadModelError(f"the manifest is malformed: {error!r}", where=str(path / "manifest.json")) from None
-    return Program._of(manifest, source, _Stored(path / "weights.safetensors", manifest.weights))
+    return Program._of(manifest, source, _Stored(path / "weights.safetensors", (*manifest.weights, *manifest.initial)))
 
 
 # ---------------------------------------------------------------- values in and out
@@ -267,6 +279,8 @@ class _Evaluated(Mapping[str, Array]):
         self.terms, self.params = terms, params
 
     def __getitem__(self, key: str) -> Array:
+        if key.startswith(_STATE):
+            return load_data(self.params[key.removeprefix(_STATE)])
         term = self.terms[key]
         if term.op == "param" and term.attr("name") in self.params:
             array = load_data(self.params[term.attr("name")])
@@ -353,7 +367,23 @@ def _spec(name: str, kind: Type) -> Spec:
     return name, concrete(kind.shape), kind.dtype
 
 
-def _manifest(plan: Plan, emitted: Any) -> Manifest:
+def _initial(plan: Plan, known: Any, params: Mapping[str, Data]) -> tuple[Spec, ...]:
+    """Keys, shapes and dtypes of the states that params give a start. BadWeightsError where they do not fit."""
+    found = []
+    taken = {n.attr("name") for n in plan.graph.leaves("param")}
+    states = (
+        known.states.items() if isinstance(known.states, Mapping) else ((n, Type(s, d)) for n, s, d in known.states)
+    )
+    for name, kind in states:
+        data = params.get(name) if name not in taken else None
+        if data is not None:
+            if tuple(data.shape) != concrete(kind.shape) or dtypes.name_of(data.dtype) != kind.dtype:
+                raise BadWeightsError(f"state {name!r} is {kind}, its start {data.dtype}{list(data.shape)}")
+            found.append(_spec(_STATE + name, kind))
+    return tuple(found)
+
+
+def _manifest(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest:
     graph = plan.graph
     return Manifest(
         graph.name,
@@ -362,7 +392,7 @@ def _manifest(plan: Plan, emitted: Any) -> Manifest:
         graph.structure,
         tuple(_spec(n, term.type) for n, term in emitted.weights.items()),
         tuple(_spec(n, kind) for n, kind in emitted.states.items()),
-        emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound,
+        emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound, initial,
     )  # fmt: skip
 
 
@@ -396,7 +426,7 @@ def _read_manifest(record: Mapping[str, Any], source: str) -> Manifest:
         raise ValueError("program.py is not the file that was saved")
     specs: dict[str, Any] = {
         part: tuple((str(n), tuple(map(int, shape)), dtypes.check(d)) for n, shape, d in record[part])
-        for part in ("inputs", "outputs", "weights", "states")
+        for part in ("inputs", "outputs", "weights", "states", "initial")
     }
     numbers = {k: record[k] for k in ("workspace", "fresh", "kernels", "cost", "lower_bound")}
     return Manifest(str(record["name"]), structure=_unpack(record["structure"]), **specs, **numbers)

@@ -251,7 +251,7 @@ def _pad(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     axis, size = s.axis(call, kind.rank), _ints(kind)
     lo = s.give(call, "lo", s.rng.randint(0, size[axis] - 1))
     hi = s.give(call, "hi", s.rng.randint(0, size[axis] - 1 - lo))
-    s.give(call, "value", s.rng.choice((0.0, 1.5, float("-inf"))))
+    s.give(call, "value", s.rng.choice((0.0, 1.5, float("-inf")) if kind.dtype == s.dtype else (0.0, 1.0)))
     return [Type(_replace(size, axis, size[axis] - lo - hi), kind.dtype)]
 
 

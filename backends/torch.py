@@ -17,7 +17,7 @@ from ..egraph import dtypes
 from ..egraph.dims import concrete
 from ..egraph.ops import OPS
 from ..extract.kernel import Call, Code, Operand, Strides, Template, contiguous
-from .numpy import spell
+from .numpy import concats, keeps_dtype, spell
 from .torch_helpers import HELPERS
 
 Applies = Callable[[Call], bool]
@@ -113,7 +113,7 @@ def _function(op: str, function: str, applies: Applies | None) -> Template:
     names = ("x", "y")[: OPS[op].arity]
     pattern = f"{op}_({', '.join(names)})" if op in ("and", "or", "not") else f"{op}({', '.join(names)})"
     code = f"torch.{function}({', '.join('{' + n + '}' for n in names)}, out={{out}})"
-    return row(op, pattern, code, applies=applies, inplace=names)
+    return row(op, pattern, code, applies=applies, inplace=names if keeps_dtype(op) else ())
 
 
 def _pointwise() -> list[Template]:
@@ -191,7 +191,8 @@ def _two_d(call: Call) -> bool:
 
 def _flat_code(text: str) -> Callable[[Call], str]:
     def code(call: Call) -> str:
-        return text.format(x2=_matrix(call, "x"), out2=_matrix(call, "out"), **call.names)
+        matrices = {f"{o}2": _matrix(call, o) for o in ("x", "r", "out") if o == "out" or o in call.operands}
+        return text.format(**matrices, **call.names)
 
     code.__qualname__ = f"flat[{text}]"
     return code
@@ -299,8 +300,11 @@ def _products() -> list[Template]:
         row("addmm", "linear(x, w, b)", _flat_code("torch.addmm({b}, {x2}, {w}, out={out2})"), dense=("x",),
             applies=_FLOAT, **more),
         row("addmm_residual", "matmul(x, w) + r",
-            _flat_code("torch.addmm({r2}, {x2}, {w}, out={out2})".replace("{r2}", "{r}")), dense=("x", "r"),
-            applies=_all(_FLOAT, _two_d, _residual, lambda c: c.output.type.rank == 2), inplace=("r",), **more),
+            _flat_code("torch.addmm({r2}, {x2}, {w}, out={out2})"), dense=("x", "r"),
+            applies=_all(_FLOAT, _two_d, _residual), inplace=("r",), **more),
+        row("addmm_residual_left", "r + matmul(x, w)",
+            _flat_code("torch.addmm({r2}, {x2}, {w}, out={out2})"), dense=("x", "r"),
+            applies=_all(_FLOAT, _two_d, _residual), inplace=("r",), **more),
     ]  # fmt: skip
     for suffix, pattern, bias in PRODUCTS:
         b = "{b}" if bias else "None"
@@ -538,7 +542,9 @@ def _rest() -> list[Template]:
         row("copy", "x", "{out}.copy_({x})", family="copy", exact=True),
         row("reshape", "reshape(x, shape=shape)", spell("{out}.view({have}).copy_({x})", have=shape_of), family="copy",
             exact=True),
-        row("concat", "concat(x, y, axis=axis)", "torch.cat(({x}, {y}), {axis}, out={out})", family="copy", exact=True),
+        *(row(f"concat{n if n > 2 else ''}", pattern, f"torch.cat(({parts}), {{axis}}, out={{out}})", family="copy", exact=True)
+          for n, pattern, parts in concats()),
+        row("rope", "rope(x, c, s)", "rope_out({x}, {c}, {s}, {out})", setup=("rope_out",), applies=_FLOAT),
         row("embedding", "gather(x, i, axis=0)", "torch.embedding({x}, {i}.clamp(0, {x}.shape[0] - 1))", family="gather",
             applies=lambda c: c.operands["i"].type.dtype in ("int32", "int64") and c.operands["x"].type.rank == 2,
             exact=True),

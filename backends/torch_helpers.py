@@ -70,6 +70,15 @@ def conv_uneven(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups:
     return torch.convolution(wide, w, None, strides, [0] * n, dilations, False, [0] * n, groups)
 
 
+def rope_out(x: Any, cos: Any, sin: Any, out: Any) -> None:
+    """x * cos + rotate_half(x) * sin over the last axis, into out."""
+    half = x.shape[-1] // 2
+    sin = sin.expand(*sin.shape[:-1], x.shape[-1])
+    torch.mul(x, cos, out=out)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+
+
 #: name -> source text.
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()

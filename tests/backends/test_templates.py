@@ -158,3 +158,42 @@ def test_erf_is_accurate_everywhere() -> None:
     nan = np.empty(1, np.float32)
     fast(np.array([np.nan], np.float32), nan)
     assert np.isnan(nan[0])
+
+
+INPLACE = [
+    pytest.param(t, o, id=f"{t.name}-{o}") for name in BACKENDS for t in backend(name).templates for o in t.inplace
+]
+
+
+@pytest.mark.parametrize(("template", "operand"), INPLACE)
+def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str) -> None:
+    """A copy of the operand dies in the kernel, so that the planner puts the output in its place."""
+    from dataclasses import replace
+
+    from tensor_graphs.backends.direct import FREE
+    from tensor_graphs.backends.emit import emit
+    from tensor_graphs.backends.registry import template as find
+    from tensor_graphs.backends.single import kernel_plan
+    from tensor_graphs.extract.kernel import Call, Step, Value
+
+    calls = (sample(template, seed, d) for seed in range(12) for d in ("float32", "int64"))
+    call = next(c for c in calls if c and c.operands[operand].type == c.output.type and c.operands[operand].dense)
+    operands = {o: replace(x) for o, x in call.operands.items()}
+    plan = kernel_plan(template, call)
+    place = list(operands).index(operand)
+    kind = call.operands[operand]
+    values = [*plan.values, Value(len(plan.values), kind.type, kind.strides, "kernel")]
+    copied = len(values) - 1
+    first = Step(find("numpy", "np.copy"), Call({"x": kind}, kind, {}), (("x", place),), copied, FREE)
+    inputs = tuple((o, copied if o == operand else v) for o, v in plan.steps[0].inputs)
+    emitted = emit(
+        replace(plan, values=tuple(values), steps=(first, replace(plan.steps[0], inputs=inputs))), reuse_outputs=True
+    )
+    assert emitted.layout.buffer[plan.outputs[0]] == copied, "the planner did not reuse the operand's memory"
+    space: dict = {}
+    exec(emitted.source, space)
+    rng = np.random.default_rng(5)
+    given = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+    keys = {term.attr("name"): key for key, term in emitted.weights.items()}
+    got = space["bind"]({keys[n]: a for n, a in given.items()})()[0]
+    np.testing.assert_array_equal(got, compiled(template, call)(given)()[0])
