@@ -341,6 +341,8 @@ def run(arguments: list[str]) -> int:
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # whatever a library prints is no result
             answer = app(args=arguments, standalone_mode=False, prog_name="tensor-graphs")
+        if answer == 130:  # how Typer passes KeyboardInterrupt on
+            raise KeyboardInterrupt
         if not isinstance(answer, Answer):  # --help
             return answer if isinstance(answer, int) else 0
         return _finish(as_json, answer)

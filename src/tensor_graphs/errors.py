@@ -118,7 +118,7 @@ class NoPlanError(TensorGraphsError):
 class CostStoreError(TensorGraphsError):
     """A cost store that cannot be used as asked (a wrong path, a shard that fails its checksum on export, …)."""
 
-    code = "cost-store"
+    exit_code, code = 2, "cost-store"
 
 
 class WorkerError(TensorGraphsError):

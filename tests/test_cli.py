@@ -1,0 +1,293 @@
+"""The command line: every command, one JSON document whatever happens, exit codes, Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs import cli, errors, pipeline
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.models.native import load_graph, save_graph
+
+QUICK = ["--backend", "numpy", "--no-measure"]
+MAIN = "import sys; from tensor_graphs.cli import main; main(sys.argv[1:])"
+COLOUR = re.compile(r"\x1b\[[0-9;]*[1-9][0-9;]*m")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Each test has a cost store of its own and runs in its own folder."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(folder))
+    monkeypatch.chdir(tmp_path)
+    yield folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A small model file: two outputs, two weights, a constant."""
+    rng = np.random.default_rng(0)
+    x, w, v = tg.input("x", (8, 16)), tg.param("w", (16, 16)), tg.param("v", (16, 16))
+    outputs = {"y": tg.softmax((x * 0.125) @ w), "z": tg.relu(x @ v) + tg.constant(np.arange(16, dtype=np.float32))}
+    params = {n: rng.standard_normal((16, 16)).astype(np.float32) for n in "wv"}
+    save_graph(tg.Graph.of(outputs, params=params, name="tiny"), tmp_path / "tiny.safetensors")
+    return "tiny.safetensors"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", MAIN, *arguments]
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    """Run in this process with --json: the exit code is as said, and stdout is exactly one document."""
+    capsys.readouterr()
+    assert cli.run([*arguments, "--json"]) == code
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    found: dict[str, Any] = json.loads(out)
+    assert found["schema"] == 1 and found["ok"] == (code == 0)
+    if code:
+        assert set(found["error"]) == {"code", "message", "where", "hint"} and found["error"]["message"]
+    return found
+
+
+def sample(model: str) -> tuple[dict[str, np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    """Inputs, and what the interpreter makes of them."""
+    inputs = {"x": np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)}
+    return inputs, evaluate(load_graph(model), inputs)
+
+
+# ---------------------------------------------------------------- commands
+def test_optimize_writes_a_program_that_runs_in_a_fresh_process(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--report", "report.html")
+    assert found["output"] == "out" and found["report"]["verification"]["passed"]
+    assert Path("report.html").read_text().startswith("<!doctype html>")
+    inputs, expected = sample(model)
+    np.savez("inputs.npz", **inputs)
+    code = (
+        "import sys, numpy as np, tensor_graphs as tg\n"
+        "found = tg.load_program('out')(**np.load('inputs.npz'))\n"
+        "assert not {'egglog', 'ortools', 'torch'} & set(sys.modules), 'loading needs no search'\n"
+        "np.savez('found.npz', **found)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    results = np.load("found.npz")
+    for name, reference in zip(("y", "z"), expected, strict=True):
+        np.testing.assert_allclose(results[name], reference, rtol=1e-5, atol=1e-6)
+
+
+def test_optimize_as_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["optimize", model, *QUICK, "-v"]) == 0
+    shown = capsys.readouterr()
+    for label in ("e-graph", "blocks", "kernels", "proven bound", "passed", "program.py"):
+        assert label in shown.out
+    assert "saturate: 1 unique blocks of 1" in shown.err and "saturate:" not in shown.out
+    assert Path("tiny-optimized", "program.py").is_file()
+
+
+@pytest.mark.parametrize("name", ["e.json", "e.json.gz"])
+def test_saturate_then_extract_is_optimize(model: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = document(capsys, "optimize", model, *QUICK, "-o", "whole")
+    written = document(capsys, "saturate", model, "--backend", "numpy", "-o", name)
+    assert written["output"] == name and written["candidates"] > 0
+    solved = document(capsys, "extract", name, "-o", "out")
+    assert solved["cost"] == pytest.approx(whole["report"]["cost_us"])
+    assert solved["optimal"] and solved["lower_bound"] <= solved["cost"] and solved["gap"] == 0
+    inputs, expected = sample(model)
+    found = tg.load_program(solved["output"])(**inputs)
+    assert list(found) == ["y", "z"]
+    for value, reference in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(value, reference, rtol=1e-5, atol=1e-6)
+
+
+def test_extract_solves_any_egraph_of_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = lambda op, cost, cls, *kids: {"op": op, "cost": cost, "eclass": cls, "children": list(kids)}
+    nodes = {
+        "shared": node("s", 4, "S"), "two": node("+", 1, "R", "l", "r"), "l": node("l", 1, "L", "shared"),
+        "r": node("r", 1, "T", "shared"), "one": node("1", 8, "R"),
+    }  # fmt: skip
+    Path("plain.json").write_text(json.dumps({"nodes": nodes, "root_eclasses": ["R"]}))
+    found = document(capsys, "extract", "plain.json")
+    assert found["cost"] == found["lower_bound"] == 7  # 1 + 1 + 1 + 4: what is shared is paid once
+    assert found["choices"] == {"R": "two", "L": "l", "T": "r", "S": "shared"}
+    assert document(capsys, "extract", "plain.json", "-o", "out", code=2)["error"]["code"] == "usage"
+
+
+def test_explain_a_program_and_a_model(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document(capsys, "optimize", model, *QUICK, "-o", "out")
+    saved = document(capsys, "explain", "out")
+    assert saved["report"]["kernels"] and saved["program"]["name"] == "tiny" and saved["memory"]["cpu"] > 0
+    assert cli.run(["explain", "out"]) == 0
+    assert "np.matmul" in capsys.readouterr().out
+    found = document(capsys, "explain", model)
+    assert found["parameters"] == 512 and found["ops"]["matmul"] == 2 and found["unique_blocks"] == 1
+
+
+def test_explain_of_a_damaged_program_is_a_named_error(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document(capsys, "optimize", model, *QUICK, "-o", "out")
+    for text in ("[]", "{", '{"kernels": [{"us": "x"}]}', '{"kernels": [], "blocks": [[]], "rules": {}}'):
+        Path("out/report.json").write_text(text)
+        assert document(capsys, "explain", "out", code=3)["error"]["code"] == "bad-model"
+    Path("out/manifest.json").write_text("{}")
+    assert document(capsys, "explain", "out", code=3)["error"]["code"] == "bad-model"
+
+
+def test_profile_measures_and_times_distinct_plans(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "profile", model, "--backend", "numpy", "--paths", "2", "--budget", "5")
+    assert found["measured_now"] > 0 and 1 <= len(found["paths"]) <= 2
+    estimates = [p["estimated_us"] for p in found["paths"]]
+    assert estimates == sorted(estimates) and all(p["measured_us"] > 0 for p in found["paths"])
+
+
+def test_store_commands(model: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document(capsys, "optimize", model, "--backend", "numpy", "-o", "out", "--budget", "20")
+    stats = document(capsys, "db", "stats")["stats"]
+    assert stats["rows"]["timing"] > 0 and stats["root"].startswith(str(home))
+    assert document(capsys, "db", "check")["check"]["ok"]
+    merged = document(capsys, "db", "merge", stats["root"], "--costdb", "other")["merge"]
+    assert merged["copied"] == stats["shards"]
+    assert document(capsys, "db", "export", "rows.parquet", "--costdb", "other")["rows"] == sum(stats["rows"].values())
+    assert document(capsys, "db", "merge", "nowhere", code=2)["error"]["code"] == "cost-store"
+
+
+def test_rules_list_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    rules = document(capsys, "rules", "list")["rules"]
+    assert len(rules) >= 70 and all(r["name"] and r["doc"] and r["family"] for r in rules)
+    found = document(capsys, "doctor")
+    assert found["tensor_graphs"] == tg.__version__ and "numpy" in found["backends"] and found["device"]
+
+
+# ---------------------------------------------------------------- failures
+def test_usage_errors(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["nonsense"], ["optimize"], ["optimize", model, "--budget", "x"], ["optimize", model, "--dim", "n"],
+        ["optimize", model, "--backend", "nonsense"], ["optimize", model, "--tolerance", "wide", *QUICK],
+        ["extract", "e.json", "--nonsense"], ["saturate", model, *QUICK[:2], "-o", f"{model}/e.json"],
+    ):  # fmt: skip
+        assert document(capsys, *arguments, code=2)["error"]["code"] == "usage"
+
+
+def test_bad_models(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("cut.safetensors").write_bytes(Path(model).read_bytes()[:100])
+    Path("junk.onnx").write_bytes(b"\x00" * 64)
+    Path("code.pt2").write_bytes(b"PK")
+    Path("empty").mkdir()
+    for name in ("missing.onnx", "cut.safetensors", "junk.onnx", "empty", "code.pt2"):
+        error = document(capsys, "optimize", name, *QUICK, code=3)["error"]
+        assert name.split(".")[0] in error["where"] + error["message"]
+    Path("e.json").write_text('{"nodes": {}, "root_eclasses": ["a"]}')
+    assert document(capsys, "extract", "e.json", code=3)["error"]["code"] == "extraction"
+
+
+def test_unavailable_backend(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensor_graphs.backends import registry
+
+    found = registry.backend("torch")
+    monkeypatch.setattr(type(found), "unavailable", lambda self: "not today")
+    error = document(capsys, "optimize", model, "--backend", "torch", code=4)["error"]
+    assert error["code"] == "device-unavailable" and "not today" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(errors.VerificationError("off"), 5), (errors.NoPlanError("none"), 6), (errors.WorkerError("dead"), 1),
+     (ZeroDivisionError("oh"), 1), (KeyboardInterrupt(), 130), (MemoryError(), 1),
+     (errors.UnsupportedError("ops", missing={"Foo": 2}), 3)],
+)  # fmt: skip
+def test_errors_become_exit_codes(
+    error: BaseException, code: int, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        print("a library's chatter")
+        raise error
+
+    monkeypatch.setattr(pipeline, "optimize", fail)
+    found = document(capsys, "optimize", model, code=code)["error"]
+    assert code != 1 or "report" in found["hint"] or isinstance(error, errors.WorkerError)
+    assert cli.run(["optimize", model]) == code
+    assert "Traceback" not in capsys.readouterr().err or (code == 1 and not isinstance(error, errors.WorkerError))
+
+
+def test_numbers_that_json_cannot_hold_become_null(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensor_graphs.explain.doctor", lambda: {"a": float("nan"), "b": np.float32(2), "c": (1, {2})})
+    assert document(capsys, "doctor") | {"schema": 1} == {"schema": 1, "ok": True, "a": None, "b": 2.0, "c": [1, [2]]}
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    run = subprocess.run(
+        f"{sys.executable} -c '{MAIN}' rules list | head -n 1; echo ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout.split()[-1] == "0" and "Error" not in run.stderr
+
+
+# ---------------------------------------------------------------- terminal and signals
+@pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals and signals of POSIX")
+@pytest.mark.parametrize("no_color", [False, True])
+def test_progress_goes_to_the_terminal_and_no_color_is_honoured(model: str, no_color: bool) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "CI")}
+    environment |= {"TERM": "xterm-256color"} | ({"NO_COLOR": "1"} if no_color else {})
+    process = subprocess.Popen(
+        command("optimize", model, *QUICK, "-o", "out"), stdout=subprocess.PIPE, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # Linux's way to say that the other end was closed
+        pass
+    assert process.stdout is not None
+    out = process.stdout.read().decode()
+    assert process.wait() == 0 and "proven bound" in out and "\x1b" not in out
+    assert b"starting" in shown or b"saturate" in shown
+    assert bool(COLOUR.search(shown.decode())) != no_color
+
+
+def interrupted(model: str, at: str, times: int, *more: str) -> tuple[int, str, str]:
+    """Exit code and output of an optimization that gets SIGINT (its whole group, as from a terminal) at a stage."""
+    process = subprocess.Popen(
+        command("optimize", model, "--backend", "numpy", "-o", "out", "-v", "--json", *more),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None and process.stdout is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if times and (line.startswith(at) or "stopping" in line):
+            times -= 1
+            os.killpg(process.pid, signal.SIGINT)
+    return process.wait(), process.stdout.read(), said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals and signals of POSIX")
+@pytest.mark.parametrize("at", ["saturate", "extract: round 1"])
+def test_ctrl_c_keeps_the_best_plan(model: str, at: str) -> None:
+    code, out, said = interrupted(model, at, 1)
+    assert code == 130 and "stopping" in said
+    found = json.loads(out)
+    assert found["error"]["code"] == "interrupted" and found["output"] == "out" and not found["ok"]
+    inputs, expected = sample(model)
+    for value, reference in zip(tg.load_program("out")(**inputs).values(), expected, strict=True):
+        np.testing.assert_allclose(value, reference, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals and signals of POSIX")
+def test_ctrl_c_twice_quits(model: str) -> None:
+    code, out, _ = interrupted(model, "extract: round 1", 2)
+    assert code in (130, -signal.SIGINT) and not Path("out").exists()
+    assert not out or json.loads(out)["error"]["code"] == "interrupted"
