@@ -156,6 +156,7 @@ class _Emitter:
     keys: dict[bytes, str] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
     setups: set[tuple[str, str]] = field(default_factory=set)
+    loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)  # names of each fresh result
     key_names: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=lambda: {"memory", "place", *HELPERS})
 
@@ -224,7 +225,7 @@ class _Emitter:
         suffix = "" if (value, self._home(value)) not in self.names and kind == self._home(value) else f"_{kind[0]}"
         name = identifier(base + suffix, self.taken)
         (self.each if self._dynamic(value) else self.once).append(f"{name} = {text}")
-        self.names[value, kind] = name
+        self._named(value, kind, name)
         if not self._dynamic(value):
             self.shared[text] = name
         return name
@@ -320,6 +321,9 @@ class _Emitter:
         self.setups |= {(template.backend, name) for name in template.setup}
 
     def _run(self) -> None:
+        self.dying: dict[int, list[int]] = {}
+        for root in sorted(self.fresh & self.layout.last.keys()):
+            self.dying.setdefault(self.layout.last[root], []).append(root)
         for i, step in enumerate(self.plan.steps):
             if not step.is_view:
                 self._step(step)
@@ -335,7 +339,7 @@ class _Emitter:
         if step.doc:
             self.each.append(f"# {_one_line(step.doc)}")
         if step.output in self.fresh:
-            name = self.names[step.output, kind] = identifier(f"v{step.output}", self.taken)
+            name = self._named(step.output, kind, identifier(f"v{step.output}", self.taken))
             self.each.append(f"{name} = {self._written(step, names)}")
         else:
             names["out"] = self.ref(step.output, kind)
@@ -365,13 +369,15 @@ class _Emitter:
 
     def _release(self, i: int) -> None:
         """Drop fresh results after their last use, so that their memory is free at once."""
-        gone = [
-            name for (v, _), name in self.names.items()
-            if self.root[v] in self.fresh and self.layout.last.get(self.root[v], -1) == i
-        ]  # fmt: skip
-        if gone:
-            self.each.append(f"del {', '.join(gone)}")
-            self.names = {k: n for k, n in self.names.items() if n not in gone}
+        for root in self.dying.pop(i, ()):
+            keys = self.loose.pop(root)
+            self.each.append(f"del {', '.join(self.names.pop(key) for key in keys)}")
+
+    def _named(self, value: int, kind: str, name: str) -> str:
+        self.names[value, kind] = name
+        if self.root[value] in self.fresh:
+            self.loose.setdefault(self.root[value], []).append((value, kind))
+        return name
 
     def _finish(self) -> None:
         given: set[int] = set()

@@ -11,7 +11,7 @@ import math
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from html import escape
@@ -72,7 +72,7 @@ class Program:
         self.plan: Plan | None = plan
         self._params: dict[str, Data] = {**plan.graph.params, **(params or {})}
         weights: Mapping[str, Array] = _Evaluated(emitted.weights, self._params)
-        manifest = _manifest(plan, emitted, _initial(plan, emitted, self._params))
+        manifest = _manifest(plan, emitted, _initial(plan, emitted.states.items(), self._params))
         self._start(manifest, emitted.source, weights)
 
     @classmethod
@@ -105,7 +105,8 @@ class Program:
                 self._params |= params
                 self._weights = _Evaluated(self._weights.terms, self._params)
                 assert self.plan is not None
-                initial = _initial(self.plan, self.manifest, self._params)
+                states = [(n, Type(shape, dtype)) for n, shape, dtype in self.manifest.states]
+                initial = _initial(self.plan, states, self._params)
                 self.manifest = replace(self.manifest, initial=initial)
                 self._run = None
             if self._run is None:
@@ -367,13 +368,10 @@ def _spec(name: str, kind: Type) -> Spec:
     return name, concrete(kind.shape), kind.dtype
 
 
-def _initial(plan: Plan, known: Any, params: Mapping[str, Data]) -> tuple[Spec, ...]:
+def _initial(plan: Plan, states: Iterable[tuple[str, Type]], params: Mapping[str, Data]) -> tuple[Spec, ...]:
     """Keys, shapes and dtypes of the states that params give a start. BadWeightsError where they do not fit."""
     found = []
     taken = {n.attr("name") for n in plan.graph.leaves("param")}
-    states = (
-        known.states.items() if isinstance(known.states, Mapping) else ((n, Type(s, d)) for n, s, d in known.states)
-    )
     for name, kind in states:
         data = params.get(name) if name not in taken else None
         if data is not None:
