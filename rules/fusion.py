@@ -85,7 +85,7 @@ _SPLIT, _JOINED = (
 )
 _GROUPED = (
     *(f"{x}1 == {_SPLIT.format(x)}" for x in "kv"), *(f"{x}3 == {_JOINED.format(x)}" for x in "kv"),
-    "size(q, 1) == size(k, 1) * k2[2]", "size(v, 1) == size(k, 1)", "size(q, 0) == size(k, 0)", "size(v, 0) == size(k, 0)",
+    "v2 == replace(v1, 2, k2[2])", "size(q, 1) == size(k, 1) * k2[2]", "size(v, 1) == size(k, 1)", "size(q, 0) == size(k, 0)", "size(v, 0) == size(k, 0)",
 )  # fmt: skip
 ATTENTION = table("attention", "fuse", [
     Rule("is-attention", f"softmax({_SCORES}, axis=i) @ v", f"attention(q, {_KEYS}, v, scale=c)", when=_SCALED,
