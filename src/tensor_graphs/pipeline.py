@@ -138,7 +138,13 @@ def as_graph(
             f"cannot optimize a {type(source).__name__}",
             hint="give an expression, a function with example_inputs, an nn.Module with example_inputs, or a model's path",
         )
+    unbound = {n: s for n, s in (dims or {}).items() if n not in graph.free_dims}
+    if unbound and not isinstance(source, str | Path) and not _is_module(source):  # loaders have bound them, or refused
+        raise UsageError(f"no dimension is called {sorted(unbound)}", hint=f"the graph has {sorted(graph.free_dims)}")
     if params:
+        leaves = {str(n.attr("name")) for op in ("param", "state") for n in graph.leaves(op)}
+        if unknown := sorted(set(params) - leaves):
+            raise UsageError(f"no params are called {unknown}", hint=f"the graph has {sorted(leaves)}")
         graph = replace(graph, params={**graph.params, **{n: _array(v) for n, v in params.items()}})
         graph.check()
     return graph
@@ -170,7 +176,7 @@ def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[st
             wanted = 1 if name.lower() in BATCH_NAMES else DEFAULT_SEQUENCE
             chosen[name] = min(max(wanted, atom.min), atom.max)
     used = {n: s for n, s in chosen.items() if n in graph.free_dims}
-    return (graph.bind(used) if used else graph), used
+    return (graph.bind(used) if used else graph), chosen
 
 
 # ---------------------------------------------------------------- prices
@@ -289,7 +295,7 @@ def optimize(
 
     `source` is an expression (or a sequence or dict of them), a Graph, a Python function or nn.Module with
     `example_inputs`, or the path of a model. `params` binds weights by name. `dims` fixes free dimensions (default:
-    batch 1, sequence 128). `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast"
+    batch 1, sequence 128). `deterministic` gives the same plan for the same store: nothing is measured. `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast"
     (2 times), "exact" (bitwise) or a relative error. `measure=False` uses stored and predicted prices only.
     Raises the named errors of `tensor_graphs.errors`; VerificationError only for a miscompile.
     """
@@ -313,12 +319,15 @@ def optimize(
 def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | None = None) -> Program:
     """`optimize` on a loaded graph, within a session."""
     backends = select(session.options.backend)
+    if missing := sorted({str(n.attr("name")) for n in graph.leaves("param")} - set(graph.params)):
+        raise UsageError(f"params {missing} have no data", hint="bind them: params={name: array}")
     prepared = prepare(session, graph, dims)
     view, blocks, views = saturated(session, prepared.work)
     found = hypergraph(session, view, backends)
     with open_store(session) as store:
         pricer = CostPricer(store)
-        measurer = CpuMeasurer(store) if session.options.measure else None
+        measures = session.options.measure and not session.options.deterministic
+        measurer = CpuMeasurer(store) if measures else None
         try:
             choice, program, checked = _verified(session, prepared, found, pricer, measurer)
         finally:
@@ -330,6 +339,7 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
     _time_whole(session, prepared, program, backends, report)
     report.seconds = session.clock.seconds
     program.report = report
+    program.reset()  # verification and timing have used its states
     return program
 
 
