@@ -37,9 +37,9 @@ from .errors import (
     UsageError,
     VerificationError,
 )
-from .explorer import Explorer
+from .explorer import Explorer, place
 from .extract.candidates import Hypergraph, candidates
-from .extract.kernel import Candidate, Priced, Vertex, contiguous
+from .extract.kernel import Candidate, Priced
 from .extract.plan import plan_of
 from .extract.problem import Extraction, Problem, reachable
 from .extract.search import Choice, Rows
@@ -88,12 +88,6 @@ def write(path: str | Path, explorer: Explorer) -> None:
 def model_path(path: Path) -> Path:
     """The model file beside an e-graph file."""
     return path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + ".model.safetensors")
-
-
-def place(view: EGraphView, vertex: Vertex) -> str:
-    """A value in a layout: its class, with the strides where it is not row-major."""
-    dense = vertex.strides == contiguous(concrete(view.types[vertex.cls].shape))
-    return f"c{vertex.cls}" + ("" if dense else "@" + ",".join(map(str, vertex.strides)))
 
 
 def spelled(view: EGraphView, candidate: Candidate) -> str:
