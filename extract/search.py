@@ -19,6 +19,8 @@ from .kernel import Candidate, Measurer, Priced, Pricer, Vertex
 from .problem import Extraction, Problem
 from .solve import solve
 
+CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
+Token = tuple[int, int]  # a template and a call, by identity: candidates share equal calls
 VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
 RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
 
@@ -137,15 +139,16 @@ def search(
     """
     start, clock = time.monotonic(), Clock()
     rounds, measured, stopped = 0, 0, "measured" if measurer else "prices only"
-    seen: set[int] = set()
+    done: set[Token] = set()  # calls measured by this search
     while True:
         rounds += 1
         with clock.running("price"):
             prices = _prices(hypergraph, pricer)
-        optimistic = [p.us if p.source == "measured" or measurer is None else p.low for p in prices]
+        open_ = [measurer is not None and _is_open(c, p, done) for c, p in zip(hypergraph.candidates, prices)]
+        optimistic = [p.low if o else p.us for p, o in zip(prices, open_)]
         with clock.running("solve"):
             chosen, found = _solve(hypergraph, optimistic, solve_seconds, deterministic)
-        lacking = _lacking(hypergraph, chosen, prices, seen)
+        lacking = _lacking(hypergraph, chosen, prices, open_)
         if measurer is None or not lacking:
             break
         if stop() or time.monotonic() - start > seconds:
@@ -153,7 +156,7 @@ def search(
             break
         if progress:
             progress(f"round {rounds}: {sum(optimistic[i] for i in chosen):.1f} µs, measuring {len(lacking)} kernels")
-        seen.update(lacking)
+        done.update(_token(hypergraph.candidates[i]) for i in lacking)
         measured += len(lacking)
         with clock.running("measure"):
             measurer.measure([hypergraph.candidates[i] for i in lacking])
@@ -181,31 +184,34 @@ class Clock:
             self.seconds[name] += time.monotonic() - start
 
 
-def _lacking(hypergraph: Hypergraph, chosen: Iterable[int], prices: Sequence[Priced], seen: set[int]) -> list[int]:
-    """Unmeasured candidates of the winner, each with its best unmeasured rivals; none twice, equal calls once."""
-    wanted: list[int] = []
+def _token(candidate: Candidate) -> Token:
+    return id(candidate.template), id(candidate.call)
+
+
+def _is_open(candidate: Candidate, price: Priced, done: set[Token]) -> bool:
+    """Whether measuring could still show the candidate to be cheaper: it was never measured, or so unevenly (on a busy
+    machine, say) that once more is worth it before it wins or loses by that number."""
+    uncertain = price.source != "measured" or price.low < CERTAIN * price.us
+    return uncertain and not math.isinf(price.us) and not candidate.is_view and _token(candidate) not in done
+
+
+def _lacking(
+    hypergraph: Hypergraph, chosen: Iterable[int], prices: Sequence[Priced], open_: Sequence[bool]
+) -> list[int]:
+    """Open candidates of the winner, each with its best open rivals, equal calls once."""
     makers: dict[Vertex, list[int]] = {}
     for i, c in enumerate(hypergraph.candidates):
-        makers.setdefault(c.output, []).append(i)
+        if open_[i]:
+            makers.setdefault(c.output, []).append(i)
+    wanted: list[int] = []
     for i in chosen:
-        if prices[i].source == "measured" or i in seen:
-            continue
-        rivals = [
-            j for j in makers[hypergraph.candidates[i].output] if prices[j].source != "measured" and j not in seen
-        ]
-        rivals = [j for j in sorted(rivals, key=lambda j: prices[j].low) if not math.isinf(prices[j].low)]
-        wanted += [i, *rivals[:RIVALS]]
-    unique: dict[tuple[object, ...], int] = {}
+        if open_[i]:
+            rivals = sorted(makers[hypergraph.candidates[i].output], key=lambda j: prices[j].low)
+            wanted += [i, *rivals[:RIVALS]]
+    unique: dict[Token, int] = {}
     for i in wanted:
-        unique.setdefault(call_key(hypergraph.candidates[i]), i)
+        unique.setdefault(_token(hypergraph.candidates[i]), i)
     return list(unique.values())
-
-
-def call_key(candidate: Candidate) -> tuple[object, ...]:
-    """What a candidate's time depends on, apart from the machine: equal keys are the same kernel on the same shapes."""
-    call = candidate.call
-    operands = tuple((o, call.operands[o].type, call.operands[o].strides) for o in candidate.template.operands)
-    return (candidate.template.identity, operands, call.output, tuple(sorted(call.attrs.items())))
 
 
 def alternatives(choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0) -> Iterator[Choice]:
