@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from html import escape
 from typing import Any, NamedTuple, Protocol
 
 from ..egraph.graph import Graph, Tensor
@@ -234,7 +235,7 @@ class Step:
         return self.template.family == "view"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A complete way to compute a graph: a flat list of steps over values.
 
@@ -256,3 +257,16 @@ class Plan:
     def kernels(self) -> int:
         """Number of kernel launches (views are none)."""
         return sum(not s.is_view for s in self.steps)
+
+    def __repr__(self) -> str:
+        return f"Plan of {self.graph.name}: {self.kernels} kernels, {self.cost:.1f} µs, lower bound {self.lower_bound:.1f} µs"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>%{s.output}</td><td>{escape(s.template.name)}({', '.join(f'{o}=%{i}' for o, i in s.inputs)})</td>"
+            f"<td>{escape(str(self.values[s.output].type))}</td>"
+            f"<td>{'view' if s.is_view else f'{s.cost.us:.2f} µs, {escape(s.cost.source)}'}</td></tr>"
+            for s in self.steps
+        )
+        head = "<tr><th>value</th><th>kernel</th><th>type</th><th>cost</th></tr>"
+        return f"<b>{escape(repr(self))}</b><table>{head}{rows}</table>"

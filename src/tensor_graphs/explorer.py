@@ -236,6 +236,9 @@ def place(view: EGraphView, vertex: Vertex) -> str:
 class Html(str):
     """Markup that a notebook shows as such."""
 
+    def __repr__(self) -> str:
+        return f"<HTML of {len(self)} characters>"
+
     def _repr_html_(self) -> str:
         return str(self)
 
