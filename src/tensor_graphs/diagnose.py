@@ -1,21 +1,65 @@
-"""Whose fault a wrong plan is: the rewrites', if the plan's own meaning in float64 differs from the model's; a kernel's,
-if the meaning agrees and running it does not."""
+"""Whose fault a failing plan is: the rewrites', if the plan's own meaning in float64 differs from the model's; a kernel's,
+if the meaning agrees and running it alone does not; nobody's but rounding's else."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .egraph.dims import concrete
+from .backends.single import meaning as kernel_meaning
+from .backends.single import run_template
+from .egraph import dtypes
 from .egraph.graph import Graph, Tensor, make
 from .egraph.interpret import evaluate
 from .egraph.pattern import Var, build
+from .egraph.rule import Rule
+from .errors import TensorGraphsError
 from .extract.kernel import Plan, Step
-from .verify import index_bounds, relative_error, sample_inputs
+from .verify import WRONG, allowed_error, index_bounds, misplaced, relative_error, sample_inputs
 
-TOLERABLE = 1e-4  # relative error of one kernel in float32 that rounding may explain
+Array = np.ndarray[Any, Any]
+TOLERABLE = 1e-4  # relative error in float64 that another order of the same arithmetic may explain
+CANCELS = 1e-10  # the same relative to the largest value on the way, where the result cancels to nearly nothing
+SAMPLES = 12  # random instances on which each rule that fired is tried
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found in a plan that failed. `kernels`: template -> its error alone, in multiples of what rounding of the
+    reference interpreter allows; `errors`: the same as relative errors."""
+
+    rewrites: float  # relative error of the plan's meaning in float64; 0 where it agrees
+    kernels: Mapping[str, float]
+    errors: Mapping[str, float]
+    steps: tuple[str, ...]  # templates of the plan
+
+    @property
+    def wrong(self) -> list[str]:
+        """Kernels that compute something else."""
+        return [n for n, e in self.errors.items() if not e <= WRONG]
+
+    @property
+    def miscompiled(self) -> bool:
+        """Whether something is wrong beyond rounding."""
+        return self.rewrites > 0 or bool(self.wrong)
+
+    @property
+    def inaccurate(self) -> list[str]:
+        """Kernels less accurate than the interpreter's rounding, worst first."""
+        return sorted((n for n, x in self.kernels.items() if x > 1), key=lambda n: -self.kernels[n])
+
+    def blame(self, fired: Sequence[Rule] = ()) -> str:
+        """A sentence naming the suspects. `fired`: the rules that matched; those refuted by sampling are named."""
+        if self.rewrites:
+            who = refuted(fired) or [f"none of {len(fired)} rules that matched is refuted by itself"]
+            return (
+                f"the rewrites: in float64 the plan's own meaning is off by {self.rewrites:.3g}; {'; '.join(who)}; "
+                f"its kernels are {', '.join(self.steps)}"
+            )
+        return f"the kernels: {', '.join(self.wrong) or 'none alone is wrong; the memory plan or the emitter'}"
 
 
 def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
@@ -41,50 +85,101 @@ def step_meaning(step: Step, values: Mapping[int, Tensor]) -> Tensor:
     return build(step.template.term, operands, step.call.attrs)
 
 
-def blame(graph: Graph, plan: Plan, seed: int = 0) -> str:
-    """A sentence naming the suspects."""
+def diagnose(graph: Graph, plan: Plan, seed: int = 0) -> Diagnosis:
+    """Compare the plan's meaning with the graph in float64, and each kernel alone with its own meaning."""
+    ratios: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    rng = np.random.default_rng(seed)
+    for step in _distinct(plan):
+        error, allowed = kernel_error(step, rng)
+        name = step.template.name
+        errors[name] = max(errors.get(name, 0.0), error)
+        ratios[name] = max(ratios.get(name, 0.0), error / allowed)
+    steps = tuple(sorted({s.template.name for s in plan.steps if not s.is_view}))
+    return Diagnosis(rewrite_error(graph, plan, seed), ratios, errors, steps)
+
+
+def rewrite_error(graph: Graph, plan: Plan, seed: int = 0) -> float:
+    """How far the plan's meaning is from the graph's in float64; 0 where reordered arithmetic explains it."""
     rng = np.random.default_rng(seed)
     inputs = sample_inputs([*graph.inputs, *graph.leaves("state")], rng, index_bounds(graph))
     roots, _ = meaning(plan)
-    exact = evaluate(graph, inputs, float64=True)
-    said = evaluate(roots, inputs, params=graph.params, float64=True)
-    off = max(relative_error(s.reshape(np.shape(e)), e) for s, e in zip(said, exact, strict=True))
-    if off > TOLERABLE:
-        return f"the rewrites: in float64 the plan's own meaning is off by {off:.3g}; {_rewritten(plan)}"
-    return f"the kernels: {', '.join(wrong_kernels(plan)) or 'none alone is wrong; the memory plan or the emitter'}"
+    with np.errstate(all="ignore"):
+        exact = evaluate(graph, inputs, float64=True)
+        said = evaluate(roots, inputs, params=graph.params, float64=True)
+    said = [np.reshape(s, np.shape(e)) for s, e in zip(said, exact, strict=True)]
+    gaps = [_gap(s, e, r.dtype) for s, e, r in zip(said, exact, graph.roots)]
+    if max(gaps) <= TOLERABLE:
+        return 0.0
+    peak = _peak(graph, inputs)
+    found = [g for g, s, e in zip(gaps, said, exact) if g > TOLERABLE and not _cancels(s, e, peak)]
+    return max(found, default=0.0)
 
 
-def _rewritten(plan: Plan) -> str:
-    return f"its kernels are {', '.join(sorted({s.template.name for s in plan.steps if not s.is_view}))}"
+def _gap(value: Array, exact: Array, dtype: str) -> float:
+    if dtypes.is_float(dtype):
+        return relative_error(value, exact)
+    return float(np.mean(value != exact)) if np.size(value) else 0.0
 
 
-def wrong_kernels(plan: Plan) -> list[str]:
-    """Names of templates that, run alone on random operands, differ from their pattern in float64."""
-    from .backends.direct import run_template
+def _cancels(value: Array, exact: Array, peak: float) -> bool:
+    v, e = np.asarray(value, np.float64), np.asarray(exact, np.float64)
+    fine = np.isfinite(v) & np.isfinite(e)
+    return float(np.abs(v[fine] - e[fine]).max(initial=0.0)) <= CANCELS * peak
 
-    found: dict[str, None] = {}
-    seen: set[Any] = set()
-    rng = np.random.default_rng(1)
+
+def _peak(graph: Graph, inputs: Mapping[str, Array]) -> float:
+    """The largest finite number on the way."""
+    nodes = [n for n in graph.nodes() if dtypes.is_float(n.dtype)]
+    with np.errstate(all="ignore"):
+        values = evaluate(nodes, inputs, params=graph.params, float64=True)
+    return max((float(np.abs(v[np.isfinite(v)]).max(initial=0.0)) for v in values), default=0.0)
+
+
+def _distinct(plan: Plan) -> list[Step]:
+    """The kernels of a plan, equal calls once."""
+    seen: dict[Any, Step] = {}
     for step in plan.steps:
-        key = (step.template.name, tuple((o, step.call.operands[o]) for o in step.template.operands))
-        if step.is_view or key in seen:
+        key = (
+            step.template.name,
+            tuple((o, step.call.operands[o]) for o in step.template.operands),
+            tuple(step.call.attrs.items()),
+        )
+        if not step.is_view:
+            seen.setdefault(key, step)
+    return list(seen.values())
+
+
+def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
+    """(error of the kernel alone against float64, what is fair: the interpreter's in the same dtypes, and some ulp).
+
+    Relative Frobenius error for floats, infinite where NaN or infinities are misplaced; the share of wrong places for
+    integers and bools.
+    """
+    call, root = step.call, kernel_meaning(step.template, step.call)
+    leaves = [n for n in Graph.of(root).leaves("param")]
+    operands = sample_inputs(leaves, rng, index_bounds(Graph.of(root)))
+    with np.errstate(all="ignore"):
+        exact = evaluate([root], {}, params=operands, float64=True)[0]
+        own = evaluate([root], {}, params=operands)[0]
+        found = run_template(step.template, call, operands)
+    if not dtypes.is_float(root.dtype):
+        return float(np.mean(found != own)) if found.size else 0.0, 0.01
+    fair = allowed_error("fast", relative_error(own, exact), root.dtype)
+    return float("inf") if misplaced(found, exact, own) else relative_error(found, exact), fair
+
+
+def refuted(rules: Sequence[Rule], samples: int = SAMPLES) -> list[str]:
+    """Names of the rules that random instances refute, each with the reason."""
+    from .rules.check import check
+
+    found = []
+    for rule in rules:
+        try:
+            verdict = check(rule, samples=samples)
+        except TensorGraphsError as error:
+            found.append(f"rule {rule.name} cannot be checked ({error.message})")
             continue
-        seen.add(key)
-        operands = _operands(step, rng)
-        leaves = {
-            o: make("input", (), {"name": o, "shape": a.shape, "dtype": step.call.operands[o].type.dtype})
-            for o, a in operands.items()
-        }
-        values = {i: leaves[o] for o, i in step.inputs}
-        exact = evaluate([step_meaning(step, values)], operands, float64=True)[0]
-        if relative_error(run_template(step.template, step.call, operands), exact) > TOLERABLE:
-            found[step.template.name] = None
-    return list(found)
-
-
-def _operands(step: Step, rng: np.random.Generator) -> dict[str, Any]:
-    leaves: Sequence[Tensor] = [
-        make("input", (), {"name": o, "shape": concrete(x.type.shape), "dtype": x.type.dtype})
-        for o, x in step.call.operands.items()
-    ]
-    return sample_inputs(leaves, rng)
+        if verdict.status == "refuted":
+            found.append(f"rule {rule.name} is refuted ({verdict.detail})")
+    return found

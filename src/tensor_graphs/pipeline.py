@@ -26,6 +26,7 @@ from .backends.views import view_strides
 from .costdb.key import Work
 from .costdb.predict import Query
 from .costdb.store import Store, default_root
+from .diagnose import diagnose
 from .egraph.blocks import Blocks, find_blocks
 from .egraph.graph import Graph, Tensor
 from .egraph.rule import Rule
@@ -33,7 +34,7 @@ from .egraph.saturate import Limits, saturate_blocks
 from .egraph.simplify import simplify
 from .egraph.view import EGraphView, glue, view_of
 from .egraph.widen import widen
-from .errors import NoPlanError, TensorGraphsError, UsageError, VerificationError
+from .errors import NoPlanError, UsageError, VerificationError
 from .explorer import Explorer
 from .extract.candidates import Hypergraph, candidates
 from .extract.kernel import Backend, Candidate, Plan, Priced
@@ -329,7 +330,8 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
         measures = session.options.measure and not session.options.deterministic
         measurer = CpuMeasurer(store) if measures else None
         try:
-            choice, program, checked = _verified(session, prepared, found, pricer, measurer)
+            fired = _fired(session, views)
+            choice, program, checked = _verified(session, prepared, found, fired, pricer, measurer)
         finally:
             if measurer is not None:
                 measurer.close()
@@ -356,14 +358,20 @@ def open_store(session: Session) -> Iterator[Store]:
 
 
 def _verified(
-    session: Session, prepared: Prepared, found: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | None
+    session: Session,
+    prepared: Prepared,
+    found: Hypergraph,
+    fired: Sequence[Rule],
+    pricer: CostPricer,
+    measurer: CpuMeasurer | None,
 ) -> tuple[Choice, Program, Verification | None]:
-    """Choose, build, verify; where a plan is over tolerance, drop its least accurate kernels and choose again."""
+    """Choose, build, verify; where a plan is over tolerance, drop its least accurate kernel, then all rewriting, and
+    choose again."""
     dropped: list[str] = []
     references: dict[int, Any] = {}
     flops = graph_flops(list(prepared.work.roots))
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        choice = choose(session, found, pricer, measurer)
+        choice = _chosen(session, found, pricer, measurer, dropped)
         with session.stage("build"):
             plan = replace(plan_of(choice, prepared.work), graph=renamed(prepared))
             program = Program(plan)
@@ -374,26 +382,46 @@ def _verified(
                 prepared.graph, partial(run_flat, program), tolerance=session.options.tolerance,
                 seed=session.options.seed, flops=flops, references=references,
             )  # fmt: skip
-        verdict = replace(verdict, attempts=attempt, dropped=tuple(dropped))
-        if verdict.passed:
-            return choice, program, verdict
-        if verdict.miscompiled:
+            verdict = replace(verdict, attempts=attempt, dropped=tuple(dropped))
+            if verdict.passed:
+                return choice, program, verdict
+            finding = diagnose(prepared.graph, plan)
+        last = REWRITES in dropped or attempt == MAX_ATTEMPTS
+        if finding.miscompiled or (last and verdict.miscompiled):
+            worst = verdict.worst
             raise VerificationError(
-                f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g} (allowed {verdict.worst.allowed:.3g})",
-                where=suspects(prepared, plan), hint="report this with the model; verify=False runs it regardless",
+                f"output {worst.name!r} is off by {worst.plan:.3g} (allowed {worst.allowed:.3g})" +
+                ("" if worst.finite else ", NaN or infinities are misplaced"),
+                where=finding.blame(fired), hint="report this with the model; verify=False runs it regardless",
             )  # fmt: skip
-        names = least_accurate(choice, pricer, attempt)
-        dropped += names
-        session.progress.say("verify", f"over tolerance, without {', '.join(names) or 'rewrites'} again")
-        found = (
-            _without(found, set(names))
-            if names
-            else hypergraph(session, view_of(prepared.work), select(session.options.backend))
-        )
-    raise NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
+        if last and not finding.inaccurate:
+            break
+        dropped += finding.inaccurate[:1] if attempt < MAX_ATTEMPTS - 1 and finding.inaccurate else [REWRITES]
+        session.progress.say("verify", f"over tolerance, again without {dropped[-1]}")
+        if dropped[-1] == REWRITES:
+            found = hypergraph(session, view_of(prepared.work), select(session.options.backend))
+        found = _without(found, set(dropped))
+    raise _beyond_tolerance()
 
 
 MAX_ATTEMPTS = 6
+REWRITES = "all rewrites"
+
+
+def _chosen(
+    session: Session, found: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | None, dropped: Sequence[str]
+) -> Choice:
+    """`choose`; what cannot be covered without the kernels that were dropped is beyond the tolerance."""
+    try:
+        return choose(session, found, pricer, measurer)
+    except NoPlanError:
+        if dropped:
+            raise _beyond_tolerance() from None
+        raise
+
+
+def _beyond_tolerance() -> NoPlanError:
+    return NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
 
 
 def renamed(prepared: Prepared) -> Graph:
@@ -412,32 +440,14 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
     return [*results, *(program.states[n].copy() for n in (program.plan.updates if program.plan else ()))]
 
 
-def least_accurate(choice: Choice, pricer: CostPricer, attempt: int) -> list[str]:
-    """Templates of the plan to do without: those whose stored error is worst; after three rounds, none (give up rewriting)."""
-    if attempt > 3:
-        return []
-    kernels = [choice.hypergraph.candidates[i] for i in choice.chosen if not choice.hypergraph.candidates[i].is_view]
-    rows = pricer.store.accuracies([pricer.query(c).key for c in kernels])
-    worst: dict[str, float] = {}
-    for c in kernels:
-        for row in rows.get(pricer.query(c).key.digest, []):
-            worst[c.template.name] = max(worst.get(c.template.name, 0.0), row.rel_fro)
-    ranked = sorted(worst, key=lambda n: -worst[n])
-    return ranked[:1]
+def _fired(session: Session, views: Sequence[EGraphView]) -> list[Rule]:
+    """The rules that matched in any of the blocks."""
+    matched = {name for v in views for name, count in v.report.matches.items() if count}
+    return [r for r in session.options.rules if {r.name, *(d.name for d in r.directions)} & matched]
 
 
 def _without(found: Hypergraph, names: set[str]) -> Hypergraph:
     return replace(found, candidates=[c for c in found.candidates if c.template.name not in names])
-
-
-def suspects(prepared: Prepared, plan: Plan) -> str:
-    """Whether a wrong result comes from the rewrites or from a kernel, and which: the plan's own meaning in float64."""
-    from .diagnose import blame
-
-    try:
-        return blame(prepared.graph, plan)
-    except TensorGraphsError as error:
-        return f"(could not be narrowed down: {error.message})"
 
 
 # ---------------------------------------------------------------- the report

@@ -1,0 +1,312 @@
+"""Wrong results are caught, blamed on the right part, and inaccurate plans are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensor_graphs as tg
+from tensor_graphs import pipeline, verify
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.rule import Rule
+from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
+from tensor_graphs.extract.kernel import Template
+from tensor_graphs.pipeline import Options, Session, optimize_graph
+from tensor_graphs.rules import ALL
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def run(expression: Any, rules: tuple[Rule, ...] = (), **options: Any) -> Any:
+    graph = expression if isinstance(expression, Graph) else Graph.of(expression)
+    chosen = Options(backend="numpy", measure=False, rules=(*rules, *ALL), **options)
+    return optimize_graph(Session(chosen), graph)
+
+
+@pytest.fixture
+def inject(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`inject(template, ...)`: the NumPy backend with further kernels, and without those called `without`."""
+
+    def put(*extra: Template, without: str = "") -> None:
+        numpy = backend("numpy")
+        kept = tuple(t for t in numpy.templates if t.name != without)
+        changed = _With(numpy, (*extra, *kept))
+        monkeypatch.setattr(pipeline, "select", lambda choice: [changed])
+
+    return put
+
+
+class _With:
+    def __init__(self, base: Any, templates: tuple[Template, ...]) -> None:
+        self.base, self.templates = base, templates
+        self.name, self.device, self.helpers = base.name, base.device, base.helpers
+
+    def unavailable(self) -> str:
+        return ""
+
+
+def kernel(name: str, pattern: str, code: str) -> Template:
+    return Template(name, "numpy", pattern, code, flops=lambda call: 0.0)
+
+
+def cheap(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Make the pricer believe that kernels of these names cost nearly nothing."""
+    price = pipeline.CostPricer.price
+
+    def patched(self: Any, found: Any) -> Any:
+        return [replace(p, us=0.001, low=0.001, high=0.001) if c.template.name in names else p
+                for c, p in zip(found, price(self, found))]  # fmt: skip
+
+    monkeypatch.setattr(pipeline.CostPricer, "price", patched)
+
+
+# ---------------------------------------------------------------- miscompiles
+def test_an_unsound_rule_is_found_out_and_blamed() -> None:
+    x = tg.input("x", (3, 4))
+    wrong = Rule("wrong-to-zero", "mul(tanh(x), 2.0)", "neg(x)", growth="collects")
+    with pytest.raises(VerificationError, match="off by") as caught:
+        run(tg.tanh(x) * 2.0, (wrong,))
+    assert caught.value.exit_code == 5
+    assert "rewrites" in caught.value.where and "wrong-to-zero" in caught.value.where
+    assert run(tg.tanh(x) * 2.0, (wrong,), verify=False).report.verification is None
+
+
+def test_a_wrong_transpose_is_found_out() -> None:
+    x = tg.input("x", (4, 4))
+    wrong = Rule(
+        "wrong-transpose", "exp(permute(x, perm=p))", "exp(x)", when=("shape(x) == shape(x)",), growth="collects"
+    )
+    try:
+        wrong.check()
+    except tg.errors.RuleError:
+        wrong = replace(wrong, when=())
+    with pytest.raises(VerificationError) as caught:
+        run(tg.exp(x.T) @ x, (wrong,))
+    assert "rewrites" in caught.value.where and "wrong-transpose" in caught.value.where
+
+
+def test_times_zero_is_not_zero_where_nan_may_be() -> None:
+    x = tg.input("x", (3,))
+    made = run({"y": x * 0.0, "z": x})
+    found = made(np.array([np.nan, np.inf, 1.0], np.float32))["y"]
+    assert np.isnan(found[:2]).all() or not found[:2].any()  # the dtype rule; what counts: no crash, a definite value
+    assert found[2] == 0.0
+
+
+def test_a_wrong_kernel_is_found_out_and_named(inject: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(kernel("np.wrong_tanh", "tanh(x)", "np.sinh({x}, out={out})"))
+    cheap(monkeypatch, "np.wrong_tanh")
+    x = tg.input("x", (64,))
+    with pytest.raises(VerificationError) as caught:
+        run({"y": tg.tanh(x * 3.0)})
+    assert caught.value.where == "the kernels: np.wrong_tanh"
+
+
+def test_a_kernel_that_writes_nan_is_found_out(inject: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(kernel("np.nan_exp", "exp(x)", "np.log(-np.abs({x}), out={out})"))
+    cheap(monkeypatch, "np.nan_exp")
+    with pytest.raises(VerificationError, match=r"np\.nan_exp"):
+        run(tg.exp(tg.input("x", (8,))))
+
+
+def test_a_wrong_integer_kernel_is_found_out(inject: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(kernel("np.wrong_argmax", "argmax(x, axis=a)", "{out}[...] = np.argmin({x}, {a}, keepdims=True)"))
+    cheap(monkeypatch, "np.wrong_argmax")
+    with pytest.raises(VerificationError, match=r"np\.wrong_argmax"):
+        run(tg.argmax(tg.input("x", (50, 9)), 1))
+
+
+def test_suspects_may_read_indices(inject: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(kernel("np.wrong_gather", "gather(x, i, axis=a)", "np.take({x} * 2, {i}, {a}, {out}, mode='clip')"))
+    cheap(monkeypatch, "np.wrong_gather")
+    with pytest.raises(VerificationError, match=r"np\.wrong_gather"):
+        run(tg.gather(tg.input("table", (1, 4)), tg.input("i", (3,), "int64"), 0))
+
+
+# ---------------------------------------------------------------- over tolerance
+def test_an_inaccurate_kernel_is_dropped(inject: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(kernel("np.rough_tanh", "tanh(x)", "np.multiply(np.tanh({x}), np.float32(1.001), out={out})"))
+    cheap(monkeypatch, "np.rough_tanh")
+    x = tg.input("x", (64,))
+    made = run(tg.tanh(x) * 3.0)
+    verdict = made.report.verification
+    assert verdict["passed"] and verdict["dropped"] == ["np.rough_tanh"]
+    assert "np.rough_tanh" not in {k.name for k in made.report.kernels}
+    assert "np.rough_tanh" in {k.name for k in run(tg.tanh(x) * 3.0, tolerance=0.01).report.kernels}
+
+
+def test_rounding_of_one_kernel_among_many_is_found(
+    inject: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject(kernel("np.rough_mul", "mul(x, y)", "np.multiply({x} * np.float32(1.0001), {y}, out={out})"))
+    cheap(monkeypatch, "np.rough_mul")
+    x, y, w = tg.input("x", (16, 16)), tg.input("y", (16, 16)), tg.param("w", (16, 16))
+    made = run(Graph.of(tg.softmax(tg.exp(x * y) @ w) + tg.tanh(x), params={"w": normal(16, 16)}))
+    assert made.report.verification["dropped"] == ["np.rough_mul"] and made.report.verification["passed"]
+
+
+def test_no_plan_within_an_impossible_tolerance() -> None:
+    with pytest.raises(NoPlanError, match="tolerance"):
+        run(tg.sum(tg.exp(tg.input("x", (1000,)))), tolerance=1e-12)
+
+
+def test_a_sum_that_cancels_passes() -> None:
+    x, y = tg.input("x", (32,)), tg.input("y", (32,))
+    for zero in ((x + y) - (y + x), (x * 0.1 + y) - y - x * 0.1, tg.sum(x - tg.mean(x, 0, True))):
+        assert run(zero).report.verification["passed"]
+
+
+# ---------------------------------------------------------------- the arithmetic of it
+def test_allowed_errors() -> None:
+    ulp = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}
+    for dtype, unit in ulp.items():
+        assert verify.allowed_error("eager", 1e-3, dtype) == pytest.approx(1.25e-3 + 2 * unit)
+        assert verify.allowed_error("fast", 1e-3, dtype) == pytest.approx(2e-3 + 2 * unit)
+        assert verify.allowed_error("exact", 1e-3, dtype) == 0.0
+        assert verify.allowed_error(0.25, 1e-3, dtype) == 0.25
+        assert verify.allowed_error(1, 1e-3, dtype) == 1.0
+    for wrong in ("loose", True, "", "0.1"):
+        with pytest.raises(UsageError, match="tolerance"):
+            verify.allowed_error(wrong, 0.0, "float32")
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1 << 30), st.floats(1e-6, 1.0))
+def test_the_relative_error_is_a_relative_error(seed: int, size: float) -> None:
+    rng = np.random.default_rng(seed)
+    r = rng.standard_normal(50)
+    gap = rng.standard_normal(50)
+    gap *= size * np.linalg.norm(r) / np.linalg.norm(gap)
+    assert verify.relative_error(r + gap, r) == pytest.approx(size)
+    assert verify.relative_error((r + gap) * 1e3, r * 1e3) == pytest.approx(size)
+    spoiled = r.copy()
+    spoiled[::7] = np.nan
+    assert verify.relative_error(spoiled, spoiled) == 0.0
+
+
+def test_relative_errors_at_the_edges() -> None:
+    assert verify.relative_error(np.zeros(0), np.zeros(0)) == 0.0
+    assert verify.relative_error(np.zeros(3), np.zeros(3)) == 0.0
+    assert verify.relative_error(np.ones(3), np.zeros(3)) == np.inf
+    assert verify.relative_error(np.full(2, np.nan), np.full(2, np.nan)) == 0.0
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [([NAN, INF, -INF, 1.0], True), ([NAN, INF, -INF, NAN], False), ([1.0, INF, -INF, 1.0], False),
+     ([NAN, -INF, -INF, 1.0], False), ([NAN, INF, -INF, INF], True), ([NAN, 1e38, -INF, 1.0], False)],
+)  # fmt: skip
+def test_nan_and_infinities_stand_where_a_reference_has_them(value: list[float], allowed: bool) -> None:
+    x = tg.input("x", (4,))
+    exact = np.array([NAN, INF, -INF, 1.0])
+    own = np.array([NAN, INF, -INF, INF], np.float32)  # overflowed in its own dtype
+    graph = Graph.of(x)
+    known: Any = {k: ({"x": normal(4)}, [exact], [own]) for k in range(3)}
+    verdict = verify.verify(graph, lambda given: [np.array(value, np.float32)], tolerance=1.0, references=known)
+    assert verdict.passed == allowed == (not verdict.miscompiled)
+
+
+def checked(graph: Graph, *outputs: Any, **options: Any) -> verify.Verification:
+    return verify.verify(graph, lambda given: list(outputs), **options)
+
+
+def test_exact_means_bitwise() -> None:
+    graph = Graph.of(tg.input("x", (4,)) * 0.0)
+    known: Any = {k: ({"x": normal(4)}, [np.zeros(4)], [np.array([0.0, -0.0, NAN, 1.0], np.float32)]) for k in range(3)}
+    same, signs = np.array([0.0, -0.0, NAN, 1.0], np.float32), np.array([0.0, 0.0, NAN, 1.0], np.float32)
+    assert checked(graph, same, tolerance="exact", references=known).passed
+    assert not checked(graph, signs, tolerance="exact", references=known).passed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "passed", "miscompiled"), [(0, True, False), (9, True, False), (20, False, False), (900, False, True)]
+)
+def test_integers_may_differ_at_near_ties_only(wrong: int, passed: bool, miscompiled: bool) -> None:
+    graph = Graph.of(tg.argmax(tg.input("x", (1000, 3)), 1))
+    own = np.arange(1000) % 3
+    known: Any = {k: ({"x": normal(1000, 3)}, [own], [own]) for k in range(3)}
+    found = own.copy()
+    found[:wrong] = (found[:wrong] + 1) % 3
+    verdict = checked(graph, found, references=known)
+    assert (verdict.passed, verdict.miscompiled) == (passed, miscompiled)
+
+
+def test_outputs_of_another_shape_are_wrong() -> None:
+    x = tg.input("x", (4,))
+    assert checked(Graph.of(x), np.zeros((2, 2), np.float32)).miscompiled
+    assert checked(Graph.of(tg.argmax(x, 0)), np.zeros((2, 2), np.int64)).miscompiled
+
+
+def test_updates_are_compared_too() -> None:
+    s, x = tg.state("s", (3,)), tg.input("x", (3,))
+    graph = Graph.of(x + 1.0, updates={"s": s * x})
+    good = lambda v: [v["x"] + 1, v["s"] * v["x"]]
+    bad = lambda v: [v["x"] + 1, v["s"] + v["x"]]
+    assert verify.verify(graph, good).passed
+    verdict = verify.verify(graph, bad)
+    assert verdict.miscompiled and verdict.worst.name == "update of s"
+
+
+def test_large_models_are_checked_on_one_input_and_say_so() -> None:
+    graph = Graph.of(tg.input("x", (4,)) * 2.0)
+    calls = []
+    run_ = lambda given: [calls.append(1) or given["x"] * 2]
+    verdict = verify.verify(graph, run_, flops=5e10)
+    assert verdict.passed and verdict.seeds == len(calls) == 1 and "50 GFLOP" in verdict.note
+    assert verify.verify(graph, run_).seeds == 3 and verify.verify(graph, run_).note == ""
+
+
+def test_references_are_computed_once() -> None:
+    graph, known = Graph.of(tg.exp(tg.input("x", (4,)))), {}  # type: ignore[var-annotated]
+    verify.verify(graph, lambda v: [np.exp(v["x"])], references=known)
+    before = dict(known)
+    assert set(known) == {0, 1, 2}
+    verify.verify(graph, lambda v: [np.exp(v["x"])], references=known)
+    assert all(known[k] is before[k] for k in known)
+
+
+# ---------------------------------------------------------------- inputs
+def test_indices_stay_in_range() -> None:
+    small, large = tg.param("small", (3, 2)), tg.param("large", (100, 2))
+    i, j, k, mask = (tg.input(n, (50,), "int64") for n in ("i", "j", "k", "mask"))
+    outputs = {
+        "a": tg.gather(large, i, 0), "b": tg.gather(small, tg.where(tg.eq(mask, 1), i, i), 0),
+        "c": tg.gather(large, j.reshape((5, 10)).T, 0), "d": mask * 2, "e": k + 1,
+    }  # fmt: skip
+    graph = Graph.of(outputs)
+    assert verify.index_bounds(graph) == {"i": 3, "j": 100}
+    values = verify.sample_inputs(graph.inputs, np.random.default_rng(0), verify.index_bounds(graph))
+    assert values["i"].min() >= 0 and values["i"].max() == 2
+    assert values["j"].max() > 50 and set(np.unique(values["mask"])) == {0, 1}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int64", "int8", "uint8", "bool"])
+def test_sampled_inputs_have_the_types_they_should(dtype: str) -> None:
+    leaves = [tg.input("x", (3, 5), dtype), tg.input("none", (0, 5), dtype), tg.input("one", (), dtype)]
+    values = verify.sample_inputs(leaves, np.random.default_rng(0))
+    for leaf in leaves:
+        found = np.asarray(values[leaf.attr("name")])
+        assert found.shape == leaf.shape and found.dtype.name == dtype
+
+
+def test_the_worst_kernel_goes_first(inject: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(
+        kernel("np.rough_tanh", "tanh(x)", "np.multiply(np.tanh({x}), np.float32(1.00001), out={out})"),
+        kernel("np.rough_exp", "exp(x)", "np.multiply(np.exp({x}), np.float32(1.001), out={out})"),
+    )
+    cheap(monkeypatch, "np.rough_tanh", "np.rough_exp")
+    made = run(tg.exp(tg.tanh(tg.input("x", (64,)))))
+    assert made.report.verification["dropped"][0] == "np.rough_exp"
+    assert made.report.verification["passed"]
