@@ -293,7 +293,7 @@ class _Trial:
             with np.errstate(all="ignore"):
                 (other,) = evaluate([self.roots[i]], moved, params=moved, float64=True)
                 change = np.where(finite & np.isfinite(other), other - np.where(finite, left, 0), 0.0)
-            worst = max(worst, float(np.linalg.norm(change)) / 1e-7)
+                worst = max(worst, float(np.linalg.norm(change)) / 1e-7)
         return worst
 
     def bitwise(self, style: str) -> bool:

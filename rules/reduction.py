@@ -16,7 +16,7 @@ LINEARITY = table("reductions", "algebra", [
     *(Rule(f"{r}-quotient", f"{r}(x / s, axes=k)", f"{r}(x, axes=k) / s", both=True, keep=True, when=_ONE_AXIS,
            doc="a divisor that is constant along the axis leaves") for r in _LINEAR),
     *(Rule(f"{r}-sign", f"{r}(neg(x), axes=k)", f"neg({r}(x, axes=k))", both=True, doc="a sign leaves") for r in _LINEAR),
-    *(Rule(f"{r}-of-product", f"{r}(a @ w, axes=k)", f"{r}(a, axes=k) @ w", when=("k == (rank(a) - 2,)",),
+    *(Rule(f"{r}-of-product", f"{r}(a @ w, axes=k)", f"{r}(a, axes=k) @ w", when=("k == (rank(a) - 2,)", *(("0 < size(a, -2)",) if r == "mean" else ())),
            both=True, doc="reducing rows before or after a product") for r in _LINEAR),
     *(Rule(f"{r}-of-concat", f"{r}(concat(x, y, axis=i), axes=k)", f"{op}({r}(x, axes=k), {r}(y, axes=k))",
            when=("k == (i,)", *full), growth="expands", doc="parts are reduced and then combined (SPLIT)")
