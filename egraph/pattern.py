@@ -138,8 +138,10 @@ FUNCTIONS: dict[str, Any] = {
     "size": _size,
     "shape": lambda fact: fact.type.shape,
     "volume": lambda fact: prod(fact.type.shape),
-    "fits": lambda a, b: len(a.type.shape) == len(b.type.shape)  # a broadcasts to b's shape
-    and all(p in (1, q) for p, q in zip(a.type.shape, b.type.shape)),
+    "fits": lambda a, b: (
+        len(a.type.shape) == len(b.type.shape)  # a broadcasts to b's shape
+        and all(p in (1, q) for p, q in zip(a.type.shape, b.type.shape))
+    ),
     "dtype": lambda fact: fact.type.dtype,
     "weight": lambda fact: fact.weight,  # depends on params and constants only: folded at load
     "active": lambda fact: not fact.weight,  # depends on an input or a state
@@ -147,10 +149,26 @@ FUNCTIONS: dict[str, Any] = {
     "floating": lambda fact: fact.type.dtype in ("float16", "bfloat16", "float32", "float64"),
     "chained": lambda fact: True,  # an original weight, or a merge of such: what may merge further (a growth bound)
     "original": lambda fact: True,  # a weight of the model, not one that rules made (a growth bound)
-    "ordered": lambda *tensors: True,  # (x, a, b): weight b is the next after the chain a to meet x; (a, b): it is later.
+    "ordered": lambda *tensors: (
+        True
+    ),  # (x, a, b): weight b is the next after the chain a to meet x; (a, b): it is later.
     # A bound on the growth of merges, not a condition of their truth.
 }
-PREDICATES = ("eq", "ne", "lt", "le", "contains", "weight", "active", "scalar", "floating", "fits", "chained", "original", "ordered")
+PREDICATES = (
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "contains",
+    "weight",
+    "active",
+    "scalar",
+    "floating",
+    "fits",
+    "chained",
+    "original",
+    "ordered",
+)
 
 
 def evaluate(attr: Attr, env: Env) -> Any:
@@ -325,7 +343,7 @@ def _build(term: Term, tensors: Mapping[str, Tensor], env: Env) -> Tensor:
             (1,) * (like.rank if like is not None else 0), term.value, like.dtype if like is not None else "float32"
         )
     built = [None if isinstance(a, Literal) and not a.like else _build(a, tensors, env) for a in term.args]
-    sibling = next((b for b in built if b is not None), None)
+    sibling = next((b for b in reversed(built) if b is not None), None)  # the last: a condition comes first
     args = []
     for part, item in zip(built, term.args):
         if part is None:

@@ -368,7 +368,7 @@ class _Compiler:
             rank, dtype = ("0", str(FIRST_FLOAT + 2)) if source is None else (self.rank(source), self.dtype(source))
             ones = self.new(f"(OnesOf {rank})")
             return f"(o_full {self.interner.encode('float', term.value)} {ones} {dtype})"
-        sibling = next((a for a in term.args if not isinstance(a, Literal)), None)
+        sibling = next((a for a in reversed(term.args) if not isinstance(a, Literal)), None)  # not where's condition
         args = [self.make(a, made, sibling) for a in term.args]
         for name, attr in term.attrs:
             text = self.expression(attr, OPS[term.op].attrs[name])
