@@ -1,0 +1,47 @@
+"""The least time that a model can take on this CPU: its arithmetic at the calibrated rate, its bytes at the calibrated
+bandwidth, whichever is longer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensor_graphs.costdb.key import Work, device_key
+from tensor_graphs.costdb.roofline import Roofline
+from tensor_graphs.costdb.store import Store, default_root
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.extract.work import graph_flops
+
+
+@dataclass(frozen=True)
+class Bound:
+    """ms for a graph, and where they come from."""
+
+    flops: float
+    bytes: float
+    flops_ms: float
+    bytes_ms: float
+
+    @property
+    def ms(self) -> float:
+        """The longer of the two."""
+        return max(self.flops_ms, self.bytes_ms)
+
+
+def roofline() -> Roofline:
+    """Calibrated now, in this process; the best of all calibrations in the store counts."""
+    from tensor_graphs.costdb.calibrate import calibrate
+
+    store = Store(default_root())
+    calibrate(store)
+    store.flush()
+    return store.predictor().rooflines.of(device_key(0), "torch")
+
+
+def bound(graph: Graph, line: Roofline, inside: float = 0.0) -> Bound:
+    """Weights, inputs and outputs move once. `inside` bytes of them stay in the caches between calls."""
+    leaves = [*graph.inputs, *graph.leaves("param")]
+    moved = float(sum(t.type.nbytes for t in [*leaves, *graph.outputs]))
+    work = Work(graph_flops(list(graph.roots)), moved)
+    return Bound(
+        work.flops, moved, work.flops / line.flops_per_us / 1e3, max(0.0, moved - inside) / line.bytes_per_us / 1e3
+    )

@@ -1,0 +1,117 @@
+"""What the figures share: settings of the run, rows of the table, timing in turns, models written once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+DATA = Path(os.environ.get("BENCH_DATA", ROOT.parent / "shared/data"))
+WORK = Path(os.environ.get("BENCH_WORK", ROOT / "out/bench"))
+QUICK = os.environ.get("BENCH_QUICK") == "1"  # small models and few rounds: does it run at all?
+BUDGET = float(os.environ.get("BENCH_BUDGET", "60"))  # seconds of one `optimize`
+THREADS = 2
+
+Row = dict[str, Any]
+
+
+def row(figure: str, required: str, measured: str, ok: bool | None = None, **details: Any) -> Row:
+    """One line of the table; `ok` is None where nothing is required. `details` are kept in the JSON only."""
+    return {"figure": figure, "required": required, "measured": measured, "ok": ok, **details}
+
+
+def data(*parts: str) -> Path:
+    """A file of the shared data. FileNotFoundError says how to give its folder."""
+    path = DATA.joinpath(*parts)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: set BENCH_DATA to the folder of the shared data")
+    return path
+
+
+def gemma(layers: int, *, vocab: int = 262_144, dtype: str = "bfloat16") -> Path:
+    """A folder with a Gemma-3-270M-like model of random weights, written once."""
+    from tensor_graphs.models import zoo
+
+    folder = WORK / f"models/gemma3-{layers}-{vocab}-{dtype}"
+    if not (folder / "config.json").exists():
+        zoo.write_gemma3(folder, layers=layers, vocab=vocab, dtype=dtype)
+    return folder
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the wall-clock seconds of a block to `seconds[name]`."""
+    start = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def mad(samples: list[float]) -> float:
+    """Median absolute deviation from the median."""
+    middle = median(samples)
+    return median(abs(s - middle) for s in samples)
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], Any]], *, seconds: float = 4.0, least: int = 7, most: int = 200
+) -> dict[str, dict[str, float]]:
+    """ms (median, MAD, fastest) of each call: rounds of one call each, so that drift of the machine hits all alike."""
+    if QUICK:
+        seconds, least = 0.3, 3
+    for call in calls.values():
+        for _ in range(2):
+            call()
+    samples: dict[str, list[float]] = {n: [] for n in calls}
+    start = time.perf_counter()
+    for turn in range(most):
+        for name, call in calls.items():
+            began = time.perf_counter_ns()
+            call()
+            samples[name].append((time.perf_counter_ns() - began) / 1e6)
+        if turn + 1 >= least and time.perf_counter() - start > seconds:
+            break
+    return {
+        n: {"ms": median(s), "mad_ms": mad(s), "fastest_ms": min(s), "rounds": float(len(s))}
+        for n, s in samples.items()
+    }
+
+
+def error(found: Any, exact: Any) -> float:
+    """Relative Frobenius error."""
+    from tensor_graphs.verify import relative_error
+
+    return relative_error(found, exact)
+
+
+def short(report: Any) -> dict[str, Any]:
+    """The parts of an optimization's report that tell how it went."""
+    return {
+        "seconds": {k: round(v, 3) for k, v in report.seconds.items()},
+        "e_nodes": report.e_nodes,
+        "candidates": report.candidates,
+        "unique_blocks": len(report.blocks),
+        "instances": report.instances,
+        "stopped": report.stopped,
+        "kernels": [(k.name, k.count, round(k.us, 1), k.source) for k in report.kernels],
+        "kernels_before": report.kernels_before,
+        "kernels_after": report.kernels_after,
+        "cost_us": report.cost_us,
+        "lower_bound_us": report.lower_bound_us,
+        "priced": report.priced,
+        "measured_now": report.measured_now,
+        "search_stopped": report.search_stopped,
+        "verification": report.verification,
+        "warnings": report.warnings,
+    }
+
+
+def set_threads() -> None:
+    """Two threads for every library, as the table says."""
+    import torch
+
+    torch.set_num_threads(THREADS)

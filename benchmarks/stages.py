@@ -1,0 +1,110 @@
+"""The stages from a loaded graph to a plan, timed one by one, without measuring kernels and without verification."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tensor_graphs import pipeline
+from tensor_graphs.backends.registry import select
+from tensor_graphs.egraph.blocks import find_blocks
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.saturate import Limits, saturate_blocks
+from tensor_graphs.egraph.view import EGraphView, glue
+from tensor_graphs.extract.kernel import Plan, Pricer
+from tensor_graphs.extract.plan import plan_of
+from tensor_graphs.extract.search import Choice, search
+
+from .common import timed
+
+
+@dataclass
+class Run:
+    """What the stages made, and the seconds of each."""
+
+    view: EGraphView
+    views: list[EGraphView]
+    choice: Choice
+    plan: Plan
+    instances: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {
+            "seconds": {k: round(v, 3) for k, v in self.seconds.items()},
+            "total": round(sum(self.seconds.values()), 3),
+            "e_nodes": len(self.view),
+            "classes": self.view.n_classes,
+            "candidates": len(self.choice.hypergraph.candidates),
+            "unique_blocks": len(self.views),
+            "instances": self.instances,
+            "stopped": [f"{v.report.stopped} after {v.report.iterations}" for v in self.views],
+            "kernels": sum(self.choice.sources.values()),
+            "priced": self.choice.sources,
+            "cost_us": self.choice.cost,
+            "lower_bound_us": self.choice.extraction.lower_bound,
+            "optimal": self.choice.extraction.optimal,
+            "method": self.choice.extraction.method,
+        }
+
+
+def run(
+    graph: Graph,
+    sizes: Mapping[str, int] | None = None,
+    *,
+    limits: Limits | None = None,
+    slack: int | None = None,
+    max_nodes: int = 96,
+    pricer: Pricer | None = None,
+    solve_seconds: float = 5.0,
+) -> Run:
+    """The pipeline's stages with one's own limits, block size and prices (default: the cost store's)."""
+    session = pipeline.Session(pipeline.Options(limits=limits or Limits(), measure=False, verify=False, budget=600.0))
+    seconds: dict[str, float] = {}
+    backends = select("auto")
+    with timed(seconds, "simplify"):
+        work = pipeline.prepare(session, graph, sizes).work
+    with timed(seconds, "blocks"):
+        blocks = find_blocks(work, max_nodes=max_nodes)
+    with timed(seconds, "saturate"):
+        rules = list(session.options.rules)
+        views = saturate_blocks([b.graph for b in blocks.unique], rules, session.options.limits, slack=slack)
+    with timed(seconds, "glue"):
+        view = glue(blocks, views)
+    found = pipeline.hypergraph(session, view, backends)
+    seconds["candidates"] = session.clock.seconds["candidates"]
+    with pipeline.open_store(session) as store:
+        with timed(seconds, "extract"):
+            choice = search(found, pricer or pipeline.CostPricer(store), solve_seconds=solve_seconds)
+        for name in ("price", "solve"):
+            seconds[name] = choice.seconds[name]
+            seconds["extract"] -= choice.seconds[name]
+    seconds["other extraction"] = seconds.pop("extract")
+    with timed(seconds, "plan"):
+        plan = plan_of(choice, work)
+    return Run(view, views, choice, plan, len(blocks.instances), seconds)
+
+
+_FILL = """
+import sys, json
+import tensor_graphs as tg
+path, dims, budget = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])
+report = tg.optimize(path, dims=dims, budget=budget, verify=False).report
+print(json.dumps({"priced": report.priced, "stopped": report.search_stopped, "measured": report.measured_now}))
+"""
+
+
+def warm_store(path: Path, sizes: Mapping[str, int], seconds: float) -> str:
+    """Measure what a model's best plans need, in a process of its own; what it said at the end."""
+    import json
+
+    found = subprocess.run(
+        [sys.executable, "-c", _FILL, str(path), json.dumps(dict(sizes)), str(seconds)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return (found.stdout if found.returncode == 0 else found.stderr).strip()[-300:]
