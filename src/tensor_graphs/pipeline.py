@@ -29,6 +29,7 @@ from .costdb.store import Store, default_root
 from .diagnose import diagnose
 from .egraph.blocks import Blocks, find_blocks
 from .egraph.graph import Graph, Tensor
+from .egraph.interpret import expand_all
 from .egraph.rule import Rule
 from .egraph.saturate import Limits, saturate_blocks
 from .egraph.simplify import simplify
@@ -37,7 +38,7 @@ from .egraph.widen import widen
 from .errors import NoPlanError, UsageError, VerificationError
 from .explorer import Explorer
 from .extract.candidates import Hypergraph, candidates
-from .extract.kernel import Backend, Candidate, Plan, Priced
+from .extract.kernel import Backend, Candidate, Plan, Priced, Template
 from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
 from .extract.work import call_work, graph_flops
@@ -229,13 +230,13 @@ class Prepared:
 
 
 def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> Prepared:
-    """Concrete sizes, then simplify; 16-bit floats are carried in float32 unless exactness was asked for."""
+    """Concrete sizes, then simplify; 16-bit floats are carried in float32. Where exactness was asked for, they are not,
+    and composites are taken apart, as the interpreter does."""
     with session.stage("simplify", f"{len(graph.nodes())} nodes"):
         original, used = bound(graph, sizes)
         exact = session.options.exact
         work = simplify(original, exact=exact)
-        if not exact:
-            work = simplify(widen(work))
+        work = work.with_roots(expand_all(work.roots)) if exact else simplify(widen(work))
     return Prepared(original, work, used)
 
 
@@ -256,9 +257,30 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
 
 
 def hypergraph(session: Session, view: EGraphView, backends: Sequence[Backend]) -> Hypergraph:
-    """All candidate kernels of a view."""
+    """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for."""
     with session.stage("candidates", f"{len(view)} e-nodes"):
-        return candidates(view, backends, view_strides)
+        chosen = [_Exact(b) for b in backends] if session.options.exact else backends
+        return candidates(view, chosen, view_strides)
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """A backend's bitwise-exact kernels, and all those of ops that have no such kernel."""
+
+    base: Backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """See `Backend.templates`."""
+        exact = {_op(t) for t in self.base.templates if t.exact}
+        return tuple(t for t in self.base.templates if t.exact or _op(t) not in exact)
+
+
+def _op(template: Template) -> str:
+    return getattr(template.term, "op", "")
 
 
 def choose(session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | None) -> Choice:
@@ -319,7 +341,8 @@ def optimize(
 
 def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | None = None) -> Program:
     """`optimize` on a loaded graph, within a session."""
-    backends = select(session.options.backend)
+    name = "numpy" if session.options.exact and session.options.backend == "auto" else session.options.backend
+    backends = select(name)
     if missing := sorted({str(n.attr("name")) for n in graph.leaves("param")} - set(graph.params)):
         raise UsageError(f"params {missing} have no data", hint="bind them: params={name: array}")
     prepared = prepare(session, graph, dims)
@@ -331,7 +354,7 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
         measurer = CpuMeasurer(store) if measures else None
         try:
             fired = _fired(session, views)
-            choice, program, checked = _verified(session, prepared, found, fired, pricer, measurer)
+            choice, program, checked = _verified(session, prepared, found, fired, backends, pricer, measurer)
         finally:
             if measurer is not None:
                 measurer.close()
@@ -362,6 +385,7 @@ def _verified(
     prepared: Prepared,
     found: Hypergraph,
     fired: Sequence[Rule],
+    backends: Sequence[Backend],
     pricer: CostPricer,
     measurer: CpuMeasurer | None,
 ) -> tuple[Choice, Program, Verification | None]:
@@ -399,7 +423,7 @@ def _verified(
         dropped += finding.inaccurate[:1] if attempt < MAX_ATTEMPTS - 1 and finding.inaccurate else [REWRITES]
         session.progress.say("verify", f"over tolerance, again without {dropped[-1]}")
         if dropped[-1] == REWRITES:
-            found = hypergraph(session, view_of(prepared.work), select(session.options.backend))
+            found = hypergraph(session, view_of(prepared.work), backends)
         found = _without(found, set(dropped))
     raise _beyond_tolerance()
 
