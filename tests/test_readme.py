@@ -1,0 +1,49 @@
+"""The README's example is the script beside it, and prints what the README shows, apart from numbers."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "docs/readme_example.py"
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def blocks(language: str) -> list[str]:
+    """The README's code blocks of a language."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [
+        body for kind, body in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if kind == language
+    ]
+
+
+def test_the_code_is_the_scripts() -> None:
+    (code,) = blocks("python")
+    assert SCRIPT.read_text(encoding="utf-8").endswith(code)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.slow
+def test_the_output_has_the_shape_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    run = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True)
+    shown = next(b for b in blocks("") if "proven bound" in b)
+    labels = lambda text: [line.split()[0] for line in text.splitlines()]
+    assert labels(run.stdout) == labels(shown)
+    assert run.stdout.splitlines()[:3] == shown.splitlines()[:3]
+    assert "passed" in run.stdout and "5 before" in run.stdout
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://", "#", "mailto:")):
+            assert (path.parent / target.split("#")[0]).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("word", ["optimize", "saturate", "extract", "explain", "profile", "doctor", "db", "rules"])
+def test_every_command_is_documented(word: str) -> None:
+    assert f"tensor-graphs {word}" in (ROOT / "docs/cli.md").read_text(encoding="utf-8")
