@@ -251,7 +251,24 @@ def _mul(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
         return s.stretched(s.scalar(0, x), broadcast(x.shape, y.shape))
     if x.op == "neg" and y.op == "neg":
         return s.build("mul", (x.args[0], y.args[0]))
-    return _gather_numbers(s, op, args)
+    found = _gather_numbers(s, op, args)
+    return _mask(s, args) if found is None else found
+
+
+HUGE = 1e4  # sums with a number of this size lose digits that matter
+
+
+def _mask(s: Simplifier, args: tuple[Tensor, ...]) -> Tensor | None:
+    """(1 − m)·huge, an additive mask, as where(1 − m = 0, 0, 1 − m)·huge: so no law turns it into huge − m·huge, whose
+    parts would swallow what they are added to before they cancel."""
+    x, by = args[0], number(args[1])
+    base = x
+    while base.args and base.entry.kind == "view":
+        base = base.args[0]
+    if s.exact or by is None or not HUGE <= abs(by) < float("inf") or base.op not in ("add", "sub"):
+        return None
+    zero = s.scalar(0, x)
+    return s.build("mul", (s.build("where", (s.build("eq", (x, zero)), zero, x)), args[1]))
 
 
 def _div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:

@@ -296,3 +296,15 @@ def test_a_large_graph_is_not_a_deep_recursion() -> None:
         x = t.reshape(x, (6, 4) if i % 2 else (24,)) * 1.0 + 0.5
     small = simplify(Graph.of(x))
     assert len(small.nodes()) < len(Graph.of(x).nodes())
+
+
+def test_an_additive_mask_does_not_dissolve_into_what_it_is_added_to() -> None:
+    """(1 − m)·huge must not become huge − m·huge: scores + huge − huge is 0."""
+    m, scores = t.input("m", (1, 8), "int64"), t.input("scores", (4, 8))
+    graph = Graph.of(scores + (1.0 - t.cast(m, "float32")) * -3.4e38)
+    found = simplify(graph)
+    (product,) = [n for n in found.nodes() if n.op == "mul"]
+    assert product.args[0].op == "where"
+    assert simplify(found) is found
+    values = {"m": np.arange(8).reshape(1, 8) % 2, "scores": np.ones((4, 8), np.float32)}
+    assert np.array_equal(evaluate(found, values)[0], evaluate(graph, values)[0])
