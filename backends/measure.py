@@ -9,7 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -166,7 +166,7 @@ class CpuMeasurer:
         self.worker = worker or Worker(timeout=timeout)
         self.threads = settings.current().threads or cores()
 
-    def measure(self, candidates: Sequence[Candidate], progress: Callable[[int], None] | None = None) -> None:
+    def measure(self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None) -> None:
         """Time each distinct call and store timing, accuracy and failures; returns when the rows are durable."""
         seen: set[str] = set()
         for done, candidate in enumerate(candidates):

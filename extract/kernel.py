@@ -8,7 +8,7 @@ the kernel IR) enters the same way: as a candidate whose template was made for i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -193,8 +193,8 @@ class Priced:
 class Measurer(Protocol):
     """Times candidates; what could not be timed is recorded as a failure and priced infinite."""
 
-    def measure(self, candidates: Sequence[Candidate]) -> None:
-        """Measure and store. Returns when rows are durable."""
+    def measure(self, candidates: Iterable[Candidate]) -> None:
+        """Measure and store. Returns when rows are durable. The iterable may end early: when the time is up."""
         ...
 
 

@@ -140,6 +140,10 @@ def search(
     start, clock = time.monotonic(), Clock()
     rounds, measured, stopped = 0, 0, "measured" if measurer else "prices only"
     done: set[Token] = set()  # calls measured by this search
+
+    def ended() -> bool:
+        return stop() or time.monotonic() - start > seconds
+
     while True:
         rounds += 1
         with clock.running("price"):
@@ -151,21 +155,30 @@ def search(
         lacking = _lacking(hypergraph, chosen, prices, open_)
         if measurer is None or not lacking:
             break
-        if stop() or time.monotonic() - start > seconds:
+        if ended():
             stopped = "budget"
             break
         if progress:
             progress(f"round {rounds}: {sum(optimistic[i] for i in chosen):.1f} µs, measuring {len(lacking)} kernels")
-        done.update(_token(hypergraph.candidates[i]) for i in lacking)
-        measured += len(lacking)
+        before = len(done)
         with clock.running("measure"):
-            measurer.measure([hypergraph.candidates[i] for i in lacking])
+            measurer.measure(_until(ended, (hypergraph.candidates[i] for i in lacking), done))
+        measured += len(done) - before
     if measurer is not None and any(prices[i].source != "measured" for i in chosen):
         with clock.running("solve"):  # believe predictions now, not their optimistic ends
             chosen, believed = _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic)
         found = replace(believed, lower_bound=min(believed.lower_bound, found.lower_bound))
     optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
     return Choice(hypergraph, chosen, prices, found, rounds, measured, optimism, stopped, clock.seconds)
+
+
+def _until(ended: Callable[[], bool], wanted: Iterable[Candidate], done: set[Token]) -> Iterator[Candidate]:
+    """Candidates one by one, noted as done, until the time is up."""
+    for candidate in wanted:
+        if ended():
+            return
+        done.add(_token(candidate))
+        yield candidate
 
 
 class Clock:
