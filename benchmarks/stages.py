@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import select
+from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.blocks import find_blocks
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.saturate import Limits, saturate_blocks
@@ -59,23 +61,23 @@ def run(
     *,
     limits: Limits | None = None,
     slack: int | None = None,
-    max_nodes: int = 96,
+    max_nodes: int | None = 96,
     pricer: Pricer | None = None,
     solve_seconds: float = 5.0,
 ) -> Run:
-    """The pipeline's stages with one's own limits, block size and prices (default: the cost store's)."""
+    """The pipeline's stages with one's own limits, block size (None: no cutting) and prices (default: the store's)."""
     session = pipeline.Session(pipeline.Options(limits=limits or Limits(), measure=False, verify=False, budget=600.0))
     seconds: dict[str, float] = {}
     backends = select("auto")
     with timed(seconds, "simplify"):
         work = pipeline.prepare(session, graph, sizes).work
     with timed(seconds, "blocks"):
-        blocks = find_blocks(work, max_nodes=max_nodes)
+        blocks = find_blocks(work, max_nodes=max_nodes) if max_nodes else None
+        graphs = [b.graph for b in blocks.unique] if blocks else [work]
     with timed(seconds, "saturate"):
-        rules = list(session.options.rules)
-        views = saturate_blocks([b.graph for b in blocks.unique], rules, session.options.limits, slack=slack)
+        views = saturate_blocks(graphs, list(session.options.rules), session.options.limits, slack=slack)
     with timed(seconds, "glue"):
-        view = glue(blocks, views)
+        view = glue(blocks, views) if blocks else views[0]
     found = pipeline.hypergraph(session, view, backends)
     seconds["candidates"] = session.clock.seconds["candidates"]
     with pipeline.open_store(session) as store:
@@ -87,7 +89,12 @@ def run(
     seconds["other extraction"] = seconds.pop("extract")
     with timed(seconds, "plan"):
         plan = plan_of(choice, work)
-    return Run(view, views, choice, plan, len(blocks.instances), seconds)
+    return Run(view, views, choice, plan, len(blocks.instances) if blocks else 1, seconds)
+
+
+def stated_prices() -> pipeline.CostPricer:
+    """Prices from the stated roofline alone, the same on every machine."""
+    return pipeline.CostPricer(Store(tempfile.mkdtemp(prefix="tensor_graphs-bench-")))
 
 
 _FILL = """
