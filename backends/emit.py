@@ -470,7 +470,8 @@ _RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\d, ]+?),?\)|
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:160]
+    """Text for a comment: one line of characters that show what they are (no NUL, no bidi marks, no lone surrogates)."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))[:160]
 
 
 def _quotable(text: str) -> str:

@@ -116,7 +116,7 @@ class Program:
 
     def _bind(self) -> None:
         namespace: dict[str, Any] = {"__name__": f"tensor_graphs_program_{self.manifest.name}"}
-        exec(compile(self.source, f"<program {self.manifest.name}>", "exec"), namespace)
+        exec(compile(self.source, f"<program {ascii(self.manifest.name)[1:81]}>", "exec"), namespace)
         self.states = {n: np.zeros(shape, dtypes.numpy_dtype(d)) for n, shape, d in self.manifest.states}
         self.reset()
         given: list[Any] = [self._weights, *([self.states] if self.states else [])]

@@ -56,6 +56,18 @@ def reduction(name: str, f: Callable[..., Array], monoid: str, doc: str, **more:
     register(Op(name, 1, "reduce", "reduction", {"axes": "dims"}, {}, doc, numpy=numpy, monoid=monoid, **more))
 
 
+def _extreme(f: Callable[..., Array], empty: Callable[[str], float | int]) -> Callable[..., Array]:
+    """NumPy's max or min, which over no values is `empty` of the dtype."""
+
+    def reduce(x: Array, axis: Any, keepdims: bool) -> Array:
+        if x.size:
+            return f(x, axis=axis, keepdims=keepdims)
+        shape = [1 if i in axis else d for i, d in enumerate(x.shape)]
+        return np.full(shape, empty(dtypes.name_of(x.dtype)), x.dtype)
+
+    return reduce
+
+
 def _sum(x: Array, axis: Any, keepdims: bool) -> Array:
     wide = np.float32 if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else None
     return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=wide or x.dtype)).astype(x.dtype, copy=False)
@@ -227,8 +239,17 @@ register(Op("cast", 1, "cast", "pointwise", {"dtype": "dtype"}, {}, "another dty
             numpy=_cast, linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
 
 reduction("sum", _sum, "add", "sum over axes", linear=(0,), onnx=("ReduceSum",), aten=("sum",))
-reduction("max", np.max, "maximum", "largest over axes; NaN wins", onnx=("ReduceMax",), aten=("amax",))
-reduction("min", np.min, "minimum", "smallest over axes; NaN wins", onnx=("ReduceMin",), aten=("amin",))
+reduction(
+    "max", _extreme(np.max, dtypes.least), "maximum", "largest over axes; NaN wins", onnx=("ReduceMax",), aten=("amax",)
+)
+reduction(
+    "min",
+    _extreme(np.min, dtypes.greatest),
+    "minimum",
+    "smallest over axes; NaN wins",
+    onnx=("ReduceMin",),
+    aten=("amin",),
+)
 reduction("prod", lambda x, axis, keepdims: np.prod(x, axis=axis, keepdims=keepdims, dtype=x.dtype), "mul",
           "product over axes", onnx=("ReduceProd",), aten=("prod",))  # fmt: skip
 register(Op("argmax", 1, "arg_reduce", "index", {"axis": "int"}, {}, "position of the first largest along an axis",

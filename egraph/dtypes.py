@@ -62,6 +62,18 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype)
 
 
+def least(dtype: str) -> float | int:
+    """The largest of no values: minus infinity, or the smallest integer."""
+    kind = category(dtype)
+    return -float("inf") if kind == "float" else 0 if kind == "bool" else int(np.iinfo(numpy_dtype(dtype)).min)
+
+
+def greatest(dtype: str) -> float | int:
+    """The smallest of no values: infinity, or the largest integer."""
+    kind = category(dtype)
+    return float("inf") if kind == "float" else 1 if kind == "bool" else int(np.iinfo(numpy_dtype(dtype)).max)
+
+
 def name_of(dtype: Any) -> str:
     """The name of a NumPy, ml_dtypes or torch dtype."""
     text = str(dtype).removeprefix("torch.")

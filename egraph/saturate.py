@@ -327,7 +327,7 @@ def saturate_blocks(
             pressed.set()
         return view
 
-    if pool.size == 1 or len(graphs) == 1:
+    if pool.size == 1 or len(graphs) <= 1:
         return [one(g) for g in graphs]
     with ThreadPoolExecutor(min(pool.size, len(graphs))) as threads:
         futures = [threads.submit(one, g) for g in graphs]

@@ -28,6 +28,7 @@ from .costdb.predict import Query
 from .costdb.store import Store, default_root
 from .diagnose import diagnose
 from .egraph.blocks import Blocks, find_blocks
+from .egraph.empty import without_empty
 from .egraph.graph import Graph, Tensor
 from .egraph.interpret import expand_all
 from .egraph.rule import Rule
@@ -35,7 +36,7 @@ from .egraph.saturate import Limits, saturate_blocks
 from .egraph.simplify import simplify
 from .egraph.view import EGraphView, glue, view_of
 from .egraph.widen import widen
-from .errors import NoPlanError, UsageError, VerificationError
+from .errors import NoPlanError, UsageError, VerificationError, WorkerError
 from .explorer import Explorer
 from .extract.candidates import Hypergraph, candidates
 from .extract.kernel import Backend, Candidate, Plan, Priced, Template
@@ -187,6 +188,7 @@ class CostPricer:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.forgiving = False  # whether kernels that failed to be measured are priced as if they had not been tried
         self._queries: dict[tuple[int, int], tuple[Query, Candidate]] = {}
 
     def query(self, candidate: Candidate) -> Query:
@@ -208,7 +210,7 @@ class CostPricer:
             digests.append(query.key.digest)
             unique.setdefault(query.key.digest, query)
         queries = list(unique.values())
-        failed = set(self.store.failures([q.key for q in queries]))
+        failed = set() if self.forgiving else set(self.store.failures([q.key for q in queries]))
         priced = {}
         for q, p in zip(queries, self.store.price(queries)):
             bad = q.key.digest in failed and p.source != "measured"
@@ -235,7 +237,7 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> 
     with session.stage("simplify", f"{len(graph.nodes())} nodes"):
         original, used = bound(graph, sizes)
         exact = session.options.exact
-        work = simplify(original, exact=exact)
+        work = simplify(without_empty(original), exact=exact)
         work = work.with_roots(expand_all(work.roots)) if exact else simplify(widen(work))
     return Prepared(original, work, used)
 
@@ -252,6 +254,8 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
             [b.graph for b in blocks.unique], rules, limits, exact=options.exact, deadline=max(1.0, session.left * 0.5),
             stop=lambda: session.progress.stopped,
         )  # fmt: skip
+    died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
+    session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
     with session.stage("glue"):
         return glue(blocks, views), blocks, views
 
@@ -284,12 +288,27 @@ def _op(template: Template) -> str:
 
 
 def choose(session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | None) -> Choice:
-    """The cheapest kernels known, measuring what the winner lacks."""
-    with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
-        choice = search(
+    """The cheapest kernels known, measuring what the winner lacks. Without a measuring process, or where all kernels that
+    cover an output failed in it, prices are predictions, and the report says so."""
+
+    def attempt(measurer: CpuMeasurer | None) -> Choice:
+        return search(
             graph, pricer, measurer, seconds=max(0.0, session.left * 0.8), deterministic=session.options.deterministic,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
         )  # fmt: skip
+
+    with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
+        try:
+            choice = attempt(measurer)
+        except WorkerError as error:
+            session.warnings.append(f"nothing more was measured: {error.message}")
+            choice = attempt(None)
+        except NoPlanError:
+            if measurer is None or pricer.forgiving:
+                raise
+            session.warnings.append("kernels that failed when measured are in the plan: no others cover the outputs")
+            pricer.forgiving = True
+            choice = attempt(None)
     spent = choice.seconds.get("measure", 0.0)
     session.clock.add("extract", -spent)
     session.clock.add("measure", spent)
@@ -371,9 +390,9 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
 @contextmanager
 def open_store(session: Session) -> Iterator[Store]:
     """The cost store of the session; its warnings are kept for the report."""
-    root = session.options.costdb or settings.current().costdb or default_root()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        root = session.options.costdb or settings.current().costdb or default_root()
         store = Store(root, frozen=session.options.deterministic)
         yield store
         store.flush()

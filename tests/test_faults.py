@@ -1,0 +1,437 @@
+"""Bad values, hostile names, exploding rules, broken stores, dying children: a right result, or an error with a name.
+
+Faults of model files are tested beside the loaders, those of the store beside the store.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs import errors, pipeline
+from tensor_graphs.backends import measure, registry
+from tensor_graphs.egraph import worker
+from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.rule import Rule
+from tensor_graphs.extract.kernel import Priced
+from tensor_graphs.pipeline import Options, Progress, Session, optimize_graph
+
+FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def right(made: Any, outputs: Any, values: dict[str, Any], params: Any = None) -> None:
+    """The program's results are the interpreter's, NaN and infinities in place."""
+    with np.errstate(all="ignore"):
+        want = evaluate(Graph.of(outputs, params=params or {}), values)
+    found = made(**values)
+    found = [found] if isinstance(outputs, Tensor) else list(found.values() if isinstance(found, dict) else found)
+    for f, w in zip(found, want, strict=True):
+        assert f.shape == w.shape and f.dtype == w.dtype
+        np.testing.assert_allclose(np.asarray(f, np.float64), np.asarray(w, np.float64), 1e-4, 1e-6)
+
+
+# ---------------------------------------------------------------- 10: hostile names
+HOSTILE = {
+    "sql": "'; DROP TABLE rows; --",
+    "html": '<script>alert(1)</script>&amp;"',
+    "quotes": "\"\"\"\nimport os; os.abort()\n'''\\",
+    "newlines": "a\nb\r\nc\u2028d\0e",
+    "format": "{x}{0.__class__}%s{{",
+    "bidi": "\u202egnp.exe\u2066 ﷽ 𝕏",
+    "dunder": "__class__",
+    "keyword": "lambda",
+    "numpy": "np",
+    "path": "../../../../etc/passwd",
+    "empty": "",
+    "surrogate": "\udc80",
+    "long": "n" * (1 << 20),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_names_are_only_names(kind: str, tmp_path: Path) -> None:
+    name = HOSTILE[kind]
+    x, w = tg.input(name, (2, 4)), tg.param(name, (4, 4))
+    outputs = {name: tg.tanh(x) @ w, name + "2": x}
+    graph = Graph.of(outputs, params={name: normal(4, 4)}, name=name)
+    made = tg.optimize(graph, **FAST)
+    found = made(normal(2, 4))
+    np.testing.assert_allclose(found[name], np.tanh(normal(2, 4)) @ normal(4, 4), rtol=1e-5)
+    assert "os.abort()" not in [line.strip() for line in made.source.splitlines()]
+    compile(made.source, "program", "exec")
+    for page in (made.report.html(), made.report._repr_html_(), made._repr_html_(), graph._repr_html_()):
+        assert "<script>alert" not in page
+    explorer = tg.saturate(graph, backend="numpy")
+    assert "<script>alert" not in explorer._repr_html_() and "<script>alert" not in explorer.view.html()
+    assert str(made.report) and repr(made) and repr(explorer)
+    loaded = tg.load_program(made.save(tmp_path / "out"))
+    assert np.array_equal(loaded(**{name: normal(2, 4)})[name], found[name])
+    assert {p.name for p in tmp_path.iterdir()} == {"out"}
+
+
+def test_hostile_names_reach_the_store_as_text(tmp_path: Path) -> None:
+    x = tg.input(HOSTILE["sql"], (8,))
+    tg.optimize(Graph.of(tg.exp(x), name=HOSTILE["sql"]), backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    again = tg.optimize(tg.exp(x), backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    assert again.report.measured_now == 0 and again.report.priced == {"measured": 1}
+
+
+# ---------------------------------------------------------------- 11: odd shapes and layouts
+def chain_of(x: Tensor) -> dict[str, Tensor]:
+    axis = x.rank - 1
+    found = {"a": tg.tanh(x) * 2.0 + x, "same": x, "flat": x.reshape((int(np.prod(x.shape)),))}  # type: ignore[arg-type]
+    if x.rank:
+        found |= {"sum": tg.sum(x, axis), "t": tg.permute(x, tuple(reversed(range(x.rank)))), "c": tg.concat([x, x], 0)}
+        found |= {"all": tg.sum(tg.exp(x))}
+    return found
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (3, 0), (0, 3), (2, 0, 4), (1,), (1, 1, 1), (2, 1, 2, 1, 2, 1, 2, 1), (2,) * 8]
+)
+def test_odd_shapes(shape: tuple[int, ...]) -> None:
+    outputs = chain_of(tg.input("x", shape))
+    right(tg.optimize(outputs, **FAST), outputs, {"x": np.asarray(normal(*shape) if shape else np.float32(0.3))})
+
+
+def test_products_over_nothing() -> None:
+    x, y = tg.input("x", (2, 0)), tg.input("y", (0, 3))
+    outputs = [x @ y, tg.softmax(tg.input("z", (3, 0))), tg.sum(x, 1)]
+    values = {"x": normal(2, 0), "y": normal(0, 3), "z": normal(3, 0)}
+    right(tg.optimize(outputs, **FAST), outputs, values)
+
+
+def test_layouts_and_aliased_inputs() -> None:
+    outputs = {"a": tg.input("x", (4, 4)) @ tg.input("y", (4, 4)), "b": tg.input("x", (4, 4)) + 1.0}
+    made = tg.optimize(outputs, **FAST)
+    base = normal(8, 8)
+    locked = normal(4, 4)
+    locked.setflags(write=False)
+    for x in (base[::2, ::2], base[:4, :4].T, base[3::-1, 7:3:-1], np.broadcast_to(base[:1, :4], (4, 4)), locked):
+        before = x.copy()
+        right(made, outputs, {"x": x, "y": x})
+        assert np.array_equal(x, before)
+
+
+# ---------------------------------------------------------------- 12: values that are no ordinary numbers
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -0.0, 1e-42, 3e38])
+def test_special_weights(value: float) -> None:
+    w = normal(6, 6)
+    w[2, 3] = value
+    x = tg.input("x", (4, 6))
+    p = tg.param("w", (6, 6))
+    outputs = {"product": x @ p, "scaled": tg.softmax(x @ p), "relu": tg.relu(p * 2.0) + tg.sum(x), "sum": tg.sum(p, 0)}
+    made = tg.optimize(outputs, params={"w": w}, **FAST)
+    assert made.report.verification["passed"]
+    right(made, outputs, {"x": normal(4, 6)}, {"w": w})
+
+
+def test_special_inputs_pass_through() -> None:
+    x = tg.input("x", (8,))
+    special = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-42, 3e38, -3e38], np.float32)
+    outputs = [tg.exp(x), tg.maximum(x, 0.0), tg.relu(x), -x, tg.abs(x), tg.sigmoid(x), tg.where(tg.lt(x, 0.0), x, -x)]
+    made = tg.optimize(outputs, **FAST)
+    right(made, outputs, {"x": special})
+
+
+def test_integers_wrap_around() -> None:
+    x, y = tg.input("x", (5,), "int8"), tg.input("y", (5,), "uint8")
+    outputs = [x * x, x + 100, -x, tg.sum(x), y * 3, y - 1, tg.floordiv(x, 3), tg.mod(x, 3)]
+    made = tg.optimize(outputs, **FAST)
+    data = {"x": np.array([-128, -1, 0, 7, 127], np.int8), "y": np.array([0, 1, 2, 200, 255], np.uint8)}
+    for f, w in zip(made(**data), evaluate(Graph.of(outputs), data)):
+        assert np.array_equal(f, w) and f.dtype == w.dtype
+
+
+# ---------------------------------------------------------------- 13, 14: rules
+def test_an_unsound_rule_is_refuted_before_use() -> None:
+    from tensor_graphs.rules.check import check
+
+    verdict = check(Rule("zero", "mul(x, y)", "sub(x, x)", growth="collects"))
+    assert verdict.status == "refuted" and verdict.counterexample
+
+
+def exploding() -> Rule:
+    return Rule("explode", "add(x, y)", "add(sub(add(x, y), x), x)", growth="expands", keep=True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(tg.Limits(nodes=200, iterations=50), "nodes"), (tg.Limits(iterations=2), "iterations"),
+     (tg.Limits(nodes=10**7, iterations=10**6, seconds=1.0), "seconds")],
+)  # fmt: skip
+def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None:
+    a, b, c = (tg.input(n, (4,)) for n in "abc")
+    graph = Graph.of(((a + b) + c) * (a + c))
+    start = time.monotonic()
+    made = optimize_graph(Session(Options(**FAST, limits=limits, rules=(exploding(), *pipeline.ALL))), graph)
+    assert reason in made.report.stopped
+    assert time.monotonic() - start < 30.0
+    right(made, graph.outputs[0], {n: normal(4, seed=i) for i, n in enumerate("abc")})
+
+
+def test_memory_limits_are_kept() -> None:
+    a, b = tg.input("a", (4,)), tg.input("b", (4,))
+    limits = tg.Limits(nodes=10**8, iterations=10**6, seconds=60.0, bytes=1)
+    made = optimize_graph(Session(Options(**FAST, limits=limits, rules=(exploding(),))), Graph.of((a + b) * a))
+    assert "bytes" in made.report.stopped
+    right(made, (a + b) * a, {"a": normal(4), "b": normal(4, seed=1)})
+
+
+# ---------------------------------------------------------------- 15: nothing to choose, or all the same
+def test_no_kernel_at_all_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = Priced(float("inf"), float("inf"), float("inf"), "failed")
+    monkeypatch.setattr(pipeline.CostPricer, "price", lambda self, found: [never for _ in found])
+    with pytest.raises(errors.NoPlanError) as caught:
+        tg.optimize(tg.exp(tg.input("x", (4,))), **FAST)
+    assert caught.value.exit_code == 6
+
+
+def test_equal_costs_are_decided_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = Priced(1.0, 1.0, 1.0, "measured")
+    monkeypatch.setattr(pipeline.CostPricer, "price", lambda self, found: [same for _ in found])
+    x, y, z = (tg.input(n, (4,)) for n in "xyz")
+    build = lambda: tg.optimize((x + y) * z + (y + x) * z, deterministic=True, **FAST)
+    assert build().source == build().source
+
+
+def test_cyclic_classes_give_acyclic_plans() -> None:
+    x = tg.input("x", (4, 4))
+    outputs = tg.neg(-(x * 1.0 + 0.0)) + (x.T).T - 0.0
+    made = tg.optimize(outputs, **FAST)
+    right(made, outputs, {"x": normal(4, 4)})
+
+
+# ---------------------------------------------------------------- 16: stops
+@pytest.mark.parametrize(
+    "stage", ["simplify", "blocks", "saturate", "glue", "candidates", "extract", "build", "verify", "time"]
+)
+def test_a_stop_at_any_stage_keeps_a_plan(stage: str) -> None:
+    progress = Progress()
+
+    def say(now: str, message: str) -> None:
+        progress.stopped = progress.stopped or now == stage
+
+    progress.say = say
+    x = tg.input("x", (8, 8))
+    made = tg.optimize(tg.softmax(x @ x) + 1.0, backend="numpy", progress=progress, budget=10.0)
+    right(made, tg.softmax(x @ x) + 1.0, {"x": normal(8, 8)})
+
+
+def test_an_interrupt_leaves_no_children(tmp_path: Path) -> None:
+    code = (
+        "import tensor_graphs as tg\n"
+        "x = tg.input('x', (64, 64))\n"
+        "say = lambda stage, text: print(stage, flush=True)\n"
+        "for i in range(1000):\n"
+        "    tg.optimize(tg.softmax(x @ x + float(i)), backend='numpy', progress=tg.Progress(say))\n"
+    )
+    env = {**os.environ, "TENSOR_GRAPHS_HOME": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == "extract":
+            break
+    time.sleep(0.3)
+    children = _children(process.pid)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode in (-signal.SIGINT, 130, 1)
+    end = time.monotonic() + 5
+    while any(_alive(c) for c in children) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert children and not any(_alive(c) for c in children)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        pytest.skip("this system does not list children")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# ---------------------------------------------------------------- 19: a backend that is not there
+def test_an_absent_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = registry.backend("torch")
+    monkeypatch.setattr(type(torch), "unavailable", lambda self: "torch is not installed")
+    x = tg.input("x", (4,))
+    with pytest.raises(errors.DeviceUnavailableError, match="torch is not installed") as caught:
+        tg.optimize(tg.exp(x), backend="torch", measure=False)
+    assert caught.value.exit_code == 4 and "auto" in caught.value.hint
+    assert tg.optimize(tg.exp(x), backend="auto", measure=False).report.backend == "numpy on cpu"
+
+
+def test_an_unknown_backend_is_a_usage_error() -> None:
+    with pytest.raises(errors.UsageError, match="metal"):
+        tg.optimize(tg.exp(tg.input("x", (4,))), backend="metal")
+
+
+# ---------------------------------------------------------------- 20, 21, 25: stores and homes
+@pytest.mark.parametrize("damage", ["text", "empty", "folder", "locked"])
+def test_a_broken_store_does_not_stop_a_run(damage: str, tmp_path: Path) -> None:
+    x, root = tg.input("x", (8,)), tmp_path / "db"
+    tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=10.0)
+    files = [p for p in root.rglob("*") if p.is_file()]
+    assert files
+    for file in files:
+        if damage in ("text", "empty"):
+            file.write_bytes(b"" if damage == "empty" else b"this is no database" * 50)
+        elif damage == "folder" and file.suffix != ".parquet":
+            file.unlink()
+            file.mkdir()
+    holder = None
+    if damage == "locked":
+        duck = next((str(p) for p in files if "duck" in p.suffix), None)
+        code = f"import duckdb, sys; c = duckdb.connect({duck!r}); print('held', flush=True); sys.stdin.read()"
+        holder = (
+            subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            if duck
+            else None
+        )
+        if holder is not None and holder.stdout is not None:
+            holder.stdout.readline()
+    try:
+        made = tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=10.0)
+    finally:
+        if holder is not None:
+            holder.communicate()
+    right(made, tg.exp(x), {"x": normal(8)})
+    assert made.report.priced
+    if damage in ("text", "folder"):
+        assert made.report.warnings, "the report must say that the store was damaged"
+
+
+def test_a_read_only_home_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensor_graphs import settings
+
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(settings.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(settings, "_temporary", [])
+    with pytest.warns(UserWarning, match="not writable"):
+        folder = settings.home()
+    assert folder != tmp_path / "home" and folder.is_dir()
+    monkeypatch.setattr(settings, "_temporary", [])
+    made = tg.optimize(tg.exp(tg.input("x", (8,))), **FAST)
+    assert any("not writable" in w for w in made.report.warnings)
+
+
+def test_a_store_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    made = tg.optimize(tg.exp(tg.input("x", (8,))), backend="numpy", costdb=blocked / "db", budget=10.0)
+    right(made, tg.exp(tg.input("x", (8,))), {"x": normal(8)})
+    assert made.report.warnings
+
+
+def test_parallel_runs_share_a_store(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    def one(i: int) -> None:
+        found.append(tg.optimize(tg.exp(tg.input("x", (8 + i,))), costdb=tmp_path / "db", **FAST))
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(found) == 4 and all(p.report.verification["passed"] for p in found)
+
+
+def test_two_programs_saved_to_one_folder(tmp_path: Path) -> None:
+    a = tg.optimize(tg.exp(tg.input("x", (4,))), **FAST)
+    b = tg.optimize(tg.input("x", (4,)) * 3.0, **FAST)
+    threads = [threading.Thread(target=p.save, args=(tmp_path / "out",)) for p in (a, b) * 4]
+    a.save(tmp_path / "out")
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    found = tg.load_program(tmp_path / "out")(normal(4))
+    assert np.allclose(found, np.exp(normal(4))) or np.allclose(found, normal(4) * 3)
+
+
+# ---------------------------------------------------------------- children that die
+def test_a_dying_saturation_worker_leaves_the_graph_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = worker.Worker.request
+
+    def dying(self: Any, method: str, payload: Any, bounds: Any) -> Any:
+        if method == "step":
+            assert self.process is not None
+            self.process.kill()
+            self.process.wait()
+        return request(self, method, payload, bounds)
+
+    monkeypatch.setattr(worker.Worker, "request", dying)
+    x = tg.input("x", (8, 8))
+    made = tg.optimize(tg.relu(x @ x) + 1.0, **FAST)
+    assert "worker-died" in made.report.stopped
+    assert any("worker" in w for w in made.report.warnings), made.report.warnings
+    right(made, tg.relu(x @ x) + 1.0, {"x": normal(8, 8)})
+    monkeypatch.undo()
+    assert "saturated" in tg.optimize(tg.relu(x @ x) + 1.0, **FAST).report.stopped
+
+
+def test_a_worker_that_cannot_start_leaves_the_graph_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any) -> None:
+        raise errors.WorkerError("no processes left")
+
+    monkeypatch.setattr(worker.Worker, "prepare", refuse)
+    x = tg.input("x", (8, 8))
+    made = tg.optimize(x @ x, **FAST)
+    assert "worker-died" in made.report.stopped and any("no processes left" in w for w in made.report.warnings)
+
+
+def test_a_dying_measuring_worker_gives_predicted_prices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(
+        measure.Worker, "ask", lambda self, job: {"ok": False, "status": "crash", "message": "ended with code -9"}
+    )
+    x = tg.input("x", (8, 8))
+    made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    right(made, tg.exp(x) + 1.0, {"x": normal(8, 8)})
+    assert made.report.warnings and "measured" not in made.report.priced
+
+
+def test_a_measuring_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(self: Any, job: Any) -> Any:
+        raise errors.WorkerError("the measuring process cannot be started")
+
+    monkeypatch.setattr(measure.Worker, "ask", refuse)
+    x = tg.input("x", (8, 8))
+    made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    right(made, tg.exp(x) + 1.0, {"x": normal(8, 8)})
+    assert any("measuring" in w for w in made.report.warnings)
+
+
+# ---------------------------------------------------------------- python's own switches
+def test_user_errors_survive_python_O() -> None:
+    code = (
+        "import tensor_graphs as tg\n"
+        "try:\n    tg.optimize(tg.input('x', (2,)) + 1.0, tolerance='sloppy', backend='numpy', measure=False)\n"
+        "except tg.errors.UsageError as e:\n    print(e.exit_code)\n"
+    )
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2"
