@@ -140,6 +140,8 @@ def _tolerance(text: str) -> str | float:
     try:
         return float(text)
     except ValueError:
+        if text not in ("eager", "fast", "exact"):
+            raise UsageError(f"--tolerance {text!r}", hint="eager, fast, exact, or a relative error") from None
         return text
 
 
