@@ -203,7 +203,7 @@ def saturate(
         )  # fmt: skip
         write(output, explorer)
     document = {
-        "output": str(output), "e_nodes": len(explorer.view), "classes": explorer.view.n_classes,
+        "output": str(output), "inputs": [f"{t.attr('name')}: {t.type}" for t in explorer.graph.inputs], "e_nodes": len(explorer.view), "classes": explorer.view.n_classes,
         "candidates": len(explorer.choice.hypergraph.candidates), "stopped": explorer.view.report.stopped,
     }  # fmt: skip
     stopped = Interrupted("stopped on request; what was found so far was written", where=str(output))
@@ -212,7 +212,8 @@ def saturate(
 
 def _lines(document: Mapping[str, Any]) -> str:
     width = max(map(len, document))
-    return "\n".join(f"{k:>{width}}  {v}" for k, v in document.items())
+    shown = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in document.items()}
+    return "\n".join(f"{k:>{width}}  {v}" for k, v in shown.items())
 
 
 @app.command()
