@@ -46,8 +46,8 @@ def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Array) 
 def erf(x: Array) -> Array:
     """The error function of any float array, computed in float64, in x's dtype."""
     wide = np.asarray(x, np.float64)
-    size = np.abs(wide)
-    out = np.sign(wide)  # where |x| >= 6, and NaN
+    size = np.asarray(np.abs(wide))
+    out = np.array(np.sign(wide))  # where |x| >= 6, and NaN
     with np.errstate(all="ignore"):
         for low, high in ((0.0, 0.84375), (0.84375, 1.25), (1.25, 1 / 0.35), (1 / 0.35, 6.0)):
             here = (size >= low) & (size < high)
