@@ -106,6 +106,11 @@ def digest_of(identity: Sequence[str]) -> str:
 
 def canonical(value: object, label: str = "value") -> Plain:
     """`value` with one spelling per meaning; applying it twice changes nothing. Raises UsageError for other types."""
+    kind = type(value)
+    if kind is int:  # the exact types first: asking the abstract ones takes ten times as long
+        return value  # type: ignore[return-value]
+    if kind is tuple:
+        return tuple([canonical(part, label) for part in value])  # type: ignore[attr-defined]
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, bool) or type(value).__name__ == "bool":  # NumPy's bool is no subclass of Python's

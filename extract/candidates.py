@@ -17,6 +17,7 @@ from ..egraph.dims import concrete
 from ..egraph.match import Binding, Matcher
 from ..egraph.pattern import Var
 from ..egraph.view import EGraphView
+from .collection import no_collection
 from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
 
 MAX_LAYOUTS = 4  # per class, the row-major one included
@@ -39,7 +40,8 @@ class Hypergraph:
 
 def candidates(view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides) -> Hypergraph:
     """The kernel hypergraph of a view over the templates of some backends, restricted to what the roots may need."""
-    return _Builder(view, backends, view_strides).build()
+    with no_collection():
+        return _Builder(view, backends, view_strides).build()
 
 
 class _Builder:

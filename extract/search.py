@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import ExtractionError, NoPlanError
 from .candidates import Hypergraph
+from .collection import no_collection
 from .kbest import k_best
 from .kernel import Candidate, Measurer, Priced, Pricer, Vertex
 from .problem import Extraction, Problem
@@ -104,6 +105,7 @@ class Rows:
         return order
 
 
+@no_collection()
 def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
     kernels = [c for c in hypergraph.candidates if not c.is_view]
     priced = iter(pricer.price(kernels))
@@ -111,6 +113,7 @@ def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
     return [view if c.is_view else next(priced) for c in hypergraph.candidates]
 
 
+@no_collection()
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool
 ) -> tuple[list[int], Extraction]:

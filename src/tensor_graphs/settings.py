@@ -26,6 +26,7 @@ class Settings:
     log: str = ""  # e.g. "saturate:debug,extract:info"
 
 
+_VARIABLES = [(f.name, f"TENSOR_GRAPHS_{f.name.upper()}", int if f.type == "int" else str) for f in fields(Settings)]
 _override: ContextVar[Settings | None] = ContextVar("tensor_graphs_settings", default=None)
 
 
@@ -35,10 +36,10 @@ def current() -> Settings:
     if overridden is not None:
         return overridden
     found: dict[str, Any] = {}
-    for field in fields(Settings):
-        text = os.environ.get(f"TENSOR_GRAPHS_{field.name.upper()}")
+    for name, variable, kind in _VARIABLES:
+        text = os.environ.get(variable)
         if text is not None:
-            found[field.name] = int(text) if field.type == "int" else text
+            found[name] = kind(text)
     return Settings(**found)
 
 
