@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from math import isclose
 from typing import Any
 
+import numpy as np
+
+from . import dtypes
 from .pattern import Apply, Attr, Call, Env, Fact, Literal, Name, Term, Value, Var, evaluate, holds
 from .view import EGraphView
 
@@ -41,10 +44,11 @@ class Matcher:
 
     @cached_property
     def scalars(self) -> dict[int, float]:
-        """Classes that are one known number in every place."""
+        """Classes that are one known number in every place: the number that their dtype holds."""
         found = {}
         for node in self.by_op.get("full", ()):
-            found[self._cls[node]] = float(dict(self.view.attrs[node])["value"])
+            cls = self._cls[node]
+            found[cls] = rounded(dict(self.view.attrs[node])["value"], self.view.types[cls].dtype)
         return found
 
     @cached_property
@@ -83,7 +87,7 @@ class Matcher:
                 yield binding
         elif isinstance(term, Literal):
             value = self.scalars.get(cls)
-            if value is not None and (value == term.value or isclose(value, term.value, rel_tol=1e-6)):
+            if value is not None and value == rounded(term.value, self.view.types[cls].dtype):
                 yield binding
         else:
             for node in self.by_class_op.get((cls, term.op), ()):
@@ -120,6 +124,16 @@ class Matcher:
                     return None
             assert name
         return found
+
+
+@cache
+def rounded(value: float, dtype: str) -> float:
+    """The number that a dtype holds for a value: 0.1 in a model and 0.1 in a pattern are one number in float32, and no
+    other number is. NaN for what an integer cannot hold."""
+    if dtypes.category(dtype) != "float":
+        return float(value) if float(value).is_integer() else float("nan")
+    with np.errstate(all="ignore"):
+        return float(dtypes.numpy_dtype(dtype).type(value))
 
 
 def _same(a: Any, b: Any) -> bool:
