@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ..egraph.dims import concrete
 from ..egraph.graph import Graph, Tensor
 from ..egraph.pattern import Call as Pattern
 from ..egraph.pattern import Name, Var
@@ -70,13 +71,35 @@ class _Builder:
         if node.op == "state":
             self.ids[node] = self._add(node, "state", node.attr("name"))
             return
-        operands = [Operand(self.values[v].type, self.values[v].strides) for v in map(self._read, node.args)]
+        inputs = list(map(self._read, node.args))
+        if not self._computed(node, inputs) and not self._computed(node, [self._dense(v) for v in inputs]):
+            raise NoPlanError(f"no kernel computes {node!r}")
+
+    def _computed(self, node: Tensor, inputs: Sequence[int]) -> bool:
+        """Add a kernel for the node over these values, if one takes them as they lie."""
+        operands = [Operand(self.values[v].type, self.values[v].strides) for v in inputs]
         for template in self.by_op.get(node.op, ()):
             found = self._fits(template, node, operands)
             if found is not None:
-                self._step(template, node, found)
-                return
-        raise NoPlanError(f"no kernel computes {node!r}")
+                self._step(template, node, found, inputs)
+                return True
+        return False
+
+    def _dense(self, value: int) -> int:
+        """The value, or a row-major copy of it."""
+        old = self.values[value]
+        source = Operand(old.type, old.strides)
+        if source.dense:
+            return value
+        for template in (t for t in self.templates if isinstance(t.term, Var)):
+            operand = template.operands[0]
+            call = Call({operand: source}, Operand(old.type, contiguous(concrete(old.type.shape))), {})
+            if template.applies is None or template.applies(call):
+                made = len(self.values)
+                self.values.append(Value(made, old.type, call.output.strides, "kernel"))
+                self.steps.append(Step(template, call, ((operand, value),), made, FREE, f"copy: {old.type}"))
+                return made
+        return value
 
     def _fits(self, template: Template, node: Tensor, operands: Sequence[Operand]) -> Call | None:
         strides: Strides | None = contiguous(node.shape)  # type: ignore[arg-type]
@@ -97,8 +120,8 @@ class _Builder:
         fits = all(call.operands[o].dense for o in dense) and (template.applies is None or template.applies(call))
         return call if fits else None
 
-    def _step(self, template: Template, node: Tensor, call: Call) -> None:
-        inputs = tuple(zip(call.operands, map(self._read, node.args)))
+    def _step(self, template: Template, node: Tensor, call: Call, read: Sequence[int]) -> None:
+        inputs = tuple(zip(call.operands, read))
         view = template.family == "view"
         made = self._add(node, "view" if view else "kernel", "", call.output.strides, inputs[0][1] if view else -1)
         self.ids[node] = made
