@@ -122,6 +122,11 @@ class Program:
         given: list[Any] = [self._weights, *([self.states] if self.states else [])]
         self._run = namespace["bind"](*given)
 
+    def unbind(self) -> None:
+        """Let go of the prepared weights and the states; the next call reads the weights again."""
+        with self._lock:
+            self._run, self.states = None, {}
+
     def reset(self) -> None:
         """Set all states to what they start as."""
         for array in self.states.values():
@@ -289,6 +294,10 @@ class _Evaluated(Mapping[str, Array]):
                 raise BadWeightsError(
                     f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}"
                 )
+        elif term.op == "cast" and dtypes.is_float(term.dtype) and dtypes.is_float(term.args[0].dtype):
+            narrow = evaluate(term.args, {}, params=self.params)[0]  # often a view of a mapped file: one copy in all
+            array = np.empty(concrete(term.shape), dtypes.numpy_dtype(term.dtype))
+            np.copyto(array, narrow, casting="unsafe")
         else:
             array = evaluate([term], {}, params=self.params)[0]
         return np.ascontiguousarray(array).reshape(concrete(term.shape))

@@ -6,6 +6,8 @@ this process maps (its weights, its libraries). The stage that runs at the peak 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -37,12 +39,10 @@ class Watch:
         self._thread.join()
 
     def _sample(self) -> None:
-        import psutil
-
-        me = psutil.Process()
+        me = os.getpid()
         while not self._ended.wait(0.02):
-            own, file = _sizes(me.pid)
-            others = sum(_sizes(child.pid)[0] for child in me.children(recursive=True))
+            own, file = _sizes(me)
+            others = sum(_sizes(child)[0] for child in _children(me))
             total = own + file + others
             if total > self.peak.get(self.stage, {}).get("total", 0.0):
                 self.peak[self.stage] = {
@@ -52,6 +52,15 @@ class Watch:
                     "children": others,
                     "at": time.time(),
                 }
+
+
+def _children(pid: int) -> list[int]:
+    """All processes below one."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found + [g for child in found for g in _children(child)]
 
 
 def _sizes(pid: int) -> tuple[float, float]:

@@ -8,7 +8,8 @@ unoptimized graph in its own dtypes, has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,11 +134,23 @@ def index_bounds(graph: Graph) -> dict[str, int]:
     return bounds
 
 
+PIECE = 1 << 20  # elements compared at a time: large outputs need no float64 copies as a whole
+
+
+def _pieces(*arrays: Array) -> Iterator[list[Array]]:
+    """The same stretches of arrays of one shape, in float64."""
+    flat = [np.asarray(a).reshape(-1) for a in arrays]
+    for start in range(0, flat[0].size, PIECE):
+        yield [a[start : start + PIECE].astype(np.float64) for a in flat]
+
+
 def relative_error(value: Array, reference: Array) -> float:
     """‖value − reference‖ / ‖reference‖ in float64 over the finite places; 0 for two empty or two zero arrays."""
-    v, r = np.asarray(value, np.float64), np.asarray(reference, np.float64)
-    fine = np.isfinite(v) & np.isfinite(r)
-    scale, gap = float(np.linalg.norm(r[fine])), float(np.linalg.norm(v[fine] - r[fine]))
+    scale = gap = 0.0
+    for v, r in _pieces(value, reference):
+        fine = np.isfinite(v) & np.isfinite(r)
+        scale = math.hypot(scale, float(np.linalg.norm(r[fine])))
+        gap = math.hypot(gap, float(np.linalg.norm(v[fine] - r[fine])))
     return gap / scale if scale > 0 else (0.0 if gap == 0 else float("inf"))
 
 
@@ -147,8 +160,10 @@ def misplaced(value: Array, reference: Array, original: Array) -> bool:
     def kind(x: Array) -> Array:
         return np.where(np.isnan(x), 3, np.where(np.isposinf(x), 2, np.where(np.isneginf(x), 1, 0)))
 
-    v, r, o = (kind(np.asarray(x, np.float64)) for x in (value, reference, original))
-    return not np.all((v == r) | (v == o))
+    for v, r, o in (map(kind, piece) for piece in _pieces(value, reference, original)):
+        if not np.all((v == r) | (v == o)):
+            return True
+    return False
 
 
 def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
