@@ -1,0 +1,202 @@
+"""From views to candidate kernels: what is free, what layouts exist, what is left out, and that a plan always exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensor_graphs as tg
+from tensor_graphs.backends.direct import direct_plan
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.egraph.ops import OPS, Type
+from tensor_graphs.egraph.view import view_of
+from tensor_graphs.extract.candidates import MAX_COMBINATIONS, MAX_LAYOUTS, Hypergraph, candidates
+from tensor_graphs.extract.kernel import Candidate, Operand, Template, Vertex, contiguous
+
+NUMPY = [backend("numpy")]
+
+
+def build(outputs: Any, backends: Any = NUMPY) -> Hypergraph:
+    return candidates(view_of(Graph.of(outputs)), backends, view_strides)
+
+
+def names(found: Hypergraph) -> list[str]:
+    return [c.template.name for c in found.candidates]
+
+
+def made(found: Hypergraph) -> set[Vertex]:
+    """Vertices that are given, or that some candidate makes from such."""
+    have = {Vertex(c, s) for c, s in found.given.items()}
+    size = -1
+    while size != len(have):
+        size = len(have)
+        have |= {c.output for c in found.candidates if all(v in have for _, v in c.inputs)}
+    return have
+
+
+def test_leaves_and_weights_are_given() -> None:
+    x, w = tg.input("x", (3, 4)), tg.param("w", (4, 5))
+    found = build(x @ (w * 2.0))
+    types = {str(found.view.types[c]) for c in found.given}
+    assert types == {"float32[3, 4]", "float32[4, 5]", "float32[1, 1]"}
+    assert all(s == contiguous(found.view.types[c].shape) for c, s in found.given.items())  # type: ignore[arg-type]
+    assert "np.mul" not in names(found), "weights are computed at load, by no kernel of the plan"
+    assert all(c.weights == {"w"} for c in found.candidates if c.template.name == "np.matmul")
+
+
+def test_a_weight_alone_needs_no_kernel() -> None:
+    found = build([tg.param("w", (2,)) * 2.0, tg.input("x", (2,))])
+    assert found.candidates == [] and all(r.cls in found.given for r in found.roots)
+
+
+def test_views_add_layouts_and_cost_no_kernel() -> None:
+    x = tg.input("x", (3, 4))
+    found = build(tg.exp(x.T))
+    (view,) = [c for c in found.candidates if c.is_view]
+    assert view.output.strides == (1, 4) and view.inputs[0][1].strides == (4, 1)
+    kernels = [c for c in found.candidates if c.template.name == "np.exp"]
+    assert {c.inputs[0][1].strides for c in kernels} >= {(1, 4)}
+    assert all(c.output.strides == (3, 1) for c in kernels)
+
+
+def test_reshapes_of_what_does_not_lie_so_take_a_copy() -> None:
+    found = build(tg.input("x", (3, 4)).T.reshape((12,)))
+    flat = [c for c in found.candidates if c.output.cls == found.roots[0].cls and c.is_view]
+    assert all(c.inputs[0][1].strides == (3, 1) for c in flat), "of x.T as it lies there is no flat view"
+    assert any(c.template.family == "copy" for c in found.candidates)
+    assert found.roots[0] in made(found)
+
+
+def test_layouts_per_class_are_bounded() -> None:
+    x = tg.input("x", (2, 2, 2, 2))
+    outputs = [tg.exp(tg.permute(x, p)) for p in ((1, 0, 2, 3), (3, 2, 1, 0), (0, 2, 1, 3), (1, 2, 3, 0))]
+    found = build([*outputs, sum(outputs[1:], outputs[0])])
+    layouts: dict[int, set[Any]] = {}
+    for c in found.candidates:
+        for v in (c.output, *(v for _, v in c.inputs)):
+            layouts.setdefault(v.cls, set()).add(v.strides)
+    assert max(map(len, layouts.values())) <= MAX_LAYOUTS
+    per_match: dict[Any, int] = {}
+    for c in found.candidates:
+        key = (c.template.name, c.output.cls, tuple(v.cls for _, v in c.inputs))
+        per_match[key] = per_match.get(key, 0) + 1
+    assert max(per_match.values()) <= MAX_COMBINATIONS
+
+
+def test_operands_that_are_all_views_of_one_product_are_combined() -> None:
+    qkv = tg.input("x", (1, 6, 12)) @ tg.param("w", (12, 36))
+    heads = [qkv[..., 12 * i : 12 * i + 12].reshape((1, 6, 2, 6)).permute((0, 2, 1, 3)) for i in range(3)]
+    found = build(tg.attention(*heads))
+    kernels = [c for c in found.candidates if c.template.name == "np.attention"]
+    assert any(all(v.strides != contiguous(found.view.types[v.cls].shape) for _, v in c.inputs) for c in kernels)  # type: ignore[arg-type]
+
+
+def test_dense_operands_get_no_other_layout() -> None:
+    dense = Template("t.exp", "numpy", "exp(x)", "np.exp({x}, out={out})", dense=("x",))
+    views = [t for t in NUMPY[0].templates if t.family in ("view", "copy")]
+    found = build(tg.exp(tg.input("x", (3, 4)).T), [_Backend([dense, *views])])
+    assert {c.inputs[0][1].strides for c in found.candidates if c.template is dense} == {(3, 1)}
+    assert found.roots[0] in made(found), "a copy makes the row-major operand"
+
+
+def test_kernels_with_a_layout_of_their_own() -> None:
+    column = lambda call: tuple(reversed(contiguous(tuple(reversed(call.output.type.shape)))))
+    odd = Template("t.exp", "numpy", "exp(x)", "np.exp({x}, out={out})", layout=column)
+    rest = [t for t in NUMPY[0].templates if t.family in ("view", "copy") or t.name == "np.tanh"]
+    found = build(tg.tanh(tg.exp(tg.input("x", (3, 4)))), [_Backend([odd, *rest])])
+    written = {c.output.strides for c in found.candidates if c.template is odd}
+    assert written == {(1, 3)}
+    assert {c.inputs[0][1].strides for c in found.candidates if c.template.name == "np.tanh"} >= {(1, 3)}
+    assert found.roots[0] in made(found)
+    found = build(tg.exp(tg.input("x", (3, 4))), [_Backend([odd, *rest])])
+    assert found.roots[0] in made(found), "a root in another layout is copied"
+
+
+def test_prepared_operands_must_be_weights() -> None:
+    packed = Template(
+        "t.matmul", "numpy", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", prep={"w": "np.ascontiguousarray({w})"}
+    )
+    x, y, w = tg.input("x", (2, 3)), tg.input("y", (3, 4)), tg.param("w", (3, 4))
+    assert names(build(x @ w, [_Backend([packed])])) == ["t.matmul"]
+    assert names(build(x @ y, [_Backend([packed])])) == []
+
+
+def test_what_no_root_may_use_is_left_out() -> None:
+    x = tg.input("x", (4,))
+    lost = Template("t.lost", "numpy", "exp(tanh(x))", "{out}", applies=lambda call: False)
+    found = build(tg.exp(tg.tanh(x)), [_Backend([lost, *NUMPY[0].templates])])
+    assert "t.lost" not in names(found)
+    only = [t for t in NUMPY[0].templates if t.name == "np.exp"]
+    assert build(tg.exp(tg.tanh(x)), [_Backend(only)]).candidates == [], "nothing makes tanh"
+
+
+def test_equal_calls_are_one_object() -> None:
+    x = tg.input("x", (4, 4))
+    y = tg.exp(tg.tanh(tg.exp(x)))
+    calls = [c.call for c in build(y).candidates if c.template.name == "np.exp"]
+    assert len(calls) == 2 and calls[0] is calls[1]
+
+
+def test_the_same_view_gives_the_same_candidates() -> None:
+    x = tg.input("x", (4, 4))
+    once, twice = (build(tg.softmax(x @ x.T) + x) for _ in range(2))
+    key = lambda h: [(c.template.name, c.output, c.inputs) for c in h.candidates]
+    assert key(once) == key(twice) and once.stats == twice.stats
+
+
+class _Backend:
+    name = device = "test"
+    helpers: dict[str, str] = {}
+
+    def __init__(self, templates: Any) -> None:
+        self.templates = templates
+
+    def unavailable(self) -> str:
+        return ""
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_every_value_can_be_made_row_major(data: Any) -> None:
+    """A plan always exists: every root of a random graph is reached, and the unoptimized plan never costs less kernels
+    than there are candidates for."""
+    x: Tensor = tg.input("x", data.draw(st.sampled_from([(2, 3), (3, 2, 2), (4,), (1, 4)])))
+    for _ in range(data.draw(st.integers(1, 6))):
+        axis = data.draw(st.integers(0, x.rank - 1))
+        x = data.draw(st.sampled_from([
+            tg.exp(x), x.reshape((*x.shape, 1)) if x.rank < 4 else x, tg.permute(x, tuple(reversed(range(x.rank)))),
+            tg.flip(x, axis), tg.sum(x, axis, keepdims=True), tg.concat([x, x], axis), x + x, tg.softmax(x, axis),
+            tg.broadcast_to(tg.sum(x, axis, keepdims=True), x.shape), x.reshape((int(np.prod(x.shape)),)),  # type: ignore[arg-type]
+        ]))  # fmt: skip
+    found = build(x)
+    assert set(found.roots) <= made(found)
+    assert direct_plan(Graph.of(x), NUMPY).kernels <= len([c for c in found.candidates if not c.is_view]) + 1
+    for c in found.candidates:
+        _check(found, c)
+
+
+def _check(found: Hypergraph, c: Candidate) -> None:
+    """A candidate says of its operands what the view says."""
+    assert c.call.output == Operand(found.view.types[c.output.cls], c.output.strides)
+    for operand, v in c.inputs:
+        assert c.call.operands[operand] == Operand(found.view.types[v.cls], v.strides)
+        assert (operand in c.weights) == bool(found.view.weight[v.cls])
+    assert c.output not in {v for _, v in c.inputs}
+
+
+@pytest.mark.parametrize("op", sorted(n for n, o in OPS.items() if o.kind == "pointwise" and o.arity in (1, 2)))
+def test_every_pointwise_op_has_a_kernel(op: str) -> None:
+    from tensor_graphs.egraph.graph import make
+
+    dtype = "bool" if op in ("and", "or", "xor", "not") else "float32"
+    leaves = [tg.input(n, (2, 3), dtype) for n in "xy"[: OPS[op].arity]]
+    attrs = {"dtype": "int64"} if "dtype" in OPS[op].attrs else dict.fromkeys(OPS[op].attrs, 1.0)
+    root = make(op, leaves, attrs)
+    assert build(root).roots[0] in made(build(root))
+    assert isinstance(root.type, Type)

@@ -1,0 +1,213 @@
+"""Lazy measuring: what is measured, when it ends, what is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensor_graphs as tg
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.rule import Rule
+from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.view import view_of
+from tensor_graphs.errors import NoPlanError
+from tensor_graphs.extract.candidates import Hypergraph, candidates
+from tensor_graphs.extract.kernel import Candidate, Priced, Template
+from tensor_graphs.extract.search import RIVALS, alternatives, search
+
+X = tg.input("x", (8, 8))
+
+
+def variants(count: int, output: Any = None) -> Hypergraph:
+    """exp(x) by `count` kernels, called exp0, exp1, …"""
+    templates = [Template(f"exp{i}", "numpy", "exp(x)", "np.exp({x}, out={out})", version=str(i)) for i in range(count)]
+    rest = [t for t in backend("numpy").templates if t.name != "np.exp"]
+
+    class Fake:
+        def __init__(self) -> None:
+            self.name, self.device, self.helpers = "test", "cpu", {}
+            self.templates = (*templates, *rest)
+
+        def unavailable(self) -> str:
+            return ""
+
+    return candidates(view_of(Graph.of(tg.exp(X) if output is None else output)), [Fake()], view_strides)
+
+
+def call_key(c: Candidate) -> tuple[int, int]:
+    """Candidates share equal calls."""
+    return id(c.template), id(c.call)
+
+
+class Prices:
+    """Predictions by kernel name until measured; then the truth."""
+
+    def __init__(self, truth: dict[str, float], spread: float = 0.5) -> None:
+        self.truth, self.spread = truth, spread
+        self.known: set[Any] = set()
+        self.asked: list[list[str]] = []
+
+    def of(self, c: Candidate) -> float:
+        return self.truth.get(c.template.name, 5.0)
+
+    def price(self, found: Sequence[Candidate]) -> list[Priced]:
+        rows = []
+        for c in found:
+            us = self.of(c)
+            measured = call_key(c) in self.known
+            rows.append(
+                Priced(us, us, us, "measured")
+                if measured
+                else Priced(us * 1.1, us * (1 - self.spread), us * 2, "predicted")
+            )
+        return rows
+
+    def measure(self, found: Iterable[Candidate]) -> None:
+        found = list(found)
+        self.asked.append([c.template.name for c in found])
+        self.known |= {call_key(c) for c in found}
+
+
+def chosen(choice: Any) -> list[str]:
+    return [choice.hypergraph.candidates[i].template.name for i in choice.chosen]
+
+
+def test_the_winner_is_measured_before_it_is_believed() -> None:
+    prices = Prices({f"exp{i}": 10.0 - i for i in range(6)})
+    choice = search(variants(6), prices, prices)
+    assert chosen(choice) == ["exp5"] and choice.cost == 5.0
+    assert choice.stopped == "measured" and choice.sources == {"measured": 1} and choice.optimism_us == 0.0
+    assert choice.rounds == len(prices.asked) + 1 and choice.measured == sum(map(len, prices.asked))
+    assert all(len(names) == len(set(names)) for names in prices.asked)
+
+
+def test_what_is_far_from_winning_is_not_measured() -> None:
+    prices = Prices({"exp0": 1.0, **{f"exp{i}": 100.0 for i in range(1, 20)}}, spread=0.1)
+    choice = search(variants(20), prices, prices)
+    assert chosen(choice) == ["exp0"] and choice.measured <= 1 + RIVALS
+
+
+def test_without_a_measurer_prices_are_taken() -> None:
+    prices = Prices({"exp0": 2.0, "exp1": 1.0})
+    choice = search(variants(2), prices)
+    assert chosen(choice) == ["exp1"] and choice.stopped == "prices only" and choice.measured == 0
+    assert choice.cost == pytest.approx(1.1) and choice.optimism_us == pytest.approx(0.6)
+    assert choice.extraction.lower_bound <= choice.cost
+
+
+def test_a_pessimistic_second_look_when_the_budget_ends() -> None:
+    """exp0 looks cheapest at best, exp1 is cheaper as predicted; without time to measure the prediction decides."""
+
+    class Look(Prices):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            rows = {"exp0": Priced(9.0, 1.0, 20.0, "predicted"), "exp1": Priced(5.0, 4.0, 6.0, "predicted")}
+            return [rows.get(c.template.name, Priced(50.0, 50.0, 50.0, "predicted")) for c in found]
+
+    prices = Look({})
+    choice = search(variants(2), prices, prices, seconds=-1.0)
+    assert chosen(choice) == ["exp1"] and choice.stopped == "budget" and prices.asked == []
+
+
+def test_a_stop_ends_the_search() -> None:
+    prices = Prices({"exp0": 1.0})
+    assert search(variants(3), prices, prices, stop=lambda: True).stopped == "budget"
+    assert prices.asked == []
+
+
+def test_a_kernel_that_cannot_be_measured_is_not_asked_for_again() -> None:
+    class Deaf(Prices):
+        def measure(self, found: Iterable[Candidate]) -> None:
+            self.asked.append([c.template.name for c in found])
+
+    prices = Deaf({"exp0": 1.0, "exp1": 2.0})
+    choice = search(variants(2), prices, prices)
+    flat = [n for names in prices.asked for n in names]
+    assert len(flat) == len(set(flat)) and chosen(choice) == ["exp0"]
+
+
+def test_a_kernel_that_fails_is_replaced() -> None:
+    class Failing(Prices):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            bad = Priced(math.inf, math.inf, math.inf, "failed")
+            return [bad if c.template.name == "exp0" and call_key(c) in self.known else p
+                    for c, p in zip(found, super().price(found))]  # fmt: skip
+
+    prices = Failing({"exp0": 1.0, "exp1": 2.0})
+    choice = search(variants(2), prices, prices)
+    assert chosen(choice) == ["exp1"] and choice.stopped == "measured"
+
+
+def test_nothing_finite_is_no_plan() -> None:
+    class Dead(Prices):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            return [Priced(math.inf, math.inf, math.inf, "failed") for _ in found]
+
+    with pytest.raises(NoPlanError):
+        search(variants(2), Dead({}))
+
+
+def test_equal_calls_are_measured_once() -> None:
+    y = tg.exp(tg.tanh(tg.exp(tg.tanh(X))))
+    prices = Prices({})
+    search(variants(1, y), prices, prices)
+    flat = [n for names in prices.asked for n in names]
+    assert flat.count("exp0") == 1 and flat.count("np.tanh") == 1
+
+
+def test_the_order_can_be_run() -> None:
+    choice = search(variants(2, tg.softmax(tg.exp(X) @ X.T) + tg.sum(X, 1, keepdims=True)), Prices({}))
+    graph = choice.hypergraph
+    have = {(c, s) for c, s in graph.given.items()}
+    for i in choice.chosen:
+        c = graph.candidates[i]
+        assert all((v.cls, v.strides) in have for _, v in c.inputs)
+        have.add((c.output.cls, c.output.strides))
+    assert all((r.cls, r.strides) in have for r in graph.roots)
+    assert len(set(choice.chosen)) == len(choice.chosen)
+
+
+def rewritten() -> Hypergraph:
+    rules = [
+        Rule("factor", "add(mul(x, z), mul(y, z))", "mul(add(x, y), z)", both=True),
+        Rule("c", "add(x, y)", "add(y, x)"),
+    ]
+    a, b, c = (tg.input(n, (4,)) for n in "abc")
+    view = saturate_block(
+        Graph.of(tg.exp(a * c + b * c)), rules, Limits(iterations=4), session=InProcess(), guard=False
+    )
+    return candidates(view, [backend("numpy")], view_strides)
+
+
+def test_alternatives_rise_in_cost_and_differ() -> None:
+    choice = search(rewritten(), Prices({}))
+    found = list(alternatives(choice, 5, max_gap=5.0))
+    costs = [c.cost for c in found]
+    assert len(found) >= 2 and costs == sorted(costs) and costs[0] == pytest.approx(choice.cost)
+    assert len({tuple(sorted(c.chosen)) for c in found}) == len(found)
+    assert len(list(alternatives(choice, 1))) == 1
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=8), st.floats(0.05, 0.9))
+def test_measuring_finds_the_truly_cheapest(times: list[float], spread: float) -> None:
+    """As long as predictions are optimistic enough, the measured optimum is the true one."""
+    prices = Prices({f"exp{i}": t for i, t in enumerate(times)}, spread)
+    choice = search(variants(len(times)), prices, prices)
+    assert choice.cost == min(times) and choice.stopped == "measured"
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.floats(0.5, 20.0), min_size=4, max_size=4))
+def test_the_cost_is_the_best_that_the_solver_can_prove(times: list[float]) -> None:
+    truth = dict(zip(("np.add", "np.mul", "np.exp", "np.matmul"), times))
+    choice = search(rewritten(), Prices(truth, spread=0.0))
+    add, mul, exp = (1.1 * truth[n] for n in ("np.add", "np.mul", "np.exp"))
+    assert choice.extraction.optimal and choice.cost == pytest.approx(min(add + mul, 2 * mul + add) + exp)
+    assert choice.extraction.lower_bound <= choice.cost + 1e-6
