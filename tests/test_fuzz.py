@@ -312,6 +312,13 @@ def test_programs_compute_what_the_graph_says(graph: Graph) -> None:
     smallest(graph, check_program)
 
 
+@fuzz(12)
+@given(graphs())
+def test_torch_programs_compute_what_the_graph_says(graph: Graph) -> None:
+    pytest.importorskip("torch")
+    smallest(graph, lambda g: check_program(g, backend="torch"))
+
+
 @fuzz(10)
 @given(graphs(steps=5))
 def test_exact_programs_are_bitwise(graph: Graph) -> None:

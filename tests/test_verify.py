@@ -159,6 +159,16 @@ def test_no_plan_within_an_impossible_tolerance() -> None:
         run(tg.sum(tg.exp(tg.input("x", (1000,)))), tolerance=1e-12)
 
 
+def test_the_unoptimized_graph_always_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's error may be zero by luck; then no program can have 1.25 times that."""
+    monkeypatch.setattr(verify, "allowed_error", lambda tolerance, original, dtype: 1e-12)
+    x = tg.input("x", (4, 4))
+    verdict = run(tg.sum(tg.exp(x) @ x + x @ tg.exp(x))).report.verification
+    assert verdict["passed"] and verdict["dropped"] == [pipeline.REWRITES] and "unoptimized" in verdict["note"]
+    with pytest.raises(NoPlanError):
+        run(tg.sum(tg.exp(x) @ x), tolerance=1e-12)
+
+
 def test_a_sum_that_cancels_passes() -> None:
     x, y = tg.input("x", (32,)), tg.input("y", (32,))
     for zero in ((x + y) - (y + x), (x * 0.1 + y) - y - x * 0.1, tg.sum(x - tg.mean(x, 0, True))):

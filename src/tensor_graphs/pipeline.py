@@ -45,7 +45,7 @@ from .extract.search import Choice, alternatives, search
 from .extract.work import call_work, graph_flops
 from .report import BlockReport, KernelReport, Report, StageClock
 from .rules import ALL
-from .verify import Tolerance, Verification, verify
+from .verify import FACTORS, Tolerance, Verification, verify
 
 DEFAULT_SEQUENCE = 128
 BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
@@ -438,7 +438,9 @@ def _verified(
                 where=finding.blame(fired), hint="report this with the model; verify=False runs it regardless",
             )  # fmt: skip
         if last and not finding.inaccurate:
-            break
+            if session.options.tolerance not in FACTORS:
+                break
+            return choice, program, verdict.of_unoptimized()
         dropped += finding.inaccurate[:1] if attempt < MAX_ATTEMPTS - 1 and finding.inaccurate else [REWRITES]
         session.progress.say("verify", f"over tolerance, again without {dropped[-1]}")
         if dropped[-1] == REWRITES:
