@@ -81,6 +81,7 @@ class Emitted:
     states: Mapping[str, Type]
     layout: memory.Layout
     fresh_bytes: int  # peak of what `run` allocates: outputs and fresh results
+    plain: frozenset[str] = frozenset()  # weight keys that kernels read as they are; the others are only packed at load
 
 
 def identifier(text: str, taken: set[str]) -> str:
@@ -151,6 +152,7 @@ class _Emitter:
     each: list[str] = field(default_factory=list)  # lines of run
     names: dict[tuple[int, str], str] = field(default_factory=dict)  # (value, numpy | torch) -> name in the source
     prepared: dict[str, str] = field(default_factory=dict)
+    plain: set[str] = field(default_factory=set)
     shared: dict[str, str] = field(default_factory=dict)  # definition -> name: one object for one place in memory
     weights: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[bytes, str] = field(default_factory=dict)
@@ -171,7 +173,9 @@ class _Emitter:
         self._reserve()
         self._states()
         self._run()
-        return Emitted(self._assemble(), self.weights, self._state_types(), self.layout, self._fresh_bytes())
+        return Emitted(
+            self._assemble(), self.weights, self._state_types(), self.layout, self._fresh_bytes(), frozenset(self.plain)
+        )
 
     # ------------------------------------------------------------ names and where values come from
     def _reserve(self) -> None:
@@ -244,6 +248,7 @@ class _Emitter:
             source = self.ref(value, home)
             return f"{self._use('tensor' if kind == 'torch' else 'array')}({source})"
         if v.origin == "weight":
+            self.plain.add(self._key(value) if self.plan.weights[value].op != "full" else "")
             return self._weight(value)
         if v.origin == "kernel":
             return self._buffer(v)

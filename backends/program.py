@@ -71,7 +71,7 @@ class Program:
         emitted = emit(plan, reuse_outputs=reuse_outputs)
         self.plan: Plan | None = plan
         self._params: dict[str, Data] = {**plan.graph.params, **(params or {})}
-        weights: Mapping[str, Array] = _Evaluated(emitted.weights, self._params)
+        weights: Mapping[str, Array] = _Evaluated(emitted.weights, self._params, emitted.plain)
         manifest = _manifest(plan, emitted, _initial(plan, emitted.states.items(), self._params))
         self._start(manifest, emitted.source, weights)
 
@@ -103,7 +103,7 @@ class Program:
                 if not isinstance(self._weights, _Evaluated):
                     raise UsageError("a loaded program has its weights", hint="optimize again to use others")
                 self._params |= params
-                self._weights = _Evaluated(self._weights.terms, self._params)
+                self._weights = _Evaluated(self._weights.terms, self._params, self._weights.plain)
                 assert self.plan is not None
                 states = [(n, Type(shape, dtype)) for n, shape, dtype in self.manifest.states]
                 initial = _initial(self.plan, states, self._params)
@@ -279,10 +279,11 @@ def _structured(structure: Any, results: Sequence[Any]) -> Any:
 
 # ---------------------------------------------------------------- weights
 class _Evaluated(Mapping[str, Array]):
-    """Weights as expressions over params, evaluated one by one when read: nothing is kept."""
+    """Weights as expressions over params, evaluated one by one when read: nothing is kept. A matrix that is only packed
+    (not in `plain`) may come as the transpose of a row-major one: packers lay it out anew, and two copies are saved."""
 
-    def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data]) -> None:
-        self.terms, self.params = terms, params
+    def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
+        self.terms, self.params, self.plain = terms, params, plain
 
     def __getitem__(self, key: str) -> Array:
         if key.startswith(_STATE):
@@ -300,6 +301,8 @@ class _Evaluated(Mapping[str, Array]):
             np.copyto(array, narrow, casting="unsafe")
         else:
             array = evaluate([term], {}, params=self.params)[0]
+        if key not in self.plain and array.ndim == 2 and array.T.flags.c_contiguous:
+            return array
         return np.ascontiguousarray(array).reshape(concrete(term.shape))
 
     def __iter__(self) -> Iterator[str]:
