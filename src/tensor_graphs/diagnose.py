@@ -157,7 +157,7 @@ def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
     integers and bools.
     """
     call, root = step.call, kernel_meaning(step.template, step.call)
-    leaves = [n for n in Graph.of(root).leaves("param")]
+    leaves = Graph.of(root).leaves("param")
     operands = sample_inputs(leaves, rng, index_bounds(Graph.of(root)))
     with np.errstate(all="ignore"):
         exact = evaluate([root], {}, params=operands, float64=True)[0]
