@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from html import escape
@@ -366,13 +367,23 @@ def _write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Arra
 
 
 def _move_into_place(part: Path, target: Path) -> None:
-    if target.exists():
+    """Make `part` the folder `target`; an older one is moved aside first. Others may do the same at the same time: the
+    last one wins, and at every moment the folder is whole."""
+    for attempt in range(TRIES):
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-        target.rename(old / "program")
-        part.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        part.rename(target)
+        try:
+            with suppress(FileNotFoundError):
+                target.rename(old / "program")
+            part.rename(target)
+            return
+        except OSError:
+            if attempt == TRIES - 1:
+                raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+TRIES = 50
 
 
 # ---------------------------------------------------------------- manifest

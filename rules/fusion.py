@@ -49,11 +49,11 @@ _SHIFTED = "exp(x - max(x, axes=k))"
 NORMALISATIONS = table("normalisations", "fuse", [
     Rule("is-softmax", f"{_SHIFTED} / sum({_SHIFTED}, axes=k)", "softmax(x, axis=k[0])", when=("len(k) == 1",),
          growth="collects", doc="shifted by the maximum"),
-    Rule("is-softmax-unshifted", "exp(x) / sum(exp(x), axes=k)", "softmax(x, axis=k[0])", when=("len(k) == 1", "0 < volume(x)"),
+    Rule("is-softmax-unshifted", "exp(x) / sum(exp(x), axes=k)", "softmax(x, axis=k[0])", when=("len(k) == 1",),
          growth="collects", doc="without the shift"),
     Rule("is-log-softmax", "x - logsumexp(x, axes=k)", "log_softmax(x, axis=k[0])", when=("len(k) == 1",), growth="collects",
          doc="x - log(sum(exp(x)))"),
-    Rule("is-logsumexp", "log(sum(exp(x), axes=k))", "logsumexp(x, axes=k)", when=("0 < volume(x)",), growth="collects",
+    Rule("is-logsumexp", "log(sum(exp(x), axes=k))", "logsumexp(x, axes=k)", growth="collects",
          doc="log(sum(exp(x)))"),
     Rule("is-logsumexp-shifted", f"log(sum({_SHIFTED}, axes=k)) + max(x, axes=k)", "logsumexp(x, axes=k)",
          growth="collects", doc="log(sum(exp(x - max))) + max"),

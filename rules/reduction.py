@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..egraph.rule import Rule, table
 
 _LINEAR = ("sum", "mean")
-_FULL = ("0 < size(x, i)", "0 < size(y, i)")  # an empty maximum has no value
 _ONE_AXIS = ("len(k) == 1", "size(s, k[0]) == 1")
 
 LINEARITY = table("reductions", "algebra", [
@@ -19,8 +18,8 @@ LINEARITY = table("reductions", "algebra", [
     *(Rule(f"{r}-of-product", f"{r}(a @ w, axes=k)", f"{r}(a, axes=k) @ w", when=("k == (rank(a) - 2,)", *(("0 < size(a, -2)",) if r == "mean" else ())),
            both=True, doc="reducing rows before or after a product") for r in _LINEAR),
     *(Rule(f"{r}-of-concat", f"{r}(concat(x, y, axis=i), axes=k)", f"{op}({r}(x, axes=k), {r}(y, axes=k))",
-           when=("k == (i,)", *full), growth="expands", doc="parts are reduced and then combined (SPLIT)")
-      for r, op, full in (("sum", "add", ()), ("max", "maximum", _FULL), ("min", "minimum", _FULL))),
+           when=("k == (i,)",), growth="expands", doc="parts are reduced and then combined (SPLIT)")
+      for r, op in (("sum", "add"), ("max", "maximum"), ("min", "minimum"))),
     *(Rule(f"{r}-of-{r}s", f"{r}({r}(x, axes=j), axes=k)", f"{r}(x, axes=(min(j[0], k[0]), max(j[0], k[0])))",
            when=("len(j) == 1", "len(k) == 1", "j != k"), growth="collects", doc="one reduction for two")
       for r in ("sum", "mean", "max")),

@@ -255,7 +255,8 @@ def test_measuring_fills_in_times(tmp_path: Path) -> None:
     assert made.report.latency_before_us > 0 and made.report.latency_after_us > 0 and made.report.speedup
     assert {"measure", "time"} <= set(made.report.seconds)
     again = tg.optimize(tg.relu(x @ w), params=weights, backend="numpy", costdb=tmp_path / "db", budget=20.0)
-    assert again.report.measured_now == 0 and again.report.priced == made.report.priced
+    # what was measured evenly is not measured again; an uneven one (a busy machine) is, once
+    assert again.report.measured_now <= made.report.measured_now and set(again.report.priced) == {"measured"}
 
 
 def test_the_source_runs_alone(program: Any, tmp_path: Path) -> None:
