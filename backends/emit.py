@@ -72,6 +72,9 @@ HELPERS: dict[str, str] = {
 }  # fmt: skip
 
 
+LARGE = 1 << 24  # bytes from which on it matters when a weight is packed
+
+
 @dataclass(frozen=True)
 class Emitted:
     """The source, and what it reads: weight keys with the expressions to evaluate, states, its workspace in bytes."""
@@ -325,10 +328,23 @@ class _Emitter:
     def _setup(self, template: Template) -> None:
         self.setups |= {(template.backend, name) for name in template.setup}
 
+    def _pack_large_weights(self) -> None:
+        """The largest first: packing holds a weight twice, and little else is there yet."""
+        found = [
+            (self.plan.values[v].type.nbytes, i, o, v)
+            for i, step in enumerate(self.plan.steps)
+            for o, v in step.inputs
+            if o in step.template.prep
+        ]
+        for size, i, o, v in sorted(found, key=lambda f: (-f[0], f[1])):
+            if size >= LARGE:
+                self._prepared(self.plan.steps[i], o, v)
+
     def _run(self) -> None:
         self.dying: dict[int, list[int]] = {}
         for root in sorted(self.fresh & self.layout.last.keys()):
             self.dying.setdefault(self.layout.last[root], []).append(root)
+        self._pack_large_weights()
         for i, step in enumerate(self.plan.steps):
             if not step.is_view:
                 self._step(step)
