@@ -23,7 +23,9 @@ def write_bert_onnx(path: Path, layers: int, tokens: int) -> Path:
     layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True, dropout=0.0)
     model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
     torch.manual_seed(0)
-    program = torch.onnx.export(model, (torch.randn(1, tokens, 768),), dynamo=True, verbose=False, input_names=["hidden"])
+    program = torch.onnx.export(
+        model, (torch.randn(1, tokens, 768),), dynamo=True, verbose=False, input_names=["hidden"]
+    )
     assert program is not None
     program.save(path)
     return path
