@@ -15,9 +15,8 @@ elu, leaky_relu, hard_sigmoid, hard_swish = (
     composite.hard_sigmoid,
     composite.hard_swish,
 )
-relu, sigmoid, silu, softplus, mish, clip = (
-    composite.relu, composite.sigmoid, composite.silu, composite.softplus, composite.mish, composite.clip,
-)  # fmt: skip
+relu, sigmoid, silu = composite.relu, composite.sigmoid, composite.silu
+softplus, mish = composite.softplus, composite.mish
 batch_norm, group_norm, max_pool, avg_pool = (
     composite.batch_norm,
     composite.group_norm,
@@ -34,6 +33,11 @@ def _axis(axis: int, x: Tensor) -> int:
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """The Gaussian error linear unit; approximate "none" (erf) or "tanh"."""
     return composite.gelu_tanh(x) if approximate == "tanh" else composite.gelu(x)
+
+
+def clip(x: Tensor, lo: float = float("-inf"), hi: float = float("inf")) -> Tensor:
+    """x limited to [lo, hi]."""
+    return composite.clip(x, lo=lo, hi=hi)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
