@@ -130,7 +130,8 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
     def call(c: Call) -> Call:
         operands = {k: Operand(kind(o.type), fix(o.strides)) for k, o in c.operands.items()}
         attrs = {k: fix(v) for k, v in c.attrs.items()}
-        return Call(operands, Operand(kind(c.output.type), fix(c.output.strides)), attrs, c.names)
+        output = Operand(kind(c.output.type), fix(c.output.strides))
+        return replace(c, operands=operands, output=output, attrs=attrs)
 
     values = tuple(replace(v, type=kind(v.type), strides=fix(v.strides)) for v in plan.values)
     steps = tuple(replace(s, call=call(s.call)) for s in plan.steps)
@@ -357,6 +358,8 @@ class _Emitter:
         names = {
             o: self._prepared(step, o, v) if o in step.template.prep else self.ref(v, kind) for o, v in step.inputs
         }
+        if step.output in self.layout.scratch:
+            names["scratch"] = self._scratch(step, kind)
         if step.doc:
             self.each.append(f"# {_one_line(step.doc)}")
         if step.output in self.fresh:
@@ -366,27 +369,39 @@ class _Emitter:
             names["out"] = self.ref(step.output, kind)
             self.each += self._written(step, names).split("; ")
 
+    def _scratch(self, step: Step, kind: str) -> str:
+        """The step's own bytes of the workspace."""
+        offset, size = self.layout.scratch[step.output]
+        self._use("workspace")
+        name = self._once(f"{self._use('place')}(memory, {offset}, ({size},), np.uint8)", "scratch")
+        return name if kind == "numpy" else self._once(f"{self._use('tensor')}({name})", f"{name}_t")
+
+    def _once(self, text: str, name: str) -> str:
+        """The name of an object that bind makes, one for each definition."""
+        if text not in self.shared:
+            self.shared[text] = identifier(name, self.taken)
+            self.once.append(f"{self.shared[text]} = {text}")
+        return self.shared[text]
+
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
-        """The call, with reshapes of buffers that stay where they are made once, in bind."""
+        """The call, with reshapes of buffers that stay where they are, and arrays placed in them, made once, in bind."""
         text = step.template.write(replace(step.call, names=names))
         values = {**dict(step.inputs), "out": step.output}
         operands = {**step.call.operands, "out": step.call.output}
         fixed = {
             name for o, name in names.items()
-            if o not in step.template.prep and not self._dynamic(values[o]) and operands[o].dense
+            if o != "scratch" and o not in step.template.prep and not self._dynamic(values[o]) and operands[o].dense
         }  # fmt: skip
 
         def once(found: re.Match[str]) -> str:
             if found[1] not in fixed:
                 return found[0]
-            if found[0] not in self.shared:
-                name = self.shared[found[0]] = identifier(
-                    f"{found[1]}_{(found[2] or found[3]).replace(', ', 'x')}", self.taken
-                )
-                self.once.append(f"{name} = {found[0]}")
-            return self.shared[found[0]]
+            return self._once(found[0], f"{found[1]}_{(found[2] or found[3]).replace(', ', 'x')}")
 
-        return _RESHAPE.sub(once, text)
+        def part(found: re.Match[str]) -> str:
+            return self._once(found[0], found[1]) if found[1] == names.get("scratch") else found[0]
+
+        return _PART.sub(part, _RESHAPE.sub(once, text))
 
     def _release(self, i: int) -> None:
         """Drop fresh results after their last use, so that their memory is free at once."""
@@ -487,6 +502,7 @@ def _imports(body: str) -> Iterator[str]:
         yield from ("", "Array = np.ndarray")
 
 
+_PART = re.compile(r"\bplace\(([A-Za-z_]\w*), \d+, \([\d, ]*\), [\w.]+\)")
 _RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\d, ]+?),?\)|([\d, ]+?))\)")
 
 

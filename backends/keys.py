@@ -42,7 +42,7 @@ def _plain(value: Any) -> Plain:
 
 def _source(template: Template, call: Call) -> str:
     """Hash of the text that runs: the call, its preparations, and the helpers they name."""
-    named = replace(call, names={**{o: o for o in template.operands}, "out": "out"})
+    named = replace(call, names={**{o: o for o in template.operands}, "scratch": "scratch", "out": "out"})
     texts = [
         template.write(named),
         *(template.write_prep(o, o, named) for o in sorted(template.prep)),

@@ -76,7 +76,8 @@ class Layout:
     """Where a plan's values lie.
 
     `root` gives for every value the one whose memory it looks at; `buffer` the buffer (a root value's id) that a root
-    was merged into by in-place reuse; `offsets` each buffer's place in the workspace; `pinned` the state whose memory
+    was merged into by in-place reuse; `offsets` each buffer's place in the workspace; `scratch` the (place, bytes) that the
+    step which makes a value has to itself while it runs; `pinned` the state whose memory
     a new value of that state is written to directly; `last` the last step that reads a root's memory.
     """
 
@@ -86,6 +87,7 @@ class Layout:
     pinned: Mapping[int, int]
     last: Mapping[int, int]
     size: int
+    scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     record: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)  # buffer -> bytes as text, first, last
 
 
@@ -101,7 +103,8 @@ def roots(plan: Plan) -> dict[int, int]:
 
 
 def layout(plan: Plan, outside: Collection[int] = (), sizes: Mapping[str, int] | None = None) -> Layout:
-    """Places every value that a kernel writes and that is not `outside` the workspace (fresh results, fresh outputs)."""
+    """Places every value that a kernel writes and that is not `outside` the workspace (fresh results, fresh outputs), and
+    the scratch memory of each step."""
     root, end = roots(plan), len(plan.steps)
     last = _last_uses(plan, root, end)
     made = {s.output: i for i, s in enumerate(plan.steps) if not s.is_view}
@@ -116,9 +119,18 @@ def layout(plan: Plan, outside: Collection[int] = (), sizes: Mapping[str, int] |
                 alive[buffer[victim]] = max(alive[buffer[victim]], alive[step.output])
     owners = [v for v in buffer if buffer[v] == v]
     spans = {v: (symbolic_bytes(plan.values[v].type), made[v], alive[v]) for v in owners}
-    offsets, size = place([Buffer(nbytes(plan.values[v].type, sizes), made[v], alive[v]) for v in owners])
+    own = {s.output: b for s in plan.steps if (b := scratch_bytes(s, sizes)) is not None}
+    buffers = [Buffer(nbytes(plan.values[v].type, sizes), made[v], alive[v]) for v in owners]
+    offsets, size = place([*buffers, *(Buffer(b, made[v], made[v]) for v, b in own.items())])
+    scratch = {v: (offset, own[v]) for v, offset in zip(own, offsets[len(owners) :])}
     record = {str(v): (str(b), i, j) for v, (b, i, j) in spans.items()}
-    return Layout(root, buffer, dict(zip(owners, offsets)), pinned, last, size, record)
+    return Layout(root, buffer, dict(zip(owners, offsets)), pinned, last, size, scratch, record)
+
+
+def scratch_bytes(step: Step, sizes: Mapping[str, int] | None = None) -> int | None:
+    """Bytes that a step needs for its own intermediates; None if its kernel takes no scratch memory."""
+    wanted = step.template.scratch
+    return None if wanted is None or step.is_view else dims.bind(wanted(step.call), sizes or {})
 
 
 def _last_uses(plan: Plan, root: Mapping[int, int], end: int) -> dict[int, int]:

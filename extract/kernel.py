@@ -9,7 +9,7 @@ the kernel IR) enters the same way: as a candidate whose template was made for i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from html import escape
@@ -52,7 +52,8 @@ class Call:
     operands: Mapping[str, Operand]
     output: Operand
     attrs: Mapping[str, Any]
-    names: Mapping[str, str] = field(default_factory=dict)  # operand (and "out") -> expression in the source
+    names: Mapping[str, str] = field(default_factory=dict)  # operand (and "out", "scratch") -> expression in the source
+    schedule: Mapping[str, int] = field(default_factory=dict)  # tiles and options of a generated kernel
 
 
 Code = str | Callable[[Call], str]
@@ -70,7 +71,11 @@ class Template:
     `inplace` lists operands whose buffer `out` may reuse. `dense` lists operands that must be contiguous ("*": all).
     `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
     `layout(call)` gives the strides of the output where they are not row-major (such as channels last).
+    `scratch(call)` is how many bytes of workspace the code uses for its own intermediates: it gets them as `{scratch}`, an
+    array of bytes that holds nothing before the call and is given to others after it.
     `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
+    `source(call)` gives definitions (name -> text) that the call needs, for kernels generated for it. `space(call)` lists
+    the schedules worth measuring, the best guess first; one of them is `call.schedule` when code is written.
     """
 
     name: str
@@ -86,7 +91,10 @@ class Template:
     applies: Callable[[Call], bool] | None = None  # a last word on shapes, dtypes and layouts
     layout: Callable[[Call], Strides] | None = None
     flops: Callable[[Call], float] | None = None
+    scratch: Callable[[Call], int] | None = None
     exact: bool = False
+    source: Callable[[Call], Mapping[str, str]] | None = None
+    space: Callable[[Call], Sequence[Mapping[str, int]]] | None = None
     version: str = "1"
 
     @cached_property
@@ -124,8 +132,8 @@ class Template:
         """Whether the code writes into a given buffer (else it returns a fresh array)."""
         if isinstance(self.code, str):
             return "{out}" in self.code
-        probe = Call(call.operands, call.output, call.attrs, {**{o: o for o in self.operands}, "out": "__OUT__"})
-        return "__OUT__" in self.code(probe)
+        names = {**{o: o for o in self.operands}, "scratch": "scratch", "out": "__OUT__"}
+        return "__OUT__" in self.code(replace(call, names=names))
 
 
 def _source(code: Code) -> str:
@@ -182,12 +190,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate's cost in µs: the value used, an interval, and where it comes from."""
+    """A candidate's cost in µs: the value used, an interval, and where it comes from; and the schedule it is for."""
 
     us: float
     low: float
     high: float
     source: str  # measured | predicted | bound
+    schedule: tuple[tuple[str, int], ...] = ()
 
 
 class Measurer(Protocol):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import memory
-from tensor_graphs.backends.direct import direct_plan
+from tensor_graphs.backends.direct import FREE, direct_plan
 from tensor_graphs.backends.memory import ALIGNMENT, Buffer, aligned, place
-from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.numpy import row
+from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.extract.kernel import Call, Operand, Plan, Step, Value
 
 buffers = st.lists(
     st.builds(
@@ -83,10 +87,6 @@ def test_an_operand_seen_twice_in_two_ways_is_not_overwritten() -> None:
 def test_sizes_stay_expressions_until_bound() -> None:
     n = t.dim("n", min=1, max=4096)
     y = t.tanh(t.exp(t.input("x", (n, 4))) * 2.0)
-    from tensor_graphs.backends.direct import FREE
-    from tensor_graphs.backends.registry import template
-    from tensor_graphs.extract.kernel import Call, Operand, Plan, Step, Value
-
     kind = y.type
     call = Call({"x": Operand(kind, (4, 1))}, Operand(kind, (4, 1)), {})
     values = [Value(0, kind, (4, 1), "input", "x"), *(Value(i, kind, (4, 1), "kernel") for i in (1, 2))]
@@ -97,3 +97,29 @@ def test_sizes_stay_expressions_until_bound() -> None:
     found = memory.layout(plan, sizes={"n": 100})
     assert found.size == aligned(1600)
     assert found.record["1"][0] == "16*n"
+
+
+def test_scratch_memory_is_apart_from_all_that_lives() -> None:
+    """Over any chain of kernels with scratch memory: it overlaps neither operands nor result, and is used again."""
+    shape, doubled = (16, 8), row("doubled", "exp(x)", "np.add({x}, {x}, out=place({scratch}, 0, (16, 8), np.float32)); "
+                                  "np.copyto({out}, place({scratch}, 0, (16, 8), np.float32))",
+                                  scratch=lambda call: call.output.type.nbytes)  # fmt: skip
+    x = t.input("x", shape)
+    kind, layout = x.type, (8, 1)
+    call = Call({"x": Operand(kind, layout)}, Operand(kind, layout), {})
+    values = [Value(0, kind, layout, "input", "x"), *(Value(i, kind, layout, "kernel") for i in (1, 2, 3))]
+    steps = [Step(doubled, call, (("x", i),), i + 1, FREE) for i in range(3)]
+    plan = Plan(Graph.of(t.exp(x)), tuple(values), tuple(steps), {}, (3,), {}, 0, 0)
+    found = memory.layout(plan)
+    size = kind.nbytes
+    for step in steps:
+        start, bytes_ = found.scratch[step.output]
+        assert bytes_ == size
+        for v in (step.output, step.inputs[0][1]):
+            if v in found.buffer:
+                assert abs(found.offsets[found.buffer[v]] - start) >= size
+    assert found.size == 3 * size
+    one = np.ones(shape, np.float32)
+    program = Program(plan)
+    assert (program(one) == 8 * one).all()
+    assert "place(" not in program.source[program.source.index("def run") :]
