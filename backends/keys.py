@@ -30,6 +30,7 @@ def key_of(template: Template, call: Call) -> KernelKey:
         shapes=tuple(concrete(o.type.shape) for o in operands),
         dtypes=tuple(o.type.dtype for o in operands),
         strides=tuple(o.strides for o in operands),
+        schedule=tuple(sorted(call.schedule.items())),
         device=device,
         driver=driver,
         toolchain=toolchain,
@@ -41,7 +42,10 @@ def _plain(value: Any) -> Plain:
 
 
 def _source(template: Template, call: Call) -> str:
-    """Hash of the text that runs: the call, its preparations, and the helpers they name."""
+    """Hash of the text that runs: the call, its preparations, and the helpers they name. A generated kernel's text follows
+    from its body, its emitter's version (both in its identity) and its schedule."""
+    if template.space is not None:
+        return template.identity
     named = replace(call, names={**{o: o for o in template.operands}, "scratch": "scratch", "out": "out"})
     texts = [
         template.write(named),

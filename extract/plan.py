@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..egraph.graph import Graph, Tensor, make
 from ..egraph.view import EGraphView
@@ -58,9 +58,9 @@ class _Builder:
         origin, base = ("view", inputs[0][1]) if candidate.is_view else ("kernel", -1)
         made = self._add(Value(-1, kind, candidate.output.strides, origin, base=base))
         self.ids[candidate.output] = made
-        return Step(
-            candidate.template, candidate.call, inputs, made, self.choice.prices[index], candidate.template.pattern
-        )
+        price = self.choice.prices[index]
+        call = replace(candidate.call, schedule=dict(price.schedule)) if price.schedule else candidate.call
+        return Step(candidate.template, call, inputs, made, price, candidate.template.pattern)
 
     def _read(self, vertex: Vertex) -> int:
         found = self.ids.get(vertex)
