@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from math import isclose
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import dtypes
-from .pattern import Apply, Attr, Call, Env, Fact, Literal, Name, Term, Value, Var, evaluate, holds
+from .pattern import Apply, Attr, Call, Env, Fact, Literal, Name, Term, Value, evaluate, holds
 from .view import EGraphView
 
 Binding = dict[str, Any]  # tensor variable -> class, attribute variable -> value
@@ -60,70 +60,163 @@ class Matcher:
         """Child classes of an e-node."""
         return self._kid[self._off[node] : self._off[node + 1]]
 
+    @cached_property
+    def values(self) -> list[tuple[Any, ...]]:
+        """Attribute values of each e-node."""
+        return [tuple([v for _, v in attrs]) for attrs in self.view.attrs]
+
     def find(self, pattern: Term, guards: Sequence[Attr] = ()) -> Iterator[tuple[int, Binding]]:
         """(class, binding) of every match of a call pattern whose guards hold, without duplicates."""
         if not isinstance(pattern, Call):
             return
+        search = _Search(self, pattern)
         seen: set[tuple[Any, ...]] = set()
         for node in self.by_op.get(pattern.op, ()):
-            for binding in self._node(pattern, node, {}):
-                key = (self._cls[node], *binding.items())
+            cls = self._cls[node]
+            for values in search.at(node):
+                key = (cls, values)
                 if key in seen:
                     continue
                 seen.add(key)
+                binding = dict(zip(search.names, values))
                 if not guards or holds(guards, self.environment(binding)):
-                    yield self._cls[node], binding
+                    yield cls, binding
 
     def environment(self, binding: Binding) -> Env:
         """The binding with facts in place of classes, for attribute expressions."""
         return {k[1:] if k[0] == "@" else k: v if k[0] == "@" else self.facts[v] for k, v in binding.items()}
 
-    def _term(self, term: Term, cls: int, binding: Binding) -> Iterator[Binding]:
-        if isinstance(term, Var):
-            bound = binding.get(term.name)
-            if bound is None:
-                yield {**binding, term.name: cls}
-            elif bound == cls:
-                yield binding
+
+Then = Callable[[], None]
+
+
+class _Search:
+    """A pattern as a chain of small steps, each of which calls the next once for every way in which it succeeds.
+
+    Variables and the e-nodes chosen for inner calls have numbered slots, so that nothing is copied while searching:
+    matching is a large part of finding candidates.
+    """
+
+    def __init__(self, matcher: Matcher, pattern: Call) -> None:
+        self.matcher = matcher
+        self.slots: list[Any] = [None]  # the first is the e-node at the root
+        self.known: dict[str, int] = {}  # variable ('@name' for attributes) -> slot, in the order of binding
+        self.found: list[tuple[Any, ...]] = []
+        self.steps: list[Callable[[Then], Then]] = []
+        self._call(pattern, 0)
+        self.names = tuple(self.known)
+        then = self._record(list(self.known.values()))
+        for step in reversed(self.steps):
+            then = step(then)
+        self.begin = then
+
+    def at(self, node: int) -> list[tuple[Any, ...]]:
+        """The values of `names` of every match at an e-node of the pattern's op."""
+        self.found.clear()
+        self.slots[0] = node
+        self.begin()
+        return self.found
+
+    def _record(self, order: list[int]) -> Then:
+        slots, found = self.slots, self.found
+        return lambda: found.append(tuple([slots[i] for i in order]))
+
+    def _slot(self) -> int:
+        self.slots.append(None)
+        return len(self.slots) - 1
+
+    def _call(self, term: Call, here: int) -> None:
+        """Steps that match the e-node in a slot: attributes, operands from left to right, computed attributes."""
+        for i, (_, attr) in enumerate(term.attrs):
+            self._attr(attr, here, i)
+        for i, arg in enumerate(term.args):
+            self._operand(arg, here, i)
+        computed = [(i, a) for i, (_, a) in enumerate(term.attrs) if isinstance(a, Apply)]
+        if computed:
+            self.steps.append(self._computed(computed, here, dict(self.known)))
+
+    def _attr(self, attr: Attr, here: int, i: int) -> None:
+        slots, values = self.slots, self.matcher.values
+        if isinstance(attr, Value):
+            wanted = attr.value
+            self.steps.append(_where(lambda: _same(wanted, values[slots[here]][i])))
+        elif isinstance(attr, Name):
+            key = "@" + attr.name
+            if key in self.known:
+                place = self.known[key]
+                self.steps.append(_where(lambda: _same(slots[place], values[slots[here]][i])))
+            else:
+                place = self.known[key] = self._slot()
+                self.steps.append(_set(slots, place, lambda: values[slots[here]][i]))
+
+    def _operand(self, term: Term, here: int, i: int) -> None:
+        slots, kid, off = self.slots, self.matcher._kid, self.matcher._off
+        if isinstance(term, Call):
+            place = self._slot()
+            self.steps.append(self._nodes(term.op, here, i, place))
+            self._call(term, place)
         elif isinstance(term, Literal):
-            value = self.scalars.get(cls)
-            if value is not None and value == rounded(term.value, self.view.types[cls].dtype):
-                yield binding
+            self.steps.append(_where(lambda: self._is(term.value, kid[off[slots[here]] + i])))
+        elif term.name in self.known:
+            place = self.known[term.name]
+            self.steps.append(_where(lambda: bool(slots[place] == kid[off[slots[here]] + i])))
         else:
-            for node in self.by_class_op.get((cls, term.op), ()):
-                yield from self._node(term, node, binding)
+            place = self.known[term.name] = self._slot()
+            self.steps.append(_set(slots, place, lambda: kid[off[slots[here]] + i]))
 
-    def _node(self, term: Call, node: int, binding: Binding) -> Iterator[Binding]:
-        bound = self._attrs(term, node, binding)
-        if bound is None:
-            return
-        found = [bound]
-        for child_term, child in zip(term.args, self.children(node)):
-            found = [b for part in found for b in self._term(child_term, child, part)]
-            if not found:
-                return
-        later = [(n, a) for n, a in term.attrs if isinstance(a, Apply)]
-        have = dict(self.view.attrs[node])
-        for b in found:
-            if all(_evaluates(a, have[n], self.environment(b)) for n, a in later):
-                yield b
+    def _nodes(self, op: str, here: int, i: int, place: int) -> Callable[[Then], Then]:
+        """Every e-node of the op in the operand's class."""
+        slots, kid, off, rows = self.slots, self.matcher._kid, self.matcher._off, self.matcher.by_class_op
 
-    def _attrs(self, term: Call, node: int, binding: Binding) -> Binding | None:
-        """Attribute variables bound by this e-node ('@name' keys), or None where a constant or an earlier value differs.
-        Computed attributes are checked once the operands are bound."""
-        found = binding
-        for (name, attr), (_, have) in zip(term.attrs, self.view.attrs[node]):
-            if isinstance(attr, Value):
-                if not _same(attr.value, have):
-                    return None
-            elif isinstance(attr, Name):
-                key = "@" + attr.name
-                if key not in found:
-                    found = {**found, key: have}
-                elif not _same(found[key], have):
-                    return None
-            assert name
-        return found
+        def step(then: Then) -> Then:
+            def run() -> None:
+                for node in rows.get((kid[off[slots[here]] + i], op), ()):
+                    slots[place] = node
+                    then()
+
+            return run
+
+        return step
+
+    def _is(self, wanted: float, cls: int) -> bool:
+        """Whether a class is this number in its dtype."""
+        value = self.matcher.scalars.get(cls)
+        return value is not None and value == rounded(wanted, self.matcher.view.types[cls].dtype)
+
+    def _computed(self, wanted: list[tuple[int, Attr]], here: int, known: Mapping[str, int]) -> Callable[[Then], Then]:
+        slots, matcher = self.slots, self.matcher
+
+        def holds() -> bool:
+            env = matcher.environment({name: slots[place] for name, place in known.items()})
+            return all(_evaluates(a, matcher.values[slots[here]][i], env) for i, a in wanted)
+
+        return _where(holds)
+
+
+def _where(holds: Callable[[], bool]) -> Callable[[Then], Then]:
+    """The step that goes on if something holds."""
+
+    def step(then: Then) -> Then:
+        def run() -> None:
+            if holds():
+                then()
+
+        return run
+
+    return step
+
+
+def _set(slots: list[Any], place: int, value: Callable[[], Any]) -> Callable[[Then], Then]:
+    """The step that fills a slot."""
+
+    def step(then: Then) -> Then:
+        def run() -> None:
+            slots[place] = value()
+            then()
+
+        return run
+
+    return step
 
 
 @cache
