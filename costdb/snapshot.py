@@ -15,7 +15,7 @@ LABELS = ("kernel", "name", "family", "backend", "device", "dtypes", "schedule",
 LOADED = {
     "timing": ("digest", "regime", "run", "time_us", "median_us", "mad_us", "n", "threads", "flops", "bytes", *LABELS),
     "accuracy": ("digest", "run", "time_us", "reference", "rel_fro", "max_abs", "max_rel", "max_ulp", "seeds"),
-    "failure": ("digest", "run", "time_us", "status", "stage", "message"),
+    "failure": ("digest", "kernel", "run", "time_us", "status", "stage", "message"),
 }
 """The columns of each kind of row that are kept in memory. Samples stay in the shards."""
 
@@ -102,6 +102,10 @@ class Snapshot:
     def digests(self, kind: str = "timing") -> Iterable[str]:
         """The distinct keys that have rows of this kind."""
         return self._index[kind].keys()
+
+    def kernels(self) -> set[str]:
+        """Bodies (the field `kernel` of their keys) that were timed or failed, in any shape and schedule."""
+        return {name for kind in ("timing", "failure") for name in self._columns[kind]["kernel"]}
 
     def has(self, digest: str, kind: str = "timing") -> bool:
         """Whether a key has rows of this kind."""

@@ -18,13 +18,10 @@ import numpy as np
 
 from . import settings
 from .backends.direct import direct_plan
-from .backends.keys import key_of
 from .backends.measure import CpuMeasurer
 from .backends.program import Program
 from .backends.registry import describe, select
 from .backends.views import view_strides
-from .costdb.key import Work
-from .costdb.predict import Query
 from .costdb.store import Store, default_root
 from .diagnose import diagnose
 from .egraph.blocks import Blocks, find_blocks
@@ -39,10 +36,11 @@ from .egraph.widen import widen
 from .errors import NoPlanError, UsageError, VerificationError, WorkerError
 from .explorer import Explorer
 from .extract.candidates import Hypergraph, candidates
-from .extract.kernel import Backend, Candidate, Plan, Priced, Template
+from .extract.kernel import Backend, Plan, Template
 from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
-from .extract.work import call_work, graph_flops
+from .extract.work import graph_flops
+from .prices import CostPricer
 from .report import BlockReport, KernelReport, Report, StageClock
 from .rules import ALL
 from .verify import FACTORS, Tolerance, Verification, verify
@@ -180,45 +178,6 @@ def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[st
             chosen[name] = min(max(wanted, atom.min), atom.max)
     used = {n: s for n, s in chosen.items() if n in graph.free_dims}
     return (graph.bind(used) if used else graph), chosen
-
-
-# ---------------------------------------------------------------- prices
-class CostPricer:
-    """Prices candidates from a cost store; equal calls are priced once."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.forgiving = False  # whether kernels that failed to be measured are priced as if they had not been tried
-        self._queries: dict[tuple[int, int], tuple[Query, Candidate]] = {}
-
-    def query(self, candidate: Candidate) -> Query:
-        """The store's key and the roofline's work of a candidate; made once per call (candidates share equal calls)."""
-        key = (id(candidate.template), id(candidate.call))
-        found = self._queries.get(key)
-        if found is None:
-            work = Work(*call_work(candidate.template, candidate.call))
-            found = Query(key_of(candidate.template, candidate.call), work), candidate  # held: ids stay unique
-            self._queries[key] = found
-        return found[0]
-
-    def price(self, found: Sequence[Candidate]) -> list[Priced]:
-        """One price per candidate; what failed before is infinitely dear."""
-        unique: dict[str, Query] = {}
-        digests = []
-        for candidate in found:
-            query = self.query(candidate)
-            digests.append(query.key.digest)
-            unique.setdefault(query.key.digest, query)
-        queries = list(unique.values())
-        failed = set() if self.forgiving else set(self.store.failures([q.key for q in queries]))
-        priced = {}
-        for q, p in zip(queries, self.store.price(queries)):
-            bad = q.key.digest in failed and p.source != "measured"
-            priced[q.key.digest] = _FAILED if bad else Priced(p.us, p.low, p.high, p.source)
-        return [priced[d] for d in digests]
-
-
-_FAILED = Priced(float("inf"), float("inf"), float("inf"), "failed")
 
 
 # ---------------------------------------------------------------- the stages

@@ -1,0 +1,89 @@
+"""Prices of candidate kernels: what the cost store knows of a kernel on the machine it would run on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .backends.keys import key_of
+from .costdb.key import Work
+from .costdb.predict import Price, Query
+from .costdb.store import Store
+from .extract.kernel import Candidate, Priced
+from .extract.work import call_work
+
+FAILED = Priced(math.inf, math.inf, math.inf, "failed")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One schedule of a candidate, and what the store is asked about it."""
+
+    schedule: tuple[tuple[str, int], ...]
+    query: Query
+
+
+class CostPricer:
+    """Prices candidates from a cost store; equal calls are priced once.
+
+    A kernel with schedules costs what its cheapest measured one does. Kernels on a GPU are priced with their operands out
+    of cache ("cold"): there the weights of a model never stay in it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.forgiving = False  # whether kernels that failed to be measured are priced as if they had not been tried
+        self._variants: dict[tuple[int, int], tuple[list[Variant], bool, Candidate]] = {}
+
+    def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[Variant]:
+        """The candidate's schedules (one without tiles where it has none), or only the best guess; made once per call:
+        candidates share equal calls."""
+        place = (id(candidate.template), id(candidate.call))
+        made, complete, _ = self._variants.get(place, ([], False, candidate))
+        if not made or (every and not complete):
+            made = _variants(candidate, every)
+            complete = every or candidate.template.space is None
+            self._variants[place] = made, complete, candidate  # held: ids stay unique
+        return made
+
+    def price(self, found: Sequence[Candidate]) -> list[Priced]:
+        """One price per candidate; what failed before is infinitely dear."""
+        tried = self.store.snapshot.kernels()
+        asked = [self.variants(c, every=c.template.identity in tried) for c in found]
+        queries = {v.query.key.digest: v.query for variants in asked for v in variants}
+        failed = set() if self.forgiving else set(self.store.failures(queries))
+        prices = self._prices(queries)
+        return [_cheapest(variants, prices, failed) for variants in asked]
+
+    def _prices(self, queries: Mapping[str, Query]) -> dict[str, Price]:
+        """Digest to price, each in the regime of its device."""
+        prices: dict[str, Price] = {}
+        for regime in ("hot", "cold"):
+            part = [q for q in queries.values() if regime_of(q.key.device) == regime]
+            prices |= {q.key.digest: p for q, p in zip(part, self.store.price(part, regime=regime))} if part else {}
+        return prices
+
+
+def regime_of(device: str) -> str:
+    """Which of a device's measured times stands for a kernel inside a program."""
+    return "hot" if device.startswith("cpu") else "cold"
+
+
+def _variants(candidate: Candidate, every: bool) -> list[Variant]:
+    template, call = candidate.template, candidate.call
+    work = Work(*call_work(template, call))
+    space = [call.schedule] if template.space is None or call.schedule else list(template.space(call))
+    calls = [replace(call, schedule=dict(s)) for s in (space or [{}])[: None if every else 1]]
+    return [Variant(tuple(sorted(c.schedule.items())), Query(key_of(template, c), work)) for c in calls]
+
+
+def _cheapest(variants: Sequence[Variant], prices: Mapping[str, Price], failed: set[str]) -> Priced:
+    """The cheapest measured schedule, else the first that did not fail; infinite if all failed."""
+    known = [(v, prices[v.query.key.digest]) for v in variants]
+    measured = [(v, p) for v, p in known if p.source == "measured"]
+    hopeful = [(v, p) for v, p in known if v.query.key.digest not in failed]
+    if not measured and not hopeful:
+        return FAILED
+    best, price = min(measured, key=lambda pair: pair[1].us) if measured else hopeful[0]
+    return Priced(price.us, price.low, price.high, price.source, best.schedule)
