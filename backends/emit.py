@@ -17,7 +17,7 @@ import builtins
 import keyword
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from . import memory
 from .views import torch_view
 
 RESERVED = frozenset(
-    ["np", "math", "inf", "nan", "warnings", "ml_dtypes", "torch", "weights", "states", "bind", "run", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
+    ["np", "math", "inf", "nan", "warnings", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
 ) | frozenset(keyword.kwlist)  # fmt: skip
 
 #: Small functions that the emitted source may contain; included with what they name themselves.
@@ -140,7 +140,7 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
 def emit(plan: Plan, *, reuse_outputs: bool = False, sizes: Mapping[str, int] | None = None) -> Emitted:
     """The plan's program. With `reuse_outputs` results lie in the workspace and are overwritten by the next call."""
-    return _Emitter(bind_sizes(plan, sizes or {}), reuse_outputs).emit()
+    return Emitter(bind_sizes(plan, sizes or {}), reuse_outputs).emit()
 
 
 def is_torch(template: Template) -> bool:
@@ -149,7 +149,9 @@ def is_torch(template: Template) -> bool:
 
 
 @dataclass
-class _Emitter:
+class Emitter:
+    """One plan on its way to source. Subclasses say what differs on other devices."""
+
     plan: Plan
     reuse_outputs: bool
     once: list[str] = field(default_factory=list)  # lines of bind
@@ -161,19 +163,22 @@ class _Emitter:
     weights: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[bytes, str] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
+    definitions: dict[str, str] = field(default_factory=dict)  # of generated kernels: name -> text
     setups: set[tuple[str, str]] = field(default_factory=set)
     loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)  # names of each fresh result
     key_names: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=lambda: {"memory", "place", *HELPERS})
 
+    alignment = memory.ALIGNMENT
+
     def emit(self) -> Emitted:
+        """The whole source, and what it needs."""
         plan = self.plan
         self.root = memory.roots(plan)
         self.makers = {s.output: s for s in plan.steps}
         self.fresh = {v for v, s in self.makers.items() if not s.is_view and not s.template.writes_out(s.call)}
         self.fresh_outputs = self._fresh_outputs()
-        self.layout = memory.layout(plan, self.fresh | self.fresh_outputs)
-        self.torch = any(is_torch(s.template) for s in plan.steps if not s.is_view)
+        self.layout = memory.layout(plan, self.fresh | self.fresh_outputs, alignment=self.alignment)
         self._reserve()
         self._states()
         self._run()
@@ -186,11 +191,15 @@ class _Emitter:
         from .registry import all_helpers
 
         self.taken |= set(all_helpers())
+        for step in self.plan.steps:
+            if step.template.source is not None:
+                self.definitions |= step.template.source(step.call)
+        self.taken |= self.definitions.keys()
         names = [str(leaf.attr("name")) for leaf in self.plan.graph.inputs]
         self.inputs = {name: identifier(name, self.taken) for name in names}
         for v in self.plan.values:
             if v.origin == "input":
-                self.names[v.id, "numpy"] = self.inputs[v.name]
+                self.names[v.id, self._home(v.id)] = self.inputs[v.name]
 
     def _fresh_outputs(self) -> set[int]:
         """Kernel results that are handed out as they are: roots of exactly one output, written nowhere else."""
@@ -210,9 +219,14 @@ class _Emitter:
         r = self.root[value]
         return self.plan.values[r].origin == "input" or r in self.fresh or r in self.fresh_outputs
 
+    def _kind(self, template: Template) -> str:
+        """Whether a template's code works on "torch" tensors or "numpy" arrays."""
+        return "torch" if is_torch(template) else "numpy"
+
     def _home(self, value: int) -> str:
+        """As what a value comes into being."""
         r = self.root[value]
-        return "torch" if r in self.fresh and is_torch(self.makers[r].template) else "numpy"
+        return self._kind(self.makers[r].template) if r in self.fresh else "numpy"
 
     def _use(self, helper: str) -> str:
         self.helpers.add(helper)
@@ -319,11 +333,15 @@ class _Emitter:
         return {**{v.name: v.type for v in self.plan.values if v.origin == "state"}, **written}
 
     def _states(self) -> None:
-        self.state_names = {name: identifier(name, self.taken) for name in self._state_types()}
-        self.once += [f"{name} = states[{key!r}]" for key, name in self.state_names.items()]
+        types = self._state_types()
+        self.state_names = {name: identifier(name, self.taken) for name in types}
+        self.once += [f"{name} = {self._state(key, types[key])}" for key, name in self.state_names.items()]
         for v in self.plan.values:
             if v.origin == "state":
-                self.names[v.id, "numpy"] = self.state_names[v.name]
+                self.names[v.id, self._home(v.id)] = self.state_names[v.name]
+
+    def _state(self, key: str, kind: Type) -> str:
+        return f"states[{key!r}]"
 
     # ------------------------------------------------------------ the straight line
     def _setup(self, template: Template) -> None:
@@ -353,7 +371,7 @@ class _Emitter:
         self._finish()
 
     def _step(self, step: Step) -> None:
-        kind = "torch" if is_torch(step.template) else "numpy"
+        kind = self._kind(step.template)
         self._setup(step.template)
         names = {
             o: self._prepared(step, o, v) if o in step.template.prep else self.ref(v, kind) for o, v in step.inputs
@@ -367,7 +385,7 @@ class _Emitter:
             self.each.append(f"{name} = {self._written(step, names)}")
         else:
             names["out"] = self.ref(step.output, kind)
-            self.each += self._written(step, names).split("; ")
+            self.each += _STATEMENTS.split(self._written(step, names))
 
     def _scratch(self, step: Step, kind: str) -> str:
         """The step's own bytes of the workspace."""
@@ -419,13 +437,13 @@ class _Emitter:
         given: set[int] = set()
         results = []
         for v in self.plan.outputs:
-            name, r = self.ref(v, "numpy"), self.root[v]
+            name, r = self._result(v), self.root[v]
             handed = r in self.fresh or r in self.fresh_outputs
             own = (handed and r not in given) or (self.reuse_outputs and self.plan.values[r].origin == "kernel")
             given.add(r)
             if not own:
                 fresh = identifier(f"result{v}", self.taken)
-                self.each.append(f"{fresh} = np.array({name})")
+                self.each.append(f"{fresh} = {self._copy(name)}")
                 name = fresh
             results.append(name)
         self._update_states()
@@ -438,9 +456,19 @@ class _Emitter:
         for _, v in todo:  # a new value that looks at a state must be saved before that state changes
             if self.plan.values[self.root[v]].origin == "state" or self.root[v] in self.layout.pinned:
                 saved[v] = identifier(f"new{v}", self.taken)
-                self.each.append(f"{saved[v]} = np.array({self.ref(v, 'numpy')})")
+                self.each.append(f"{saved[v]} = {self._copy(self._result(v))}")
         for n, v in todo:
-            self.each.append(f"np.copyto({self.state_names[n]}, {saved.get(v) or self.ref(v, 'numpy')})")
+            self.each.append(self._assign(self.state_names[n], saved.get(v) or self._result(v)))
+
+    def _result(self, value: int) -> str:
+        """The name of a value that leaves the program or becomes a state."""
+        return self.ref(value, "numpy")
+
+    def _copy(self, name: str) -> str:
+        return f"np.array({name})"
+
+    def _assign(self, place: str, name: str) -> str:
+        return f"np.copyto({place}, {name})"
 
     def _fresh_bytes(self) -> int:
         changes: dict[int, int] = {}
@@ -460,21 +488,26 @@ class _Emitter:
     def _assemble(self) -> str:
         from .registry import helper_source
 
-        plan = self.plan
-        helpers = list(helper_source(self.helpers, self.setups))
-        body = "\n".join([*self.once, *self.each, *helpers])
-        imports = _imports(body)
-        parameters = "weights, states" if self._state_types() else "weights"
-        fixed = [f"memory = workspace({self.layout.size})"] if "workspace" in self.helpers else []
+        function = self._function()
+        defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
+        imports = _imports("\n".join([*function, *defined]))
         lines = [
-            f'"""{_title(plan)}"""', "", "from __future__ import annotations", "", *imports, "", *(f"\n{h}\n" for h in helpers),
-            "", f"def bind({parameters}):",
-            f'    """Makes the program for given weights{" and states, which run() updates" if "," in parameters else ""}."""',
-            *_indented([*fixed, *self.once], 4), "",
-            '    @np.errstate(all="ignore")', f"    def run({', '.join(self.inputs.values())}):",
-            f'        """{_signature(plan)}"""', *_indented(self.each, 8), "", "    return run", "",
+            f'"""{_title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",
+            *(f"\n{d}\n" for d in defined), "", *function, "",
         ]  # fmt: skip
         return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
+
+    def _function(self) -> list[str]:
+        """Lines of `bind`."""
+        parameters = "weights, states" if self._state_types() else "weights"
+        fixed = [f"memory = workspace({self.layout.size})"] if "workspace" in self.helpers else []
+        return [
+            f"def bind({parameters}):",
+            f'    """Makes the program for given weights{" and states, which run() updates" if "," in parameters else ""}."""',
+            *indented([*fixed, *self.once], 4), "",
+            '    @np.errstate(all="ignore")', f"    def run({', '.join(self.inputs.values())}):",
+            f'        """{signature(self.plan)}"""', *indented(self.each, 8), "", "    return run",
+        ]  # fmt: skip
 
 
 #: word in the body -> where it comes from.
@@ -486,7 +519,7 @@ _STANDARD = {
     "nan": "math",
     "Any": "typing",
 }
-_INSTALLED = ("ml_dtypes", "numpy as np", "torch")
+_INSTALLED = ("ml_dtypes", "numpy as np", "torch", "triton", "triton.language as tl")
 
 
 def _imports(body: str) -> Iterator[str]:
@@ -503,6 +536,7 @@ def _imports(body: str) -> Iterator[str]:
 
 
 _PART = re.compile(r"\bplace\(([A-Za-z_]\w*), \d+, \([\d, ]*\), [\w.]+\)")
+_STATEMENTS = re.compile(r"; |\n")
 _RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\d, ]+?),?\)|([\d, ]+?))\)")
 
 
@@ -519,15 +553,19 @@ def _title(plan: Plan) -> str:
     return f"{_quotable(plan.graph.name)}: {plan.kernels} kernels, estimated {plan.cost:.1f} us (at least {plan.lower_bound:.1f})."
 
 
-def _signature(plan: Plan) -> str:
+def signature(plan: Plan) -> str:
+    """Inputs and outputs with their types, as one line of text."""
     given = ", ".join(f"{leaf.attr('name')}: {leaf.type}" for leaf in plan.graph.inputs)
     made = ", ".join(f"{n}: {plan.values[v].type}" for n, v in zip(plan.graph.names, plan.outputs))
     return f"({_quotable(given)}) -> ({_quotable(made)})"[:400]
 
 
-def _indented(lines: list[str], width: int) -> Iterator[str]:
+def indented(lines: Iterable[str], width: int) -> Iterator[str]:
+    """The lines, moved to the right."""
     for line in lines:
-        yield " " * width + line
+        yield " " * width + line if line else line
 
 
-__all__ = ["Emitted", "bind_sizes", "dtype_text", "emit", "identifier", "is_torch", "literal"]
+__all__ = [
+    "Emitted", "Emitter", "bind_sizes", "dtype_text", "emit", "identifier", "indented", "is_torch", "literal", "signature",
+]  # fmt: skip

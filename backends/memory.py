@@ -29,16 +29,16 @@ class Buffer:
     last: int
 
 
-def aligned(size: int) -> int:
+def aligned(size: int, alignment: int = ALIGNMENT) -> int:
     """The size rounded up to the alignment."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // alignment) * alignment
 
 
-def place(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
+def place(buffers: Sequence[Buffer], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
     """An offset for each buffer, and the bytes in all. Buffers alive at a common step do not overlap. Deterministic."""
     n = len(buffers)
     offsets = np.zeros(n, np.int64)
-    sizes = np.array([aligned(b.size) for b in buffers], np.int64)
+    sizes = np.array([aligned(b.size, alignment) for b in buffers], np.int64)
     first, last = np.array([b.first for b in buffers], np.int64), np.array([b.last for b in buffers], np.int64)
     placed = np.zeros(n, bool)
     for i in sorted(range(n), key=lambda i: (-sizes[i], buffers[i].first, i)):
@@ -102,7 +102,9 @@ def roots(plan: Plan) -> dict[int, int]:
     return found
 
 
-def layout(plan: Plan, outside: Collection[int] = (), sizes: Mapping[str, int] | None = None) -> Layout:
+def layout(
+    plan: Plan, outside: Collection[int] = (), sizes: Mapping[str, int] | None = None, *, alignment: int = ALIGNMENT
+) -> Layout:
     """Places every value that a kernel writes and that is not `outside` the workspace (fresh results, fresh outputs), and
     the scratch memory of each step."""
     root, end = roots(plan), len(plan.steps)
@@ -121,7 +123,7 @@ def layout(plan: Plan, outside: Collection[int] = (), sizes: Mapping[str, int] |
     spans = {v: (symbolic_bytes(plan.values[v].type), made[v], alive[v]) for v in owners}
     own = {s.output: b for s in plan.steps if (b := scratch_bytes(s, sizes)) is not None}
     buffers = [Buffer(nbytes(plan.values[v].type, sizes), made[v], alive[v]) for v in owners]
-    offsets, size = place([*buffers, *(Buffer(b, made[v], made[v]) for v, b in own.items())])
+    offsets, size = place([*buffers, *(Buffer(b, made[v], made[v]) for v, b in own.items())], alignment)
     scratch = {v: (offset, own[v]) for v, offset in zip(own, offsets[len(owners) :])}
     record = {str(v): (str(b), i, j) for v, (b, i, j) in spans.items()}
     return Layout(root, buffer, dict(zip(owners, offsets)), pinned, last, size, scratch, record)
