@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..egraph.dims import concrete
-from ..egraph.match import Binding, Matcher
+from ..egraph.match import Matcher
 from ..egraph.pattern import Var
 from ..egraph.view import EGraphView
 from .collection import no_collection
@@ -44,6 +44,23 @@ def candidates(view: EGraphView, backends: Sequence[Backend], view_strides: View
         return _Builder(view, backends, view_strides).build()
 
 
+class _Match(NamedTuple):
+    """A template found at a class: the classes of its operands, the values of its attribute variables."""
+
+    template: Template
+    cls: int
+    operands: tuple[int, ...]
+    attrs: tuple[tuple[str, Any], ...]
+
+
+class _Form(NamedTuple):
+    """One way to run a match: which of each operand's layouts, and the layout it writes (None: row-major)."""
+
+    picks: tuple[int, ...]
+    call: Call
+    made: Strides | None
+
+
 class _Builder:
     def __init__(self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides) -> None:
         self.view, self.view_strides = view, view_strides
@@ -61,6 +78,10 @@ class _Builder:
         self._places: dict[Vertex, tuple[int, bool]] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._calls: dict[tuple[Any, ...], Call | None] = {}
+        self._forms: dict[tuple[Any, ...], list[_Form]] = {}
+        self._vertices: dict[int, list[Vertex]] = {}  # of a class, one for each layout that it has so far
+        self._kinds: dict[int, int] = {}
+        self._kind_numbers: dict[tuple[Any, ...], int] = {}
 
     def _given(self) -> dict[int, Strides]:
         found = {}
@@ -78,17 +99,17 @@ class _Builder:
         own, kernels over those: until nothing is new."""
         matches = [m for t in self.kernels for m in self._matches(t)]
         readers: dict[int, list[int]] = {}
-        for i, (template, _, binding) in enumerate(matches):
-            for o in template.operands:
-                readers.setdefault(binding[o], []).append(i)
+        for i, match in enumerate(matches):
+            for c in match.operands:
+                readers.setdefault(c, []).append(i)
         views = list(self._views([Vertex(c, contiguous(self.shapes[c])) for c in self._readers]))
         kernels: dict[int, list[Candidate]] = {}
         todo: Iterable[int] = range(len(matches))
         while todo:
             fresh: list[Vertex] = []
             for i in todo:
-                kernels[i] = list(self._bound(*matches[i]))
-                if matches[i][0].layout is not None:
+                kernels[i] = self._bound(matches[i])
+                if matches[i].template.layout is not None:
                     fresh += [c.output for c in kernels[i] if self._is_new(c.output)]
             known = {c: len(s) for c, s in self.layouts.items()}
             views += self._views(list(fresh))
@@ -106,13 +127,19 @@ class _Builder:
         layouts = self._layouts_of(made.cls)
         if made.strides in layouts or len(layouts) >= MAX_LAYOUTS:
             return False
-        layouts.append(made.strides)
+        self._add_layout(made)
         return True
 
-    def _matches(self, template: Template) -> Iterator[tuple[Template, int, Binding]]:
+    def _add_layout(self, made: Vertex) -> None:
+        self._layouts_of(made.cls).append(made.strides)
+        self._vertices.pop(made.cls, None)
+        self._kinds.pop(made.cls, None)
+
+    def _matches(self, template: Template) -> Iterator[_Match]:
         for cls, binding in self.matcher.find(template.term, template.guards):
             if cls not in self.given:
-                yield template, cls, binding
+                operands = tuple([binding[o] for o in template.operands])
+                yield _Match(template, cls, operands, tuple([(k[1:], v) for k, v in binding.items() if k[0] == "@"]))
 
     def operand(self, vertex: Vertex) -> Operand:
         """The vertex as an operand; cached."""
@@ -155,7 +182,7 @@ class _Builder:
                 if made.strides not in layouts:
                     if len(layouts) >= MAX_LAYOUTS:
                         continue
-                    layouts.append(made.strides)
+                    self._add_layout(made)
                     todo.append(made)
                 yield self._view(node, made, source)
 
@@ -174,26 +201,64 @@ class _Builder:
             if template.applies is None or template.applies(call):
                 yield Candidate(template, made, ((operand, source),), call)
 
-    def _bound(self, template: Template, cls: int, binding: Binding) -> Iterator[Candidate]:
-        """The match over the layouts that its operands can have."""
-        classes = [binding[o] for o in template.operands]
-        weight = self._weight
-        if any(not weight[binding[o]] for o in template.prep) or cls in classes:
+    def _vertices_of(self, cls: int) -> list[Vertex]:
+        found = self._vertices.get(cls)
+        if found is None:
+            found = self._vertices[cls] = [Vertex(cls, s) for s in self._layouts_of(cls)]
+        return found
+
+    def _kind(self, cls: int) -> int:
+        """The number of all that matters of an operand's class: type, layouts, whether it is a weight."""
+        found = self._kinds.get(cls)
+        if found is None:
+            key = self.view.types[cls].dtype, self.shapes[cls], tuple(self._layouts_of(cls)), self._weight[cls]
+            found = self._kinds[cls] = self._kind_numbers.setdefault(key, len(self._kind_numbers))
+        return found
+
+    def _bound(self, match: _Match) -> list[Candidate]:
+        """The match over the layouts that its operands can have. Repeated layers ask the same many times: matches whose
+        operands are alike share one answer."""
+        template, cls, operands, attrs = match
+        row_major = self._row_major(cls)
+        key = (id(template), attrs, self._place(row_major)[0], *[self._kind(c) for c in operands])
+        forms = self._forms.get(key)
+        if forms is None:
+            forms = self._forms[key] = list(self._find_forms(match))
+        if not forms or cls in operands:
+            return []
+        names = template.operands
+        weights = frozenset([o for o, c in zip(names, operands) if self._weight[c]])
+        options = [self._vertices_of(c) for c in operands]
+        return [
+            Candidate(
+                template,
+                row_major if made is None else Vertex(cls, made),
+                tuple(zip(names, [o[i] for o, i in zip(options, picks)])),
+                call,
+                weights,
+            )
+            for picks, call, made in forms
+        ]
+
+    def _row_major(self, cls: int) -> Vertex:
+        """The class's first vertex."""
+        return self._vertices_of(cls)[0]
+
+    def _find_forms(self, match: _Match) -> Iterator[_Form]:
+        template, cls, operands, attrs = match
+        if any(not self._weight[c] for o, c in zip(template.operands, operands) if o in template.prep):
             return
-        attrs = tuple((k[1:], v) for k, v in binding.items() if k[0] == "@")
-        row_major = Vertex(cls, contiguous(self.shapes[cls]))
-        options = []
-        for operand, c in zip(template.operands, classes):
-            vertices = [Vertex(c, s) for s in self._layouts_of(c)]
-            if operand in template.dense or "*" in template.dense:
-                vertices = [v for v in vertices if self._place(v)[1]]
-            options.append(vertices)
-        weights = frozenset(o for o, c in zip(template.operands, classes) if weight[c])
-        for chosen in islice(_combinations(options), MAX_COMBINATIONS):
-            call = self._call(template, attrs, chosen, row_major)
+        options = [self._vertices_of(c) for c in operands]
+        allowed = [
+            [i for i, v in enumerate(vertices) if self._place(v)[1]]
+            if operand in template.dense or "*" in template.dense
+            else range(len(vertices))
+            for operand, vertices in zip(template.operands, options)
+        ]
+        for picks in islice(_combinations(allowed), MAX_COMBINATIONS):
+            call = self._call(template, attrs, [o[i] for o, i in zip(options, picks)], self._row_major(cls))
             if call is not None:
-                made = row_major if template.layout is None else Vertex(cls, call.output.strides)
-                yield Candidate(template, made, tuple(zip(template.operands, chosen)), call, weights)
+                yield _Form(picks, call, None if template.layout is None else call.output.strides)
 
     def _place(self, vertex: Vertex) -> tuple[int, bool]:
         """(number of the vertex's type and layout, whether it is dense)."""
@@ -207,8 +272,7 @@ class _Builder:
         return found
 
     def _call(self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], out: Vertex) -> Call | None:
-        """The call of a template on operands that lie so, or None where it does not apply. Repeated layers ask the same
-        many times: equal calls are one object."""
+        """The call of a template on operands that lie so, or None where it does not apply. Equal calls are one object."""
         key = (id(template), tuple(self._place(v)[0] for v in chosen), self._place(out)[0], attrs)
         if key not in self._calls:
             call = Call({o: self.operand(v) for o, v in zip(template.operands, chosen)}, self.operand(out), dict(attrs))
@@ -222,7 +286,7 @@ class _Builder:
         return self._calls[key]
 
 
-def _combinations(options: Sequence[Sequence[Vertex]]) -> Iterator[tuple[Vertex, ...]]:
+def _combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
     """One layout per operand, each combination once: all operands' first layouts, all their second, … (three slices of
     one product are all views of it), then the mixed ones."""
     if not all(options):
