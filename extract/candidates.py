@@ -27,6 +27,16 @@ MAX_COMBINATIONS = 8  # of operand layouts per match
 ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
 
 
+class Numbered(NamedTuple):
+    """A hypergraph in numbers: its vertices, what each candidate makes, which it needs (in rising order, without those
+    that are given), and the roots."""
+
+    vertices: dict[Vertex, int]
+    made: list[int]
+    needs: list[tuple[int, ...]]
+    roots: list[int]
+
+
 @dataclass
 class Hypergraph:
     """Vertices, the candidates that make them, and what must be made."""
@@ -36,6 +46,48 @@ class Hypergraph:
     given: dict[int, Strides]  # classes that need no kernel: inputs, states and weights, with their layout
     roots: list[Vertex]
     stats: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def numbered(self) -> Numbered:
+        """The hypergraph in numbers, counted from the first candidate on, inputs before the output."""
+        numbers: dict[Vertex, int] = {}
+        known = numbers.get
+        unneeded = {Vertex(c, s) for c, s in self.given.items()}
+        made, needs = [], []
+        for candidate in self.candidates:
+            kids = set()
+            for _, vertex in candidate.inputs:
+                number = known(vertex)
+                if number is None:
+                    if vertex in unneeded:
+                        continue
+                    number = numbers[vertex] = len(numbers)
+                kids.add(number)
+            needs.append(tuple(sorted(kids)))
+            made.append(numbers.setdefault(candidate.output, len(numbers)))
+        return Numbered(numbers, made, needs, [numbers.setdefault(r, len(numbers)) for r in dict.fromkeys(self.roots)])
+
+    @cached_property
+    def alike(self) -> list[int]:
+        """Candidates that make the same from the same have the same number here, counted from the first on."""
+        groups: dict[tuple[int, tuple[int, ...]], int] = {}
+        return [groups.setdefault(key, len(groups)) for key in zip(self.numbered.made, self.numbered.needs)]
+
+    @cached_property
+    def calls(self) -> tuple[list[int], list[int]]:
+        """One candidate for each distinct call of a kernel, and for each candidate which of those has its call (-1: a
+        view). Repeated layers make the same call many times."""
+        first: dict[tuple[int, int], int] = {}
+        found, which = [], []
+        for i, c in enumerate(self.candidates):
+            if c.is_view:
+                which.append(-1)
+                continue
+            number = first.setdefault((id(c.template), id(c.call)), len(first))
+            if number == len(found):
+                found.append(i)
+            which.append(number)
+        return found, which
 
 
 def candidates(view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides) -> Hypergraph:
@@ -118,7 +170,7 @@ class _Builder:
         copies = [c for cls, layouts in self.layouts.items() for s in layouts[1:] for c in self._copies(cls, s)]
         found = [*views, *copies, *(c for i in sorted(kernels) for c in kernels[i])]
         roots = [Vertex(c, contiguous(self.shapes[c])) for c in self.view.roots]
-        kept = _reachable(found, roots, self.given)
+        kept = _reachable(Hypergraph(self.view, found, self.given, roots))
         stats = {"vertices": len({c.output for c in kept}), "candidates": len(kept), "matches": len(matches)}
         return Hypergraph(self.view, kept, self.given, roots, stats)
 
@@ -302,39 +354,32 @@ def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
     return tuple(w if d == 1 else s for s, w, d in zip(strides, row_major, shape))
 
 
-def _reachable(found: Sequence[Candidate], roots: Sequence[Vertex], given: dict[int, Strides]) -> list[Candidate]:
+def _reachable(graph: Hypergraph) -> list[Candidate]:
     """Candidates that some root may use, and whose inputs can all be made."""
-    made: set[Vertex] = set()
-    waiting: dict[Vertex, list[int]] = {}
-    missing = []
-    ready = []
-    for i, c in enumerate(found):
-        needs = {v for _, v in c.inputs if v.cls not in given or given[v.cls] != v.strides}
-        missing.append(len(needs))
-        for v in needs:
-            waiting.setdefault(v, []).append(i)
-        if not needs:
-            ready.append(i)
-    alive = [False] * len(found)
+    made, needs = graph.numbered.made, graph.numbered.needs
+    size = len(graph.numbered.vertices)
+    waiting: list[list[int]] = [[] for _ in range(size)]
+    makers: list[list[int]] = [[] for _ in range(size)]
+    for i, kids in enumerate(needs):
+        for v in kids:
+            waiting[v].append(i)
+    missing = [len(kids) for kids in needs]
+    ready = [i for i, n in enumerate(missing) if not n]
     while ready:
         i = ready.pop()
-        alive[i] = True
-        if found[i].output not in made:
-            made.add(found[i].output)
-            for j in waiting.get(found[i].output, ()):
+        v = made[i]
+        if not makers[v]:
+            for j in waiting[v]:
                 missing[j] -= 1
                 if not missing[j]:
                     ready.append(j)
-    makers: dict[Vertex, list[int]] = {}
-    for i, c in enumerate(found):
-        if alive[i]:
-            makers.setdefault(c.output, []).append(i)
-    wanted, seen, keep = list(roots), set(roots), set()
+        makers[v].append(i)
+    wanted, seen, keep = list(graph.numbered.roots), bytearray(size), bytearray(len(made))
     while wanted:
-        for i in makers.get(wanted.pop(), ()):
-            keep.add(i)
-            for _, v in found[i].inputs:
-                if v not in seen:
-                    seen.add(v)
+        for i in makers[wanted.pop()]:
+            keep[i] = 1
+            for v in needs[i]:
+                if not seen[v]:
+                    seen[v] = 1
                     wanted.append(v)
-    return [found[i] for i in sorted(keep)]
+    return [c for c, kept in zip(graph.candidates, keep) if kept]

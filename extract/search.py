@@ -60,29 +60,19 @@ class Rows:
     the same vertices only the cheapest is kept."""
 
     def __init__(self, hypergraph: Hypergraph, cost: Sequence[float]) -> None:
-        self.vertices: dict[Vertex, int] = {}
-        best: dict[tuple[int, frozenset[int]], int] = {}
-        given = hypergraph.given
-        for i, c in enumerate(hypergraph.candidates):
-            if math.isinf(cost[i]):
-                continue
-            kids = frozenset(self._number(v) for _, v in c.inputs if given.get(v.cls) != v.strides)
-            key = (self._number(c.output), kids)
-            if key not in best or cost[i] < cost[best[key]]:
-                best[key] = i
-        self.candidate = list(best.values())
-        nodes = [(cls, tuple(sorted(kids)), cost[i]) for (cls, kids), i in best.items()]
-        self.roots = []
-        for root in dict.fromkeys(hypergraph.roots):
-            number = self._number(root)
-            if given.get(root.cls) == root.strides:
+        numbered, alike = hypergraph.numbered, hypergraph.alike
+        self.vertices, self.roots = numbered.vertices, numbered.roots
+        best = [-1] * (max(alike, default=-1) + 1)
+        for i, (group, price) in enumerate(zip(alike, cost)):
+            if price < math.inf and (best[group] < 0 or price < cost[best[group]]):
+                best[group] = i
+        self.candidate = [i for i in best if i >= 0]
+        nodes = [(numbered.made[i], numbered.needs[i], cost[i]) for i in self.candidate]
+        for root, number in zip(dict.fromkeys(hypergraph.roots), self.roots):
+            if hypergraph.given.get(root.cls) == root.strides:
                 nodes.append((number, (), 0.0))
                 self.candidate.append(-1)
-            self.roots.append(number)
         self.problem = Problem.build(nodes, self.roots, n_classes=len(self.vertices))
-
-    def _number(self, vertex: Vertex) -> int:
-        return self.vertices.setdefault(vertex, len(self.vertices))
 
     def ordered(self, extraction: Extraction) -> list[int]:
         """The chosen candidates, inputs before users."""
@@ -107,10 +97,9 @@ class Rows:
 
 @no_collection()
 def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
-    kernels = [c for c in hypergraph.candidates if not c.is_view]
-    priced = iter(pricer.price(kernels))
-    view = Priced(VIEW_US, VIEW_US, VIEW_US, "measured")
-    return [view if c.is_view else next(priced) for c in hypergraph.candidates]
+    calls, which = hypergraph.calls
+    priced = [*pricer.price([hypergraph.candidates[i] for i in calls]), Priced(VIEW_US, VIEW_US, VIEW_US, "measured")]
+    return [priced[k] for k in which]
 
 
 @no_collection()
