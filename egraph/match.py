@@ -183,7 +183,9 @@ class _Search:
         value = self.matcher.scalars.get(cls)
         return value is not None and value == rounded(wanted, self.matcher.view.types[cls].dtype)
 
-    def _computed(self, wanted: list[tuple[int, Attr]], here: int, known: Mapping[str, int]) -> Callable[[Then], Then]:
+    def _computed(
+        self, wanted: Sequence[tuple[int, Attr]], here: int, known: Mapping[str, int]
+    ) -> Callable[[Then], Then]:
         slots, matcher = self.slots, self.matcher
 
         def holds() -> bool:

@@ -78,7 +78,8 @@ class Hypergraph:
         """One candidate for each distinct call of a kernel, and for each candidate which of those has its call (-1: a
         view). Repeated layers make the same call many times."""
         first: dict[tuple[int, int], int] = {}
-        found, which = [], []
+        found: list[int] = []
+        which: list[int] = []
         for i, c in enumerate(self.candidates):
             if c.is_view:
                 which.append(-1)
