@@ -132,6 +132,15 @@ def test_explain_a_program_and_a_model(model: str, capsys: pytest.CaptureFixture
     assert found["parameters"] == 512 and found["ops"]["matmul"] == 2 and found["unique_blocks"] == 1
 
 
+def test_explain_lists_the_rules_that_were_applied(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = document(capsys, "explain", model, "--steps")["blocks"]
+    assert block["verdict"] == "replayed" and all(o["complete"] for o in block["outputs"])
+    known = {d.name for r in ALL for d in r.directions}
+    assert {s["rule"] for o in block["outputs"] for s in o["steps"] if not s["rule"].startswith("definition")} <= known
+    assert cli.run(["explain", model, "--steps"]) == 0
+    assert "replayed" in capsys.readouterr().out
+
+
 def test_explain_of_a_damaged_program_is_a_named_error(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     document(capsys, "optimize", model, *QUICK, "-o", "out")
     for text in ("[]", "{", '{"kernels": [{"us": "x"}]}', '{"kernels": [], "blocks": [[]], "rules": {}}'):

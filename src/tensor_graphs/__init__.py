@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 #: public name -> (module, name there)
 _PUBLIC: dict[str, tuple[str, str]] = {
     **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths", "equivalent", "Progress")},
+    "explain_rewrites": ("rewrites", "explain_rewrites"),
     "extract": ("extract", ""),
     "load_program": ("backends.program", "load_program"),
     "Program": ("backends.program", "Program"),
@@ -93,3 +94,4 @@ if TYPE_CHECKING:
     from .pipeline import optimize as optimize
     from .pipeline import paths as paths
     from .pipeline import saturate as saturate
+    from .rewrites import explain_rewrites as explain_rewrites

@@ -249,12 +249,13 @@ def extract(
 @app.command()
 def explain(
     target: Annotated[str, typer.Argument(help="a saved program's folder, or a model")], dim: Dims = None,
+    steps: Annotated[bool, typer.Option("--steps", help="of a model: every rule applied, block by block")] = False,
     backend: Backend = "auto", trust_model: Trust = False, as_json: Json = False,
 ) -> Answer:  # fmt: skip
-    """Say what a program does and why: its kernels with their costs, or a model's operators."""
+    """Say what a program does and why: its kernels with their costs, or a model's operators and their rewriting."""
     from . import explain as explaining
 
-    return Answer(*explaining.explain(target, _sizes(dim), backend, trust=trust_model))
+    return Answer(*explaining.explain(target, _sizes(dim), backend, trust=trust_model, steps=steps))
 
 
 @app.command()

@@ -16,16 +16,28 @@ from typing import Any
 
 from . import settings
 from .backends.program import load_program
-from .errors import BadModelError, DeviceUnavailableError
+from .errors import BadModelError, DeviceUnavailableError, UsageError
 
 PACKAGES = ("numpy", "egglog", "ortools", "duckdb", "pyarrow", "safetensors", "torch", "triton", "onnx", "cuda-core")
 
 
-def explain(target: str, dims: Mapping[str, int], backend: str, *, trust: bool = False) -> tuple[dict[str, Any], str]:
-    """A saved program's kernels and costs, or what a model consists of and what would be made of it."""
+def explain(
+    target: str, dims: Mapping[str, int], backend: str, *, trust: bool = False, steps: bool = False
+) -> tuple[dict[str, Any], str]:
+    """A saved program's kernels and costs, or what a model consists of and what would be made of it; with `steps` the
+    rules that lead from each block of a model to its chosen form, applied one by one and replayed."""
     folder = Path(target)
     if (folder / "manifest.json").is_file():
+        if steps:
+            raise UsageError(
+                "a saved program keeps no graph", where=target, hint="name the model that it was made from"
+            )
         return _explain_program(folder)
+    if steps:
+        from .rewrites import explain_rewrites
+
+        found = explain_rewrites(target, dims=dims, backend=backend, trust=trust)
+        return {"blocks": [b.to_json() for b in found]}, "\n".join(map(str, found))
     from . import pipeline
     from .egraph.blocks import find_blocks
 

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from .egraph.dims import concrete
+from .egraph.explain import Explanation
 from .egraph.graph import Graph
 from .egraph.pattern import Call, Var
 from .egraph.view import EGraphView
@@ -72,6 +73,12 @@ class Explorer:
     def plan(self) -> Plan:
         """The chosen plan (`tg.optimize` also measures, verifies and times it)."""
         return plan_of(self.choice, self.work)
+
+    def explain(self) -> list[Explanation]:
+        """For each output the rules that lead from the model to the chosen kernels, one application after the other."""
+        from .rewrites import explain_choice
+
+        return explain_choice(self.work, self.view, self.choice, replay=False)[0]
 
     def __repr__(self) -> str:
         return (
