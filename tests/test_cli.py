@@ -17,6 +17,7 @@ import tensor_graphs as tg
 from tensor_graphs import cli, errors, pipeline
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.models.native import load_graph, save_graph
+from tensor_graphs.rules import ALL
 
 QUICK = ["--backend", "numpy", "--no-measure"]
 MAIN = "import sys; from tensor_graphs.cli import main; main(sys.argv[1:])"
