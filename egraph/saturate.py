@@ -330,7 +330,9 @@ def saturate_blocks(
     if pool.size == 1 or len(graphs) <= 1:
         return [one(g) for g in graphs]
     with ThreadPoolExecutor(min(pool.size, len(graphs))) as threads:
-        futures = [threads.submit(one, g) for g in graphs]
+        largest = sorted(graphs, key=lambda g: -len(g.nodes()))  # first, so that no worker is left with it at the end
+        waiting = {id(g): threads.submit(one, g) for g in largest}
+        futures = [waiting[id(g)] for g in graphs]
         try:
             wait(futures)
         except KeyboardInterrupt:

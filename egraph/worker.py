@@ -131,30 +131,42 @@ class Worker:
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
+        self.starting = False  # the process has not said yet that it is ready
+        self.last_words = ""  # of the process that ended last
 
     def prepare(self) -> None:
-        """Start the process if it is not running."""
-        if self.process is None or self.process.poll() is not None:
-            self._start()
+        """Start the process if it is not running, and wait until it is ready."""
+        if self.process is not None and self.process.poll() is not None:
+            self.kill()
+        self.begin()
+        if self.starting:
+            self._receive(Bounds(START_SECONDS, 0))
+            self.starting = False
 
-    def _start(self) -> None:
-        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+    def begin(self) -> None:
+        """Start the process if there is none; it gets ready while the caller does something else."""
+        if self.process is not None:
+            return
         if not sys.executable:
             raise WorkerError("this Python does not know its own program", hint="use session=InProcess()")
+        self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         root = str(Path(tensor_graphs_file()).parents[1])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tensor_graphs.egraph.worker"],  # -P: never import from the user's folder
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.stderr,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=os.name == "posix",
-        )
-        self.process = process
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tensor_graphs.egraph.worker"],  # -P: never import from the user's folder
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.stderr,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=os.name == "posix",
+            )
+        except BaseException:
+            self.stderr.close()
+            raise
+        self.process, self.starting = process, True
         self.frames: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._listen, args=(process, self.frames), daemon=True).start()
-        self._receive(Bounds(START_SECONDS, 0))
 
     @staticmethod
     def _listen(process: subprocess.Popen[bytes], frames: queue.Queue[Any]) -> None:
@@ -187,7 +199,7 @@ class Worker:
             code = self.kill()
             if code == MEMORY_EXIT:
                 raise MemoryLimit
-            said = self.said()
+            said = self.last_words or "no message"
             what = "answered nonsense" if isinstance(found, ValueError | KeyError) else f"died (exit code {code})"
             raise WorkerError(
                 f"the saturation worker {what}: {said}", hint="run in-process to debug: session=InProcess()"
@@ -196,11 +208,6 @@ class Worker:
         if "error" in header:
             raise EngineError(header["error"])
         return header.get("result", header), arrays
-
-    def said(self) -> str:
-        """The end of what the worker wrote to its standard error."""
-        self.stderr.seek(0)
-        return self.stderr.read()[-2000:].decode(errors="replace").strip() or "no message"
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
         """See `saturate.Session.request`. A process that is gone is not started again here: it has forgotten all."""
@@ -225,6 +232,9 @@ class Worker:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+        with self.stderr:
+            self.stderr.seek(0)
+            self.last_words = self.stderr.read()[-2000:].decode(errors="replace").strip()
         return code
 
     close = kill
@@ -248,6 +258,20 @@ class Pool:
             yield worker
         finally:
             self._free.put(worker)
+
+    def begin(self) -> None:
+        """Start the workers that nobody uses, without waiting for them: starting takes a third of a second."""
+        idle = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                idle.append(self._free.get_nowait())
+        for worker in reversed(idle):
+            try:
+                worker.begin()
+            except (OSError, WorkerError):
+                pass  # who needs it will be told
+            finally:
+                self._free.put(worker)
 
     def close(self) -> None:
         """End all workers; they start again when needed."""
