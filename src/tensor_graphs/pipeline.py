@@ -33,6 +33,7 @@ from .egraph.saturate import Limits, saturate_blocks
 from .egraph.simplify import simplify
 from .egraph.view import EGraphView, glue, view_of
 from .egraph.widen import widen
+from .egraph.worker import default_pool
 from .errors import NoPlanError, UsageError, VerificationError, WorkerError
 from .explorer import Explorer
 from .extract.candidates import Hypergraph, candidates
@@ -193,6 +194,8 @@ class Prepared:
 def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> Prepared:
     """Concrete sizes, then simplify; 16-bit floats are carried in float32. Where exactness was asked for, they are not,
     and composites are taken apart, as the interpreter does."""
+    if session.options.limits.iterations:
+        default_pool().begin()  # the workers start meanwhile
     with session.stage("simplify", f"{len(graph.nodes())} nodes"):
         original, used = bound(graph, sizes)
         exact = session.options.exact
