@@ -107,11 +107,13 @@ class _Match(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """One way to run a match: which of each operand's layouts, and the layout it writes (None: row-major)."""
+    """One way to run a match: which of each operand's layouts, the layout it writes (None: row-major), and which operands
+    are weights."""
 
     picks: tuple[int, ...]
     call: Call
     made: Strides | None
+    weights: frozenset[str]
 
 
 class _Builder:
@@ -133,6 +135,7 @@ class _Builder:
         self._calls: dict[tuple[Any, ...], Call | None] = {}
         self._forms: dict[tuple[Any, ...], list[_Form]] = {}
         self._vertices: dict[int, list[Vertex]] = {}  # of a class, one for each layout that it has so far
+        self._inputs: dict[tuple[str, int], list[tuple[str, Vertex]]] = {}  # those by operand
         self._kinds: dict[int, int] = {}
         self._kind_numbers: dict[tuple[Any, ...], int] = {}
 
@@ -279,19 +282,25 @@ class _Builder:
             forms = self._forms[key] = list(self._find_forms(match))
         if not forms or cls in operands:
             return []
-        names = template.operands
-        weights = frozenset([o for o, c in zip(names, operands) if self._weight[c]])
-        options = [self._vertices_of(c) for c in operands]
+        options = [self._inputs_of(o, c) for o, c in zip(template.operands, operands)]
         return [
             Candidate(
                 template,
                 row_major if made is None else Vertex(cls, made),
-                tuple(zip(names, [o[i] for o, i in zip(options, picks)])),
+                tuple([o[i] for o, i in zip(options, picks)]),
                 call,
                 weights,
             )
-            for picks, call, made in forms
+            for picks, call, made, weights in forms
         ]
+
+    def _inputs_of(self, operand: str, cls: int) -> list[tuple[str, Vertex]]:
+        """The class's vertices as inputs; candidates share them, or the many small tuples would keep the cyclic
+        garbage collector busy."""
+        found = self._inputs.setdefault((operand, cls), [])
+        if len(found) < len(self._layouts_of(cls)):
+            found += [(operand, v) for v in self._vertices_of(cls)[len(found) :]]
+        return found
 
     def _row_major(self, cls: int) -> Vertex:
         """The class's first vertex."""
@@ -302,6 +311,7 @@ class _Builder:
         if any(not self._weight[c] for o, c in zip(template.operands, operands) if o in template.prep):
             return
         options = [self._vertices_of(c) for c in operands]
+        weights = frozenset([o for o, c in zip(template.operands, operands) if self._weight[c]])
         allowed = [
             [i for i, v in enumerate(vertices) if self._place(v)[1]]
             if operand in template.dense or "*" in template.dense
@@ -311,7 +321,7 @@ class _Builder:
         for picks in islice(_combinations(allowed), MAX_COMBINATIONS):
             call = self._call(template, attrs, [o[i] for o, i in zip(options, picks)], self._row_major(cls))
             if call is not None:
-                yield _Form(picks, call, None if template.layout is None else call.output.strides)
+                yield _Form(picks, call, None if template.layout is None else call.output.strides, weights)
 
     def _place(self, vertex: Vertex) -> tuple[int, bool]:
         """(number of the vertex's type and layout, whether it is dense)."""

@@ -171,7 +171,7 @@ class Vertex(NamedTuple):
     strides: Strides
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A template at a place: reads `inputs` (operand -> vertex), makes `output`. Weight operands need no vertex of their
     own to be made: they are there from load on. Views (no work, an alias of their one input) have family "view"."""
