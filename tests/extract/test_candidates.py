@@ -143,6 +143,37 @@ def test_equal_calls_are_one_object() -> None:
     assert len(calls) == 2 and calls[0] is calls[1]
 
 
+def test_alike_layers_get_alike_candidates() -> None:
+    """Matches whose operands lie alike share what was found for them; each candidate still reads its own operands."""
+    x, layers = tg.input("x", (4, 6)), []
+    for i in range(3):
+        x = tg.exp(x @ tg.param(f"w{i}", (6, 6))).T.T
+        layers.append(x)
+    found = build(layers)
+    classes = [found.view.classes[n] for n in layers]
+    for c in found.candidates:
+        assert [o for o, _ in c.inputs] == list(c.template.operands)
+        assert all(v.strides == c.call.operands[o].strides for o, v in c.inputs)
+        assert c.weights == {o for o, v in c.inputs if found.view.weight[v.cls]}
+    counts = [sorted(c.template.name for c in found.candidates if c.output.cls == k) for k in classes]
+    assert counts[0] == counts[1] == counts[2] != []
+    calls, which = found.calls
+    assert len(calls) < len(found.candidates) and len(which) == len(found.candidates)
+    assert all(found.candidates[calls[k]].call is c.call for k, c in zip(which, found.candidates) if k >= 0)
+    assert all(c.is_view for k, c in zip(which, found.candidates) if k < 0)
+
+
+def test_numbers_stand_for_vertices() -> None:
+    found = build(tg.exp(tg.input("x", (3, 4)).T) + 1.0)
+    names = list(found.numbered.vertices)
+    for c, made, needs in zip(found.candidates, found.numbered.made, found.numbered.needs):
+        assert names[made] == c.output
+        assert [names[k] for k in needs] == [n for n in names if n in {v for _, v in c.inputs}]
+        assert all(found.given.get(names[k].cls) != names[k].strides for k in needs)
+    same = {(c.output, frozenset(v for _, v in c.inputs)) for c in found.candidates}
+    assert len(set(found.alike)) <= len(same) and [names[r] for r in found.numbered.roots] == found.roots
+
+
 def test_the_same_view_gives_the_same_candidates() -> None:
     x = tg.input("x", (4, 4))
     once, twice = (build(tg.softmax(x @ x.T) + x) for _ in range(2))
