@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from math import gcd, lcm
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,9 @@ class System:
             if rest.constant:
                 raise Inconsistent
             return
+        scale = lcm(*(c.denominator for _, c in rest.terms))
+        if (rest.constant * scale / gcd(*(int(c * scale) for _, c in rest.terms))).denominator != 1:
+            raise Inconsistent  # the unknowns are whole numbers
         # eager ones first, then those with a factor of 1 (the others stay whole), the newest first
         pivot, factor = min(rest.terms, key=lambda t: (t[0] not in self.eager, abs(t[1]) != 1, -t[0]))
         value = Affine(tuple(t for t in rest.terms if t[0] != pivot), rest.constant) * (-1 / factor)

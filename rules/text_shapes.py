@@ -24,7 +24,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -381,10 +381,17 @@ class _Typer:
             raise NoMeaning(f"{params.get('perm')} does not permute {len(args[0].axes)} axes")
         return Typed("transpose", [args[0].axes[p] for p in perm], args, {"perm": perm})
 
-    def positions(self, size: Affine, kernel: Affine, stride: int, pad: int, variable: bool) -> Affine:
+    def low(self, kernel: Affine, pad: int) -> Affine:
+        """Padding before the first element: half a kernel, which is odd unless it is a number."""
+        number = self.system.reduce(kernel).number
+        if pad == 1 or number is not None:
+            return Affine.of(0 if pad == 1 or number is None else (int(number) - 1) // 2)
+        half = self.fresh(least=0)
+        self.system.equate(kernel, half * 2 + 1)
+        return half
+
+    def positions(self, size: Affine, kernel: Affine, stride: int, pad: int) -> Affine:
         """How many windows lie along an axis."""
-        if pad == 0 and variable and self.system.reduce(kernel).number is None:
-            self.system.equate(kernel, self.fresh(least=0) * 2 + 1)
         if stride == 1:
             return size if pad == 0 else size - kernel + 1
         like = (stride, pad)
@@ -408,16 +415,17 @@ class _Typer:
         if groups > 1:
             self.system.equate(w[0].size, self.fresh() * int(groups))
         space = [
-            Axis(self.positions(x[2 + i].size, w[2 + i].size, params["stride_" + "hw"[i]], params["pad"], True))
+            Axis(self.positions(x[2 + i].size, w[2 + i].size, params["stride_" + "hw"[i]], params["pad"]))
             for i in (0, 1)
         ]
-        return Typed("conv2d", [x[0], w[0], *space], args, {**params, "groups": int(groups)})
+        numbers = {"low_" + i: self.low(a.size, params["pad"]) for i, a in zip("hw", w[2:])}
+        return Typed("conv2d", [x[0], w[0], *space], args, {**params, "groups": int(groups)}, numbers)
 
     def _pool(self, args: Any, params: Any, term: Apply) -> Typed:
         x = args[0].axes
         space = [
             Axis(self.positions(x[2 + i].size, Affine.of(params["kernel_" + "hw"[i]]), params["stride_" + "hw"[i]],
-                                params["pad"], False))
+                                params["pad"]))
             for i in (0, 1)
         ]  # fmt: skip
         return Typed(term.op, [*x[:2], *space], args, params)
@@ -429,11 +437,11 @@ class _Typer:
         wanted = (
             [a.size for a in args[1].axes[2:]] if len(args) > 1 else [Affine.of(params["kernel_" + i]) for i in "hw"]
         )
-        more = []
-        for have, want in zip(w[2:], wanted):
-            more.append(self.fresh(least=0))
-            self.system.equate(want, have.size + more[-1])
-        numbers = {"more_h": more[0], "more_w": more[1]}
+        numbers: dict[str, Affine] = {}
+        for name, have, want in zip("hw", w[2:], wanted):
+            before, odd = self.fresh(least=0), self.choices.choose((0, 1))
+            self.system.equate(want, have.size + before * 2 + odd)
+            numbers |= {"before_" + name: before, "after_" + name: before + odd}
         return Typed("enlarge", [*w[:2], *map(Axis, wanted)], args[:1], {}, numbers)
 
     def _merge(self, args: Any, params: Any, term: Apply) -> Typed:
@@ -632,10 +640,10 @@ def _split(at: TextInstance, typed: Typed, args: list[Tensor], dtype: str) -> Te
 
 def _enlarge(at: TextInstance, typed: Typed, args: list[Tensor], dtype: str) -> Tensor:
     found = args[0]
-    for axis, name in ((2, "more_h"), (3, "more_w")):
-        more = at.size(typed.numbers[name])
-        if more:
-            found = make("pad", (found,), {"axis": axis, "lo": more // 2, "hi": more - more // 2, "value": 0.0})
+    for axis, name in ((2, "h"), (3, "w")):
+        low, high = (at.size(typed.numbers[side + name]) for side in ("before_", "after_"))
+        if low + high:
+            found = make("pad", (found,), {"axis": axis, "lo": low, "hi": high, "value": 0.0})
     return found
 
 
@@ -701,13 +709,17 @@ _BUILD: dict[str, Callable[[TextInstance, Typed, list[Tensor], str], Tensor]] = 
 
 
 # ---------------------------------------------------------------- enumeration
-def typings(
-    rule: TextRule, scope: Scope = SCOPES[0], *, only_left: bool = False, limit: int = 200
-) -> tuple[list[Typing], str]:
-    """The families of shapes at which all sides have types, up to `limit` combinations of choices tried.
+class Families(NamedTuple):
+    """The families of shapes of a rule; where there is none, why. `complete` unless the limit ended the enumeration."""
 
-    Where there is none, the text says why the first combination failed. With `only_left` the right sides are not typed.
-    """
+    found: list[Typing]
+    why: str
+    complete: bool
+
+
+def typings(rule: TextRule, scope: Scope = SCOPES[0], *, only_left: bool = False, limit: int = 200) -> Families:
+    """The families of shapes at which all sides have types, `limit` combinations of choices tried at most. With `only_left`
+    the right sides are not typed."""
     choices, found, why = _Choices(), [], ""
     for _ in range(limit):
         choices.at = 0
@@ -718,15 +730,15 @@ def typings(
         except NoMeaning as error:
             why = why or str(error)
         if not choices.next():
-            break
-    return found, why
+            return Families(found, why, True)
+    return Families(found, why, False)
 
 
 def members(rule: TextRule, scope: Scope, *, seed: int = 0, count: int = 12) -> list[TextInstance]:
     """Members of a rule's families at different sizes, ranks and parameters: two at least of each, `count` in all if there
     are that many."""
     rng = random.Random(seed)
-    families, _ = typings(rule, scope)
+    families = typings(rule, scope).found
     each = -(-count // max(1, len(families)))
     return [x for family in families for x in family.instances(rng, max(2, each))]
 
