@@ -1,0 +1,643 @@
+"""Proofs for all sizes: both sides of a text rule as sums of products over symbolic indices, compared in a canonical form.
+
+Under a `Typing` every axis has a symbolic size. The places where axes are put together or cut divide them into regions, and
+`Regions` carries these places to all axes that are aligned with each other, so that both sides are divided alike. Within a
+region an element of a value is a sum of monomials: a coefficient, sums over indices, and factors
+
+    input[index, …]     an element of a variable
+    f(sum)              an elementwise function that nothing is known of but its name
+    max over indices    of a sum (max pooling)
+    [index = 0]         from identity matrices and kernels; solved for an index that is summed over
+    [0 <= index < n]    the padding of a window; dropped where the index never leaves
+
+with indices that are affine in index variables and sizes. Concat and split choose a region, products distribute over sums,
+contractions sum over an index per region. Two sides are equal for all sizes of the family if for every region of the result
+the monomials are the same up to the names of summed indices. What is used of the functions: `f` of equal arguments is
+equal, relu(relu x) = relu x, and increasing functions commute with a maximum.
+
+Proofs go one way: `proves` is True or it says why not. An axis whose cuts cannot be ordered from the equations and the signs
+of sizes, windows across a cut, and reshapes are beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import count, pairwise, permutations, product
+
+from .linear import Affine, System
+from .text_shapes import Axis, Typed, Typing
+
+PLACES = 16  # cuts of one axis
+ORDERS = 720  # renamings of summed indices that look alike
+MONOMIALS = 400
+ZERO = Affine((), Fraction(0))
+INCREASING = ("relu", "tanh", "sigmoid")
+ACTS = ("", "sigmoid", "relu", "tanh")
+
+
+class Unprovable(Exception):
+    """Beyond this method; says nothing about the rule."""
+
+
+# ---------------------------------------------------------------- signs of sizes
+class Signs:
+    """What follows about an affine expression of sizes from the equations and from every size being positive."""
+
+    def __init__(self, typing: Typing) -> None:
+        self.system: System = typing.system
+        self.facts: list[Affine] = []  # each is >= 0
+        self.known: dict[Affine, bool] = {}
+        for u in range(self.system.count):
+            self.fact(Affine.unknown(u) - self.system.least[u])
+        for expr, least in typing.at_least:
+            self.fact(expr - least)
+
+    def fact(self, expr: Affine) -> None:
+        """Remember that an expression is not negative."""
+        expr = self.system.reduce(expr)
+        if expr.terms and expr not in self.facts:
+            self.facts.append(expr)
+
+    def reduce(self, expr: Affine) -> Affine:
+        """Over free unknowns."""
+        return self.system.reduce(expr)
+
+    def nonnegative(self, expr: Affine, depth: int = 2) -> bool:
+        """Whether the expression is provably >= 0: a positive combination of up to three facts and a number >= 0."""
+        expr = self.reduce(expr)
+        if not expr.terms:
+            return expr.constant >= 0
+        if depth == 2 and expr in self.known:
+            return self.known[expr]
+        found = False
+        unknown, factor = expr.terms[0]
+        for fact in self.facts:
+            c = dict(fact.terms).get(unknown)
+            if c is not None and c * factor > 0:
+                rest = expr - fact * (factor / c)
+                if (not rest.terms and rest.constant >= 0) or (depth and self.nonnegative(rest, depth - 1)):
+                    found = True
+                    break
+        if depth == 2:
+            self.known[expr] = found
+        return found
+
+    def zero(self, expr: Affine) -> bool:
+        """Whether the expression is 0."""
+        return self.reduce(expr).number == 0
+
+
+# ---------------------------------------------------------------- where axes are cut
+class Regions:
+    """The cuts of every axis, closed under alignment."""
+
+    def __init__(self, typing: Typing, signs: Signs) -> None:
+        self.signs = signs
+        self.places: dict[Axis, list[Affine]] = {}
+        self.aligned: list[tuple[Axis, Axis]] = []
+        self.copies: list[tuple[Axis, Axis, int]] = []
+        self.seen: set[int] = set()
+        for term in typing.terms:
+            self.visit(term)
+        for left, right in typing.pairs:
+            self.aligned += zip(left.axes, right.axes)
+        self.close()
+
+    def visit(self, term: Typed) -> None:
+        """Collect what a term says about its axes."""
+        if id(term) in self.seen:
+            return
+        self.seen.add(id(term))
+        for a in term.args:
+            self.visit(a)
+        for axis in term.axes:
+            self.axis(axis)
+        axes = [a.axes for a in term.args]
+        if term.op == "matmul":
+            self.aligned += [(axes[0][-1], axes[1][-2])]
+        elif term.op in ("Iconv", "Cpool", "Imatmul"):
+            self.aligned += [(term.axes[0], term.axes[1])]
+        elif term.op == "batchnorm":
+            self.aligned += [(axes[0][1], a[0]) for a in axes[1:]]
+        elif term.op == "conv2d":
+            groups = term.params["groups"]
+            self.copies.append((axes[0][1], axes[1][1], groups))
+            for j in range(1, groups):
+                self.add(term.axes[1], axes[1][0].size * Fraction(j, groups))
+        elif term.op == "merge":
+            n = term.params["count"]
+            self.copies.append((term.axes[1], axes[0][1], n))
+            for j in range(1, n):
+                self.add(term.axes[0], term.axes[0].size * Fraction(j, n))
+        elif term.op == "enlarge":
+            for i, low in enumerate(enlarged(term)):
+                self.add(term.axes[2 + i], low)
+                self.add(term.axes[2 + i], low + axes[0][2 + i].size)
+
+    def axis(self, axis: Axis) -> None:
+        """Register an axis with its parts."""
+        if axis in self.places:
+            return
+        self.places[axis] = []
+        for part in (*(axis.cut or ()), *axis.same):
+            self.axis(part)
+
+    def add(self, axis: Axis, place: Affine) -> bool:
+        """A cut; whether it is new."""
+        self.axis(axis)
+        place = self.signs.reduce(place)
+        if place in self.places[axis] or self.signs.nonnegative(place * -1):
+            return False
+        if self.signs.nonnegative(place - axis.size):
+            return False
+        if len(self.places[axis]) == PLACES:
+            raise Unprovable("the cuts of an axis multiply")
+        self.places[axis].append(place)
+        return True
+
+    def close(self) -> None:
+        """Carry cuts along alignments until nothing is new."""
+        changed = True
+        while changed:
+            new = [self.carry(*pair) for pair in self.aligned]
+            new += [self.repeat(*item) for item in self.copies]
+            for axis in list(self.places):
+                new += [self.carry(axis, other) for other in axis.same]
+                new.append(axis.cut is not None and self.inherit(axis, *axis.cut))
+            changed = any(new)
+
+    def carry(self, a: Axis, b: Axis) -> bool:
+        """Aligned axes have the same cuts."""
+        return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
+
+    def inherit(self, whole: Axis, left: Axis, right: Axis) -> bool:
+        """An axis has the cuts of its parts, and they have its."""
+        new = [self.add(whole, left.size), *(self.add(whole, p) for p in list(self.places[left]))]
+        new += [self.add(whole, left.size + p) for p in list(self.places[right])]
+        for p in list(self.places[whole]):
+            if self.signs.nonnegative(left.size - p):
+                new.append(self.add(left, p))
+            elif self.signs.nonnegative(p - left.size):
+                new.append(self.add(right, p - left.size))
+            else:
+                raise Unprovable("two cuts of an axis in an order that depends on the sizes")
+        return any(new)
+
+    def repeat(self, whole: Axis, part: Axis, times: int) -> bool:
+        """An axis that is so many copies of another's."""
+        new = [self.add(whole, part.size * j) for j in range(1, times)]
+        new += [self.add(whole, part.size * j + p) for j in range(times) for p in list(self.places[part])]
+        for p in list(self.places[whole]):
+            for j in range(times):
+                if self.signs.nonnegative(p - part.size * j) and self.signs.nonnegative(part.size * (j + 1) - p):
+                    new.append(self.add(part, p - part.size * j))
+                    break
+            else:
+                raise Unprovable("a cut across groups in an order that depends on the sizes")
+        return any(new)
+
+    def of(self, axis: Axis) -> list[tuple[Affine, Affine]]:
+        """(start, size) of the axis's regions in order."""
+        places = [Affine.of(0)]
+        rest = list(self.places[axis])
+        while rest:
+            first = next((p for p in rest if all(self.signs.nonnegative(q - p) for q in rest)), None)
+            if first is None:
+                raise Unprovable("two cuts of an axis in an order that depends on the sizes")
+            rest.remove(first)
+            places.append(first)
+        places.append(self.signs.reduce(axis.size))
+        return [(a, self.signs.reduce(b - a)) for a, b in pairwise(places)]
+
+
+def enlarged(term: Typed) -> list[Affine]:
+    """Zeros before an enlarged kernel, per spatial axis."""
+    return [term.numbers["before_" + i] for i in "hw"]
+
+
+# ---------------------------------------------------------------- sums of products
+@dataclass(frozen=True)
+class Index:
+    """offset + sum of coefficient × index variable."""
+
+    offset: Affine
+    parts: tuple[tuple[int, int], ...] = ()
+
+    def plus(self, other: Index, factor: int = 1) -> Index:
+        """self + factor × other."""
+        total = dict(self.parts)
+        for v, c in other.parts:
+            total[v] = total.get(v, 0) + factor * c
+        return Index(self.offset + other.offset * factor, tuple(sorted((v, c) for v, c in total.items() if c)))
+
+    def put(self, variable: int, value: Index) -> Index:
+        """With a value for a variable."""
+        c = dict(self.parts).get(variable)
+        if c is None:
+            return self
+        return Index(self.offset, tuple(p for p in self.parts if p[0] != variable)).plus(value, c)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of a monomial. `kind`: input, f, max, delta (index = 0), guard (0 <= index < size)."""
+
+    kind: str
+    name: str = ""
+    indices: tuple[Index, ...] = ()
+    sums: tuple[Sum, ...] = ()
+    bound: tuple[int, ...] = ()  # indices of a maximum
+    size: Affine = ZERO
+
+    def put(self, variable: int, value: Index) -> Factor:
+        """With a value for an index variable."""
+        indices = tuple(i.put(variable, value) for i in self.indices)
+        sums = tuple(tuple(m.put(variable, value) for m in s) for s in self.sums)
+        return Factor(self.kind, self.name, indices, sums, self.bound, self.size)
+
+
+@dataclass(frozen=True)
+class Monomial:
+    """coefficient × factors, summed over the bound index variables."""
+
+    coefficient: Fraction
+    factors: tuple[Factor, ...] = ()
+    bound: tuple[int, ...] = ()
+
+    def times(self, other: Monomial) -> Monomial:
+        """The product."""
+        return Monomial(self.coefficient * other.coefficient, self.factors + other.factors, self.bound + other.bound)
+
+    def put(self, variable: int, value: Index) -> Monomial:
+        """With a value for an index variable."""
+        return Monomial(self.coefficient, tuple(f.put(variable, value) for f in self.factors), self.bound)
+
+
+Sum = tuple[Monomial, ...]
+
+
+class Prover:
+    """Values of typed terms at symbolic indices, for one family of shapes."""
+
+    def __init__(self, typing: Typing) -> None:
+        self.typing = typing
+        self.signs = Signs(typing)
+        self.regions = Regions(typing, self.signs)
+        self.ranges: dict[int, Affine] = {}
+        self.numbers = count()
+
+    def proves(self) -> bool:
+        """Whether all pairs of sides are equal for all sizes of the family."""
+        if not self.typing.agrees():
+            return False
+        for left, right in self.typing.pairs:
+            for block in product(*(self.regions.of(axis) for axis in left.axes)):
+                at = [self.variable(start, size) for start, size in block]
+                names = {i.parts[0][0]: f"i{n}" for n, i in enumerate(at) if i.parts}
+                if self.canonical(self.value(left, at), names) != self.canonical(self.value(right, at), names):
+                    return False
+        return True
+
+    # ------------------------------------------------------------ indices
+    def variable(self, start: Affine, size: Affine) -> Index:
+        """start + a new index variable of that range; the start alone if there is one position."""
+        if self.signs.reduce(size).number == 1:
+            return Index(start)
+        number = next(self.numbers)
+        self.ranges[number] = self.signs.reduce(size)
+        return Index(start, ((number, 1),))
+
+    def bounds(self, index: Index) -> tuple[Affine, Affine]:
+        """The least and the largest value."""
+        low = high = index.offset
+        for v, c in index.parts:
+            low = low + (self.ranges[v] - 1) * min(c, 0)
+            high = high + (self.ranges[v] - 1) * max(c, 0)
+        return low, high
+
+    def within(self, index: Index, size: Affine) -> bool | None:
+        """Whether an index is always in [0, size), never, or neither provably."""
+        low, high = self.bounds(index)
+        if self.signs.nonnegative(low) and self.signs.nonnegative(size - high - 1):
+            return True
+        return False if self.signs.nonnegative(high * -1 - 1) or self.signs.nonnegative(low - size) else None
+
+    def before(self, index: Index, place: Affine) -> bool:
+        """Whether an index is always below a place; otherwise it must always be at or above it."""
+        low, high = self.bounds(index)
+        if self.signs.nonnegative(place - high - 1):
+            return True
+        if self.signs.nonnegative(low - place):
+            return False
+        raise Unprovable("a window across the seam of a concat")
+
+    # ------------------------------------------------------------ values
+    def value(self, term: Typed, at: Sequence[Index]) -> Sum:
+        """The element of a term at an index."""
+        found = getattr(self, f"_{term.op}", self._opaque)(term, list(at))
+        act = term.params.get("act", 0)
+        return self.simple(self.apply(ACTS[act], found) if act else found)
+
+    def _opaque(self, term: Typed, at: list[Index]) -> Sum:
+        raise Unprovable(f"{term.op} is outside the method")
+
+    def _input(self, term: Typed, at: list[Index]) -> Sum:
+        return (Monomial(Fraction(1), (Factor("input", term.params["name"], tuple(at)),)),)
+
+    def _number(self, term: Typed, at: list[Index]) -> Sum:
+        return (Monomial(Fraction(term.params["value"])),)
+
+    def _ewadd(self, term: Typed, at: list[Index]) -> Sum:
+        return self.value(term.args[0], at) + self.value(term.args[1], at)
+
+    def _ewmul(self, term: Typed, at: list[Index]) -> Sum:
+        return self.times(self.value(term.args[0], at), self.value(term.args[1], at))
+
+    def _smul(self, term: Typed, at: list[Index]) -> Sum:
+        return self.times(self.value(term.args[0], at), self.value(term.args[1], []))
+
+    def times(self, a: Sum, b: Sum) -> Sum:
+        """The product of two sums."""
+        if len(a) * len(b) > MONOMIALS:
+            raise Unprovable("the products grow")
+        return tuple(x.times(y) for x in a for y in b)
+
+    def apply(self, name: str, *sums: Sum) -> Sum:
+        """An elementwise function of sums."""
+        (first, *others) = sums
+        if name in INCREASING and not others:
+            if not first:
+                return (Monomial(Fraction(1, 2)),) if name == "sigmoid" else ()
+            alone = first[0].factors[0] if len(first) == 1 and len(first[0].factors) == 1 else None
+            if alone is not None and first[0].coefficient == 1 and not first[0].bound:
+                if name == "relu" and alone.kind == "f" and alone.name in ("relu", "sigmoid"):
+                    return first
+                if alone.kind == "max":
+                    inner = self.apply(name, alone.sums[0])  # of a window, which is never empty
+                    return (Monomial(Fraction(1), (Factor("max", sums=(inner, alone.sums[1]), bound=alone.bound),)),)
+        return (Monomial(Fraction(1), (Factor("f", name, sums=sums),)),)
+
+    def _relu(self, term: Typed, at: list[Index]) -> Sum:
+        return self.apply(term.op, self.value(term.args[0], at))
+
+    _tanh = _sigmoid = _relu
+
+    def _batchnorm(self, term: Typed, at: list[Index]) -> Sum:
+        x, *others = term.args
+        return self.apply(term.op, self.value(x, at), *(self.value(o, [at[1]]) for o in others))
+
+    def _transpose(self, term: Typed, at: list[Index]) -> Sum:
+        inner = list(at)
+        for i, p in enumerate(term.params["perm"]):
+            inner[p] = at[i]
+        return self.value(term.args[0], inner)
+
+    def _concat(self, term: Typed, at: list[Index]) -> Sum:
+        axis, (left, right) = term.params["axis"], term.args
+        place = left.axes[axis].size
+        if self.before(at[axis], place):
+            return self.value(left, at)
+        return self.value(right, [*at[:axis], at[axis].plus(Index(place), -1), *at[axis + 1 :]])
+
+    def _split_0(self, term: Typed, at: list[Index]) -> Sum:
+        return self.value(term.args[0], at)
+
+    def _split_1(self, term: Typed, at: list[Index]) -> Sum:
+        axis = term.params["axis"]
+        return self.value(term.args[0], [*at[:axis], at[axis].plus(Index(term.numbers["cut"])), *at[axis + 1 :]])
+
+    def _matmul(self, term: Typed, at: list[Index]) -> Sum:
+        a, b = term.args
+        found: Sum = ()
+        for start, size in self.regions.of(a.axes[-1]):
+            k = self.variable(start, size)
+            both = self.times(self.value(a, [*at[:-1], k]), self.value(b, [*at[:-2], k, at[-1]]))
+            found += self.summed(both, k)
+        return found
+
+    def summed(self, terms: Sum, *over: Index) -> Sum:
+        """The sum over index variables."""
+        more = tuple(v for i in over for v, _ in i.parts)
+        return tuple(Monomial(m.coefficient, m.factors, m.bound + more) for m in terms)
+
+    def window(self, at: Index, step: int, low: Affine, k: Index, size: Affine) -> tuple[Index, list[Factor]]:
+        """The position that a window at an output index reads, and the guard that it is not padding."""
+        where = Index(low * -1).plus(at, step).plus(k)
+        inside = self.within(where, size)
+        return where, [] if inside else [Factor("guard", indices=(where,), size=self.signs.reduce(size))]
+
+    def _conv2d(self, term: Typed, at: list[Index]) -> Sum:
+        x, w = term.args
+        p, groups = term.params, term.params["groups"]
+        group = self.group(at[1], w.axes[0].size, groups)
+        low = [term.numbers["low_" + i] for i in "hw"]
+        found: Sum = ()
+        for (c0, cn), (r0, rn), (s0, sn) in product(*(self.regions.of(axis) for axis in w.axes[1:])):
+            c, r, s = self.variable(c0, cn), self.variable(r0, rn), self.variable(s0, sn)
+            h, inside = self.window(at[2], p["stride_h"], low[0], r, x.axes[2].size)
+            v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size)
+            weight = self.value(w, [at[1], c, r, s])
+            if weight:
+                channel = c.plus(Index(w.axes[1].size * group))
+                both = self.times(self.value(x, [at[0], channel, h, v]), weight)
+                found += self.summed(self.guarded(both, inside + inside_w), c, r, s)
+        return found
+
+    def group(self, at: Index, outputs: Affine, groups: int) -> int:
+        """The group that an output channel belongs to."""
+        for j in range(groups - 1):
+            if self.before(at, outputs * Fraction(j + 1, groups)):
+                return j
+        return groups - 1
+
+    def guarded(self, terms: Sum, guards: Sequence[Factor]) -> Sum:
+        """Zero outside the guards."""
+        return tuple(Monomial(m.coefficient, m.factors + tuple(guards), m.bound) for m in terms)
+
+    def pooled(self, term: Typed, at: list[Index]) -> tuple[Index, Index, list[Factor], Sum]:
+        """Window indices, guards, and the element that a pooling window reads."""
+        (x,), p = term.args, term.params
+        kernel = [p["kernel_h"], p["kernel_w"]]
+        low = [Affine.of((k - 1) // 2 if p["pad"] == 0 else 0) for k in kernel]
+        r, s = (self.variable(Affine.of(0), Affine.of(k)) for k in kernel)
+        h, inside = self.window(at[2], p["stride_h"], low[0], r, x.axes[2].size)
+        v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size)
+        return r, s, inside + inside_w, self.value(x, [at[0], at[1], h, v])
+
+    def _poolavg(self, term: Typed, at: list[Index]) -> Sum:
+        r, s, guards, read = self.pooled(term, at)
+        share = Monomial(Fraction(1, term.params["kernel_h"] * term.params["kernel_w"]))
+        return self.summed(self.guarded(self.times((share,), read), guards), r, s)
+
+    def _poolmax(self, term: Typed, at: list[Index]) -> Sum:
+        r, s, guards, read = self.pooled(term, at)
+        bound = tuple(v for i in (r, s) for v, _ in i.parts)
+        read = self.simple(read)
+        limits = (Monomial(Fraction(1), tuple(guards)),)  # which of them count; in every window one does
+        return (Monomial(Fraction(1), (Factor("max", sums=(read, limits), bound=bound),)),)
+
+    def _enlarge(self, term: Typed, at: list[Index]) -> Sum:
+        (w,) = term.args
+        inner = list(at)
+        for i, low in enumerate(enlarged(term)):
+            where = at[2 + i].plus(Index(low), -1)
+            inside = self.within(where, w.axes[2 + i].size)
+            if inside is False:
+                return ()
+            if inside is None:
+                raise Unprovable("a window across the edge of an enlarged kernel")
+            inner[2 + i] = where
+        return self.value(w, inner)
+
+    def _merge(self, term: Typed, at: list[Index]) -> Sum:
+        (w,), n = term.args, term.params["count"]
+        group = self.group(at[0], w.axes[0].size, n)
+        if self.group(at[1], term.axes[1].size, n) != group:
+            return ()
+        return self.value(w, [at[0], at[1].plus(Index(w.axes[1].size * group), -1), *at[2:]])
+
+    def equal(self, *pairs: tuple[Index, Index]) -> tuple[Factor, ...]:
+        """The factors that say that indices are equal."""
+        return tuple(Factor("delta", indices=(a.plus(b, -1),)) for a, b in pairs)
+
+    def _Imatmul(self, term: Typed, at: list[Index]) -> Sum:
+        return (Monomial(Fraction(1), self.equal((at[0], at[1]))),)
+
+    def _Iewmul(self, term: Typed, at: list[Index]) -> Sum:
+        return (Monomial(Fraction(1)),)
+
+    def _Iconv(self, term: Typed, at: list[Index]) -> Sum:
+        centre = [Index(Affine.of((term.params["kernel_" + i] - 1) // 2)) for i in "hw"]
+        return (Monomial(Fraction(1), self.equal((at[0], at[1]), (at[2], centre[0]), (at[3], centre[1]))),)
+
+    def _Cpool(self, term: Typed, at: list[Index]) -> Sum:
+        return (Monomial(Fraction(1, term.params["kernel_h"] * term.params["kernel_w"]), self.equal((at[0], at[1]))),)
+
+    # ------------------------------------------------------------ simplification
+    def simple(self, terms: Sum) -> Sum:
+        """Without what is zero, deltas that can be solved and guards that always hold."""
+        return tuple(m for t in terms if (m := self.solved(t)) is not None)
+
+    def solved(self, term: Monomial) -> Monomial | None:
+        """One monomial simplified; None if it is zero."""
+        while True:
+            step = next((s for f in term.factors if (s := self.step(term, f)) is not None), None)
+            if step is None:
+                return term
+            if step is False:
+                return None
+            assert isinstance(step, Monomial)
+            term = step
+
+    def step(self, term: Monomial, factor: Factor) -> Monomial | bool | None:
+        """The monomial after one simplification of a factor, False if it is zero, None if there is nothing to do."""
+        if factor.kind not in ("delta", "guard"):
+            return None
+        (index,), rest = factor.indices, tuple(f for f in term.factors if f is not factor)
+        if factor.kind == "guard":
+            inside = self.within(index, factor.size)
+            return None if inside is None else inside and Monomial(term.coefficient, rest, term.bound)
+        if not index.parts and self.signs.zero(index.offset):
+            return Monomial(term.coefficient, rest, term.bound)
+        if self.within(index, Affine.of(1)) is False:
+            return False
+        for v, c in index.parts:
+            if v in term.bound and abs(c) == 1:
+                others = Index(index.offset, tuple(p for p in index.parts if p[0] != v))
+                value = Index(Affine.of(0)).plus(others, -c)
+                inside = self.within(value, self.ranges[v])
+                if inside is None:
+                    raise Unprovable("an identity whose diagonal is cut")
+                if inside is False:
+                    return False
+                bound = tuple(b for b in term.bound if b != v)
+                return Monomial(term.coefficient, tuple(f.put(v, value) for f in rest), bound)
+        if any(v in term.bound for v, _ in index.parts):
+            raise Unprovable("an identity on a strided index")
+        return None
+
+    # ------------------------------------------------------------ canonical form
+    def canonical(self, terms: Sum, names: dict[int, str]) -> dict[str, Fraction]:
+        """Coefficients by monomial text, in which summed indices have canonical names."""
+        found: dict[str, Fraction] = {}
+        for m in self.simple(terms):
+            text = self.text(m, names)
+            found[text] = found.get(text, Fraction(0)) + m.coefficient
+        return {t: c for t, c in found.items() if c}
+
+    def sum_text(self, terms: Sum, names: dict[int, str]) -> str:
+        """A sum as text."""
+        found = self.canonical(terms, names)
+        return " + ".join(f"{c}*{t}" for t, c in sorted(found.items()))
+
+    def text(self, term: Monomial, names: dict[int, str]) -> str:
+        """A monomial as text: the least over all orders of its summed indices that first occurrences allow."""
+        return min(self.spelled(term.factors, order, names) for order in self.orders(term.factors, term.bound, names))
+
+    def spelled(self, factors: Sequence[Factor], order: Sequence[int], names: dict[int, str]) -> str:
+        """Factors as text, with names for summed indices in this order."""
+        depth = len(names)
+        inner = {**names, **{v: f"s{depth}.{n}" for n, v in enumerate(order)}}
+        limits = ",".join(f"{inner[v]}<{self.affine(self.ranges[v])}" for v in order)
+        return f"[{limits}]" + "·".join(sorted(self.factor_text(f, inner) for f in factors))
+
+    def orders(self, factors: Sequence[Factor], bound: Sequence[int], names: dict[int, str]) -> Iterator[Sequence[int]]:
+        """Orders of the summed indices, by range and by how each looks when the others are all alike."""
+        if len(bound) < 2:
+            yield bound
+            return
+        looks: dict[int, str] = {}
+        for v in bound:
+            marked = {**names, **dict.fromkeys(bound, "*"), v: "!"}
+            looks[v] = self.affine(self.ranges[v]) + "".join(sorted(self.factor_text(f, marked) for f in factors))
+        classes = [[v for v in bound if looks[v] == look] for look in sorted(set(looks.values()))]
+        total = 1
+        for c in classes:
+            for i in range(2, len(c) + 1):
+                total *= i
+        if total > ORDERS:
+            raise Unprovable("too many summed indices look alike")
+        for chosen in product(*(permutations(c) for c in classes)):
+            yield [v for part in chosen for v in part]
+
+    def factor_text(self, f: Factor, names: dict[int, str]) -> str:
+        """A factor as text."""
+        if f.kind == "input":
+            return f"{f.name}[{','.join(self.index_text(i, names) for i in f.indices)}]"
+        if f.kind == "f":
+            return f"{f.name}({'; '.join(self.sum_text(s, names) for s in f.sums)})"
+        if f.kind == "max":
+            texts = []
+            for order in self.orders_of_max(f):
+                inner = {**names, **{v: f"m{len(names)}.{n}" for n, v in enumerate(order)}}
+                limits = ",".join(f"{inner[v]}<{self.affine(self.ranges[v])}" for v in order)
+                texts.append(f"max[{limits}]({'; '.join(self.sum_text(s, inner) for s in f.sums)})")
+            return min(texts)
+        if f.kind == "delta":
+            (i,) = f.indices
+            return "[" + min(self.index_text(i, names), self.index_text(Index(Affine.of(0)).plus(i, -1), names)) + "=0]"
+        return f"[0<={self.index_text(f.indices[0], names)}<{self.affine(f.size)}]"
+
+    def orders_of_max(self, f: Factor) -> Iterator[Sequence[int]]:
+        """Orders of a maximum's indices."""
+        return iter(list(permutations(f.bound)))
+
+    def index_text(self, index: Index, names: dict[int, str]) -> str:
+        """An index as text."""
+        parts = sorted(f"{c}*{names.get(v, f'?{v}')}" for v, c in index.parts)
+        return "+".join([self.affine(index.offset), *parts])
+
+    def affine(self, expr: Affine) -> str:
+        """A size as text."""
+        expr = self.signs.reduce(expr)
+        return "+".join([f"{c}n{u}" for u, c in expr.terms] + [str(expr.constant)])
+
+
+def proves(typing: Typing) -> tuple[bool, str]:
+    """Whether both sides are equal for all sizes of a family; if not, why the method does not say so."""
+    try:
+        return (True, "") if Prover(typing).proves() else (False, "the normal forms differ")
+    except Unprovable as beyond:
+        return False, str(beyond)
