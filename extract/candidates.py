@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ..egraph.dims import concrete
 from ..egraph.match import Matcher
+from ..egraph.ops import Type
 from ..egraph.pattern import Var
 from ..egraph.view import EGraphView
 from .collection import no_collection
@@ -46,6 +47,11 @@ class Hypergraph:
     given: dict[int, Strides]  # classes that need no kernel: inputs, states and weights, with their layout
     roots: list[Vertex]
     stats: dict[str, int] = field(default_factory=dict)
+    types: Sequence[Type] = ()  # how each class lies in memory, where that differs from the view's types
+
+    def type_of(self, cls: int) -> Type:
+        """The type that a class has in memory."""
+        return self.types[cls] if self.types else self.view.types[cls]
 
     @cached_property
     def numbered(self) -> Numbered:
@@ -91,10 +97,15 @@ class Hypergraph:
         return found, which
 
 
-def candidates(view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides) -> Hypergraph:
-    """The kernel hypergraph of a view over the templates of some backends, restricted to what the roots may need."""
+def candidates(
+    view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None
+) -> Hypergraph:
+    """The kernel hypergraph of a view over the templates of some backends, restricted to what the roots may need.
+
+    `types` gives the classes' types in memory (storage.py); a cast between equal ones is a view.
+    """
     with no_collection():
-        return _Builder(view, backends, view_strides).build()
+        return _Builder(view, backends, view_strides, types).build()
 
 
 class _Match(NamedTuple):
@@ -117,8 +128,12 @@ class _Form(NamedTuple):
 
 
 class _Builder:
-    def __init__(self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides) -> None:
+    def __init__(
+        self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None
+    ) -> None:
         self.view, self.view_strides = view, view_strides
+        self.types: Sequence[Type] = view.types if types is None else types
+        self.generators = [g for b in backends if (g := getattr(b, "generated", None)) is not None]
         self.matcher = Matcher(view)
         self.shapes = [concrete(t.shape) for t in view.types]
         templates = [t for b in backends for t in b.templates]
@@ -154,6 +169,8 @@ class _Builder:
         """Views of what there is, kernels over the layouts that exist, views of what kernels write in layouts of their
         own, kernels over those: until nothing is new."""
         matches = [m for t in self.kernels for m in self._matches(t)]
+        for generated in self.generators:
+            matches += [_Match(t, c, o, ()) for t, c, o in generated(self.view, frozenset(self.given), self.types)]
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
             for c in match.operands:
@@ -176,7 +193,7 @@ class _Builder:
         roots = [Vertex(c, contiguous(self.shapes[c])) for c in self.view.roots]
         kept = _reachable(Hypergraph(self.view, found, self.given, roots))
         stats = {"vertices": len({c.output for c in kept}), "candidates": len(kept), "matches": len(matches)}
-        return Hypergraph(self.view, kept, self.given, roots, stats)
+        return Hypergraph(self.view, kept, self.given, roots, stats, self.types)
 
     def _is_new(self, made: Vertex) -> bool:
         """Note a layout that a kernel writes; whether it was not known and there is room for it."""
@@ -201,7 +218,7 @@ class _Builder:
         """The vertex as an operand; cached."""
         found = self._operands.get(vertex)
         if found is None:
-            found = self._operands[vertex] = Operand(self.view.types[vertex.cls], vertex.strides)
+            found = self._operands[vertex] = Operand(self.types[vertex.cls], vertex.strides)
         return found
 
     def _layouts_of(self, cls: int) -> list[Strides]:
@@ -228,7 +245,7 @@ class _Builder:
                 if cls in self.given or (node, source) in self._viewed:
                     continue
                 self._viewed.add((node, source))
-                found = self.view_strides(self.view.op[node], dict(self.view.attrs[node]), self.operand(source))
+                found = self._looked_at(node, source)
                 if found is None:
                     continue
                 made = Vertex(cls, _normal(found, self.shapes[cls]))
@@ -241,6 +258,13 @@ class _Builder:
                     self._add_layout(made)
                     todo.append(made)
                 yield self._view(node, made, source)
+
+    def _looked_at(self, node: int, source: Vertex) -> Strides | None:
+        """The layout of a view e-node over a vertex; a cast is one where both sides are stored alike."""
+        if self.view.op[node] == "cast":
+            same = self.types[source.cls].dtype == self.types[int(self.view.cls[node])].dtype
+            return source.strides if same else None
+        return self.view_strides(self.view.op[node], dict(self.view.attrs[node]), self.operand(source))
 
     def _view(self, node: int, made: Vertex, source: Vertex) -> Candidate:
         template, attrs = self.views[self.view.op[node]], dict(self.view.attrs[node])
@@ -267,7 +291,7 @@ class _Builder:
         """The number of all that matters of an operand's class: type, layouts, whether it is a weight."""
         found = self._kinds.get(cls)
         if found is None:
-            key = self.view.types[cls].dtype, self.shapes[cls], tuple(self._layouts_of(cls)), self._weight[cls]
+            key = self.types[cls].dtype, self.shapes[cls], tuple(self._layouts_of(cls)), self._weight[cls]
             found = self._kinds[cls] = self._kind_numbers.setdefault(key, len(self._kind_numbers))
         return found
 

@@ -66,17 +66,26 @@ class _Builder:
         found = self.ids.get(vertex)
         if found is not None:
             return found
-        kind = self.choice.hypergraph.view.types[vertex.cls]
+        kind = self.choice.hypergraph.type_of(vertex.cls)
         if vertex.cls in self.leaves:
             origin, name = self.leaves[vertex.cls]
             number = self._add(Value(-1, kind, vertex.strides, origin, name))
         elif self.choice.hypergraph.view.weight[vertex.cls]:
             number = self._add(Value(-1, kind, vertex.strides, "weight"))
-            self.weights[number] = self.weight_terms.term(vertex.cls)
+            self.weights[number] = _stored(self.weight_terms.term(vertex.cls), kind.dtype)
         else:
             raise NoPlanError(f"value {vertex} is read before anything makes it")
         self.ids[vertex] = number
         return number
+
+
+def _stored(term: Tensor, dtype: str) -> Tensor:
+    """The term in the dtype that it is stored in."""
+    if term.dtype == dtype:
+        return term
+    if term.op == "cast" and term.args[0].dtype == dtype:
+        return term.args[0]
+    return make("cast", (term,), {"dtype": dtype})
 
 
 class WeightTerms:

@@ -1,0 +1,597 @@
+"""The kernel IR: what one generated kernel computes, as scalar expressions over named axes.
+
+An expression says the value of one element at symbolic indices: loads at affine positions, pointwise operations, and
+reductions that bind an axis. It knows no tiles, loops or threads: those are the schedule's, which an emitter applies. Index
+arithmetic replaces all views (reshape, permute, slice, broadcast, concat, pad), so a view inside a kernel costs nothing.
+
+Expressions are hash-consed within one `Builder`; a reduction over an axis of one size reuses the axis of another one where
+it can, so that loads shared between softmax's maximum and its sum are one node. Sums are kept with everything that does not
+depend on their axis moved outside (the DEFER rule): the row scale of a normalisation leaves the product behind it, and so does
+the denominator of a softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from ..egraph import dtypes
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, topological
+from ..egraph.interpret import expand_all
+from .index import Axis, Index, index, linear, unravelled
+
+Strides = tuple[int, ...]
+
+
+class Unfusable(Exception):
+    """The term has something that a generated kernel cannot hold; the message says what."""
+
+
+class Expr:
+    """One scalar value. `value` is what the op needs beside operands:
+
+    const: a number; index: an Index; load: (operand, Index, coefficients of the index operands, dtype);
+    reduce: (monoid, Axis); cast: a dtype. A load's operands are data-dependent index parts, then guards: where a guard is
+    false nothing is read and the value is 0. `kind` is float, int or bool; `axes` are the free axes.
+    """
+
+    __slots__ = ("args", "axes", "kind", "number", "op", "value")
+
+    def __init__(
+        self, op: str, args: tuple[Expr, ...], value: Any, kind: str, axes: frozenset[Axis], number: int
+    ) -> None:
+        self.op, self.args, self.value, self.kind, self.axes, self.number = op, args, value, kind, axes, number
+
+    @property
+    def axis(self) -> Axis:
+        """The axis that a reduction binds."""
+        found: Axis = self.value[1]
+        return found
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.value}>" if self.value is not None else f"<{self.op}>"
+
+
+def walk(roots: Iterable[Expr]) -> list[Expr]:
+    """All expressions below the roots, operands first."""
+    order: list[Expr] = []
+    seen: set[Expr] = set()
+    stack = [(r, False) for r in roots]
+    while stack:
+        e, ready = stack.pop()
+        if ready:
+            order.append(e)
+        elif e not in seen:
+            seen.add(e)
+            stack.append((e, True))
+            stack += [(a, False) for a in reversed(e.args) if a not in seen]
+    return order
+
+
+COMPARES = ("eq", "lt", "le", "not", "is_nan", "is_inf", "and", "or", "xor")
+NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+
+
+class Builder:
+    """Makes expressions, each once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Expr] = {}
+
+    def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
+        """An expression as given, without simplification."""
+        key = (op, tuple(a.number for a in args), value, kind)
+        found = self._known.get(key)
+        if found is None:
+            free: frozenset[Axis] = frozenset().union(*(a.axes for a in args))
+            if op == "index":
+                free = value.axes
+            elif op == "load":
+                free |= value[1].axes
+            elif op == "reduce":
+                free -= {value[1]}
+            found = self._known[key] = Expr(op, tuple(args), value, kind, free, len(self._known))
+        return found
+
+    # ------------------------------------------------------------ simplifying makers
+    def const(self, value: float, kind: str = "float") -> Expr:
+        """A number."""
+        return self.make("const", (), {"float": float, "int": int, "bool": bool}[kind](value), kind)
+
+    def index(self, value: Index) -> Expr:
+        """The value of an index."""
+        return self.make("index", (), value, "int") if value.terms else self.const(value.const, "int")
+
+    def load(
+        self, operand: str, at: Index, dtype: str, parts: Sequence[tuple[Expr, int]], guards: Sequence[Expr]
+    ) -> Expr:
+        """The element of an operand at an index, which may have data-dependent parts with their strides."""
+        kind = dtypes.category(dtype)
+        steps = tuple(c for _, c in parts)
+        return self.make("load", (*(e for e, _ in parts), *guards), (operand, at, steps, dtype), kind)
+
+    def less(self, a: Index, b: Index) -> Expr:
+        """a < b, decided where the ranges decide it."""
+        low, high = (a - b).range
+        if high < 0 or low >= 0:
+            return self.const(high < 0, "bool")
+        return self.make("lt", (self.index(a), self.index(b)), None, "bool")
+
+    def pointwise(self, op: str, args: Sequence[Expr]) -> Expr:
+        """A pointwise operation; numbers are folded and neutral elements dropped."""
+        kind = "bool" if op in COMPARES and op not in ("and", "or", "xor") else args[-1].kind
+        simple = _SIMPLE.get(op)
+        found = simple(self, *args) if simple else None
+        return found if found is not None else self.make(op, args, None, kind)
+
+    def mul(self, a: Expr, b: Expr) -> Expr:
+        """a * b."""
+        return self.pointwise("mul", (a, b))
+
+    def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
+        """The reduction of a body along an axis. Factors that do not depend on the axis leave a sum, and so do
+        monotone scales; over an axis that the body does not depend on nothing is left to do."""
+        if axis not in body.axes:
+            return (
+                self.mul(body, self.const(axis.size))
+                if monoid == "sum"
+                else body
+                if monoid in ("max", "min")
+                else self._raw(monoid, axis, body)
+            )
+        if monoid != "sum" or body.kind != "float":
+            return self._raw(monoid, axis, body)
+        over, under = factors(body)
+        inside = [f for f in over if axis in f.axes], [f for f in under if axis in f.axes]
+        found = self._raw("sum", axis, self.product(*inside))
+        rest = [f for f in over if axis not in f.axes], [f for f in under if axis not in f.axes]
+        return self.product([found, *rest[0]], rest[1])
+
+    def _raw(self, monoid: str, axis: Axis, body: Expr) -> Expr:
+        return self.make("reduce", (body,), (monoid, axis), body.kind)
+
+    def product(self, over: Sequence[Expr], under: Sequence[Expr]) -> Expr:
+        """prod(over) / prod(under)."""
+        found: Expr | None = None
+        for f in over:
+            found = f if found is None else self.mul(found, f)
+        if found is None:
+            found = self.const(1.0)
+        if under:
+            below = under[0]
+            for f in under[1:]:
+                below = self.mul(below, f)
+            found = self.pointwise("div", (found, below))
+        return found
+
+    def rebuilt(self, roots: Sequence[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) -> list[Expr]:
+        """The roots with `change` applied to each expression over changed operands (None: as it was)."""
+        done: dict[Expr, Expr] = {}
+        for e in walk(roots):
+            args = tuple(done[a] for a in e.args)
+            new = change(e, args)
+            done[e] = new if new is not None else e if args == e.args else self.make(e.op, args, e.value, e.kind)
+        return [done[r] for r in roots]
+
+    def substituted(self, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
+        """The roots with indices in place of free axes."""
+
+        def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            if e.op == "index":
+                return self.index(e.value.replaced(change))
+            if e.op == "load":
+                operand, at, steps, dtype = e.value
+                return self.make("load", args, (operand, at.replaced(change), steps, dtype), e.kind)
+            return None
+
+        return self.rebuilt(roots, one)
+
+
+def factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
+    """The factors of a product over and under its fraction bar."""
+    if e.op == "mul":
+        (a, b), (c, d) = factors(e.args[0]), factors(e.args[1])
+        return a + c, b + d
+    if e.op == "div":
+        (a, b), (c, d) = factors(e.args[0]), factors(e.args[1])
+        return a + d, b + c
+    return [e], []
+
+
+# ---------------------------------------------------------------- simplification
+def _number(e: Expr) -> Any:
+    return e.value if e.op == "const" else None
+
+
+def _simple_add(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    if x.op in ("index", "const") and y.op in ("index", "const") and x.kind == y.kind == "int":
+        return b.index(_as_index(x) + _as_index(y))
+    if _number(x) is not None and _number(y) is not None:
+        return b.const(x.value + y.value, x.kind)
+    return y if _number(x) == 0 else x if _number(y) == 0 else None
+
+
+def _simple_sub(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    if x.op in ("index", "const") and y.op in ("index", "const") and x.kind == y.kind == "int":
+        return b.index(_as_index(x) - _as_index(y))
+    return x if _number(y) == 0 else None
+
+
+def _simple_mul(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    if _number(x) is not None and _number(y) is not None:
+        return b.const(x.value * y.value, x.kind)
+    return y if _number(x) == 1 else x if _number(y) == 1 else None
+
+
+def _simple_div(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    n = _number(y)
+    if x.kind != "float" or n is None:
+        return None
+    return x if n == 1 else b.mul(x, b.const(1.0 / n)) if n else None
+
+
+def _simple_compare(test: Callable[[Any, Any], bool], least: bool) -> Callable[[Builder, Expr, Expr], Expr | None]:
+    def simple(b: Builder, x: Expr, y: Expr) -> Expr | None:
+        if x.op in ("index", "const") and y.op in ("index", "const") and x.kind == y.kind == "int":
+            low, high = (_as_index(x) - _as_index(y)).range
+            if test(high, 0):
+                return b.const(True, "bool")
+            if not test(low, 0):
+                return b.const(False, "bool")
+        return None
+
+    return simple
+
+
+def _simple_where(b: Builder, c: Expr, x: Expr, y: Expr) -> Expr | None:
+    return (x if c.value else y) if c.op == "const" else x if x is y else None
+
+
+def _simple_and(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    return (y if x.value else x) if x.op == "const" else (x if y.value else y) if y.op == "const" else None
+
+
+def _simple_or(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    return (x if x.value else y) if x.op == "const" else (y if y.value else x) if y.op == "const" else None
+
+
+def _simple_not(b: Builder, x: Expr) -> Expr | None:
+    return b.const(not x.value, "bool") if x.op == "const" else None
+
+
+def _simple_pow(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    n = _number(y)
+    if n in (1.0, 2.0, 3.0):
+        found = x
+        for _ in range(int(n) - 1):
+            found = b.mul(found, x)
+        return found
+    plain = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "recip"}.get(n) if n is not None else None
+    return b.pointwise(plain, (x,)) if plain else None
+
+
+def _as_index(e: Expr) -> Index:
+    return e.value if e.op == "index" else index(int(e.value))
+
+
+_SIMPLE: dict[str, Callable[..., Expr | None]] = {
+    "add": _simple_add, "sub": _simple_sub, "mul": _simple_mul, "div": _simple_div, "where": _simple_where,
+    "lt": _simple_compare(lambda d, z: d < z, True), "le": _simple_compare(lambda d, z: d <= z, True),
+    "and": _simple_and, "or": _simple_or, "not": _simple_not, "pow": _simple_pow,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- kernels
+@dataclass(frozen=True)
+class Buffer:
+    """An operand or result in memory: dtype, sizes and strides in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: Strides
+
+
+@dataclass(frozen=True)
+class Store:
+    """One result: `value` at each point of `axes` goes to position `at` of a buffer."""
+
+    buffer: str
+    at: Index
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Results over parallel axes (outermost first), from operands. `builder` made the expressions."""
+
+    axes: tuple[Axis, ...]
+    stores: tuple[Store, ...]
+    buffers: Mapping[str, Buffer]
+    builder: Builder = field(repr=False, compare=False)
+
+    @cached_property
+    def exprs(self) -> list[Expr]:
+        """All expressions, operands first."""
+        return walk(s.value for s in self.stores)
+
+    @cached_property
+    def reductions(self) -> list[Expr]:
+        """All reductions, inner ones first."""
+        return [e for e in self.exprs if e.op == "reduce"]
+
+    def with_values(self, values: Sequence[Expr], **change: Any) -> Kernel:
+        """With other values to store."""
+        stores = tuple(replace(s, value=v) for s, v in zip(self.stores, values, strict=True))
+        return replace(self, stores=stores, **change)
+
+    def __str__(self) -> str:
+        """A listing: one line per value that is used more than once, a reduction or a load."""
+        names: dict[Expr, str] = {}
+        lines = [f"for {', '.join(f'{a}<{a.size}' for a in self.axes)}:"]
+        uses: dict[Expr, int] = {}
+        for e in self.exprs:
+            for a in e.args:
+                uses[a] = uses.get(a, 0) + 1
+        for e in self.exprs:
+            text = _listing(e, names)
+            if e.op in ("load", "reduce") or (uses.get(e, 0) > 1 and e.op not in ("const", "index")):
+                names[e] = f"v{len(names)}"
+                lines.append(f"  {names[e]} = {text}")
+            else:
+                names[e] = text
+        return "\n".join([*lines, *(f"  {s.buffer}[{s.at!r}] = {names[s.value]}" for s in self.stores)])
+
+
+def _listing(e: Expr, names: Mapping[Expr, str]) -> str:
+    args = [names[a] for a in e.args]
+    if e.op == "load":
+        operand, at, steps, _ = e.value
+        parts = [f"{a} * {s}" for a, s in zip(args, steps)]
+        guard = f" if {' and '.join(args[len(steps) :])}" if len(args) > len(steps) else ""
+        return f"{operand}[{' + '.join([repr(at), *parts])}]{guard}"
+    if e.op == "reduce":
+        return f"{e.value[0]}({args[0]} for {e.value[1]}<{e.value[1].size})"
+    if e.op in ("const", "index"):
+        return repr(e.value)
+    return f"{e.op}({', '.join(args)})"
+
+
+# ---------------------------------------------------------------- from tensors
+class _Reader:
+    """Values of tensors at indices. Leaves are operands; `of` maps leaf -> buffer name."""
+
+    def __init__(self, builder: Builder, of: Mapping[Tensor, str], buffers: Mapping[str, Buffer]) -> None:
+        self.b, self.of, self.buffers = builder, of, buffers
+        self.memo: dict[tuple[Any, ...], Expr] = {}
+
+    def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
+        """The element of a tensor at an index."""
+        key = (t, at, guards)
+        if key not in self.memo:
+            self.memo[key] = self._value(t, at, guards)
+        return self.memo[key]
+
+    def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+        if t in self.of:
+            name = self.of[t]
+            buffer = self.buffers[name]
+            place = Index()
+            for i, stride, size in zip(at, buffer.strides, buffer.shape, strict=True):
+                place = place + i * stride if size > 1 else place
+            return self.b.load(name, place, buffer.dtype, (), guards)
+        rule = _RULES.get(t.op)
+        if rule is not None:
+            return rule(self, t, at, guards)
+        if not t.entry.pointwise:
+            raise Unfusable(f"{t.op} has no index expression")
+        return self.b.pointwise(t.op, [self._operand(a, at, guards) for a in t.args])
+
+    def _operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+        """An operand that may broadcast."""
+        return self.value(
+            x, tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True)), guards
+        )
+
+    def fresh(self, size: int, at: Iterable[Index]) -> Axis:
+        """An axis for a reduction: the first of its size that does not occur in the surroundings."""
+        used = frozenset().union(*(i.axes for i in at))
+        k = 0
+        while (axis := Axis(f"r{size}" + "_" * k, size)) in used:
+            k += 1
+        return axis
+
+
+Rule = Callable[[_Reader, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]
+
+
+def _full(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    return r.b.const(t.attr("value"), dtypes.category(t.dtype))
+
+
+def _iota(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    found = r.b.index(at[t.attr("axis")])
+    return found if dtypes.category(t.dtype) == "int" else r.b.make("cast", (found,), "float32", "float")
+
+
+def _cast(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    x = r.value(t.args[0], at, guards)
+    kind = dtypes.category(t.dtype)
+    if kind == x.kind == "float" or t.dtype == t.args[0].dtype:
+        return x  # widths of floats are the buffers' business
+    return r.b.make("cast", (x,), t.dtype, kind)
+
+
+def _reduce(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    axes = [a for a in t.attr("axes") if t.args[0].shape[a] != 1]
+    sizes = tuple(int(t.args[0].shape[a]) for a in axes)
+    if not axes:
+        return r.value(t.args[0], at, guards)
+    if 0 in sizes:
+        raise Unfusable("an empty reduction")
+    axis = r.fresh(math.prod(sizes), at)
+    inner = list(at)
+    for a, i in zip(axes, unravelled(index(axis), sizes)):
+        inner[a] = i
+    return r.b.reduce(t.op, axis, r.value(t.args[0], tuple(inner), guards))
+
+
+def _matmul(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    x, y = t.args
+    axis = r.fresh(int(x.shape[-1]), at)  # type: ignore[arg-type]
+    if axis.size == 0:
+        raise Unfusable("an empty contraction")
+    k = index(axis)
+    left = (*at[:-1], k)
+    right = (k, at[-1]) if y.rank == 2 else (*at[:-2], k, at[-1])
+    a, b = r._operand(x, left, guards), r._operand(y, right, guards)
+    return r.b.reduce("sum", axis, r.b.mul(a, b))
+
+
+def _reshape(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    x = t.args[0]
+    return r.value(x, unravelled(linear(at, concrete(t.shape)), concrete(x.shape)), guards)
+
+
+def _permute(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    inner = [Index()] * len(at)
+    for i, p in zip(at, t.attr("perm")):
+        inner[p] = i
+    return r.value(t.args[0], tuple(inner), guards)
+
+
+def _slice(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    moved = at[a] * t.attr("step") + t.attr("start")
+    return r.value(t.args[0], (*at[:a], moved, *at[a + 1 :]), guards)
+
+
+def _flip(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    return r.value(t.args[0], (*at[:a], index(int(t.shape[a]) - 1) - at[a], *at[a + 1 :]), guards)
+
+
+def _concat(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a, (x, y) = t.attr("axis"), t.args
+    size = int(x.shape[a])
+    first = r.b.less(at[a], index(size))
+    if first.op == "const":
+        chosen, i = (x, at[a]) if first.value else (y, at[a] - size)
+        return r.value(chosen, (*at[:a], i, *at[a + 1 :]), guards)
+    second = r.b.make("not", (first,), None, "bool")
+    left = r.value(x, at, (*guards, first))
+    right = r.value(y, (*at[:a], at[a] - size, *at[a + 1 :]), (*guards, second))
+    return r.b.pointwise("where", (first, left, right))
+
+
+def _pad(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a, x = t.attr("axis"), t.args[0]
+    moved = at[a] - t.attr("lo")
+    inside = r.b.pointwise("and", (r.b.less(index(-1), moved), r.b.less(moved, index(int(x.shape[a])))))
+    value = r.value(x, (*at[:a], moved, *at[a + 1 :]), (*guards, *(() if inside.op == "const" else (inside,))))
+    return r.b.pointwise("where", (inside, value, r.b.const(t.attr("value"), value.kind)))
+
+
+def _gather(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    table, picks = t.args
+    if table not in r.of:
+        raise Unfusable("a gather from a value that is not in memory")
+    a, buffer = t.attr("axis"), r.buffers[r.of[table]]
+    where = r.value(picks, at[a : a + picks.rank], guards)
+    rest = (*at[:a], *at[a + picks.rank :])
+    strides = (*buffer.strides[:a], *buffer.strides[a + 1 :])
+    sizes = (*buffer.shape[:a], *buffer.shape[a + 1 :])
+    place = Index()
+    for i, stride, size in zip(rest, strides, sizes, strict=True):
+        place = place + i * stride if size > 1 else place
+    return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
+
+
+_RULES: dict[str, Rule] = {
+    "full": _full, "iota": _iota, "cast": _cast, "sum": _reduce, "max": _reduce, "min": _reduce, "prod": _reduce,
+    "matmul": _matmul, "reshape": _reshape, "permute": _permute, "slice": _slice, "flip": _flip, "concat": _concat,
+    "pad": _pad, "gather": _gather,
+    "broadcast_to": lambda r, t, at, guards: r._operand(t.args[0], at, guards),
+}  # fmt: skip
+
+
+def kernel_of(root: Tensor, operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer], out: str = "out") -> Kernel:
+    """The kernel that computes a tensor from the leaves `operands` (leaf -> buffer name) into buffer `out`.
+
+    Raises Unfusable for ops that have no index expression (sorting, convolution, scatter, argmax).
+    """
+    builder = Builder()
+    atomic = expand_all([root])[0]
+    shape = concrete(root.shape)
+    axes = tuple(Axis(f"i{n}", d) for n, d in enumerate(shape))
+    reader = _Reader(builder, operands, buffers)
+    for leaf in topological([atomic]):
+        if leaf.is_leaf and leaf not in operands:
+            raise Unfusable(f"{leaf!r} is no operand")
+    at = tuple(map(index, axes))
+    value = reader.value(atomic, at)
+    place = Index()
+    for i, stride, size in zip(at, buffers[out].strides, shape, strict=True):
+        place = place + i * stride if size > 1 else place
+    kernel = Kernel(tuple(a for a in axes if a.size > 1), (Store(out, place, value),), buffers, builder)
+    return normalized(kernel)
+
+
+# ---------------------------------------------------------------- axes in normal form
+def normalized(kernel: Kernel) -> Kernel:
+    """Neighbouring parallel axes that every index treats as one are merged; axes that indices divide are split."""
+    return _split(_merged(kernel))
+
+
+def _indices(kernel: Kernel) -> Iterator[Index]:
+    for e in kernel.exprs:
+        if e.op in ("index", "load"):
+            yield e.value if e.op == "index" else e.value[1]
+    for s in kernel.stores:
+        yield s.at
+
+
+def _with_axes(kernel: Kernel, axes: tuple[Axis, ...], change: Mapping[Axis, Index]) -> Kernel:
+    values = kernel.builder.substituted([s.value for s in kernel.stores], change)
+    stores = tuple(Store(s.buffer, s.at.replaced(change), v) for s, v in zip(kernel.stores, values))
+    return replace(kernel, axes=axes, stores=stores)
+
+
+def _divided(kernel: Kernel, axis: Axis) -> list[int]:
+    """Numbers by which an axis is divided on its own."""
+    return [d.by for i in _indices(kernel) for d in i.divisions() if d.index == index(axis)]
+
+
+def _merged(kernel: Kernel) -> Kernel:
+    position = 0
+    while position + 1 < len(kernel.axes):
+        outer, inner = kernel.axes[position : position + 2]
+        both = Axis(outer.name + inner.name, outer.size * inner.size)
+        quotient, rest = index(both).split(inner.size)
+        if all(
+            (d := i.replaced({outer: quotient, inner: rest})) is not None
+            and both not in {a for x in d.divisions() for a in x.index.axes}
+            for i in _indices(kernel)
+        ):
+            axes = (*kernel.axes[:position], both, *kernel.axes[position + 2 :])
+            kernel = _with_axes(kernel, axes, {outer: quotient, inner: rest})
+        else:
+            position += 1
+    return kernel
+
+
+def _split(kernel: Kernel) -> Kernel:
+    position = 0
+    while position < len(kernel.axes):
+        axis = kernel.axes[position]
+        by = min((n for n in _divided(kernel, axis) if 1 < n < axis.size and axis.size % n == 0), default=0)
+        if by:
+            high, low = Axis(axis.name + "a", axis.size // by), Axis(axis.name + "b", by)
+            axes = (*kernel.axes[:position], high, low, *kernel.axes[position + 1 :])
+            kernel = _with_axes(kernel, axes, {axis: index(high) * by + index(low)})
+        else:
+            position += 1
+    return kernel

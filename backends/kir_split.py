@@ -1,0 +1,91 @@
+"""SPLIT: a reduction cut into parts that different programs compute, and a second kernel that joins them.
+
+The first kernel stores the state of every outermost reduction over the axis (sums, maxima; for a sum of exp(a - max) the sum
+relative to the part's own maximum); the second reduces the states along the parts and computes the rest. Both are kernels of
+the IR, so split-K products, split-KV attention and two-stage row reductions are one transformation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from .index import Axis, Index, index, linear
+from .kir import Buffer, Expr, Kernel, Store, Unfusable, walk
+from .triton_source import rolled
+
+
+def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
+    """(partial, joining) kernels; the states are buffers `part0`, `part1`, … of float32. Unfusable where a reduction
+    over the axis waits for another one in a way that only whole rows allow, or the axis does not divide."""
+    if axis.size % parts or parts < 2:
+        raise Unfusable(f"{axis.size} elements in {parts} parts")
+    b = kernel.builder
+    states = [e for e in kernel.reductions if e.axis == axis]
+    maxima: dict[Expr, Expr | None] = {}
+    for e in states:
+        waits = [x for x in walk(e.args) if x.op == "reduce" and x.axis == axis]
+        maximum = rolled(e, axis)
+        if waits and (maximum is None or set(waits) != {maximum}):
+            raise Unfusable("a reduction that needs the whole of another one first")
+        maxima[e] = maximum
+        if not e.axes <= set(kernel.axes):
+            raise Unfusable("a split reduction inside another one")
+        if any(
+            x.op == "reduce" and x.axis != axis and axis not in x.axes and x.axes <= set(kernel.axes)
+            for x in walk(e.args)
+        ):
+            raise Unfusable("a split reduction that reads another axis' result")
+    part = Axis("part", parts)
+    short = Axis(f"{axis.name}p", axis.size // parts)
+    here = index(part) * short.size + index(short)
+    partial = {e: _moved(kernel, e, axis, short, here) for e in states}
+    stores, buffers, loads = [], dict(kernel.buffers), {}
+    for n, e in enumerate(states):
+        own = [a for a in kernel.axes if a in e.axes]
+        shape = (parts, *(a.size for a in own))
+        at = linear([index(part), *map(index, own)], shape)
+        name = f"part{n}"
+        buffers[name] = Buffer("float32", shape, ())
+        stores.append(Store(name, at, partial[e]))
+        loads[e] = b.load(name, at, "float32", (), ())
+    first = replace(kernel, axes=(part, *kernel.axes), stores=tuple(stores), buffers=buffers)
+    joined: dict[Expr, Expr] = {}
+    for e in states:
+        body = loads[e]
+        m = maxima[e]
+        if m is not None:
+            body = b.mul(body, b.make("exp", (b.pointwise("sub", (loads[m], joined[m])),)))
+        joined[e] = b.make("reduce", (body,), (e.value[0], part), "float")
+    values = b.rebuilt([s.value for s in kernel.stores], lambda e, args: joined.get(e))
+    second = kernel.with_values(values, buffers=buffers)
+    return first, second
+
+
+def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Expr:
+    """A reduction over one part: the axis becomes the part's, in it and in the maxima that it reads."""
+    b = kernel.builder
+
+    def change(x: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if x.op == "index" and axis in x.value.axes:
+            return b.index(x.value.replaced({axis: here}))
+        if x.op == "load" and axis in x.value[1].axes:
+            operand, at, steps, dtype = x.value
+            return b.make("load", args, (operand, at.replaced({axis: here}), steps, dtype), x.kind)
+        if x.op == "reduce" and x.axis == axis:
+            return b.make("reduce", args, (x.value[0], short), x.kind)
+        return None
+
+    return b.rebuilt([e], change)[0]
+
+
+def scratch_bytes(buffers: Mapping[str, Buffer]) -> int:
+    """Bytes of all states."""
+    total = 0
+    for name, b in buffers.items():
+        if name.startswith("part"):
+            size = 4
+            for d in b.shape:
+                size *= d
+            total += -(-size // 256) * 256
+    return total

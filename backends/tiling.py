@@ -1,0 +1,195 @@
+"""How a kernel is cut into tiles: which axes a program holds as rows and columns, which it walks, which are whole.
+
+The shape of a kernel (`Shape`) follows from its expressions; the numbers (`Tiling`) are the schedule's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from .index import Axis, index
+from .kir import Expr, Kernel, Unfusable, factors, walk
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A sum of products that a matrix unit can do: two sides, joined along the axis."""
+
+    left: tuple[Expr, ...]
+    right: tuple[Expr, ...]
+    rows: frozenset[Axis]
+    cols: frozenset[Axis]
+    batch: frozenset[Axis]
+
+
+def as_dot(e: Expr) -> Dot | None:
+    """The two sides of a sum reduction, if its body is a product of two parts that share only batch axes and the axis.
+    The side with the later parallel axis is the right one (columns)."""
+    if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float":
+        return None
+    over, under = factors(e.args[0])
+    if under:
+        return None
+    own = [f.axes - {e.axis} for f in over]
+    if any(e.axis not in f.axes for f in over):
+        return None
+    full = [a for a in own if a]
+    if not full or len(over) < 2:
+        return None
+    common = frozenset.intersection(*own) if len(full) == len(own) else frozenset()
+    parts: list[tuple[set[Axis], list[Expr]]] = []
+    loose: list[Expr] = []
+    for f, axes in zip(over, own):
+        left = set(axes - common)
+        if not left:
+            loose.append(f)
+            continue
+        touching = [p for p in parts if p[0] & left]
+        parts = [p for p in parts if not p[0] & left]
+        parts.append((left.union(*(p[0] for p in touching)), [*(x for p in touching for x in p[1]), f]))
+    if len(parts) == 1 and loose:  # a vector times a matrix
+        return Dot(tuple(loose), tuple(parts[0][1]), frozenset(), frozenset(parts[0][0]), common)
+    if len(parts) != 2:
+        return None
+    a, b = sorted(parts, key=lambda p: _rank(p[0]))
+    return Dot((*a[1], *loose), tuple(b[1]), frozenset(a[0]), frozenset(b[0]), common)
+
+
+def _rank(axes: Iterable[Axis]) -> tuple[bool, str]:
+    """Order of the sides: parallel axes by place, reduction axes after them."""
+    names = sorted(a.name for a in axes)
+    return names[-1].startswith("r"), names[-1]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Roles of a kernel's axes. `rows` and `cols` are tiled by programs, `batch` axes take one value in each program;
+    `joined` maps a reduction axis to the column axis whose elements it runs over; `inner` lists the reduction axes in the
+    order in which tile dimensions are laid out; `outer` are those not inside another reduction."""
+
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    batch: tuple[Axis, ...]
+    joined: Mapping[Axis, Axis]
+    inner: tuple[Axis, ...]
+    outer: tuple[Axis, ...]
+    dots: Mapping[Expr, Dot] = field(repr=False, default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """pointwise | rows | contraction | attention"""
+        if self.dots:
+            return "attention" if any(e.axis not in self.outer for e in self.dots) else "contraction"
+        return "rows" if self.inner else "pointwise"
+
+    @cached_property
+    def m(self) -> int:
+        """Rows in all."""
+        return prod(a.size for a in self.rows)
+
+    @cached_property
+    def n(self) -> int:
+        """Columns in all."""
+        return prod(a.size for a in self.cols)
+
+
+def shape_of(kernel: Kernel) -> Shape:
+    """Roles of the axes; Unfusable where tiles of two dimensions do not suffice."""
+    dots = {e: d for e in kernel.reductions if (d := as_dot(e)) is not None}
+    outer = _outer(kernel)
+    top = [d for e, d in dots.items() if e.axis in outer and d.rows | d.cols <= set(kernel.axes)]
+    inner = tuple(dict.fromkeys(a for s in kernel.stores for a in _order(s.value, dots)))
+    if top:
+        rows, cols = (frozenset().union(*(getattr(d, side) for d in top)) for side in ("rows", "cols"))
+        if rows & cols:
+            raise Unfusable("an axis is a row of one product and a column of another")
+        rest = [a for a in kernel.axes if a not in rows | cols]
+        return Shape(_kept(kernel, rows), _kept(kernel, cols), tuple(rest), {}, inner, outer, dots)
+    if dots and any(not d.rows <= set(kernel.axes) and not d.cols <= set(kernel.axes) for d in dots.values()):
+        raise Unfusable("a product inside a reduction without rows of its own")
+    joined = _joined(kernel)
+    cols = frozenset(joined.values())
+    if len(cols) > 1:
+        raise Unfusable("reductions over two different column axes")
+    if not kernel.reductions and kernel.axes:
+        cols = frozenset(kernel.axes[-1:])
+    rows_ = [a for a in kernel.axes if a not in cols]
+    return Shape(tuple(rows_), _kept(kernel, cols), (), joined, inner, outer, dots)
+
+
+def _kept(kernel: Kernel, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    chosen = set(axes)
+    return tuple(a for a in kernel.axes if a in chosen)
+
+
+def _outer(kernel: Kernel) -> tuple[Axis, ...]:
+    """Axes of reductions that are not needed within another reduction alone."""
+    found: dict[Axis, None] = {}
+    stack = [s.value for s in kernel.stores]
+    seen = set()
+    while stack:
+        e = stack.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        if e.op == "reduce":
+            found[e.axis] = None
+            inner = [x for x in walk(e.args) if x.op == "reduce" and e.axis not in x.axes]
+            stack += inner  # a reduction that the body reads but that does not run inside it
+        else:
+            stack += e.args
+    return tuple(found)
+
+
+def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> list[Axis]:
+    """Reduction axes as tile dimensions: those of a product's left side before its own, those of the right side after."""
+    seen = set() if seen is None else seen
+    if e in seen:
+        return []
+    seen.add(e)
+    if e.op != "reduce":
+        return [x for a in e.args for x in _order(a, dots, seen)]
+    dot = dots.get(e)
+    if dot is None:
+        return [*(x for a in e.args for x in _order(a, dots, seen)), e.axis]
+    left = [x for f in dot.left for x in _order(f, dots, seen)]
+    return [*left, e.axis, *(x for f in dot.right for x in _order(f, dots, seen))]
+
+
+def _joined(kernel: Kernel) -> dict[Axis, Axis]:
+    """Reduction axes that run over the elements of a parallel axis: some load is the same for both."""
+    loads = {e for e in kernel.exprs if e.op == "load"}
+    found: dict[Axis, Axis] = {}
+    for e in kernel.reductions:
+        if e.axis in found:
+            continue
+        own = [x for x in walk(e.args) if x.op == "load" and e.axis in x.axes]
+        for axis in reversed(kernel.axes):
+            if axis.size == e.axis.size and axis not in found.values():
+                moved = kernel.builder.substituted(own, {e.axis: index(axis)})
+                if any(m in loads for m in moved):
+                    found[e.axis] = axis
+                    break
+    return found
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The numbers: tile sizes of rows and columns, of each reduction axis (its padded size: whole), and launch options."""
+
+    m: int
+    n: int
+    k: Mapping[Axis, int]
+    warps: int = 4
+    stages: int = 3
+    group: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def padded(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(size - 1, 0).bit_length()

@@ -1,0 +1,226 @@
+"""The Triton backend: kernels generated for regions of the e-graph (extract/regions.py), through the kernel IR."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from math import prod
+from typing import Any
+
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, topological
+from ..egraph.ops import Type
+from ..egraph.view import EGraphView
+from ..errors import ShapeError
+from ..extract.kernel import Call, Template, contiguous
+from ..extract.regions import Region, Regions
+from ..extract.work import graph_flops
+from .index import Axis
+from .kir import Buffer, Kernel, Unfusable, kernel_of
+from .kir_split import scratch_bytes, split
+from .tiling import Shape, shape_of
+from .triton_source import Launch, emit
+from .triton_space import Schedule, schedules, tiling_of
+
+EMITTER = "1"  # raised when the same body and schedule give another source
+NAME = "triton"
+
+
+def spelled(term: Tensor) -> str:
+    """A term in the pattern language, its inputs as variables."""
+    if term.op == "input":
+        return str(term.attr("name"))
+    if term.op == "full" and term.type.rank == 0:
+        return repr(term.attr("value"))
+    attrs = [f"{k}={v!r}" for k, v in term.attrs]
+    name = f"{term.op}_" if term.op in ("and", "or", "not") else term.op
+    return f"{name}({', '.join([*map(spelled, term.args), *attrs])})"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A call's kernel with its shape and the schedules that fit."""
+
+    kernel: Kernel
+    shape: Shape
+    space: tuple[Schedule, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Generated(Template):
+    """A kernel generated for one term; everything else follows from it and from how the operands lie."""
+
+    root: Tensor = field(default=None)  # type: ignore[assignment]
+    lowered: dict[Any, Lowered | None] = field(default_factory=dict)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """The term's inputs, in order of first use."""
+        return tuple(str(t.attr("name")) for t in topological([self.root]) if t.op == "input")
+
+    @cached_property
+    def work(self) -> float:
+        """Arithmetic of the term."""
+        return graph_flops([self.root])
+
+    def lower(self, call: Call) -> Lowered | None:
+        """The kernel of a call, None where there is none."""
+        key = (
+            tuple((o.strides, o.type.dtype) for o in call.operands.values()),
+            call.output.strides,
+            call.output.type.dtype,
+        )
+        if key not in self.lowered:
+            self.lowered[key] = self._lower(call)
+        return self.lowered[key]
+
+    def _lower(self, call: Call) -> Lowered | None:
+        leaves = {t: str(t.attr("name")) for t in topological([self.root]) if t.op == "input"}
+        operands = {**call.operands, "out": call.output}
+        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in operands.items()}
+        try:
+            kernel = kernel_of(self.root, leaves, buffers)
+            shape = shape_of(kernel)
+            space = schedules(kernel, shape)
+            if not space:
+                return None
+            found = Lowered(kernel, shape, tuple(space))
+            _launches(found, space[0], "probe")
+        except Unfusable:
+            return None
+        return found
+
+
+def launches(template: Generated, call: Call) -> list[Launch]:
+    """The kernels that a scheduled call runs, in order."""
+    found = template.lower(call)
+    assert found is not None
+    schedule = dict(call.schedule) or found.space[0]
+    key = repr((template.identity, call.operands, call.output, sorted(schedule.items())))
+    return _launches(found, schedule, f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}")
+
+
+def _launches(found: Lowered, schedule: Mapping[str, int], name: str) -> list[Launch]:
+    parts = schedule.get("split", 1)
+    if parts == 1:
+        return [emit(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
+    first, second = split(found.kernel, _split_axis(found.shape), parts)
+    shape, joining = shape_of(first), shape_of(second)
+    start = emit(first, tiling_of(shape, schedule), f"{name}_parts", shape)
+    best = schedules(second, joining, 1)[0]
+    return [start, emit(second, tiling_of(joining, best), f"{name}_join", joining)]
+
+
+def _split_axis(shape: Shape) -> Axis:
+    """The longest outermost reduction axis."""
+    return max(shape.outer, key=lambda a: a.size)
+
+
+def _code(template: Generated, call: Call) -> str:
+    names = dict(call.names)
+    found = template.lower(call)
+    assert found is not None
+    parts = call.schedule.get("split", 1)
+    if parts > 1:
+        first, _ = split(found.kernel, _split_axis(found.shape), parts)
+        offset = 0
+        for name, b in first.buffers.items():
+            if name.startswith("part"):
+                size = 4 * prod(b.shape)
+                names[name] = f"{names['scratch']}[{offset}:{offset + size}].view(torch.float32)"
+                offset += -(-size // 256) * 256
+    return "\n".join(launch.call(names) for launch in launches(template, call))
+
+
+def _scratch(template: Generated, call: Call) -> int:
+    found = template.lower(call)
+    parts = call.schedule.get("split", 1)
+    if found is None or parts == 1:
+        return 0
+    return scratch_bytes(split(found.kernel, _split_axis(found.shape), parts)[0].buffers)
+
+
+def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
+    found = template.lower(call)
+    return found.space if found is not None else ()
+
+
+def generated(root: Tensor, reach: str = "") -> Generated:
+    """The template of a term over inputs."""
+    made: list[Generated] = []
+    template = Generated(
+        name=f"triton.{_family(root)}", backend=NAME, pattern=spelled(root),
+        code=lambda call: _code(made[0], call), family=_family(root), applies=lambda call: made[0].lower(call) is not None,
+        flops=lambda call: made[0].work, scratch=lambda call: _scratch(made[0], call),
+        source=lambda call: {x.name: x.source for x in launches(made[0], call)},
+        space=lambda call: _space(made[0], call), version=EMITTER, root=root,
+    )  # fmt: skip
+    made.append(template)
+    return template
+
+
+def _family(root: Tensor) -> str:
+    ops = {t.op for t in topological([root])}
+    if ops & {"attention", "masked_attention"}:
+        return "attention"
+    if ops & {"matmul", "linear"}:
+        return "contraction"
+    return (
+        "pointwise"
+        if all(t.is_leaf or t.entry.pointwise or t.entry.kind == "view" for t in topological([root]))
+        else "reduction"
+    )
+
+
+@dataclass
+class Triton:
+    """The backend: nothing but what is generated for a view."""
+
+    name: str = NAME
+    device: str = "cuda"
+    helpers: Mapping[str, str] = field(default_factory=dict)
+    templates: tuple[Template, ...] = ()
+    known: dict[Tensor, Generated] = field(default_factory=dict)
+
+    def unavailable(self) -> str:
+        """Why it cannot be used here; empty when it can."""
+        for module in ("torch", "triton"):
+            if importlib.util.find_spec(module) is None:
+                return f"{module} is not installed"
+        import torch
+
+        return "" if torch.cuda.is_available() else "no CUDA device"
+
+    def generated(
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type]
+    ) -> Iterator[tuple[Template, int, tuple[int, ...]]]:
+        """(template, class, operands' classes) of every region that a kernel can be generated for."""
+        for region in Regions(view, given):
+            template = self._template(region)
+            operands = [c for _, c in region.leaves]
+            call = Call(
+                {o: _operand(types[c]) for o, c in zip(template.operands, operands)}, _operand(types[region.cls]), {}
+            )
+            try:
+                if template.lower(call) is not None:
+                    yield template, region.cls, tuple(operands)
+            except ShapeError:
+                continue
+
+    def _template(self, region: Region) -> Generated:
+        found = self.known.get(region.term)
+        if found is None:
+            found = self.known[region.term] = generated(region.term, region.reach)
+        return found
+
+
+def _operand(kind: Type) -> Any:
+    from ..extract.kernel import Operand
+
+    return Operand(kind, contiguous(concrete(kind.shape)))
+
+
+BACKEND = Triton()

@@ -1,0 +1,231 @@
+"""Regions: parts of a saturated e-graph that one generated kernel could compute.
+
+A region has an output class, a term over leaf classes that lie in memory, and everything in between inlined. Regions grow from
+their output towards the leaves, through pointwise operations and views always, through reductions and products as far as a
+reach allows. What a kernel can do with a region is the backend's business; what it is worth is decided by extraction.
+
+Growth is bounded: per class the few cheapest e-nodes start regions (by the tree cost that saturation prunes with), inside a
+region each class is its cheapest e-node of the kind that the reach admits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..egraph.api import input as placeholder
+from ..egraph.graph import Tensor, make, topological
+from ..egraph.ops import OPS
+from ..egraph.pricing import Pricing, Roofline, node_prices
+from ..egraph.view import EGraphView
+
+ROWS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm"))
+PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention"))
+INDEXED = frozenset(("cast", "where", "gather", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip"))  # fmt: skip
+STARTS = 4  # e-nodes of a class that start regions
+SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
+MAX_NODES, MAX_LEAVES = 48, 10
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a region goes: products on a path from its output, and whether reductions are inlined above them
+    (between the output and a product), at a product's operands, and beside no product at all."""
+
+    name: str
+    products: int
+    rows_above: bool
+    rows_below: bool
+    pointwise_below: bool = True
+
+
+#: From the smallest to the largest.
+REACHES = (
+    Reach("pointwise", 0, False, False),
+    Reach("rows", 0, True, True),
+    Reach("product", 1, False, False, pointwise_below=False),
+    Reach("product, prologue", 1, False, False),
+    Reach("product, row prologue", 1, False, True),
+    Reach("two products", 2, True, False, pointwise_below=True),
+    Reach("two products, row prologue", 2, True, True),
+)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A class as a term over leaves; `leaves` maps the term's inputs to their classes, in order of first use."""
+
+    cls: int
+    term: Tensor
+    leaves: tuple[tuple[Tensor, int], ...]
+    reach: str
+
+
+@dataclass
+class Regions:
+    """All regions of a view. `given` are classes that lie in memory from the start."""
+
+    view: EGraphView
+    given: frozenset[int]
+    pricing: Pricing = field(default_factory=Roofline)
+
+    @cached_property
+    def _kids(self) -> list[list[int]]:
+        off, kid = self.view.off.tolist(), self.view.kid.tolist()
+        return [kid[off[n] : off[n + 1]] for n in range(len(self.view))]
+
+    @cached_property
+    def _costs(self) -> tuple[list[float], list[float], list[int]]:
+        """Price per e-node, tree cost per class, cheapest e-node per class."""
+        price = node_prices(self.view, self.pricing)
+        best, choice = self.view.cheapest(price)
+        return price, best, choice
+
+    def _cost(self, node: int) -> float:
+        price, best, _ = self._costs
+        return price[node] + sum(best[k] for k in self._kids[node])
+
+    @cached_property
+    def _by_class(self) -> dict[int, list[int]]:
+        """E-nodes per class, cheapest first."""
+        found: dict[int, list[int]] = {}
+        for node, cls in enumerate(self.view.cls.tolist()):
+            found.setdefault(cls, []).append(node)
+        return {c: sorted(nodes, key=self._cost) for c, nodes in found.items()}
+
+    @cached_property
+    def _formulas(self) -> set[int]:
+        """Classes that are index formulas: made of numbers and counters alone, computed where they are needed."""
+        found: set[int] = set()
+        grown = True
+        while grown:
+            grown = False
+            for node, op in enumerate(self.view.op):
+                cls = int(self.view.cls[node])
+                if cls not in found and op not in ("input", "param", "state", "constant") and _kind(op) == "cheap":
+                    if all(k in found for k in self._kids[node]):
+                        found.add(cls)
+                        grown = True
+        return found
+
+    def starts(self, cls: int) -> list[int]:
+        """The e-nodes of a class that regions start from."""
+        nodes = [n for n in self._by_class[cls] if _kind(self.view.op[n]) != "opaque"]
+        if not nodes:
+            return []
+        limit = SLACK * self._cost(nodes[0]) + 100
+        kept, seen = [], set()
+        for n in nodes:
+            key = _kind(self.view.op[n])
+            if self._cost(n) <= limit or key not in seen:
+                kept.append(n)
+                seen.add(key)
+        return kept[:STARTS]
+
+    def reachable(self) -> list[int]:
+        """Classes that a good plan may need, roots first."""
+        order: dict[int, None] = {}
+        stack = list(reversed(self.view.roots))
+        while stack:
+            cls = stack.pop()
+            if cls in order or cls in self.given or cls in self._formulas:
+                continue
+            order[cls] = None
+            limit = SLACK * self._costs[1][cls] + 100
+            for n in self._by_class[cls][: 2 * STARTS]:
+                if self._cost(n) <= limit:
+                    stack += self._kids[n]
+        return list(order)
+
+    def __iter__(self) -> Iterator[Region]:
+        """Every region, each term once."""
+        for cls in self.reachable():
+            seen: set[Tensor] = set()
+            for node in self.starts(cls):
+                for reach in REACHES:
+                    found = _Growth(self, cls, reach).grown(node)
+                    if found is not None and found.term not in seen:
+                        seen.add(found.term)
+                        yield found
+
+
+def _kind(op: str) -> str:
+    if op in ROWS:
+        return "rows"
+    if op in PRODUCTS:
+        return "product"
+    return "cheap" if op in INDEXED or OPS[op].pointwise else "opaque"
+
+
+class _Large(Exception):
+    """The region is larger than a kernel should be."""
+
+
+@dataclass
+class _Growth:
+    regions: Regions
+    cls: int
+    reach: Reach
+    leaves: dict[int, Tensor] = field(default_factory=dict)
+    done: dict[tuple[int, int, bool], Tensor] = field(default_factory=dict)
+    nodes: int = 0
+    used: int = 0  # most products on a path
+
+    def grown(self, node: int) -> Region | None:
+        """The region that starts with an e-node; None if it is too large, trivial or not of this reach."""
+        try:
+            term = self._node(node, 0, False)
+        except _Large:
+            return None
+        if self.cls in self.leaves or term.is_leaf or self.used != self.reach.products:
+            return None
+        order = {leaf: cls for cls, leaf in self.leaves.items()}
+        leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
+        return Region(self.cls, term, leaves, self.reach.name)
+
+    def _node(self, node: int, products: int, below: bool) -> Tensor:
+        view = self.regions.view
+        op = view.op[node]
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _Large
+        if _kind(op) == "product":
+            products, below = products + 1, True
+            self.used = max(self.used, products)
+        args = [self._class(k, products, below) for k in self.regions._kids[node]]
+        leaf = view.tensors.get(node)
+        return leaf if leaf is not None else make(op, args, dict(view.attrs[node]))
+
+    def _class(self, cls: int, products: int, below: bool) -> Tensor:
+        key = (cls, products, below)
+        found = self.done.get(key)
+        if found is None:
+            node = self._inlined(cls, products, below)
+            found = self.done[key] = self._leaf(cls) if node is None else self._node(node, products, below)
+        return found
+
+    def _inlined(self, cls: int, products: int, below: bool) -> int | None:
+        """The e-node that stands for a class inside the region, None where the class is read from memory."""
+        r, reach = self.regions, self.reach
+        if cls == self.cls or (cls in r.given and cls not in r._formulas):
+            return None
+        kinds = {"cheap"} if reach.pointwise_below or not below or cls in r._formulas else set()
+        if reach.rows_below if below and products >= reach.products else reach.rows_above:
+            kinds.add("rows")
+        if products < reach.products:
+            kinds.add("product")
+        for n in r._by_class[cls]:
+            kind = _kind(r.view.op[n])
+            if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= 2 * r._costs[1][cls] + 1000:
+                return n
+        return None
+
+    def _leaf(self, cls: int) -> Tensor:
+        found = self.leaves.get(cls)
+        if found is None:
+            if len(self.leaves) >= MAX_LEAVES:
+                raise _Large
+            t = self.regions.view.types[cls]
+            found = self.leaves[cls] = placeholder(f"x{len(self.leaves)}", t.shape, t.dtype)
+        return found
