@@ -332,8 +332,8 @@ MERGING = ("matmul", "linear", "conv")
 
 
 # ---------------------------------------------------------------- declarations
-def base_declarations() -> list[str]:
-    """Sorts, rulesets, the functions of a class, leaves and their loader."""
+def base_declarations(*, guarded: bool) -> list[str]:
+    """Sorts, rulesets, the functions of a class, leaves and their loader. Costs are kept where pruning needs them."""
     return [
         "(sort Dims (Vec i64))",
         "(sort T)",
@@ -361,7 +361,7 @@ def base_declarations() -> list[str]:
         "(relation i_fact (i64 i64 i64 i64 i64))",
         "(function best (T) i64 :merge (min old new))",
         "(rule ((i_fact o d t w b) (= s (Attr d))) ((let e (H o)) (set (shape e) s) (set (dt e) t) (set (wk e) w)"
-        " (set (best e) b)) :ruleset r_load)",
+        f"{' (set (best e) b)' if guarded else ''}) :ruleset r_load)",
         "(relation i_equal (i64 i64))",
         "(rule ((i_equal a b)) ((union (H a) (H b))) :ruleset r_load)",
         "(relation i_weight (i64))",

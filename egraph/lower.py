@@ -7,8 +7,9 @@ through egglog's own text or objects costs a hundred times that and grows faster
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ..errors import ShapeError
@@ -58,7 +59,7 @@ class Lowered:
         found = {f"i_{op}": _text(rows) for op, rows in self.rows.items()}
         for name, numbers in (("i_leaf", self.leaves), ("i_weight", self.weights)):
             if numbers:
-                found[name] = _text((n,) for n in numbers)
+                found[name] = _text([(n,) for n in numbers])
         if self.equal:
             found["i_equal"] = _text(self.equal)
         return found | {"i_fact": _text(self.facts)}
@@ -84,8 +85,12 @@ def _fitting(attrs: Attrs) -> tuple[tuple[str, Any], ...]:
     return tuple((k, kind(v) if k == "value" else v) for k, v in attrs.items())
 
 
-def _text(rows: Iterable[Row]) -> str:
-    return "".join("\t".join(map(str, row)) + "\n" for row in rows)
+def _text(rows: Sequence[Row]) -> str:
+    """Rows of integers, all of one length: a line each, tabs between. One format for all takes half the time of many."""
+    if not rows:
+        return ""
+    line = "\t".join(["%d"] * len(rows[0])) + "\n"
+    return line * len(rows) % tuple(chain.from_iterable(rows))
 
 
 def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:

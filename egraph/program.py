@@ -84,7 +84,7 @@ def make_program(
     interner = Interner()
     constants = collect_constants(usable, interner)
     guarded = slack is not None or bool(beam)
-    commands = [*base_declarations(), *rank_facts(ranks)]
+    commands = [*base_declarations(guarded=guarded), *rank_facts(ranks)]
     for name in names:
         commands += declare_op(name, ranks, guarded=guarded)
     if guarded:
