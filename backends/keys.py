@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from .. import settings
+from ..costdb.device import Machine, gpu_machine
 from ..costdb.key import KernelKey, Plain, canonical, device_key, driver_key, toolchain_key
 from ..egraph.dims import concrete
 from ..extract.kernel import Call, Template
@@ -18,7 +19,7 @@ EMITTER = "1"  # of emit.py: raised when it writes the same template differently
 def key_of(template: Template, call: Call) -> KernelKey:
     """The key: meaning and code of the kernel, attributes, shapes, dtypes, layouts, and this machine."""
     operands = [*(call.operands[o] for o in template.operands), call.output]
-    device, driver, toolchain = _machine(template.backend, settings.current().threads)
+    machine = machine_of(template.backend)
     return KernelKey(
         kernel=template.identity,
         name=template.name,
@@ -31,9 +32,9 @@ def key_of(template: Template, call: Call) -> KernelKey:
         dtypes=tuple(o.type.dtype for o in operands),
         strides=tuple(o.strides for o in operands),
         schedule=tuple(sorted(call.schedule.items())),
-        device=device,
-        driver=driver,
-        toolchain=toolchain,
+        device=machine.device,
+        driver=machine.driver,
+        toolchain=machine.toolchain,
     )
 
 
@@ -62,6 +63,21 @@ def _helpers(template: Template) -> str:
     return "\n".join(helper_source((), [(template.backend, name) for name in template.setup]))
 
 
+def machine_of(backend: str) -> Machine:
+    """The machine that a backend's kernels run on."""
+    if _on_gpu(backend):
+        return gpu_machine()
+    return _cpu(backend, settings.current().threads)
+
+
 @cache
-def _machine(backend: str, threads: int) -> tuple[str, str, str]:
-    return device_key(threads), driver_key(), toolchain_key(backend)
+def _on_gpu(backend: str) -> bool:
+    from .registry import backends
+
+    found = backends().get(backend)
+    return found is not None and found.device == "cuda"
+
+
+@cache
+def _cpu(backend: str, threads: int) -> Machine:
+    return Machine(device_key(threads), driver_key(), toolchain_key(backend))

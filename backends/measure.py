@@ -9,7 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -68,24 +68,29 @@ class Sink(Protocol):
 class Worker:
     """The child process; started when first needed, and again after it died."""
 
-    def __init__(self, module: str = "tensor_graphs.backends.measure_worker", timeout: float = 30.0) -> None:
-        self.module, self.timeout = module, timeout
+    def __init__(
+        self, module: str = "tensor_graphs.backends.measure_worker", timeout: float = 30.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.module, self.timeout, self.environment = module, timeout, dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._count = 0
 
-    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a job; a dead or silent child is a reply too (status crash, timeout)."""
+    def ask(self, job: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """The reply to a job; a dead or silent child is a reply too (status crash, timeout). `timeout` in seconds, if
+        this job is to have another than the others."""
+        timeout = self.timeout if timeout is None else timeout
         process = self._started()
         self._count += 1
         try:
             assert process.stdin is not None
             process.stdin.write(json.dumps({"id": self._count, **job}) + "\n")
             process.stdin.flush()
-            line = self._replies.get(timeout=self.timeout)
+            line = self._replies.get(timeout=timeout)
         except queue.Empty:
             self.close()
-            return {"ok": False, "status": "timeout", "message": f"no answer within {self.timeout:g} s"}
+            return {"ok": False, "status": "timeout", "message": f"no answer within {timeout:g} s"}
         except OSError:
             line = None
         except BaseException:
@@ -109,7 +114,8 @@ class Worker:
     def _started(self) -> subprocess.Popen[str]:
         if self._process is not None and self._process.poll() is None:
             return self._process
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **_thread_environment()}
+        path = os.pathsep.join(p for p in sys.path if p)
+        environment = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **self.environment}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -121,6 +127,11 @@ class Worker:
         assert self._process.stdout is not None
         threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True).start()
         return self._process
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child runs: the next job need not wait for it to start."""
+        return self._process is not None and self._process.poll() is None
 
     def close(self) -> None:
         """End the child, with whatever it is doing."""

@@ -1,16 +1,18 @@
-"""The names of the processor, the system and the tool versions that a CPU measurement was made with."""
+"""The names of the processor, the system and the tool versions that a measurement was made with."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import settings
+from ..errors import UsageError
 
 _ISA_LEVELS = (
     ("avx512", {"X86_V4", "AVX512_SKX", "AVX512F"}),
@@ -52,6 +54,67 @@ def toolchain_key(backend: str = "numpy") -> str:
     if backend == "triton":
         parts.append(f"triton={_version('triton')}")
     return ";".join(parts)
+
+
+class Machine(NamedTuple):
+    """The three fields of a key that say where a time was taken."""
+
+    device: str
+    driver: str
+    toolchain: str
+
+
+def gpu_machine() -> Machine:
+    """The GPU that plans are made for: the setting `gpu` (a machine elsewhere: its three fields, joined by "|"), else the
+    first one here, else this CPU interpreting its kernels. UsageError for a setting of another form."""
+    return _gpu_machine(settings.current().gpu)
+
+
+@lru_cache(maxsize=8)
+def _gpu_machine(chosen: str) -> Machine:
+    if chosen:
+        fields = chosen.split("|")
+        if len(fields) != 3 or not all(fields):
+            raise UsageError(
+                f"the setting gpu is {chosen!r}", where="TENSOR_GRAPHS_GPU", hint="device|driver|toolchain"
+            )
+        return Machine(*fields)
+    facts = gpu_facts()
+    versions = f"torch={_version('torch')};cuda={facts.get('cuda', 'none')};triton={_version('triton')}"
+    if not facts:
+        return Machine(f"interpreter:{device_key()}", driver_key(), versions)
+    name = f"gpu:{facts['name']}:sm{facts['capability']}:multiprocessors={facts['multiprocessors']}"
+    return Machine(name, f"nvidia-{facts['driver']}", versions)
+
+
+@lru_cache(maxsize=1)
+def gpu_facts() -> dict[str, Any]:
+    """The first NVIDIA GPU as Torch sees it; empty where there is none. The driver's version without its patch level."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    found = torch.cuda.get_device_properties(0)
+    return {
+        "name": found.name,
+        "capability": 10 * found.major + found.minor,
+        "multiprocessors": found.multi_processor_count,
+        "cache_bytes": int(found.L2_cache_size),
+        "memory_bytes": int(found.total_memory),
+        "driver": _nvidia_driver(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _nvidia_driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.strip().partition(".")[0] or "unknown"
 
 
 def _version(distribution: str) -> str:

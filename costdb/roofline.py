@@ -58,10 +58,20 @@ _SANE = {"launch": (1e-2, 1e3), "copy": (1e2, 2e7), "read": (1e2, 2e7), "cache":
 """Ranges (µs, bytes per µs, operations per µs) outside which a calibration row is not believed."""
 
 
+_LABELS = {("gemm", dtype): f"gemm:{dtype}" for dtype in ("float64", "bfloat16", "float16", "int8")}
+"""Rates of products in other dtypes than float32, where they were measured: they go before the scaled one."""
+
+
+def _dtype(text: str) -> str:
+    """The one dtype of a calibration's key, from its JSON text."""
+    return text.strip('[]"')
+
+
 class Rooflines:
     """The rooflines of every device in a snapshot, calibrated where it holds calibration rows."""
 
     def __init__(self, snapshot: Snapshot, regime: str = "hot") -> None:
+        self._regime = regime
         self._facts = _calibrations(snapshot, regime)
         self._made: dict[tuple[str, str, str], Roofline] = {}
 
@@ -75,13 +85,14 @@ class Rooflines:
     def _make(self, device: str, backend: str, dtype: str) -> Roofline:
         base = DEFAULTS.get(backend, _GPU if backend not in DEFAULTS and not device.startswith("cpu") else _CPU)
         facts = self._facts.get(device, {})
-        scale = _FLOPS_SCALE.get(backend, {}).get(dtype, 1.0)
+        scale = _FLOPS_SCALE.get(backend, _FLOPS_SCALE["cuda"] if base is _GPU else {}).get(dtype, 1.0)
         traffic = max((facts[name] for name in ("copy", "read") if name in facts), default=base.bytes_per_us)
+        launch = facts.get("launch:cuda", base.launch_us) if base is _GPU else base.launch_us
         return Roofline(
-            launch_us=facts.get(f"launch:{backend}", base.launch_us),
+            launch_us=facts.get(f"launch:{backend}", launch),
             bytes_per_us=traffic,
-            flops_per_us=facts.get("gemm", base.flops_per_us) * scale,
-            cache_bytes=base.cache_bytes,
+            flops_per_us=facts.get(f"gemm:{dtype}", facts.get("gemm", base.flops_per_us) * scale),
+            cache_bytes=0.0 if self._regime == "cold" else base.cache_bytes,
             cache_bytes_per_us=max(facts.get("cache", base.cache_bytes_per_us), traffic),
         )
 
@@ -107,7 +118,7 @@ def _calibrations(snapshot: Snapshot, regime: str) -> dict[str, dict[str, float]
         if not low <= figure <= high:
             continue
         facts = rates.setdefault(row["device"], {})
-        label = f"launch:{row['backend']}" if name == "launch" else name
+        label = f"launch:{row['backend']}" if name == "launch" else _LABELS.get((name, _dtype(row["dtypes"])), name)
         better = min if name == "launch" else max
         facts[label] = better(figure, facts.get(label, figure))
     return rates

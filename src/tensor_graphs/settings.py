@@ -22,6 +22,7 @@ class Settings:
     costdb: str = ""  # folder of the cost store; empty: <home>/costdb
     backend: str = "auto"  # auto, numpy, torch
     threads: int = 0  # CPU threads for kernels; 0: all cores
+    gpu: str = ""  # the GPU that plans are for, where it is not here: its key's device|driver|toolchain
     workers: int = 0  # saturation worker processes; 0: as many as cores, at most 4
     log: str = ""  # e.g. "saturate:debug,extract:info"
 

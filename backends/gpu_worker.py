@@ -1,0 +1,306 @@
+"""The child process with the GPU: checks and times kernels, one at a time, as JSON lines ask.
+
+    open  a kernel: draws its operands, computes what it must give in float64
+    try   one schedule of it: run, check, a first few samples
+    time  one that was tried: all samples, cold and hot; check again
+    calibrate, describe: the device
+
+Before a schedule is timed it must be right: outputs and scratch begin as NaN between guarded margins, inputs must be as
+they were. A kernel that faults ends the context, and with it this process: the parent starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..egraph import dtypes
+from ..extract.kernel import Call, Template
+from . import gpu_operands
+from .gpu_calibrate import calibrate
+from .gpu_device import Device, Run, device_of, facts
+from .kernel_text import KernelText, call_of_json, module_of
+from .measure_worker import Wrong, main
+from .single import meaning
+from .torch_reference import evaluate, torch_dtype
+
+TOLERANCE = {"float64": 1e-9, "float32": 2e-3, "float16": 3e-2, "bfloat16": 1.5e-1}
+"""Relative Frobenius error above which a kernel is wrong, by the narrowest float among operands and output."""
+_PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 400.0, 20, 3
+MOST_CALLS = 200
+ENOUGH, STEADY = 7, 0.002  # samples after which a deviation below this share of the median ends the sampling
+WARM_S, IDLE_S = 0.1, 0.3
+
+
+@dataclass
+class Tried:
+    """One schedule that gave the right answer."""
+
+    text: KernelText
+    run: Callable[..., Any]
+    prepare: Mapping[str, Callable[..., Any]]
+    scratch: Any
+    us: float = float("nan")
+
+
+@dataclass
+class Arguments:
+    """One set of operands, with a guarded output of its own."""
+
+    operands: Mapping[str, Any]
+    raw: Any
+    out: Any
+
+
+class Bench:
+    """One kernel under measurement."""
+
+    def __init__(self, device: Device, pattern: str, call: Call) -> None:
+        self.device, self.call = device, call
+        self.root = meaning(Template("kernel", "", pattern, ""), call)
+        roles = gpu_operands.roles(self.root)
+        operands = {
+            n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.Role()), device.name) for n, o in call.operands.items()
+        }
+        self.sets = [self._set(operands)]
+        self.want = evaluate(self.root, operands)
+        self.before = self._sums()
+        self.tried: dict[int, Tried] = {}
+        floats = [o.type.dtype for o in (*call.operands.values(), call.output) if dtypes.is_float(o.type.dtype)]
+        self.tolerance = max((TOLERANCE[d] for d in floats), default=0.0)
+
+    def _set(self, operands: Mapping[str, Any]) -> Arguments:
+        return Arguments(operands, *gpu_operands.room(self.call.output, self.device.name))
+
+    def _sums(self) -> Any:
+        """A checksum of each operand's bytes."""
+        import torch
+
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        sums = [x.view(bits[x.itemsize]).sum(dtype=torch.int64) for x in self.sets[0].operands.values() if x.numel()]
+        return torch.stack(sums) if sums else torch.zeros(1, dtype=torch.int64, device=self.device.name)
+
+    # ------------------------------------------------------------ one schedule
+    def attempt(self, index: int, text: KernelText) -> dict[str, Any]:
+        """Run it once, check the answer, take a few samples."""
+        import torch
+
+        module = module_of(text)
+        scratch = torch.full((text.scratch + 2 * gpu_operands.ZONE,), gpu_operands.POISON, dtype=torch.uint8,
+                             device=self.device.name)  # fmt: skip
+        tried = Tried(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared}, scratch)
+        self.sets[0].raw.fill_(gpu_operands.POISON)
+        result = self._call(tried, self.sets[0])()
+        self.device.synchronize()
+        accuracy = self.check(tried, result)
+        self.tried[index] = tried
+        once = self.device.elapsed(self._call(tried, self.sets[0]))
+        samples = self._sampled(tried, _within(QUICK_US / once, 1, QUICK_CALLS), QUICK_SAMPLES)
+        tried.us = sorted(samples)[len(samples) // 2]
+        return {"accuracy": accuracy, "cold": samples}
+
+    def _call(self, tried: Tried, where: Arguments) -> Run:
+        """The kernel on one set of operands, as a call without arguments."""
+        operands = {**where.operands, **{n: p(where.operands[n]) for n, p in tried.prepare.items()}}
+        scratch = tried.scratch[gpu_operands.ZONE : gpu_operands.ZONE + tried.text.scratch]
+        arguments = [*(operands[n] for n in tried.text.operands), where.out, scratch]
+        return lambda: tried.run(*arguments)
+
+    def check(self, tried: Tried, result: Any) -> dict[str, float]:
+        """The error norms of an answer in the first set's output (or given fresh); Wrong says what is the matter."""
+        kind = self.call.output.type
+        got = result if tried.text.fresh else self.sets[0].out
+        if tuple(got.shape) != tuple(self.want.shape) or got.dtype != torch_dtype(kind.dtype):
+            raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
+        if not bool(gpu_operands.intact(self.sets[0].raw)) or not bool(gpu_operands.intact(tried.scratch)):
+            raise Wrong("it writes outside its output or scratch")
+        if not bool((self._sums() == self.before).all()):
+            raise Wrong("it writes to its inputs")
+        if not dtypes.is_float(kind.dtype):
+            if not bool((got == self.want.to(got.dtype)).all()):
+                raise Wrong("integers or bools differ")
+            return dict.fromkeys(("rel_fro", "max_abs", "max_rel", "max_ulp"), 0.0)
+        found = accuracy(got, self.want, kind.dtype)
+        if not found["rel_fro"] <= self.tolerance:
+            raise Wrong(f"relative error {found['rel_fro']:.3g}")
+        return found
+
+    # ------------------------------------------------------------ time
+    def _arguments(self, calls: int) -> list[Arguments]:
+        """As many sets of operands as `calls` in a row need to find nothing in cache, memory allowing."""
+        nbytes = sum(x.numel() * x.itemsize for x in (*self.sets[0].operands.values(), self.sets[0].out)) or 1
+        wanted = min(calls, -(-5 * self.device.cache_bytes // nbytes), max(1, self.device.budget_bytes // nbytes))
+        while len(self.sets) < wanted:
+            first = self.sets[0].operands
+            copies = {n: gpu_operands.place(first[n], o, self.device.name) for n, o in self.call.operands.items()}
+            self.sets.append(self._set(copies))
+        return self.sets[:wanted]
+
+    def _sampled(self, tried: Tried, calls: int, rounds: int, *, cold: bool = True) -> list[float]:
+        """µs per call, from replays of `calls` calls in a row; before each cold one the cache is filled with others' data."""
+        bound = [self._call(tried, where) for where in (self._arguments(calls) if cold else self.sets[:1])]
+        replay = self.device.capture([bound[i % len(bound)] for i in range(calls)])
+        replay()
+        samples: list[float] = []
+        while len(samples) < rounds and not _steady(samples):
+            if cold:
+                reference(self.device)()
+            samples.append(self.device.elapsed(replay) / calls)
+        return samples
+
+    def measure(self, index: int) -> dict[str, Any]:
+        """All samples of a schedule that was tried, cold and hot; and whether the answer is still right."""
+        tried, longest = self.tried[index], self.device.longest_us
+        calls = _within(longest / tried.us, 1, MOST_CALLS)
+        compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]
+        cold = self._sampled(tried, calls, self.device.rounds)
+        hot = self._sampled(tried, calls, max(3, self.device.rounds // 2), cold=False)
+        result = self._call(tried, self.sets[0])()
+        self.device.synchronize()
+        found = self.check(tried, result)
+        return {
+            "cold": cold,
+            "hot": hot,
+            "accuracy": found,
+            "reference": compared,
+            "clock_mhz": self.device.clock_mhz(),
+        }
+
+
+def _within(value: float, low: int, high: int) -> int:
+    return int(min(max(value, low), high))
+
+
+def _steady(samples: list[float]) -> bool:
+    if len(samples) < ENOUGH:
+        return False
+    middle = sorted(samples)[len(samples) // 2]
+    return sorted(abs(s - middle) for s in samples)[len(samples) // 2] < STEADY * middle
+
+
+def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
+    """Error norms over the places where both are finite; Wrong where they disagree on NaN or infinity."""
+    import torch
+
+    g, w = got.double(), want
+    rounded = w.to(got.dtype).double()  # what is too large for the dtype is infinite in it
+    finite = torch.isfinite(rounded)
+    misplaced = (torch.isnan(g) != torch.isnan(w)) | (torch.isinf(rounded) & (g != rounded))
+    g, w = torch.where(finite, g, 0.0), torch.where(finite, w, 0.0)
+    error = (g - w).abs()
+    exponent = torch.frexp(w).exponent.clamp_min(-126)
+    spacing = torch.ldexp(torch.ones_like(w), exponent - _PRECISION[dtype])
+    norms = torch.stack([
+        misplaced.any().double(), error.square().sum().sqrt(), w.square().sum().sqrt(),
+        *(t.max() if t.numel() else t.sum() for t in (
+            error, torch.where(error > 0, error / w.abs(), 0.0), error / spacing,
+        )),
+    ])  # fmt: skip
+    wrong, off, norm, largest, relative, ulp = norms.tolist()
+    if wrong:
+        raise Wrong("NaN or infinity in other places, or places that were not written")
+    return {"rel_fro": off / norm if norm else float(off > 0), "max_abs": largest, "max_rel": relative, "max_ulp": ulp}
+
+
+# ---------------------------------------------------------------- the fixed reference kernel
+_flushing: dict[str, Run] = {}
+_last = [0.0]
+
+
+def reference(device: Device) -> Run:
+    """A copy of twice the cache's size: what times are compared with, and what empties the cache."""
+    if device.name not in _flushing:
+        import torch
+
+        source = torch.full((2 * device.cache_bytes,), 7, dtype=torch.uint8, device=device.name)
+        target = torch.empty_like(source)
+        _flushing[device.name] = lambda: target.copy_(source)
+    return _flushing[device.name]
+
+
+def keep_busy(device: Device) -> None:
+    """Bring an idle GPU back to its clock before anything is timed."""
+    if device.name == "cuda" and time.monotonic() - _last[0] > IDLE_S:
+        until = time.monotonic() + WARM_S
+        while time.monotonic() < until:
+            for _ in range(20):
+                reference(device)()
+            device.synchronize()
+    _last[0] = time.monotonic()
+
+
+# ---------------------------------------------------------------- jobs
+_devices: dict[str, Device] = {}
+_bench: list[Bench] = []
+
+
+def _device() -> Device:
+    name = os.environ.get("TENSOR_GRAPHS_MEASURE_DEVICE", "cuda")
+    if name not in _devices:
+        _devices[name] = device_of(name)
+    return _devices[name]
+
+
+def _open(job: Mapping[str, Any]) -> dict[str, Any]:
+    _bench.clear()
+    _bench.append(Bench(_device(), job["pattern"], call_of_json(job["call"])))
+    return {"bytes": sum(x.numel() * x.itemsize for x in _bench[0].sets[0].operands.values())}
+
+
+def _try(job: Mapping[str, Any]) -> dict[str, Any]:
+    keep_busy(_device())
+    return _bench[0].attempt(int(job["index"]), KernelText.of_json(job["text"]))
+
+
+def _time(job: Mapping[str, Any]) -> dict[str, Any]:
+    keep_busy(_device())
+    return _bench[0].measure(int(job["index"]))
+
+
+def _calibrate(job: Mapping[str, Any]) -> dict[str, Any]:
+    keep_busy(_device())
+    return {"probes": calibrate(_device(), float(job["seconds"]))}
+
+
+_JOBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "open": _open, "try": _try, "time": _time, "calibrate": _calibrate, "describe": lambda job: facts(_device()),
+}  # fmt: skip
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply to one job. `fatal` says that the device is unusable from now on."""
+    stage = str(job["job"])
+    try:
+        return {"ok": True, **_JOBS[stage](job)}
+    except Wrong as error:
+        return {"ok": False, "status": "wrong", "stage": stage, "message": str(error)}
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"[:400]
+        fatal = _broken()
+        return {"ok": False, "status": _status(error, fatal), "stage": stage, "message": message, "fatal": fatal}
+    finally:
+        _last[0] = time.monotonic()
+
+
+def _status(error: Exception, fatal: bool) -> str:
+    if fatal:
+        return "fault"
+    kinds = {"OutOfMemoryError": "memory", "MemoryError": "memory", "OutOfResources": "resources"}
+    return kinds.get(type(error).__name__, "error")
+
+
+def _broken() -> bool:
+    """Whether the device answers no more, as after an access to memory that is not there."""
+    try:
+        _device().synchronize()
+        return False
+    except Exception:
+        return True
+
+
+if __name__ == "__main__":
+    main(answer)

@@ -1,0 +1,117 @@
+"""The source of one kernel alone: a module with its definitions, `run(operands, out, scratch)`, and its preparations.
+
+It is what compiling and timing processes execute, each from a file: Triton reads its kernels' source from there. Both
+write the same text, so that what one has compiled, the other finds in Triton's cache.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..egraph.dims import concrete
+from ..egraph.ops import Type
+from ..extract.kernel import Call, Operand, Template
+
+_PLAIN = "import math\nfrom math import inf, nan\n\nimport torch\n"
+_TRITON = _PLAIN + "import triton\nimport triton.language as tl\n"
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """The module's text, and how to call what it defines."""
+
+    text: str
+    operands: tuple[str, ...]  # arguments of run, followed by out and scratch
+    prepared: tuple[str, ...]  # operands that `prepare_<name>` replaces once
+    fresh: bool  # whether run returns a fresh tensor instead of writing into out
+    scratch: int  # bytes
+    generated: bool  # whether it defines kernels that must be compiled
+
+    @property
+    def digest(self) -> str:
+        """A name for the text."""
+        return blake2b(self.text.encode(), digest_size=12).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def of_json(data: Mapping[str, Any]) -> KernelText:
+        """From JSON values."""
+        return KernelText(**{**data, "operands": tuple(data["operands"]), "prepared": tuple(data["prepared"])})
+
+
+def kernel_text(template: Template, call: Call) -> KernelText:
+    """The text of a call of a template whose kernels work on Torch's tensors."""
+    from .registry import helper_source
+
+    names = tuple(template.operands)
+    named = Call(call.operands, call.output, call.attrs, {o: o for o in (*names, "out", "scratch")}, call.schedule)
+    definitions = [*helper_source((), [(template.backend, name) for name in template.setup])]
+    own = dict(template.source(named)) if template.source is not None else {}
+    definitions += own.values()
+    definitions += [
+        f"def prepare_{o}({o}):\n    return {template.write_prep(o, o, named)}" for o in sorted(template.prep)
+    ]
+    fresh, code = not template.writes_out(named), template.write(named)
+    body = f"return {code}" if fresh else code
+    lines = "\n".join(f"    {line}" if line.strip() else "" for line in body.splitlines())
+    definitions.append(f"def run({', '.join((*names, 'out', 'scratch'))}):\n{lines}")
+    header = _TRITON if own or any("triton" in d for d in definitions) else _PLAIN
+    scratch = int(template.scratch(call)) if template.scratch is not None else 0
+    text = "\n\n\n".join((header.rstrip("\n"), *definitions)) + "\n"
+    return KernelText(text, names, tuple(sorted(template.prep)), fresh, scratch, bool(own))
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tensor_graphs-kernels-")
+
+
+def module_of(found: KernelText) -> ModuleType:
+    """The module of a text, executed. A file of its own in a folder that goes with this process."""
+    path = Path(_folder().name) / f"kernel_{found.digest}.py"
+    path.write_text(found.text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---------------------------------------------------------------- calls as JSON
+def operand_json(o: Operand) -> list[Any]:
+    """[shape, dtype, strides]."""
+    return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
+
+
+def operand_of_json(data: list[Any]) -> Operand:
+    """The operand of [shape, dtype, strides]."""
+    return Operand(Type(tuple(data[0]), data[1]), tuple(data[2]))
+
+
+def call_json(call: Call) -> dict[str, Any]:
+    """A call as JSON values: operands, output, attributes, schedule."""
+    return {
+        "operands": {name: operand_json(o) for name, o in call.operands.items()},
+        "output": operand_json(call.output),
+        "attrs": {name: list(v) if isinstance(v, tuple) else v for name, v in call.attrs.items()},
+        "schedule": dict(call.schedule),
+    }
+
+
+def call_of_json(data: Mapping[str, Any]) -> Call:
+    """The call of `call_json`."""
+    return Call(
+        {n: operand_of_json(o) for n, o in data["operands"].items()}, operand_of_json(data["output"]),
+        {n: tuple(v) if isinstance(v, list) else v for n, v in data["attrs"].items()}, {}, dict(data["schedule"]),
+    )  # fmt: skip

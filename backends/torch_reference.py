@@ -1,0 +1,249 @@
+"""What a term means in float64, computed by Torch where its operands are: the reference for kernels on a GPU.
+
+As in `egraph.interpret` with float64: every float is carried in float64, casts between floats change nothing, and
+composites are what their decompositions say. Values are freed after their last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..egraph import dtypes
+from ..egraph.graph import Tensor, load_data, topological
+from ..egraph.interpret import expand_all
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Attrs = Mapping[str, Any]
+Function = Callable[..., Any]
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Torch's dtype of a name of ours."""
+    import torch
+
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def evaluate(root: Tensor, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The term's value: floats in float64, others in their dtype. `values` gives params by name, on one device.
+
+    UsageError names a leaf without a value, or an op that is not in the table.
+    """
+    import torch
+
+    where = next(iter(values.values())).device if values else torch.device("cpu")
+    (top,) = expand_all([root])
+    order = topological([top])
+    uses: dict[int, int] = {}
+    for node in order:
+        for a in node.args:
+            uses[id(a)] = uses.get(id(a), 0) + 1
+    live: dict[int, torch.Tensor] = {}
+    for node in order:
+        live[id(node)] = _value(node, [live[id(a)] for a in node.args], values, where)
+        for a in node.args:
+            uses[id(a)] -= 1
+            if not uses[id(a)]:
+                live.pop(id(a), None)
+    return live[id(top)]
+
+
+def _value(
+    node: Tensor, args: Sequence[torch.Tensor], values: Mapping[str, torch.Tensor], where: torch.device
+) -> torch.Tensor:
+    if node.entry.kind == "leaf":
+        return _wide(_leaf(node, values, where))
+    if node.op not in FUNCTIONS:
+        raise UsageError(f"the reference knows no op called {node.op!r}", hint="add it to backends/torch_reference.py")
+    found: torch.Tensor = FUNCTIONS[node.op](dict(node.attrs), *args)
+    return found
+
+
+def _leaf(node: Tensor, values: Mapping[str, torch.Tensor], where: torch.device) -> torch.Tensor:
+    import torch
+
+    attrs = dict(node.attrs)
+    if node.op == "constant":
+        assert node.data is not None
+        return torch.as_tensor(load_data(node.data), device=where)
+    if node.op == "full":
+        return torch.full(attrs["shape"], attrs["value"], dtype=_carried(attrs["dtype"]), device=where)
+    if node.op == "iota":
+        line = torch.arange(attrs["shape"][attrs["axis"]], device=where).to(_carried(attrs["dtype"]))
+        return line.reshape([-1 if i == attrs["axis"] else 1 for i in range(node.rank)]).expand(attrs["shape"])
+    name = attrs["name"]
+    if name not in values:
+        raise UsageError(f"no data for {node.op} {name!r} ({node.type})")
+    return values[name]
+
+
+def _carried(dtype: str) -> torch.dtype:
+    return torch_dtype("float64" if dtypes.is_float(dtype) else dtype)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+# ---------------------------------------------------------------- the table
+def _torch(name: str) -> Function:
+    """A function of Torch over the operands alone."""
+
+    def run(attrs: Attrs, *args: Any) -> Any:
+        import torch
+
+        return getattr(torch, name)(*args)
+
+    return run
+
+
+def _arithmetic(name: str) -> Function:
+    """A function of Torch that also takes bools, as NumPy's does: on 0 and 1, and what is not 0 is true."""
+    function = _torch(name)
+
+    def run(attrs: Attrs, *args: Any) -> Any:
+        made = function(attrs, *map(_counted, args))
+        return made if args[0].is_floating_point() else made.to(args[0].dtype)
+
+    return run
+
+
+def _cast(attrs: Attrs, x: Any) -> Any:
+    return x.to(_carried(attrs["dtype"]))  # towards an integer Torch truncates, as the op says
+
+
+def _reduction(name: str) -> Function:
+    def run(attrs: Attrs, x: Any) -> Any:
+        import torch
+
+        axes = list(attrs["axes"])
+        if not axes:  # which Torch takes for all of them
+            return x
+        if not x.numel() and name != "sum":
+            return _of_nothing(name, axes, x)
+        return getattr(torch, name)(x, dim=axes, keepdim=True).to(x.dtype)
+
+    return run
+
+
+def _of_nothing(name: str, axes: Sequence[int], x: Any) -> Any:
+    import torch
+
+    dtype = str(x.dtype).removeprefix("torch.")
+    empty = dtypes.least(dtype) if name == "amax" else dtypes.greatest(dtype)
+    return torch.full([1 if i in axes else d for i, d in enumerate(x.shape)], empty, dtype=x.dtype, device=x.device)
+
+
+def _prod(attrs: Attrs, x: Any) -> Any:
+    for axis in attrs["axes"]:
+        x = _counted(x).prod(dim=axis, keepdim=True).to(x.dtype)
+    return x
+
+
+def _counted(x: Any) -> Any:
+    """Integers and bools as int64, in which Torch accumulates everything; back in their dtype they wrap as NumPy's do."""
+    return x if x.is_floating_point() else x.long()
+
+
+def _argsort(attrs: Attrs, x: Any) -> Any:
+    import torch
+
+    return torch.argsort(x, dim=attrs["axis"], descending=attrs["descending"], stable=True)
+
+
+def _matmul(attrs: Attrs, x: Any, y: Any) -> Any:
+    import torch
+
+    if not x.is_floating_point():  # a GPU has no integer products; float64 is exact to 2**53
+        return torch.matmul(x.double(), y.double()).to(x.dtype)
+    return torch.matmul(x, y)
+
+
+def _conv(attrs: Attrs, x: Any, w: Any) -> Any:
+    import torch
+
+    if not x.is_floating_point():
+        return _conv(attrs, x.double(), w.double()).to(x.dtype)
+    n, pads = x.dim() - 2, attrs["pads"]
+    padded = torch.constant_pad_nd(x, [p for i in reversed(range(n)) for p in (pads[i], pads[n + i])])
+    return torch.convolution(
+        padded, w, None, attrs["strides"], [0] * n, attrs["dilations"], False, [0] * n, attrs["groups"]
+    )
+
+
+def _slice(attrs: Attrs, x: Any) -> Any:
+    return x[(slice(None),) * attrs["axis"] + (slice(attrs["start"], attrs["stop"], attrs["step"]),)]
+
+
+def _windows(attrs: Attrs, x: Any) -> Any:
+    span = attrs["dilation"] * (attrs["size"] - 1) + 1
+    return x.unfold(attrs["axis"], span, attrs["stride"])[..., :: attrs["dilation"]]
+
+
+def _concat(attrs: Attrs, x: Any, y: Any) -> Any:
+    import torch
+
+    return torch.cat((x, y), dim=attrs["axis"])
+
+
+def _pad(attrs: Attrs, x: Any) -> Any:
+    import torch
+
+    widths = [0] * (2 * (x.dim() - 1 - attrs["axis"])) + [attrs["lo"], attrs["hi"]]
+    return torch.constant_pad_nd(x, widths, attrs["value"])
+
+
+def _gather(attrs: Attrs, x: Any, index: Any) -> Any:
+    axis = attrs["axis"]
+    flat = index.reshape(-1).clamp(0, x.shape[axis] - 1)
+    return x.index_select(axis, flat).reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+
+
+def _from_the_end(index: Any, size: int) -> Any:
+    """Negative positions count from the end, as NumPy's do."""
+    return index + size * (index < 0)
+
+
+def _gather_elements(attrs: Attrs, x: Any, index: Any) -> Any:
+    return x.gather(attrs["axis"], _from_the_end(index, x.shape[attrs["axis"]]))
+
+
+def _scatter_elements(attrs: Attrs, x: Any, index: Any, updates: Any) -> Any:
+    axis, mode = attrs["axis"], attrs["mode"]
+    index = _from_the_end(index, x.shape[axis])
+    if mode == "set":
+        return x.scatter(axis, index, updates)
+    return x.scatter_reduce(axis, index, updates, {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[mode])
+
+
+#: atomic op -> its value from attributes and operands.
+FUNCTIONS: dict[str, Function] = {
+    **{op: _torch(op) for op in (
+        "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "atan", "floor", "ceil", "round",
+        "div", "eq", "lt", "le", "where",
+    )},
+    **{op: _arithmetic(op) for op in ("neg", "abs", "sign", "add", "sub", "mul", "pow", "maximum", "minimum")},
+    **{op: _torch(name) for op, name in {
+        "recip": "reciprocal", "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and",
+        "or": "bitwise_or", "xor": "bitwise_xor", "not": "logical_not", "is_nan": "isnan", "is_inf": "isinf",
+    }.items()},
+    "cast": _cast,
+    "sum": _reduction("sum"), "max": _reduction("amax"), "min": _reduction("amin"), "prod": _prod,
+    "argmax": lambda a, x: x.argmax(dim=a["axis"], keepdim=True),
+    "argmin": lambda a, x: x.argmin(dim=a["axis"], keepdim=True),
+    "cumsum": lambda a, x: _counted(x).cumsum(dim=a["axis"]).to(x.dtype),
+    "argsort": _argsort,
+    "matmul": _matmul, "conv": _conv,
+    "reshape": lambda a, x: x.reshape(a["shape"]),
+    "permute": lambda a, x: x.permute(a["perm"]),
+    "broadcast_to": lambda a, x: x.expand(a["shape"]),
+    "slice": _slice,
+    "flip": lambda a, x: x.flip(a["axis"]),
+    "windows": _windows, "concat": _concat, "pad": _pad, "gather": _gather, "gather_elements": _gather_elements,
+    "scatter_elements": _scatter_elements,
+}  # fmt: skip

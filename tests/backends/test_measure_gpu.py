@@ -1,0 +1,270 @@
+"""Measuring on a GPU, with the CPU and Triton's interpreter in its place: what is right, what is wrong, what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tensor_graphs.backends import gpu_worker
+from tensor_graphs.backends.kernel_text import KernelText, call_json, call_of_json, kernel_text
+from tensor_graphs.backends.measure_gpu import (
+    CompilePool,
+    GpuMeasurer,
+    Measured,
+    Try,
+    calibration_rows,
+    judge,
+    rows_of,
+    schedules_of,
+)  # fmt: skip
+from tensor_graphs.costdb.store import Store
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.extract.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.prices import CostPricer
+
+torch = pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
+pytest.importorskip("triton", reason="generated kernels are Triton's")
+
+SOURCE = {
+    "add_kernel": '''@triton.jit
+def add_kernel(x, y, out, n, BLOCK: tl.constexpr):
+    """x + y"""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(out + at, tl.load(x + at, inside) + tl.load(y + at, inside), inside)'''
+}
+
+
+def launch(call: Call) -> str:
+    n, s = int(call.output.type.shape[0]), call.schedule  # type: ignore[arg-type]
+    block = s.get("BLOCK", 64)
+    x, y, out = (call.names.get(name, name) for name in ("x", "y", "out"))
+    return f"add_kernel[({-(-n // block)},)]({x}, {y}, {out}, {n}, BLOCK={block}, num_warps={s.get('num_warps', 4)})"
+
+
+def template(code: object = launch, **more: object) -> Template:
+    space = lambda call: [{"BLOCK": 64}, {"BLOCK": 128}, {"BLOCK": 64, "num_warps": 8}]
+    given = {"source": lambda call: SOURCE, "space": space, **more}
+    return Template("generated.add", "triton", "x + y", code, "pointwise", **given)  # type: ignore[arg-type]
+
+
+def operand(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None) -> Operand:
+    return Operand(Type(shape, dtype), strides or contiguous(shape))
+
+
+LINE = operand(200)
+CALL = Call({"x": LINE, "y": LINE}, LINE, {})
+
+
+def candidate(found: Template, call: Call = CALL) -> Candidate:
+    inputs = tuple((o, Vertex(i, operand.strides)) for i, (o, operand) in enumerate(call.operands.items()))
+    return Candidate(found, Vertex(9, call.output.strides), inputs, call)
+
+
+class Rows(list):
+    def add(self, rows: object) -> None:
+        self.extend(rows)
+
+
+@pytest.fixture(scope="module")
+def measurer() -> Iterator[GpuMeasurer]:
+    with GpuMeasurer(Rows(), device="cpu", timeout=30.0) as found:
+        yield found
+
+
+def rows(measurer: GpuMeasurer, *candidates: Candidate) -> Rows:
+    measurer.sink = Rows()
+    measurer.measure(iter(candidates))
+    return measurer.sink
+
+
+# ---------------------------------------------------------------- what is stored
+def test_every_schedule_is_checked_and_the_best_are_timed_cold_and_hot(measurer: GpuMeasurer) -> None:
+    found = rows(measurer, candidate(template()), candidate(template()))
+    assert [r.kind for r in found] == ["timing", "timing", "accuracy"] * 3  # equal calls once
+    assert [r.key.schedule for r in found[::3]] == [
+        (("BLOCK", 64),), (("BLOCK", 128),), (("BLOCK", 64), ("num_warps", 8)),
+    ]  # fmt: skip
+    assert {r.regime for r in found if r.kind == "timing"} == {"cold", "hot"}
+    assert all(min(r.samples) > 0 for r in found if r.kind == "timing")
+    assert max(r.rel_fro for r in found if r.kind == "accuracy") < 1e-6
+
+
+def test_library_kernels_need_no_schedule_and_may_return_fresh_tensors(measurer: GpuMeasurer) -> None:
+    into = Template("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
+    fresh = Template("torch.fresh", "torch", "x + y", "torch.add({x}, {y})")
+    prepared = Template("torch.prepared", "torch", "x + y", "torch.sub({x}, {y})", prep={"y": "-{w}"})
+    for found in (into, fresh, prepared):
+        assert [r.kind for r in rows(measurer, candidate(found))] == ["timing", "timing", "accuracy"], found.name
+
+
+def test_the_cheapest_measured_schedule_is_the_price(tmp_path: object) -> None:
+    store = Store(tmp_path)  # type: ignore[arg-type]
+    pricer, found = CostPricer(store), candidate(template())
+    before = pricer.price([found])[0]
+    assert before.source == "bound" and before.schedule == (("BLOCK", 64),)
+    tries = [
+        Try(c, cold=[us] * 3, hot=[us] * 3, accuracy={"rel_fro": 0.0})
+        for c, us in zip(schedules_of(found.template, CALL), (3.0, 2.0))
+    ]
+    tries.append(Try(schedules_of(found.template, CALL)[2]))
+    measured = Measured(found.template, CALL, tries[:2])
+    store.add(rows_of(measured))
+    after = pricer.price([found])[0]
+    assert (after.us, after.source, after.schedule) == (2.0, "measured", (("BLOCK", 128),))
+
+
+def test_a_kernel_fails_only_when_all_its_schedules_do(tmp_path: object, measurer: GpuMeasurer) -> None:
+    store = Store(tmp_path)  # type: ignore[arg-type]
+    refuse = lambda call: "raise ValueError({!r})".format(call.names["out"])
+    broken = template(lambda call: launch(call) if call.schedule.get("BLOCK") == 128 else refuse(call))
+    store.add(rows(measurer, candidate(broken)))
+    price = CostPricer(store).price([candidate(broken)])[0]
+    assert price.source == "measured" and price.schedule == (("BLOCK", 128),)
+    never = template(refuse)
+    store.add(rows(measurer, candidate(replace(never, name="never"))))
+    assert CostPricer(store).price([candidate(replace(never, name="never"))])[0].source == "failed"
+
+
+# ---------------------------------------------------------------- wrong kernels
+WRONG = {
+    "another value": ("out.copy_(x - y)", "relative error"),
+    "some places are not written": ("out[:150].copy_((x + y)[:150])", "not written"),
+    "writes before its output": ("out.as_strided((1,), (1,), out.storage_offset() - 1).fill_(1); out.copy_(x + y)", "outside"),
+    "writes behind its scratch": (
+        "out.copy_(x + y); scratch.as_strided((1,), (1,), scratch.storage_offset() + 64).fill_(1)", "outside"),
+    "writes to its input": ("out.copy_(x + y); x[0] = 7", "inputs"),
+    "reads its scratch": ("out.copy_(x + y + scratch.view(torch.float32)[0])", "not written"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_wrong_answers_are_failures(fault: str, measurer: GpuMeasurer) -> None:
+    code, message = WRONG[fault]
+    wrong = Template("wrong", "torch", "x + y", lambda call: code.replace("out", call.names.get("out", "out")),
+                     scratch=lambda call: 64)  # fmt: skip
+    (row,) = rows(measurer, candidate(wrong))
+    assert row.kind == "failure" and row.status == "wrong" and message in row.message
+
+
+def test_a_kernel_that_is_right_only_once_is_wrong(measurer: GpuMeasurer) -> None:
+    counting = "scratch[0] = torch.where(scratch[0] == 255, 0, scratch[0] + 1); out.copy_(x + y * (scratch[0] < 3))"
+    once = Template("once", "torch", "x + y", lambda call: counting.replace("out", call.names.get("out", "out")),
+                    scratch=lambda call: 4)  # fmt: skip
+    (row,) = rows(measurer, candidate(once))
+    assert row.kind == "failure" and row.stage == "time" and row.status == "wrong"
+
+
+def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
+    def code(call: Call) -> str:
+        bad = {64: "import os; os._exit(3)", 128: "import time; time.sleep(99)"}
+        return bad.get(call.schedule["BLOCK"], "pass") + "; " + launch(call)
+
+    found = template(code, space=lambda call: [{"BLOCK": 64}, {"BLOCK": 256}, {"BLOCK": 128}, {"BLOCK": 32}])
+    measurer.timeout = 3.0
+    try:
+        made = rows(measurer, candidate(found))
+    finally:
+        measurer.timeout = 30.0
+    kinds = {dict(r.key.schedule)["BLOCK"]: getattr(r, "status", r.kind) for r in made}
+    assert kinds == {64: "crash", 128: "timeout", 256: "accuracy", 32: "accuracy"}
+
+
+# ---------------------------------------------------------------- layouts and values
+def test_operands_lie_as_the_call_says(measurer: GpuMeasurer) -> None:
+    turned = operand(6, 10, strides=(1, 6))
+    row = operand(6, 10, strides=(0, 1))
+    call = Call({"x": turned, "y": row}, operand(6, 10, strides=(1, 6)), {})
+    checks = "assert x.stride() == (1, 6) and y.stride() == (0, 1) and out.stride() == (1, 6)"
+    found = Template(
+        "strided", "torch", "x + y", lambda c: f"{checks}; torch.add(x, y, out={c.names.get('out', 'out')})"
+    )
+    assert [r.kind for r in rows(measurer, candidate(found, call))] == ["timing", "timing", "accuracy"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_are_compared_with_what_their_values_mean(dtype: str, measurer: GpuMeasurer) -> None:
+    line = operand(64, dtype=dtype)
+    call = Call({"x": line, "y": line}, line, {})
+    found = Template("halves", "torch", "x + y", "torch.add({x}, {y}, out={out})")
+    accuracy = rows(measurer, candidate(found, call))[-1]
+    assert 0 < accuracy.rel_fro < 1e-2 and accuracy.max_ulp <= 0.5 + 1e-6
+
+
+# ---------------------------------------------------------------- compiling
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilePool]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        found = CompilePool(1, 90)
+        yield found
+        found.close()
+
+
+def test_kernels_compile_without_a_gpu_and_twins_are_found(pool: CompilePool) -> None:
+    tries = [Try(c) for c in schedules_of(template(), CALL)]
+    tries.append(replace(tries[0], call=replace(CALL, schedule={"BLOCK": 64, "unused": 1})))
+    for one in tries:
+        one.text = kernel_text(template(), one.call)
+        one.compiled = pool.submit(one.text, one.call)
+    replies = [t.compiled.result() for t in tries]
+    assert all(r["ok"] and r["kernels"] == 1 and r["fits"] and r["registers"] > 0 for r in replies), replies
+    judge(tries)
+    assert [t.twin is tries[0] for t in tries] == [False, False, False, True]
+    broken = kernel_text(template(lambda call: f"add_kernel[(1,)](x, {call.names['out']})"), CALL)
+    assert pool.submit(broken, CALL).result()["status"] == "compile-error"
+    dead = kernel_text(template(lambda call: f"import os; os._exit(5); {launch(call)}"), CALL)
+    assert pool.submit(dead, CALL).result()["status"] == "crash"
+
+
+class Told:
+    """A compiler's reply, known beforehand."""
+
+    def __init__(self, digest: str, spills: int = 0, fits: bool = True) -> None:
+        self.reply = {"ok": True, "digest": digest, "spills": spills, "fits": fits, "shared": 1 << 20}
+
+    def result(self) -> dict[str, object]:
+        return self.reply
+
+
+def test_what_spills_is_dropped_where_something_does_not() -> None:
+    def judged(*told: Told) -> list[str]:
+        tries = [Try(CALL, compiled=t) for t in told]  # type: ignore[arg-type]
+        judge(tries)
+        return [t.failure.status if t.failure else "kept" for t in tries]
+
+    assert judged(Told("a"), Told("b", spills=8), Told("c", fits=False)) == ["kept", "spills", "resources"]
+    assert judged(Told("a", spills=16), Told("b", spills=8), Told("c", fits=False)) == ["spills", "kept", "resources"]
+
+
+# ---------------------------------------------------------------- texts, calls, calibration
+def test_texts_and_calls_survive_the_pipe() -> None:
+    text = kernel_text(template(), CALL)
+    assert KernelText.of_json(text.to_json()) == text and text.generated
+    call = Call({"x": LINE}, LINE, {"axes": (0, 1), "eps": 1e-5, "to": float("inf")}, {}, {"BLOCK": 64})
+    assert call_of_json(call_json(call)) == call
+
+
+def test_calibration_gives_rows_that_bound_prices(tmp_path: object, measurer: GpuMeasurer) -> None:
+    store = Store(tmp_path)  # type: ignore[arg-type]
+    measurer.sink = store
+    made = measurer.calibrate(seconds=0.1)
+    assert {r.key.name for r in made} == {"copy", "read", "cache", "launch", "gemm"}
+    assert {r.key.dtypes for r in made if r.key.name == "gemm"} == {("bfloat16",), ("float16",), ("float32",)}
+    assert not store.check().bad_shards
+    probe = {"name": "gemm", "dtype": "bfloat16", "flops": 8e14 / 1e6, "bytes": 1.0, "samples": [1.0] * 5}
+    store.add(calibration_rows(probe))
+    device = calibration_rows(probe)[0].key.device
+    roofline = store.predictor("cold").rooflines.of(device, "triton", "bfloat16")
+    assert roofline.flops_per_us == pytest.approx(8e8)
+    assert store.predictor("cold").rooflines.of(device, "triton", "float32").flops_per_us < 8e8
+
+
+def test_without_a_gpu_the_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    monkeypatch.setenv("TENSOR_GRAPHS_MEASURE_DEVICE", "cuda")
+    reply = gpu_worker.answer({"job": "calibrate", "seconds": 0.1})
+    assert not reply["ok"] and reply["status"] == "fault" and reply["fatal"]
