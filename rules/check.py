@@ -1,8 +1,7 @@
 """Is a rule true? Falsification from the rule object alone: types, exact arithmetic, float64, bits.
 
 On random instances (sample.py) both sides must have one type, and then
-- rules within ring and field arithmetic are evaluated exactly modulo two primes (the finite-field test of Mirage,
-  https://arxiv.org/abs/2405.05751), free of rounding;
+- rules within ring and field arithmetic are evaluated exactly modulo two primes (field.py), free of rounding;
 - every rule is evaluated in float64 on well-scaled values, on values with zeros and signs, on positive ones, and on mixed
   magnitudes with denormals; integers must agree exactly, wrap-around included;
 - a rule that claims `exact` is evaluated in its own dtypes on infinities, NaN, -0.0 and denormals, and compared bit by bit.
@@ -15,24 +14,27 @@ value overflows says nothing. Sampling refutes or fails to refute; it never prov
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from ..egraph import atomic, dtypes
+from ..egraph import dtypes
 from ..egraph.graph import Tensor, topological
 from ..egraph.interpret import evaluate, expand_all
+from ..egraph.ops import Type
 from ..egraph.pattern import Apply, Attr, holds
 from ..egraph.rule import Rule
 from ..errors import RuleError, ShapeError
+from .field import PRIMES, Unsaid, modular
 from .sample import FAILURES, Instance, instances
+
+if TYPE_CHECKING:
+    from .tensat import TextRule
 
 Array = np.ndarray[Any, Any]
 Status = Literal["proved", "tested", "refuted", "unknown"]
-PRIMES = (8191, 8179)  # products of two residues, summed over any contraction sampled here, stay far below 2**63
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1.0, -1.0, 3.0e38, 2.0, 0.5)
 PLAIN_SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5)
 STYLES = ("plain", "zeros", "positive", "wide")
@@ -54,14 +56,16 @@ class Verdict:
         return f"{self.status}: {self.detail}" + (f"\n{self.counterexample}" if self.counterexample else "")
 
 
-class _Refuted(Exception):
+class Refuted(Exception):
+    """A counterexample was found."""
+
     def __init__(self, detail: str, counterexample: str) -> None:
         super().__init__(detail)
         self.detail, self.counterexample = detail, counterexample
 
 
 # ---------------------------------------------------------------- values
-def values(found: Instance, rng: np.random.Generator, style: str) -> dict[str, Array]:
+def values(found: Filled, rng: np.random.Generator, style: str) -> dict[str, Array]:
     """Random arrays for the tensors of an instance, in their own dtypes; indices stay below their bounds."""
     return {
         name: _array(t.shape, t.dtype, rng, style, found.bounds.get(name)) for name, t in sorted(found.types.items())
@@ -97,96 +101,33 @@ def _array(shape: Any, dtype: str, rng: np.random.Generator, style: str, bound: 
         return np.asarray(x).astype(target)
 
 
-# ---------------------------------------------------------------- exact arithmetic
-class _Unsaid(Exception):
-    """Outside exact arithmetic, or a division by zero."""
-
-
-def _residue(value: Any, p: int) -> int:
-    """A constant modulo p. A reciprocal of an int as a float means the exact fraction."""
-    try:
-        exact = Fraction(value)
-    except (ValueError, OverflowError) as error:
-        raise _Unsaid from error
-    if exact and exact.denominator > 1:
-        n = round(1 / exact)
-        if n and 1.0 / n == value:
-            exact = Fraction(1, n)
-    return int(exact.numerator * pow(exact.denominator, -1, p)) % p if exact.denominator % p else _unsaid()
-
-
-def _unsaid() -> int:
-    raise _Unsaid
-
-
-def _inverse(x: Array, p: int) -> Array:
-    if not np.all(x % p):
-        raise _Unsaid
-    found, power, base = np.ones_like(x), p - 2, x % p
-    while power:
-        found = found * base % p if power & 1 else found
-        base, power = base * base % p, power >> 1
-    return found
-
-
-_FIELD: dict[str, Callable[..., Array]] = {
-    "add": lambda a, p, x, y: x + y,
-    "sub": lambda a, p, x, y: x - y,
-    "mul": lambda a, p, x, y: x * y,
-    "neg": lambda a, p, x: -x,
-    "div": lambda a, p, x, y: x * _inverse(y, p),
-    "recip": lambda a, p, x: _inverse(x, p),
-    "matmul": lambda a, p, x, y: np.matmul(x, y),
-    "conv": lambda a, p, x, w: atomic.conv(a, x, w),
-    "sum": lambda a, p, x: np.sum(x, axis=a["axes"], keepdims=True),
-    "cumsum": lambda a, p, x: np.cumsum(x, axis=a["axis"]),
-    "full": lambda a, p: np.full(a["shape"], _residue(a["value"], p), np.int64),
-}
-_AS_IS = (
-    "reshape",
-    "permute",
-    "broadcast_to",
-    "slice",
-    "flip",
-    "windows",
-    "concat",
-    "gather",
-    "gather_elements",
-    "where",
-)
-
-
-def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int) -> dict[int, Array]:
-    """Values of atomic nodes modulo p by node id; float leaves are residues. Raises outside field arithmetic."""
-    found: dict[int, Array] = {}
-    for node in order:
-        attrs, args = dict(node.attrs), [found[id(a)] for a in node.args]
-        if node.is_leaf:
-            if node.op not in ("input", "param"):
-                raise _Unsaid
-            found[id(node)] = leaves[attrs["name"]]
-        elif node.op in _FIELD:
-            if not dtypes.is_float(node.dtype):
-                raise _Unsaid
-            found[id(node)] = _FIELD[node.op](attrs, p, *args) % p
-        elif node.op == "pad":
-            found[id(node)] = atomic._pad({**attrs, "value": _residue(attrs["value"], p)}, *args)
-        elif node.op in _AS_IS and node.entry.numpy is not None:
-            found[id(node)] = node.entry.numpy(attrs, *args)
-        else:
-            raise _Unsaid
-    return found
-
-
 def _show(x: Array) -> str:
     return np.array2string(x, threshold=24, precision=6, separator=", ", prefix="      ")
 
 
 # ---------------------------------------------------------------- one instance
-class _Trial:
+class Filled(Protocol):
+    """A rule with types for its variables: an `Instance`, or one of another rule language."""
+
+    @property
+    def types(self) -> Mapping[str, Type]:
+        """Types of the tensor variables."""
+        ...
+
+    @property
+    def bounds(self) -> Mapping[str, int]:
+        """For integer tensors used as indices, the size that they must stay below."""
+        ...
+
+    def sides(self, rule: Any) -> list[tuple[Tensor, Tensor]]:
+        """(left, right) of each pair of sides; ShapeError where one has no type."""
+        ...
+
+
+class Trial:
     """Both sides of a rule on one instance."""
 
-    def __init__(self, rule: Rule, found: Instance, rng: np.random.Generator) -> None:
+    def __init__(self, rule: Rule | TextRule | None, found: Filled, rng: np.random.Generator) -> None:
         self.rule, self.found, self.rng = rule, found, rng
         self.pairs = self.typed()
         roots = [side for pair in self.pairs for side in pair]
@@ -199,18 +140,18 @@ class _Trial:
         try:
             pairs = self.found.sides(self.rule)
         except ShapeError as error:
-            raise _Refuted("the right side is ill typed", f"  {self.found}\n  {error}") from None
+            raise Refuted("the right side is ill typed", f"  {self.found}\n  {error}") from None
         for left, right in pairs:
             if left.type != right.type:
-                raise _Refuted(
+                raise Refuted(
                     "the sides have different types", f"  {self.found}\n  left: {left.type}, right: {right.type}"
                 )
         return pairs
 
-    def refute(self, detail: str, data: Mapping[str, Array], left: Array, right: Array) -> _Refuted:
+    def refute(self, detail: str, data: Mapping[str, Array], left: Array, right: Array) -> Refuted:
         """The refutation, with everything needed to see it by hand."""
         lines = [f"  {self.found}", *(f"  {n} = {_show(x)}" for n, x in data.items())]
-        return _Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
+        return Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
 
     def exactly(self) -> bool:
         """Field arithmetic modulo the primes; False where the rule or these values are outside it."""
@@ -224,7 +165,7 @@ class _Trial:
             }
             try:
                 got = modular(self.order, data, p)
-            except _Unsaid:
+            except Unsaid:
                 return False
             for left, right in zip(self.roots[::2], self.roots[1::2]):
                 if not np.array_equal(got[id(left)], got[id(right)]):
@@ -242,7 +183,7 @@ class _Trial:
                     evaluate(lefts, data, params=data, float64=float64)
                 except (ValueError, TypeError, IndexError, ZeroDivisionError):
                     return None
-                raise _Refuted(f"only the left side can be computed: {error}", f"  {self.found}") from None
+                raise Refuted(f"only the left side can be computed: {error}", f"  {self.found}") from None
 
     def close(self, style: str) -> bool:
         """Float64 within rounding; False if the sample says nothing."""
@@ -319,18 +260,18 @@ def _same_bits(a: Array, b: Array) -> bool:
 
 
 # ---------------------------------------------------------------- verdicts
-def _judge(rule: Rule, found: Iterator[Instance], seed: int) -> tuple[dict[str, int], _Refuted | None]:
+def _judge(rule: Rule, found: Iterator[Instance], seed: int) -> tuple[dict[str, int], Refuted | None]:
     counts = dict.fromkeys(("instances", "modular", "float64", "bitwise"), 0)
     rng = np.random.default_rng(seed)
     for i, instance in enumerate(found):
         try:
-            trial = _Trial(rule, instance, rng)
+            trial = Trial(rule, instance, rng)
             counts["modular"] += trial.exactly()
             for style in (STYLES[i % 4], STYLES[(i + 1) % 4]):
                 counts["float64"] += trial.close(style)
             if rule.exact:
                 counts["bitwise"] += sum(map(trial.bitwise, ("special", "plain")))
-        except _Refuted as refuted:
+        except Refuted as refuted:
             return counts, refuted
         except FAILURES:
             continue  # an attribute expression of the right side has no value: the rule does not match

@@ -1,0 +1,214 @@
+"""Exact evaluation modulo a prime: polynomials as they are, other functions as uninterpreted ones.
+
+Free of rounding, so two sides that differ are different, unless only an uninterpreted function tells them apart. Two sides
+that agree on random residues are equal as polynomials over their elements up to the chance that a polynomial of degree d
+vanishes at a random point of Z_p, which is at most d / p (Schwartz and Zippel; the finite-field test of Mirage,
+https://arxiv.org/abs/2405.05751). Elementwise functions of one operand are random functions (a keyed hash of the residue) and
+a maximum is taken in a random order of the residues: a lattice like any other, with -inf below everything. Two arguments
+that differ may collide, which the bound counts as well.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from math import ceil, log2
+from typing import Any
+
+import numpy as np
+
+from ..egraph import atomic, dtypes
+from ..egraph.graph import Tensor
+
+Array = np.ndarray[Any, Any]
+PRIMES = (67108859, 67108837)  # sums of 2**11 products of two residues stay below 2**63
+BELOW = -1  # -inf: neutral in a maximum, meaningless elsewhere
+BITS = 60  # a proof's evaluations err with a chance below 2**-BITS
+TRIALS = 24
+
+
+class Unsaid(Exception):
+    """Outside exact arithmetic, or a division by zero."""
+
+
+def residue(value: Any, p: int) -> int:
+    """A constant modulo p. A reciprocal of an int as a float means the exact fraction."""
+    try:
+        exact = Fraction(value)
+    except (ValueError, OverflowError) as error:
+        raise Unsaid from error
+    if exact and exact.denominator > 1:
+        n = round(1 / exact)
+        if n and 1.0 / n == value:
+            exact = Fraction(1, n)
+    if exact.denominator % p == 0:
+        raise Unsaid
+    return int(exact.numerator * pow(exact.denominator, -1, p)) % p
+
+
+def _inverse(x: Array, p: int) -> Array:
+    if not np.all(x % p):
+        raise Unsaid
+    found, power, base = np.ones_like(x), p - 2, x % p
+    while power:
+        found = found * base % p if power & 1 else found
+        base, power = base * base % p, power >> 1
+    return found
+
+
+def _constant(x: Array, p: int) -> Array:
+    different, at = np.unique(x, return_inverse=True)
+    if different.size > 64:
+        raise Unsaid
+    return np.array([residue(float(v), p) for v in different], np.int64)[at].reshape(x.shape)
+
+
+_FIELD: dict[str, Callable[..., Array]] = {
+    "add": lambda a, p, x, y: x + y,
+    "sub": lambda a, p, x, y: x - y,
+    "mul": lambda a, p, x, y: x * y,
+    "neg": lambda a, p, x: -x,
+    "div": lambda a, p, x, y: x * _inverse(y, p),
+    "recip": lambda a, p, x: _inverse(x, p),
+    "matmul": lambda a, p, x, y: np.matmul(x, y),
+    "conv": lambda a, p, x, w: atomic.conv(a, x, w),
+    "sum": lambda a, p, x: np.sum(x, axis=a["axes"], keepdims=True),
+    "cumsum": lambda a, p, x: np.cumsum(x, axis=a["axis"]),
+    "full": lambda a, p: np.full(a["shape"], residue(a["value"], p), np.int64),
+}
+_AS_IS = (
+    "reshape",
+    "permute",
+    "broadcast_to",
+    "slice",
+    "flip",
+    "windows",
+    "concat",
+    "gather",
+    "gather_elements",
+    "where",
+)
+_EXTREME = {"maximum": 1, "max": 1, "minimum": -1, "min": -1}
+FUNCTIONS = ("abs", "sign", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "atan", "floor",
+             "ceil", "round")  # fmt: skip
+
+
+def _mixed(x: Array, key: int) -> Array:
+    """A keyed bijection of 64-bit numbers (the finalizer of MurmurHash3)."""
+    h = (x.astype(np.int64).view(np.uint64) + np.uint64(key & (2**64 - 1))) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
+        h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(h ^ (h >> np.uint64(33)))
+
+
+def _rank(x: Array, key: int) -> Array:
+    """Where residues stand in the random order; -inf is below all."""
+    return np.where(x == BELOW, np.uint64(0), _mixed(x, key) | np.uint64(1))
+
+
+def _extreme(node: Tensor, args: Sequence[Array], key: int) -> Array:
+    """A maximum or minimum of the random order."""
+    if node.op in ("maximum", "minimum"):
+        x, y = np.broadcast_arrays(*args)
+        higher = _rank(x, key) >= _rank(y, key)
+        return np.where(higher == (node.op == "maximum"), x, y)
+    axes = tuple(sorted(node.attr("axes")))
+    x = np.moveaxis(args[0], axes, range(-len(axes), 0))
+    flat = x.reshape(*x.shape[: x.ndim - len(axes)], -1)
+    if not flat.shape[-1]:
+        raise Unsaid
+    ranks = _rank(flat, key)
+    at = np.argmax(ranks, -1) if node.op == "max" else np.argmin(ranks, -1)
+    return np.take_along_axis(flat, at[..., None], -1).reshape(node.shape)
+
+
+def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int, key: int | None = None) -> dict[int, Array]:
+    """Values of atomic nodes modulo p by node id; float leaves are residues.
+
+    With a key, functions outside the field are uninterpreted: random ones, the same for the same key. Raises Unsaid outside
+    of that.
+    """
+    found: dict[int, Array] = {}
+    for node in order:
+        attrs, args = dict(node.attrs), [found[id(a)] for a in node.args]
+        found[id(node)] = _node(node, attrs, args, leaves, p, key)
+    return found
+
+
+def _node(
+    node: Tensor, attrs: dict[str, Any], args: list[Array], leaves: Mapping[str, Array], p: int, key: int | None
+) -> Array:
+    if node.is_leaf:
+        if node.op in ("input", "param"):
+            return leaves[attrs["name"]]
+        if node.op == "constant" and dtypes.is_float(node.dtype) and node.data is not None:
+            return _constant(node.data, p)
+        raise Unsaid
+    if node.op in _AS_IS and node.entry.numpy is not None:
+        return np.asarray(node.entry.numpy(attrs, *args))
+    if not dtypes.is_float(node.dtype):
+        raise Unsaid
+    if node.op == "pad":
+        low = key is not None and attrs["value"] == float("-inf")
+        return atomic._pad({**attrs, "value": BELOW if low else residue(attrs["value"], p)}, *args)
+    if key is not None and node.op in _EXTREME:
+        return _extreme(node, args, key)
+    if any(a.dtype.kind == "i" and np.any(a == BELOW) for a in args):
+        raise Unsaid
+    if node.op in _FIELD:
+        return np.asarray(_FIELD[node.op](attrs, p, *args) % p)
+    if key is not None and node.op in FUNCTIONS:
+        return (_mixed(args[0], key + zlib.crc32(node.op.encode())) % np.uint64(p)).astype(np.int64)
+    raise Unsaid
+
+
+# ---------------------------------------------------------------- how likely an error is
+_PRODUCTS = ("mul", "matmul", "conv", "div")
+
+
+def weight(order: Sequence[Tensor]) -> int:
+    """A bound on p × the chance that one evaluation misses a difference: the degree, and for uninterpreted functions the
+    pairs of arguments times the degree in which two may collide."""
+    degree: dict[int, int] = {}
+    arguments, largest = 0, 1
+    for node in order:
+        below = [degree[id(a)] for a in node.args]
+        if node.op in FUNCTIONS or node.op in _EXTREME:
+            size = 1
+            for d in node.args[0].shape:
+                size *= int(d)  # type: ignore[arg-type]
+            arguments += size * len(node.args)
+            largest = max(largest, *below)
+            degree[id(node)] = max(1, *below) if node.op in _EXTREME else 1
+        elif node.op == "recip":
+            degree[id(node)] = 2 * below[0]
+        elif node.op in _PRODUCTS:
+            degree[id(node)] = sum(below) * (2 if node.op == "div" else 1)
+        else:
+            degree[id(node)] = max(below, default=int(node.is_leaf and node.op != "constant"))
+    return max(degree.values(), default=1) + arguments * arguments // 2 * largest + 1
+
+
+def agreement(
+    order: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]], rng: np.random.Generator, bits: int = BITS
+) -> float:
+    """How sure random evaluations are that the pairs are equal: -log2 of the chance to be wrong.
+
+    As many evaluations as `bits` need, alternating between the primes, with fresh residues and fresh uninterpreted functions
+    each. 0 if a side is outside the arithmetic, a difference was found, or it would take more than `TRIALS`.
+    """
+    each = log2(min(PRIMES)) - log2(weight(order))
+    if each <= 0 or ceil((bits + 1) / each) > TRIALS:
+        return 0.0
+    inputs = [n for n in order if n.op in ("input", "param")]
+    for trial in range(ceil((bits + 1) / each)):
+        p = PRIMES[trial % 2]
+        leaves = {n.attr("name"): np.asarray(rng.integers(0, p, n.shape)) for n in inputs}  # type: ignore[arg-type]
+        try:
+            got = modular(order, leaves, p, int(rng.integers(1 << 62)))
+        except Unsaid:
+            return 0.0
+        if not all(np.array_equal(got[id(a)], got[id(b)]) for a, b in pairs):
+            return 0.0
+    return each * ceil((bits + 1) / each)

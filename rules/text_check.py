@@ -1,0 +1,181 @@
+"""Is a rule of Tensat's language true? Proofs and counterexamples, from the rule's text alone.
+
+A rule is read as: wherever all its sides have types, each left side equals its right side. Under each scope (how
+convolutions may be grouped, where the format does not say; the widest first) members of its families of shapes are drawn and
+both sides are evaluated like those of our own rules (check.py): types, exact arithmetic modulo two primes, float64 on four
+kinds of values. The widest scope under which nothing refutes the rule is the one it is claimed for.
+
+- "proved": in every family of that scope both sides have one normal form over symbolic sizes (symbolic.py), and random
+  evaluations, functions uninterpreted, leave a chance below 2**-60 that they differ at the shapes evaluated (field.py).
+- "tested": nothing refutes it, but the normal forms do not meet, or not all parameter values could be enumerated.
+- "refuted": with shapes and values, or shapes at which only one side has a type or the types differ.
+- "unknown": an operator or code that is not known here, or no shapes were found although there may be some.
+
+A proof covers every size from 1 on and every rank: an axis that no operator of the rule names is carried along elementwise,
+so the ranks that are drawn stand for all. Kernels of variables under "same" padding are odd.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ..egraph.graph import Tensor
+from ..egraph.ops import Type
+from ..errors import ShapeError
+from .check import STYLES, Refuted, Trial, Verdict
+from .field import BITS, PRIMES, agreement
+from .symbolic import proves
+from .tensat import Apply, TextRule, nodes
+from .text_shapes import SCOPES, Families, Scope, TextInstance, typings
+
+MEMBERS = 10  # members of a rule's families that are evaluated under one scope
+FINITE = ("act", "pad", "axis", "shuffle")  # parameter variables of which every value is tried
+VAGUE = ("reshape", "merge")  # operators whose shapes are not all found
+
+
+@dataclass(frozen=True)
+class _At:
+    """A member of a family, in the form that `check.Trial` evaluates."""
+
+    member: TextInstance
+
+    @property
+    def types(self) -> Mapping[str, Type]:
+        """Types of the variables."""
+        return {n: Type(s, "float32") for n, s in self.member.shapes.items()}
+
+    @property
+    def bounds(self) -> Mapping[str, int]:
+        """No variable is an index."""
+        return {}
+
+    def sides(self, rule: Any) -> list[tuple[Tensor, Tensor]]:
+        """The sides as tensors."""
+        return self.member.sides()
+
+    def __str__(self) -> str:
+        return str(self.member)
+
+
+@dataclass
+class _Tally:
+    """What was evaluated under one scope."""
+
+    members: int = 0
+    modular: int = 0
+    float64: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.members} shapes, {self.modular} modulo primes, {self.float64} in float64"
+
+
+def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
+    """The verdict on a rule of Tensat's language."""
+    if rule.problem:
+        return Verdict("unknown", rule.problem)
+    grouped = any(
+        isinstance(n, Apply) and n.op == "conv2d" for side in (*rule.lefts, *rule.rights) for n in nodes(side)
+    )
+    refuted: Refuted | None = None
+    for scope in SCOPES if grouped else SCOPES[:1]:
+        families = typings(rule, scope)
+        try:
+            tally = _evaluate(rule, families, seed)
+        except Refuted as found:
+            refuted = found
+            continue
+        if tally.members:
+            return _accepted(rule, scope, families, tally, seed)
+    if refuted is not None:
+        return Verdict("refuted", refuted.detail, refuted.counterexample)
+    return _meaningless(rule, seed)
+
+
+def _evaluate(rule: TextRule, families: Families, seed: int) -> _Tally:
+    """Evaluate members of the families; Refuted with the first counterexample."""
+    tally = _Tally()
+    draw, rng = random.Random(seed), np.random.default_rng(seed)
+    chosen = families.found if len(families.found) <= MEMBERS else draw.sample(families.found, MEMBERS)
+    each = -(-MEMBERS // max(1, len(chosen)))
+    for family in chosen:
+        if not family.agrees():
+            for member in family.instances(draw, 4):
+                for left, right in family.pairs:
+                    a, b = member.shape(left), member.shape(right)
+                    if a != b:
+                        raise Refuted(
+                            "the sides have different shapes", f"  {member}\n  left: {list(a)}, right: {list(b)}"
+                        )
+        for member in family.instances(draw, each):
+            try:
+                trial = Trial(rule, _At(member), rng)
+            except ShapeError:  # sizes that the equations do not describe (a reshape)
+                continue
+            tally.modular += trial.exactly()
+            for i in (0, 1):
+                tally.float64 += trial.close(STYLES[(tally.members + i) % len(STYLES)])
+            tally.members += 1
+    return tally
+
+
+def _accepted(rule: TextRule, scope: Scope, families: Families, tally: _Tally, seed: int) -> Verdict:
+    """The verdict on a rule that nothing refutes under a scope."""
+    bits, why = _proof(rule, families, seed)
+    where = f"; {scope.said}" if scope.said else ""
+    if not bits:
+        return Verdict("tested", f"{tally}{where}; not proved: {why}")
+    said = [f"normal forms are equal for all sizes and ranks in {len(families.found)} families of shapes"]
+    if len(scope.groups) > 1 and any("conv2d" in str(side) for side in rule.lefts):
+        said.append(f"convolutions of up to {max(scope.groups)} groups")
+    if scope.said:
+        said.append(scope.said)
+    said.append(f"random evaluation modulo {PRIMES[0]} and {PRIMES[1]} errs with a chance below 2^-{int(bits)}")
+    return Verdict("proved", "; ".join([*said, str(tally)]))
+
+
+def _proof(rule: TextRule, families: Families, seed: int) -> tuple[float, str]:
+    """How sure the random evaluations are, or 0 and what the proof lacks."""
+    if not families.complete:
+        return 0, "the choices of ranks and parameters were not all tried"
+    if open_ := sorted({k for k in rule.attributes.values() if k not in FINITE}):
+        return 0, f"not every {', '.join(open_)} was tried"
+    rng, least = np.random.default_rng(seed), float("inf")
+    for i, family in enumerate(families.found):
+        done, why = proves(family)
+        if not done:
+            return 0, why
+        if i < 2:
+            bits = max((_agreed(m, rng) for m in islice(family.instances(random.Random(seed), 2), 2)), default=None)
+            least = least if bits is None else min(least, bits)
+    if not BITS < least < float("inf"):
+        return 0, "exact evaluation does not apply"
+    return least, ""
+
+
+def _agreed(member: TextInstance, rng: np.random.Generator) -> float:
+    trial = Trial(None, _At(member), rng)
+    return agreement(trial.order, list(zip(trial.roots[::2], trial.roots[1::2])), rng)
+
+
+def _meaningless(rule: TextRule, seed: int) -> Verdict:
+    """The verdict where no shapes give every side a type."""
+    families = typings(rule)
+    both = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side)]
+    if not families.complete or rule.attributes or any(isinstance(n, Apply) and n.op in VAGUE for n in both):
+        return Verdict("unknown", f"no shapes were found at which all sides have types: {families.why}")
+    left = typings(rule, only_left=True)
+    for family in left.found:
+        for member in family.instances(random.Random(seed), 1, tries=200):
+            shapes = ", ".join(str(list(t.shape)) for t in member.lefts())
+            return Verdict("refuted", f"the right side has no type where the left has one: {families.why or 'sizes do not fit'}",
+                           f"  {member}\n  left: {shapes}, right: no type")  # fmt: skip
+    why = left.why or "no sizes fit"
+    return Verdict(
+        "refuted", f"the left side has no type at any shape: {why}", f"  left: {'; '.join(map(str, rule.lefts))}"
+    )
