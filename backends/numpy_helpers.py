@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..egraph import special
+
 Array = np.ndarray[Any, Any]
 
 
@@ -288,6 +290,24 @@ def conv(x: Array, w: Array, strides: Any, pads: Any, dilations: Any, groups: in
     np.copyto(out, np.matmul(weight, columns).reshape(out.shape), casting="unsafe")
 
 
+def defined_conv(x: Array, w: Array, strides: Any, pads: Any, dilations: Any, groups: int, out: Array) -> None:
+    """Convolution in the very steps by which it is defined, for results equal in every bit."""
+    n, dtype = x.ndim - 2, np.dtype(np.float32) if x.dtype.itemsize == 2 else x.dtype
+    around = [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))]
+    seen = windows(np.pad(x.astype(dtype, copy=False), around), w.shape[2:], strides, dilations)
+    inner, outer, axes = w.shape[1], w.shape[0] // groups, [1, *range(2 + n, 2 + 2 * n)]
+    weight = w.astype(dtype, copy=False)
+    parts = [
+        np.tensordot(
+            seen[:, g * inner : (g + 1) * inner],
+            weight[g * outer : (g + 1) * outer],
+            axes=(axes, list(range(1, 2 + n))),
+        )
+        for g in range(groups)
+    ]
+    np.copyto(out, np.moveaxis(np.concatenate(parts, axis=-1), -1, 1), casting="unsafe")
+
+
 def conv_plan(
     w: Array, shape: Any, strides: Any, pads: Any, dilations: Any, groups: int
 ) -> Callable[[Array, Array], None]:
@@ -407,9 +427,16 @@ def rope(x: Array, cos: Array, sin: Array, out: Array) -> None:
     out[..., half:] += x[..., :half] * sin[..., half:]
 
 
+def _error_function() -> str:
+    """The interpreter's own error function, with its tables, under the name `defined_erf`."""
+    tables = [f"{name} = {value!r}" for name, value in vars(special).items() if name[:1] == "_" and name[1:].isupper()]
+    parts = [inspect.getsource(f).rstrip() for f in (special._ratio, special._range, special.erf)]
+    return "\n\n\n".join(["\n".join(tables), *parts]).replace("def erf(", "def defined_erf(")
+
+
 #: name -> source text.
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for name, value in list(globals().items())
-    if inspect.isfunction(value) and value.__module__ == __name__
-}
+    if inspect.isfunction(value) and value.__module__ == __name__ and name[0] != "_"
+} | {"defined_erf": _error_function()}

@@ -336,6 +336,8 @@ def test_exact_composites_are_computed_as_the_interpreter_does() -> None:
         tg.attention(x, x, x),
         tg.mean(x, 1),
         tg.var(x, 2),
+        tg.gelu(x),
+        tg.erf(x * 3.0),
     ]
     weights, data = {"g": normal(6)}, normal(4, 6, 6)
     made = tg.optimize(outputs, params=weights, tolerance="exact", **FAST)

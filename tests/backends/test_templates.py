@@ -81,6 +81,11 @@ def test_exact_kernels_are_bitwise_the_interpreter(template: Template) -> None:
         np.testing.assert_array_equal(np.signbit(a) & ~np.isnan(a), np.signbit(b) & ~np.isnan(b))
 
 
+def test_every_atomic_op_has_an_exact_kernel() -> None:
+    found = {t.term.op for t in EXACT if isinstance(t.term, Pattern)}
+    assert {op for op, entry in OPS.items() if entry.arity and not entry.composite} <= found
+
+
 def test_numpy_has_a_reference_for_every_op() -> None:
     named = {t.term.op for t in backend("numpy").templates if isinstance(t.term, Pattern) and not t.prep}
     assert {op for op, entry in OPS.items() if entry.arity} <= named
