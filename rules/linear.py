@@ -7,56 +7,69 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
 
+Rational = int | Fraction  # whole numbers are ints: most are, and they are fast
+
+
+def quotient(a: Rational, b: Rational) -> Rational:
+    """a / b, an int if it is whole."""
+    found = Fraction(a) / Fraction(b)
+    return int(found) if found.denominator == 1 else found
+
 
 @dataclass(frozen=True)
 class Affine:
     """constant + sum of coefficient × unknown; `terms` is sorted and holds no zero."""
 
-    terms: tuple[tuple[int, Fraction], ...]
-    constant: Fraction
+    terms: tuple[tuple[int, Rational], ...]
+    constant: Rational
 
     @staticmethod
     def of(value: Affine | int) -> Affine:
         """An expression for a number."""
-        return value if isinstance(value, Affine) else Affine((), Fraction(value))
+        return value if isinstance(value, Affine) else Affine((), value)
 
     @staticmethod
     def unknown(number: int) -> Affine:
         """One unknown."""
-        return Affine(((number, Fraction(1)),), Fraction(0))
+        return Affine(((number, 1),), 0)
 
     def __add__(self, other: Affine | int) -> Affine:
-        return self.plus(Affine.of(other), Fraction(1))
+        return self.plus(Affine.of(other), 1)
 
     def __sub__(self, other: Affine | int) -> Affine:
-        return self.plus(Affine.of(other), Fraction(-1))
+        return self.plus(Affine.of(other), -1)
 
-    def __mul__(self, factor: int | Fraction) -> Affine:
-        return Affine((), Fraction(0)).plus(self, Fraction(factor))
+    def __mul__(self, factor: Rational) -> Affine:
+        return ZERO.plus(self, factor)
 
-    def plus(self, other: Affine, factor: Fraction) -> Affine:
+    def plus(self, other: Affine, factor: Rational) -> Affine:
         """self + factor × other."""
+        if not other.terms:
+            return Affine(self.terms, self.constant + factor * other.constant) if other.constant else self
         total = dict(self.terms)
         for u, c in other.terms:
-            total[u] = total.get(u, Fraction(0)) + factor * c
+            total[u] = total.get(u, 0) + factor * c
         return Affine(tuple(sorted((u, c) for u, c in total.items() if c)), self.constant + factor * other.constant)
 
     @property
-    def number(self) -> Fraction | None:
+    def number(self) -> Rational | None:
         """The value, if no unknown is left."""
         return None if self.terms else self.constant
 
-    def at(self, values: Mapping[int, int]) -> Fraction:
+    def at(self, values: Mapping[int, int]) -> Rational:
         """The value at numbers for the unknowns."""
         return sum((c * values[u] for u, c in self.terms), self.constant)
 
-    def ratio(self, other: Affine) -> Fraction | None:
+    def ratio(self, other: Affine) -> Rational | None:
         """The factor by which this is the other, None if they are not proportional or the other is zero."""
         lead = other.terms[0] if other.terms else None
         if lead is None:
-            return self.constant / other.constant if other.constant and not self.terms else None
-        factor = dict(self.terms).get(lead[0], Fraction(0)) / lead[1]
+            return quotient(self.constant, other.constant) if other.constant and not self.terms else None
+        factor = quotient(dict(self.terms).get(lead[0], 0), lead[1])
         return factor if self == other * factor else None
+
+
+ZERO = Affine((), 0)
 
 
 class Inconsistent(Exception):
@@ -98,11 +111,11 @@ class System:
                 raise Inconsistent
             return
         scale = lcm(*(c.denominator for _, c in rest.terms))
-        if (rest.constant * scale / gcd(*(int(c * scale) for _, c in rest.terms))).denominator != 1:
+        if (rest.constant * scale) % gcd(*(int(c * scale) for _, c in rest.terms)):
             raise Inconsistent  # the unknowns are whole numbers
         # eager ones first, then those with a factor of 1 (the others stay whole), the newest first
         pivot, factor = min(rest.terms, key=lambda t: (t[0] not in self.eager, abs(t[1]) != 1, -t[0]))
-        value = Affine(tuple(t for t in rest.terms if t[0] != pivot), rest.constant) * (-1 / factor)
+        value = Affine(tuple(t for t in rest.terms if t[0] != pivot), rest.constant) * quotient(-1, factor)
         for u, expr in self.given.items():
             c = dict(expr.terms).get(pivot)
             if c is not None:

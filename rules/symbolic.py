@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count, pairwise, permutations, product
 
-from .linear import Affine, System
+from .linear import ZERO, Affine, System, quotient
 from .text_shapes import Axis, Typed, Typing
 
 PLACES = 16  # cuts of one axis
 ORDERS = 720  # renamings of summed indices that look alike
 MONOMIALS = 400
-ZERO = Affine((), Fraction(0))
 INCREASING = ("relu", "tanh", "sigmoid")
 ACTS = ("", "sigmoid", "relu", "tanh")
 
@@ -76,7 +75,7 @@ class Signs:
         for fact in self.facts:
             c = dict(fact.terms).get(unknown)
             if c is not None and c * factor > 0:
-                rest = expr - fact * (factor / c)
+                rest = expr - fact * quotient(factor, c)
                 if (not rest.terms and rest.constant >= 0) or (depth and self.nonnegative(rest, depth - 1)):
                     found = True
                     break
@@ -125,12 +124,12 @@ class Regions:
             groups = term.params["groups"]
             self.copies.append((axes[0][1], axes[1][1], groups))
             for j in range(1, groups):
-                self.add(term.axes[1], axes[1][0].size * Fraction(j, groups))
+                self.add(term.axes[1], axes[1][0].size * quotient(j, groups))
         elif term.op == "merge":
             n = term.params["count"]
             self.copies.append((term.axes[1], axes[0][1], n))
             for j in range(1, n):
-                self.add(term.axes[0], term.axes[0].size * Fraction(j, n))
+                self.add(term.axes[0], term.axes[0].size * quotient(j, n))
         elif term.op == "enlarge":
             for i, low in enumerate(enlarged(term)):
                 self.add(term.axes[2 + i], low)
@@ -448,7 +447,7 @@ class Prover:
     def group(self, at: Index, outputs: Affine, groups: int) -> int:
         """The group that an output channel belongs to."""
         for j in range(groups - 1):
-            if self.before(at, outputs * Fraction(j + 1, groups)):
+            if self.before(at, outputs * quotient(j + 1, groups)):
                 return j
         return groups - 1
 
