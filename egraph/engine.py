@@ -155,6 +155,14 @@ class Engine:
         header["seconds"] = time.perf_counter() - begin
         return header, arrays
 
+    def meet(self, pairs: Sequence[tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
+        """All rules once, without a view: whether the two handles of every pair are then in one class."""
+        report = self.run("(run-schedule (run r_rules) (saturate (run r_shape)))")[0].report
+        functions = self.egraph.freeze().functions
+        of = {self.egraph.value_to_i64(row.inputs[0]): row.output for row in functions["H"].rows}
+        live = sum(len(functions[n if n == "Leaf" else f"o_{n}"].rows) for n in self.signatures)
+        return {"equal": all(of[a] == of[b] for a, b in pairs), "updated": bool(report.updated), "live": live}, {}
+
     def collect(self) -> None:
         """Delete new e-nodes that only pruned ones use; mark the others as seen."""
         self.round += 1

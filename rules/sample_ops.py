@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -334,9 +334,11 @@ def windows(s: Sampler, call: Call, want: Want) -> None:
 def leaf(s: Sampler, call: Call, want: Want) -> None:
     """`full` and `iota`."""
     shape = want.shape if want.shape is not None else (None,) * s.rng.randint(0, 4)
-    narrow = s.rng.random() < 0.6
+    narrow = call.op == "full" and s.rng.random() < 0.6
     propose = lambda: tuple(1 if narrow and (d is None or 1 in d) else s.pick(d) for d in shape)
     found = s.attr(call, "shape", propose)
+    if call.op == "iota" and not found:
+        raise Reject
     s.attr(call, "dtype", lambda: want.dtype)
     _scalars(s, call, len(found))
 
@@ -391,6 +393,32 @@ def _several(s: Sampler, choices: tuple[int, ...], n: int) -> Callable[[], tuple
     return lambda: tuple(s.rng.choice(choices) for _ in range(n))
 
 
+def _positions(s: Sampler, call: Call, i: int, size: Any, kernel: Any) -> int:
+    """How many windows of a convolution or pool fit along spatial axis i."""
+    strides, pads, dilations = (s.attr(call, name, _later) for name in ("strides", "pads", "dilations"))
+    room = size + pads[i] + pads[len(strides) + i] - dilations[i] * (kernel - 1) - 1
+    return int(room // max(strides[i], 1) + 1)
+
+
+def _inputs(s: Sampler, call: Call, wanted: Sequence[Sizes], kernel: Sequence[Any] | None) -> Iterator[Sizes]:
+    """A random size per spatial axis that gives the wanted number of windows, as far as the kernel is known."""
+    for i, d in enumerate(wanted):
+        few = [
+            n for n in range(1, 9) if d is not None and (kernel is None or _positions(s, call, i, n, kernel[i]) in d)
+        ]
+        if d is not None and not few:
+            raise Reject
+        yield frozenset((s.rng.choice((4, 5, 6) if d is None or len(d) > 1 else few),))
+
+
+def _kernel(s: Sampler, call: Call, i: int, size: Any, wanted: Sizes) -> Sizes:
+    """A random kernel size along a spatial axis that gives the wanted number of windows."""
+    found = [k for k in (1, 2, 3) if wanted is None or _positions(s, call, i, size, k) in wanted]
+    if not found:
+        raise Reject
+    return frozenset((s.rng.choice(found),))
+
+
 def conv(s: Sampler, call: Call, want: Want) -> None:
     """x[N, C, *S] with w[O, C/groups, *K]."""
     x, w = call.args
@@ -413,13 +441,13 @@ def conv(s: Sampler, call: Call, want: Want) -> None:
     if left is None:
         channels = None if right is None else frozenset((right.shape[1] * groups,))
         channels = channels or frozenset((groups * s.rng.choice((1, 2, 3)),))
-        space = tuple(frozenset((4, 5, 6)) if d is None or len(d) > 1 else frozenset(range(1, 9)) for d in shape[2:])
+        space = _inputs(s, call, shape[2:], None if right is None else right.shape[2:])
         left = s.term(x, Want((shape[0], channels, *space), want.dtype))
     if right is None:
         if left.rank < 3 or not groups or left.shape[1] % groups:
             raise Reject
         outs = shape[1] if shape[1] is not None else frozenset((groups * s.rng.choice((1, 2)),))
-        kernel = (frozenset((s.rng.choice((1, 2, 3)),)) for _ in range(n))
+        kernel = (_kernel(s, call, i, left.shape[2 + i], shape[2 + i]) for i in range(n))
         s.term(w, Want((outs, frozenset((left.shape[1] // groups,)), *kernel), want.dtype))
 
 
@@ -434,7 +462,7 @@ def pool(s: Sampler, call: Call, want: Want) -> None:
         ("pads", (0, 1), 2 * n),
     ):
         s.attr(call, name, _several(s, choices, length))
-    s.term(call.args[0], Want((*shape[:2], *(frozenset((5, 6, 7)) for _ in range(n))), want.dtype))
+    s.term(call.args[0], Want((*shape[:2], *_inputs(s, call, shape[2:], s.attr(call, "kernel", _later))), want.dtype))
 
 
 def attention(s: Sampler, call: Call, want: Want) -> None:
