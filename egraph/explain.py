@@ -15,20 +15,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ShapeError, UsageError
+from ..errors import UsageError
 from .composite import expand
-from .congruence import Congruence, Equation, equations_used
-from .graph import LEAVES, Graph, Tensor, attrs_key, make, topological
-from .match import Binding, Matcher, rounded
-from .pattern import build, holds
+from .congruence import Congruence, Equation, Link, ShortProofs
+from .graph import LEAVES, Graph, Tensor, make, topological
+from .instance import FAILURES, bind, is_instance, number_of
+from .match import Binding, Matcher
+from .pattern import Literal, Term, Var, build, holds
 from .rule import Rule
 from .saturate import Limits, Session, saturate_block
 from .view import EGraphView
 
 MOST_STEPS = 2000
-MINIMIZED = 150  # proofs of up to as many equations are reduced to those that are needed
+DEEPEST = 60  # nesting at which lazy unfolding is given up
+MANY_TERMS = 20_000  # from here on proofs are shortened once, not twice
 DEFINITION, CONSTANT, GAP = "definition of ", "rounding of a constant", "no rule found"
-FAILURES = (ShapeError, IndexError, ValueError, KeyError, ZeroDivisionError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,6 @@ def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
     return found
 
 
-def number_of(op: str, attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
-    """An op and its attributes as a key; constants are those that their dtype holds."""
-    if op == "full":
-        known = dict(attrs)
-        return (op, known["shape"], known["dtype"], rounded(known["value"], known["dtype"]))
-    return (op, attrs_key(attrs))
-
-
 # ---------------------------------------------------------------- equations
 def matches(matcher: Matcher, rule: Rule) -> list[Binding]:
     """All bindings of a one-way rule's left sides; several left sides are joined on the variables that they share."""
@@ -224,15 +217,17 @@ def explain(
     """
     if [t.type for t in original] != [t.type for t in chosen]:
         raise UsageError("the terms to be connected have different types")
-    pairs = list(zip(original, chosen))
+    pairs, directions = list(zip(original, chosen)), [d for r in rules for d in r.directions]
     closure = Congruence()
     for term in (*original, *chosen):
         closure.add(term)
     if not all(closure.equal(*p) for p in pairs):
         for equation in _definitions([*original, *chosen]):
             closure.equate(equation)
-        _connect(closure, view, [d for r in rules for d in r.directions], original, chosen)
-    return [Explanation(a, b, tuple(_steps(closure, a, b))) for a, b in pairs]
+        _connect(closure, view, directions, original, chosen)
+    by_name = {r.name: r for r in directions}
+    proofs = ShortProofs(closure, rounds=2 if closure.terms < MANY_TERMS else 1)
+    return [Explanation(a, b, tuple(_steps(proofs, by_name, a, b))) for a, b in pairs]
 
 
 def _connect(
@@ -263,25 +258,6 @@ def _connect(
             return
 
 
-def _smaller(a: Tensor, b: Tensor, found: Sequence[Equation]) -> Congruence:
-    """A closure of as few of the equations as still connect two terms (no one of them can be left out)."""
-
-    def closed(equations: Sequence[Equation]) -> Congruence:
-        closure = Congruence()
-        closure.add(a)
-        closure.add(b)
-        for equation in equations:
-            closure.equate(equation)
-        return closure
-
-    kept = list(found)
-    for equation in reversed(found):
-        rest = [e for e in kept if e is not equation]
-        if closed(rest).equal(a, b):
-            kept = equations_used(closed(rest), [(a, b)])
-    return closed(kept)
-
-
 # ---------------------------------------------------------------- unfolding a proof
 @dataclass
 class _Chain:
@@ -291,60 +267,148 @@ class _Chain:
     reasons: list[tuple[str, bool, Tensor, Tensor]] = field(default_factory=list)
 
     def push(self, reason: tuple[str, bool, Tensor, Tensor], term: Tensor) -> None:
+        """Add a step; one that leads back to an earlier term undoes what came between."""
+        place = next((i for i, t in enumerate(self.terms) if t is term), None)
+        if place is not None:
+            del self.terms[place + 1 :], self.reasons[place:]
+            return
         if len(self.reasons) >= MOST_STEPS:
             raise UsageError(f"the explanation has more than {MOST_STEPS} steps")
         self.reasons.append(reason)
         self.terms.append(term)
 
 
-def _steps(closure: Congruence, a: Tensor, b: Tensor) -> Iterator[Step]:
-    if closure.equal(a, b):
-        used = equations_used(closure, [(a, b)])
-        if len(used) <= MINIMIZED:
-            closure = _smaller(a, b, used)
-    chain = _unfold(closure, a, b)
+def _steps(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor) -> Iterator[Step]:
+    chain = _Unfolding(proofs, {}).chain(a, b)
+    try:
+        lazy = _Unfolding(proofs, rules).chain(a, b)
+        chain = lazy if len(lazy.reasons) < len(chain.reasons) else chain
+    except _TooDeep:
+        pass
     for (name, forward, before, after), old, new in zip(chain.reasons, chain.terms, chain.terms[1:]):
         yield Step(name, forward, _position(old, new, before), before, after, old, new)
 
 
-def _unfold(closure: Congruence, a: Tensor, b: Tensor) -> _Chain:
-    """The chain between two terms. Operands that are not proved equal to their counterparts become gaps."""
-    chain = _Chain([a])
-    if a is b:
-        return chain
-    if not closure.equal(a, b):
-        if a.op == b.op and a.attrs == b.attrs and len(a.args) == len(b.args) > 0:
-            _lift(closure, a, b, chain)
-        else:
-            chain.push((GAP, True, a, b), b)
-        return chain
-    for link in closure.proof(a, b):
-        equation = link.equation
-        if equation is not None:
-            reason = (equation.name, equation.left is link.before, link.before, link.after)
-            chain.push(reason, link.after)
-        elif link.before.args:
-            _lift(closure, link.before, link.after, chain)
-        else:
-            chain.push((CONSTANT, True, link.before, link.after), link.after)
-    return chain
+class _TooDeep(Exception):
+    """Lazy unfolding went round in circles."""
 
 
-def _lift(closure: Congruence, a: Tensor, b: Tensor, chain: _Chain) -> None:
-    """Rewrite the operands of a term one by one; a pair of subterms that occurs in several places is rewritten in all."""
-    inner, order = _parts(closure, a, b)
-    now: dict[tuple[Tensor, Tensor], Tensor] = {pair: pair[0] for pair in order}
-    for pair in order:
-        part = _unfold(closure, *pair)
+@dataclass
+class _Unfolding:
+    """A proof as a chain of terms. With rules it is lazy: a term is rewritten only as far as the next rule's pattern
+    demands, and the rule is then applied to what the term holds, not to the terms that the equation was stated over.
+    That makes far shorter chains, but nothing bounds them."""
+
+    proofs: ShortProofs
+    rules: Mapping[str, Rule]
+    depth: int = 0
+
+    def chain(self, a: Tensor, b: Tensor) -> _Chain:
+        """From one term to another. Operands that are not proved equal to their counterparts become gaps."""
+        chain = _Chain([a])
+        if a is b:
+            return chain
+        if not self.proofs.closure.equal(a, b):
+            if a.op == b.op and a.attrs == b.attrs and len(a.args) == len(b.args) > 0:
+                self.lift(a, b, chain)
+            else:
+                chain.push((GAP, True, a, b), b)
+            return chain
+        self.depth += 1
+        if self.rules and self.depth > DEEPEST:
+            raise _TooDeep
+        for link in self.proofs.path(a, b):
+            now = chain.terms[-1]
+            if link.equation is not None:
+                self.apply(link, link.equation, chain)
+            elif not link.before.args:
+                chain.push((CONSTANT, True, link.before, link.after), link.after)
+            elif not self.rules:
+                self.lift(now, link.after, chain)
+        self.become(b, chain)
+        self.depth -= 1
+        return chain
+
+    def congruent(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two terms are equal operand by operand."""
+        alike = a.op == b.op and a.attrs == b.attrs and len(a.args) == len(b.args) > 0
+        return alike and all(self.proofs.closure.equal(p, q) for p, q in zip(a.args, b.args))
+
+    def become(self, target: Tensor, chain: _Chain) -> None:
+        """Go on to an equal term: operand by operand if that is all that differs."""
+        now = chain.terms[-1]
+        if now is target:
+            return
+        self.proofs.closure.add(now)
+        if self.congruent(now, target):
+            self.lift(now, target, chain)
+            return
+        part = self.chain(now, target)
         for reason, term in zip(part.reasons, part.terms[1:]):
-            now[pair] = term
-            chain.push(reason, _assembled((a, b), inner, now))
+            chain.push(reason, term)
+
+    def lift(self, a: Tensor, b: Tensor, chain: _Chain) -> None:
+        """Rewrite the operands of a term one by one; a pair of subterms that occurs in several places in all of them."""
+        self.proofs.closure.add(a)
+        inner, order = _parts(self.proofs, a, b)
+        now: dict[Pair, Tensor] = {pair: pair[0] for pair in order}
+        for pair in order:
+            part = self.chain(*pair)
+            for reason, term in zip(part.reasons, part.terms[1:]):
+                now[pair] = term
+                chain.push(reason, _assembled((a, b), inner, now))
+
+    def apply(self, link: Link, equation: Equation, chain: _Chain) -> None:
+        """Apply an equation's rule to the chain's end, which equals the equation's side by congruence."""
+        now, forward = chain.terms[-1], equation.left is link.before
+        rule = self.rules.get(equation.name)
+        if now is not link.before and rule is not None and len(rule.lefts) == 1:
+            sides = (rule.lefts[0], rule.rights[0])
+            pattern, other = sides if forward else sides[::-1]
+            fitted = self.fit(pattern, now, link.before)
+            made = self.instance(rule, forward, pattern, other, fitted.terms[-1])
+            if made is not None and self.proofs.closure.equal(made, link.after):
+                for reason, term in zip(fitted.reasons, fitted.terms[1:]):
+                    chain.push(reason, term)
+                chain.push((equation.name, forward, fitted.terms[-1], made), made)
+                return
+        self.become(link.before, chain)
+        chain.push((equation.name, forward, link.before, link.after), link.after)
+
+    def instance(self, rule: Rule, forward: bool, pattern: Term, other: Term, term: Tensor) -> Tensor | None:
+        """The other side of a rule over the subterms of a term that has the shape of its one side."""
+        binding: dict[str, Tensor] = {}
+        attrs: dict[str, Any] = {}
+        if not bind(pattern, term, binding, attrs):
+            return None
+        try:
+            made = build(other, binding, attrs)
+        except FAILURES:
+            return None
+        sides = (term, made) if forward else (made, term)
+        return made if made.type == term.type and is_instance(rule, 0, *sides) else None
+
+    def fit(self, pattern: Term, now: Tensor, target: Tensor) -> _Chain:
+        """Give a term the shape of a pattern that an equal term, the target, has; variables take what is there."""
+        if isinstance(pattern, Var):
+            return _Chain([now])
+        self.proofs.closure.add(now)
+        if isinstance(pattern, Literal) or not self.congruent(now, target):
+            return self.chain(now, target)
+        chain = _Chain([now])
+        for i, inner in enumerate(pattern.args):
+            part = self.fit(inner, now.args[i], target.args[i])
+            for reason, term in zip(part.reasons, part.terms[1:]):
+                args = [*chain.terms[-1].args]
+                args[i] = term
+                chain.push(reason, make(now.op, args, dict(now.attrs)))
+        return chain
 
 
 Pair = tuple[Tensor, Tensor]
 
 
-def _parts(closure: Congruence, a: Tensor, b: Tensor) -> tuple[dict[Pair, list[Pair]], list[Pair]]:
+def _parts(proofs: ShortProofs, a: Tensor, b: Tensor) -> tuple[dict[Pair, list[Pair]], list[Pair]]:
     """Pairs of terms that congruence takes apart, with their operands' pairs, and the pairs that rules connect."""
     inner: dict[Pair, list[Pair]] = {}
     outer: dict[Pair, None] = {}
@@ -354,8 +418,8 @@ def _parts(closure: Congruence, a: Tensor, b: Tensor) -> tuple[dict[Pair, list[P
         if pair in inner or pair in outer or s is t:
             continue
         congruent = pair == (a, b)
-        if not congruent and s.args and s.op == t.op and s.attrs == t.attrs and closure.equal(s, t):
-            path = closure.proof(s, t)
+        if not congruent and s.args and s.op == t.op and s.attrs == t.attrs and proofs.closure.equal(s, t):
+            path = proofs.path(s, t)
             congruent = len(path) == 1 and path[0].equation is None
         if congruent:
             inner[pair] = list(zip(s.args, t.args))

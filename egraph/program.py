@@ -16,7 +16,7 @@ from .graph import LEAVES, Graph
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
 from .lower import Lowered, lower, with_parts
 from .pricing import CAP, Pricing, cost_program
-from .rewrite import applicable, changes_rank, collect_constants, compile_rule
+from .rewrite import applicable, changes_rank, collect_constants, compile_rule, spelled_ranks
 from .rule import Rule
 
 
@@ -79,8 +79,9 @@ def make_program(
     usable, reachable = applicable(rules, {n.op for n in nodes if n.op not in LEAVES})
     names = constructors(reachable)
     present = {n.rank for n in nodes}
-    ranks = list(range(max(present, default=0) + 2))
     near = {r + d for r in present for d in (-1, 1) if r + d >= 0} if any(map(changes_rank, usable)) else set()
+    near |= {r for rule in usable for r in spelled_ranks(rule)}
+    ranks = list(range(max({1, *near, *(r + 1 for r in present)}) + 1))
     interner = Interner()
     constants = collect_constants(usable, interner)
     guarded = slack is not None or bool(beam)

@@ -10,11 +10,10 @@ import numpy as np
 
 from .composite import expand
 from .dims import concrete
-from .explain import CONSTANT, DEFINITION, FAILURES, GAP, Explanation, Step, number_of
+from .explain import CONSTANT, DEFINITION, GAP, Explanation, Step
 from .graph import LEAVES, Tensor, topological
+from .instance import is_instance, number_of
 from .interpret import evaluate
-from .match import rounded
-from .pattern import Literal, Name, Term, Value, Var, build
 from .rule import Rule
 
 
@@ -103,47 +102,7 @@ def _is_instance(step: Step, rules: Mapping[str, Rule]) -> bool:
     if step.rule.startswith(DEFINITION):
         return before.op == step.rule.removeprefix(DEFINITION) and before.entry.composite and expand(before) is after
     rule = rules.get(step.rule)
-    return rule is not None and any(_matches(rule, i, before, after) for i in range(len(rule.lefts)))
-
-
-def _matches(rule: Rule, side: int, before: Tensor, after: Tensor) -> bool:
-    """Whether a rule's left side matches one term with the other for its right side. A merge's other left sides are
-    taken from the right side: its variables must be bound by what the two terms show."""
-    binding: dict[str, Any] = {}
-    attrs: dict[str, Any] = {}
-    if not _bind(rule.lefts[side], before, binding, attrs):
-        return False
-    if len(rule.lefts) > 1 and not _bind(rule.rights[side], after, binding, attrs):
-        return False
-    try:
-        return _same(build(rule.rights[side], binding, attrs), after)
-    except FAILURES:
-        return False
-
-
-def _bind(pattern: Term, term: Tensor, binding: dict[str, Any], attrs: dict[str, Any]) -> bool:
-    """Match a pattern on one term, binding variables; computed attributes are left to the rebuilding."""
-    if isinstance(pattern, Var):
-        return binding.setdefault(pattern.name, term) is term
-    if isinstance(pattern, Literal):
-        return term.op == "full" and rounded(term.attrs[0][1], term.dtype) == rounded(pattern.value, term.dtype)
-    if term.op != pattern.op or not all(_bind(p, t, binding, attrs) for p, t in zip(pattern.args, term.args)):
-        return False
-    for (_, want), (_, have) in zip(pattern.attrs, term.attrs):
-        if isinstance(want, Name) and attrs.setdefault(want.name, have) != have:
-            return False
-        if isinstance(want, Value) and want.value != have:
-            return False
-    return True
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two terms are one up to the rounding of constants."""
-    if a is b:
-        return True
-    if a.op == b.op == "full":
-        return number_of("full", a.attrs) == number_of("full", b.attrs)
-    return a.op == b.op and a.attrs == b.attrs and len(a.args) == len(b.args) > 0 and all(map(_same, a.args, b.args))
+    return rule is not None and any(is_instance(rule, i, before, after) for i in range(len(rule.lefts)))
 
 
 __all__ = ["Checked", "check"]

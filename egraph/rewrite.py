@@ -482,6 +482,13 @@ def changes_rank(rule: Rule) -> bool:
     return bool(rule_ops(rule)[1] & {"reshape", "windows", "gather", "full", "iota"})
 
 
+def spelled_ranks(rule: Rule) -> set[int]:
+    """The ranks that a rule's right sides spell out, axis by axis."""
+    calls = [t for side in rule.rights for t in subterms(side) if isinstance(t, Call)]
+    attrs = [a for t in calls for name, a in t.attrs if name in ("shape", "perm")]
+    return {len(a.args) for a in attrs if isinstance(a, Apply) and a.function == "vec"}
+
+
 def compile_rule(rule: Rule, interner: Interner, ranks: Sequence[int], *, guarded: bool) -> Iterator[tuple[str, str]]:
     """(name, egglog command) of a one-way rule, once per rank where vectors must be spelled out. RuleError if it
     cannot be said."""
@@ -510,4 +517,4 @@ def collect_constants(rules: Iterable[Rule], interner: Interner) -> list[float]:
     return list(dict.fromkeys(found))
 
 
-__all__ = ["applicable", "changes_rank", "collect_constants", "compile_rule", "rule_ops"]
+__all__ = ["applicable", "changes_rank", "collect_constants", "compile_rule", "rule_ops", "spelled_ranks"]
