@@ -23,7 +23,7 @@ from typing import Any
 
 from ..egraph import dims, dtypes
 from ..egraph.dims import concrete
-from ..egraph.graph import Tensor, structural_digest
+from ..egraph.graph import Tensor, make, structural_digest
 from ..egraph.ops import Type
 from ..extract.kernel import Call, Operand, Plan, Step, Template, Value, contiguous
 from . import memory
@@ -300,8 +300,17 @@ class Emitter:
         return f"{self._use('place')}(memory, {offset}, {shape}, {dtype}{strides})"
 
     # ------------------------------------------------------------ weights and states
+    def _term(self, value: int) -> Tensor:
+        """A weight's expression, in the dtype that it is stored in."""
+        term, dtype = self.plan.weights[value], self.plan.values[value].type.dtype
+        if term.dtype == dtype:
+            return term
+        if term.op == "cast" and term.args[0].dtype == dtype:
+            return term.args[0]
+        return make("cast", (term,), {"dtype": dtype})
+
     def _key(self, value: int) -> str:
-        term = self.plan.weights[value]
+        term = self._term(value)
         digest = structural_digest(term)
         if digest not in self.keys:
             base = str(term.attr("name")) if term.op == "param" else f"w{value}"
@@ -318,7 +327,7 @@ class Emitter:
 
     def _prepared(self, step: Step, operand: str, value: int) -> str:
         raw = self._weight(value)
-        if is_torch(step.template):
+        if self._kind(step.template) != self._home(value):
             raw = f"{self._use('tensor')}({raw})"
         self._setup(step.template)
         text = step.template.write_prep(operand, raw, replace(step.call, names={operand: raw}))
@@ -451,7 +460,8 @@ class Emitter:
 
     def _update_states(self) -> None:
         states = {v.name: v.id for v in self.plan.values if v.origin == "state"}
-        todo = [(n, v) for n, v in self.plan.updates.items() if states.get(n) not in (v, self.layout.pinned.get(v, -1))]
+        pinned = {v: self.layout.pinned.get(self.root[v], -1) for v in self.plan.updates.values()}
+        todo = [(n, v) for n, v in self.plan.updates.items() if states.get(n) not in (v, pinned[v])]
         saved = {}
         for _, v in todo:  # a new value that looks at a state must be saved before that state changes
             if self.plan.values[self.root[v]].origin == "state" or self.root[v] in self.layout.pinned:

@@ -157,6 +157,12 @@ def _same_place(plan: Plan, step: Step, operand: int, root: Mapping[int, int]) -
     return all((v.type.shape, v.strides) == (a.type.shape, a.strides) for v in shared)
 
 
+def _whole(plan: Plan, view: int, root: int) -> bool:
+    """Whether a view shows all of its root, laid out alike."""
+    a, b = plan.values[view], plan.values[root]
+    return (a.type, a.strides) == (b.type, b.strides)
+
+
 def _inplace(step: Step) -> list[int]:
     return [v for o, v in step.inputs if o in step.template.inplace]
 
@@ -184,8 +190,9 @@ def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: 
     """New state values that can be written where the state lies: nothing reads the old value afterwards."""
     states = {v.name: v.id for v in plan.values if v.origin == "state"}
     found: dict[int, int] = {}
-    for name, v in plan.updates.items():
-        if name not in states or v not in made or v in found:
+    for name, update in plan.updates.items():
+        v = root[update]
+        if name not in states or v not in made or v in found or not _whole(plan, update, v):
             continue
         state, step = states[name], plan.steps[made[v]]
         reads = [u for _, u in step.inputs if root[u] == state]

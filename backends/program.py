@@ -28,7 +28,10 @@ from ..egraph.interpret import evaluate
 from ..egraph.ops import Type
 from ..errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ..extract.kernel import Plan
-from .emit import bind_sizes, emit
+from . import gpu
+from .emission import device_of, emit_for, executed
+from .emit import bind_sizes
+from .exchange import Exchange, OnCpu, OnTensors
 
 Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
@@ -52,6 +55,8 @@ class Manifest:
     cost: float
     lower_bound: float
     initial: tuple[Spec, ...] = ()  # the states that do not start as zeros, under their keys among the weights
+    device: str = "cpu"
+    hardware: str = ""  # the GPU that it was made for
 
 
 class Program:
@@ -60,35 +65,39 @@ class Program:
     One call at a time per program: calls from several threads wait for each other. Outputs are fresh arrays unless
     `reuse_outputs`. Weights are read at the first call (or at `bind`). States start as the data that the graph's params
     have under their names, else as zeros.
+
+    On a GPU kernels run on the caller's current stream, and nothing waits for them but results as arrays. `device` runs a
+    program elsewhere than it was made for: where Torch has the same kernels, that is also "cpu".
     """
 
     report: Any = None  # set by the pipeline
 
     def __init__(
         self, plan: Plan, params: Mapping[str, Data] | None = None, *, reuse_outputs: bool = False,
-        sizes: Mapping[str, int] | None = None,
+        sizes: Mapping[str, int] | None = None, device: str | None = None,
     ) -> None:  # fmt: skip
         plan = bind_sizes(plan, sizes or {})
-        emitted = emit(plan, reuse_outputs=reuse_outputs)
+        emitted = emit_for(plan, reuse_outputs=reuse_outputs)
         self.plan: Plan | None = plan
         self._params: dict[str, Data] = {**plan.graph.params, **(params or {})}
         weights: Mapping[str, Array] = _Evaluated(emitted.weights, self._params, emitted.plain)
         manifest = _manifest(plan, emitted, _initial(plan, emitted.states.items(), self._params))
-        self._start(manifest, emitted.source, weights)
+        self._start(manifest, emitted.source, weights, device)
 
     @classmethod
-    def _of(cls, manifest: Manifest, source: str, weights: Mapping[str, Array]) -> Program:
+    def _of(cls, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> Program:
         made = object.__new__(cls)
         made.plan, made._params = None, {}
-        made._start(manifest, source, weights)
+        made._start(manifest, source, weights, device)
         return made
 
-    def _start(self, manifest: Manifest, source: str, weights: Mapping[str, Array]) -> None:
+    def _start(self, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> None:
         self.manifest, self.source, self._weights = manifest, source, weights
-        self.states: dict[str, Array] = {}
-        self._run: Callable[..., tuple[Array, ...]] | None = None
+        self.device = device or manifest.device
+        self.states: dict[str, Any] = {}
+        self._exchange: Exchange = OnCpu() if manifest.device == "cpu" else OnTensors(self.device)
+        self._run: Callable[..., Sequence[Any]] | None = None
         self._lock = threading.Lock()
-        self._specs = [(name, shape, dtypes.numpy_dtype(dtype)) for name, shape, dtype in manifest.inputs]
         self.input_names = [name for name, _, _ in manifest.inputs]
 
     # ------------------------------------------------------------ binding
@@ -116,12 +125,16 @@ class Program:
         return self
 
     def _bind(self) -> None:
-        namespace: dict[str, Any] = {"__name__": f"tensor_graphs_program_{self.manifest.name}"}
-        exec(compile(self.source, f"<program {ascii(self.manifest.name)[1:81]}>", "exec"), namespace)
-        self.states = {n: np.zeros(shape, dtypes.numpy_dtype(d)) for n, shape, d in self.manifest.states}
+        if self.manifest.device == "cuda":
+            if self.device != "cpu":
+                gpu.check_room(self.device, self.memory()["cuda"])
+        bind = executed(self.source, self.manifest.name)["bind"]
+        self.states = {spec[0]: self._exchange.zeros(spec) for spec in self.manifest.states}
         self.reset()
-        given: list[Any] = [self._weights, *([self.states] if self.states else [])]
-        self._run = namespace["bind"](*given)
+        if self.manifest.device == "cuda":
+            self._run = bind(self._weights, self.states, self.device)
+        else:
+            self._run = bind(*([self._weights, self.states] if self.states else [self._weights]))
 
     def unbind(self) -> None:
         """Let go of the prepared weights and the states; the next call reads the weights again."""
@@ -130,11 +143,20 @@ class Program:
 
     def reset(self) -> None:
         """Set all states to what they start as."""
-        for array in self.states.values():
-            array.fill(0)
-        for key, _, _ in self.manifest.initial:
-            if self.states:
-                self.states[key.removeprefix(_STATE)][...] = self._weights[key]
+        initial = {spec[0] for spec in self.manifest.initial}
+        for name, state in self.states.items():
+            if _STATE + name in initial:
+                self._exchange.write(state, self._weights[_STATE + name])
+            else:
+                state[...] = 0
+
+    def set_state(self, name: str, value: Any) -> None:
+        """Give a state of a bound program other values (an array or a tensor of its shape)."""
+        self._exchange.write(self.states[name], value)
+
+    def get_state(self, name: str) -> Array:
+        """A state's values, as a fresh array."""
+        return self._exchange.read(self.states[name])
 
     # ------------------------------------------------------------ calling
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -144,14 +166,13 @@ class Program:
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
         """Run it; the outputs one after the other, without the graph's structure."""
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
-        torch = any(_is_torch(x) for x in given)
-        arrays = [_checked(x, *spec) for x, spec in zip(given, self._specs)]
+        taken = [self._exchange.accept(x, spec) for x, spec in zip(given, self.manifest.inputs)]
         with self._lock:
             if self._run is None:
                 self._bind()
             assert self._run is not None
-            results = self._run(*arrays)
-        return [_to_torch(r) for r in results] if torch else results
+            results = self._run(*taken)
+        return self._exchange.hand_out(results, given)
 
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         if len(args) > len(self.input_names):
@@ -171,7 +192,7 @@ class Program:
     def memory(self) -> dict[str, int]:
         """Bytes by device that running it takes: weights, states, workspace, and what a call allocates at its peak."""
         fixed = sum(_bytes(s) for s in (*self.manifest.weights, *self.manifest.states))
-        return {"cpu": fixed + self.manifest.workspace + self.manifest.fresh}
+        return {self.manifest.device: fixed + self.manifest.workspace + self.manifest.fresh}
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -182,7 +203,7 @@ class Program:
         m = self.manifest
         rows = {
             "kernels": m.kernels, "estimated": f"{m.cost:.1f} µs", "lower bound": f"{m.lower_bound:.1f} µs",
-            "memory": f"{self.memory()['cpu'] / 2**20:.1f} MiB", "workspace": f"{m.workspace / 2**20:.2f} MiB",
+            "memory": ", ".join(f"{n / 2**20:.1f} MiB on {d}" for d, n in self.memory().items()), "workspace": f"{m.workspace / 2**20:.2f} MiB",
         }  # fmt: skip
         cells = "".join(f"<tr><th>{k}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
         code = f"<details><summary>source</summary><pre>{escape(self.source)}</pre></details>"
@@ -214,10 +235,12 @@ class Program:
         return target
 
 
-def load_program(folder: str | Path) -> Program:
+def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     """A saved program, without any search. Running it runs its `program.py`: load only what you trust.
 
-    BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights.
+    A program made for a GPU runs on one of that name; `device` ("cuda", "cuda:1") runs it on any.
+    BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,
+    DeviceUnavailableError without such a GPU.
     """
     path = Path(folder)
     try:
@@ -231,41 +254,13 @@ def load_program(folder: str | Path) -> Program:
         manifest = _read_manifest(record, source)
     except (KeyError, TypeError, ValueError, ShapeError) as error:
         raise BadModelError(f"the manifest is malformed: {error!r}", where=str(path / "manifest.json")) from None
-    return Program._of(manifest, source, _Stored(path / "weights.safetensors", (*manifest.weights, *manifest.initial)))
+    if manifest.device == "cuda" and device is None:
+        gpu.check_hardware(manifest.hardware, where=str(path))
+    stored = _Stored(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
+    return Program._of(manifest, source, stored, device)
 
 
-# ---------------------------------------------------------------- values in and out
-def _is_torch(x: Any) -> bool:
-    return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach")
-
-
-def _checked(x: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    if not isinstance(x, np.ndarray):
-        x = _from_torch(x) if _is_torch(x) else np.asarray(x, dtype)
-    if x.shape != shape or x.dtype != dtype:
-        raise ShapeError(f"input {name!r} is {x.dtype}{list(x.shape)}, not {dtype}{list(shape)}")
-    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
-
-
-def _from_torch(x: Any) -> Array:
-    x = x.detach().cpu()
-    if str(x.dtype) == "torch.bfloat16":
-        import torch
-
-        bits: Array = x.contiguous().view(torch.int16).numpy()
-        return bits.view(dtypes.numpy_dtype("bfloat16"))
-    found: Array = x.numpy()
-    return found
-
-
-def _to_torch(x: Array) -> Any:
-    import torch
-
-    if x.dtype.name == "bfloat16":
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
-
-
+# ---------------------------------------------------------------- values out
 def _structured(structure: Any, results: Sequence[Any]) -> Any:
     if structure is None:
         return results[0]
@@ -414,6 +409,7 @@ def _manifest(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest:
         tuple(_spec(n, term.type) for n, term in emitted.weights.items()),
         tuple(_spec(n, kind) for n, kind in emitted.states.items()),
         emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound, initial,
+        device_of(plan), gpu.hardware() if device_of(plan) == "cuda" else "",
     )  # fmt: skip
 
 
@@ -450,4 +446,5 @@ def _read_manifest(record: Mapping[str, Any], source: str) -> Manifest:
         for part in ("inputs", "outputs", "weights", "states", "initial")
     }
     numbers = {k: record[k] for k in ("workspace", "fresh", "kernels", "cost", "lower_bound")}
+    numbers |= {"device": str(record["device"]), "hardware": str(record["hardware"])} if "device" in record else {}
     return Manifest(str(record["name"]), structure=_unpack(record["structure"]), **specs, **numbers)

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module, metadata
-from typing import cast
+from importlib.util import find_spec
+from typing import Any, cast
 
 from .. import settings
 from ..errors import DeviceUnavailableError, UsageError
 from ..extract.kernel import Backend, Template
 from .emit import HELPERS
+from .emit_cuda_helpers import HELPERS as CUDA_HELPERS
 
 #: name -> module of this folder whose `BACKEND` it is.
-BUILT_IN = {"numpy": "numpy", "torch": "torch", "null": "null"}
+BUILT_IN = {"numpy": "numpy", "torch": "torch", "torch_cuda": "torch_cuda", "triton": "triton", "null": "null"}
 GROUP = "tensor_graphs.backends"
+Keep = Callable[[Template], bool]
 
 #: What `select` means by a name: the backends to draw kernels from, in order of preference among equals.
-CHOICES = {"auto": ("numpy", "torch"), "numpy": ("numpy",), "torch": ("numpy", "torch"), "null": ("null",)}
+CHOICES = {
+    "auto": ("numpy", "torch"), "numpy": ("numpy",), "torch": ("numpy", "torch"), "null": ("null",),
+    "cuda": ("torch_cuda", "triton"), "triton": ("triton", "torch_cuda"), "triton-only": ("triton", "torch_cuda"),
+}  # fmt: skip
 
 
 @cache
 def backends() -> dict[str, Backend]:
     """All backends by name, usable here or not. UsageError where two claim one name."""
-    found: dict[str, Backend] = {n: import_module(f".{m}", __package__).BACKEND for n, m in BUILT_IN.items()}
+    there = {n: m for n, m in BUILT_IN.items() if find_spec(f".{m}", __package__)}
+    found: dict[str, Backend] = {n: import_module(f".{m}", __package__).BACKEND for n, m in there.items()}
     for entry in metadata.entry_points(group=GROUP):
         if entry.name in found:
             raise UsageError(f"two backends are called {entry.name!r}", where=f"entry point {entry.value}")
@@ -42,19 +49,25 @@ def backend(name: str) -> Backend:
 
 
 def select(choice: str | None = None) -> list[Backend]:
-    """The backends meant by "auto", "numpy", "torch" or a third party's name (None: the setting `backend`).
+    """The backends meant by "auto", "numpy", "torch", "cuda", "triton" or a third party's name (None: the setting
+    `backend`).
 
-    "torch" means Torch's kernels beside NumPy's, which share the memory and are the reference for what Torch lacks;
-    "auto" is the same where Torch can be used, else NumPy alone. DeviceUnavailableError if a backend that was asked
-    for by name cannot be used here.
+    "torch" means Torch's kernels beside NumPy's, which share the memory and are the reference for what Torch lacks.
+    "cuda" and "triton" both mean the libraries' kernels on a GPU and generated ones; "triton-only" draws on generated ones
+    alone, but for views and copies. "auto" is "cuda" where there is a GPU, else "torch" where Torch can be used, else NumPy
+    alone. DeviceUnavailableError if a backend that was asked for by name cannot be used here.
     """
     name = choice or settings.current().backend
-    chosen = [backend(n) for n in CHOICES.get(name, ("numpy", name))]
+    if name == "auto" and not backend("torch_cuda").unavailable():
+        name = "cuda"
+    chosen = [backend(n) for n in CHOICES.get(name, ("numpy", name)) if n == name or n in backends()]
     usable: list[Backend] = [b for b in chosen if not b.unavailable()]
     if len(usable) > 1:
-        usable = [_Restricted(b, b.name, b.device, b.helpers) if b.name == "numpy" else b for b in usable]
+        usable = [_Restricted(b, _UNTHREADED) if b.name == "numpy" else b for b in usable]
+    if name == "triton-only":
+        usable = [_Restricted(b, _MOVES) if b.name == "torch_cuda" else b for b in usable]
     if name != "auto":
-        for b in chosen:
+        for b in chosen[:1] if name == "cuda" else chosen:  # generated kernels are welcome on a GPU, not demanded
             if b.unavailable():
                 raise DeviceUnavailableError(
                     f"the backend {b.name} cannot be used: {b.unavailable()}",
@@ -63,27 +76,28 @@ def select(choice: str | None = None) -> list[Backend]:
     return usable
 
 
+#: NumPy beside another library on the same cores: without products of its own threaded BLAS. Two thread pools that take
+#: turns slow each other by an order of magnitude (see threads.py), which no measurement of single kernels would show.
+_UNTHREADED: Keep = lambda t: t.family not in ("contraction", "conv", "attention")
+
+#: What moves or shows values without computing any.
+_MOVES: Keep = lambda t: t.family in ("view", "copy")
+
+
 @dataclass
 class _Restricted:
-    """NumPy beside another library on the same cores: without products of its own threaded BLAS.
-
-    Two thread pools that take turns slow each other by an order of magnitude (see threads.py), which no measurement of
-    single kernels would show.
-    """
+    """Some of a backend's kernels."""
 
     base: Backend
-    name: str
-    device: str
-    helpers: Mapping[str, str]
+    keep: Keep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """Kernels that stay on the calling thread."""
-        return tuple(t for t in self.base.templates if t.family not in ("contraction", "conv", "attention"))
-
-    def unavailable(self) -> str:
-        """As the backend says."""
-        return self.base.unavailable()
+        """The kernels that are kept."""
+        return tuple(filter(self.keep, self.base.templates))
 
 
 def describe(chosen: Iterable[Backend]) -> str:
@@ -108,7 +122,7 @@ def _by_name(backend_name: str) -> dict[str, Template]:
 @cache
 def all_helpers() -> dict[str, str]:
     """Every helper function's source by name: names that emitted code must not use otherwise."""
-    found = dict(HELPERS)
+    found = HELPERS | CUDA_HELPERS
     for b in backends().values():
         found |= b.helpers
     return found

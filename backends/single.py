@@ -13,18 +13,19 @@ from ..egraph.graph import Graph, Tensor
 from ..egraph.interpret import evaluate
 from ..egraph.pattern import build
 from ..extract.kernel import Call, Operand, Plan, Priced, Step, Template, Value
-from .emit import emit
+from .emission import emit_for, executed
 
 Array = np.ndarray[Any, Any]
 Bound = Callable[[], tuple[Array, ...]]
 
 
 def meaning(template: Template, call: Call) -> Tensor:
-    """The template's pattern over params named like its operands."""
-    leaves = {
-        name: api.param(name, call.operands[name].type.shape, call.operands[name].type.dtype)
-        for name in template.operands
-    }
+    """The template's pattern over params named like its operands. Floats that are stored in several dtypes stand for reals:
+    they are float64 then."""
+    kinds = {name: call.operands[name].type for name in template.operands}
+    mixed = len({k.dtype for k in kinds.values() if dtypes.is_float(k.dtype)}) > 1
+    wide = {k.dtype: "float64" if mixed and dtypes.is_float(k.dtype) else k.dtype for k in kinds.values()}
+    leaves = {name: api.param(name, kind.shape, wide[kind.dtype]) for name, kind in kinds.items()}
     return build(template.term, leaves, call.attrs)
 
 
@@ -40,16 +41,16 @@ def kernel_plan(template: Template, call: Call) -> Plan:
     return Plan(Graph.of(root, name=template.name), tuple(values), (step,), weights, (made,), {}, 0.0, 0.0)
 
 
-def compiled(template: Template, call: Call) -> Callable[[Mapping[str, Array]], Bound]:
-    """operands -> a function without arguments that runs the kernel on them and returns (output,)."""
-    emitted = emit(kernel_plan(template, call), reuse_outputs=True)
-    namespace: dict[str, Any] = {"__name__": "tensor_graphs_kernel"}
-    exec(compile(emitted.source, f"<kernel {template.name}>", "exec"), namespace)
+def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapping[str, Array]], Bound]:
+    """operands -> a function without arguments that runs the kernel on them and returns (output,). `device`: where a kernel
+    on tensors runs ("": where its backend's do)."""
+    emitted = emit_for(kernel_plan(template, call), reuse_outputs=True)
     keys = {term.attr("name"): key for key, term in emitted.weights.items()}
-    bind = namespace["bind"]
+    bind = executed(emitted.source, template.name)["bind"]
 
     def bound(operands: Mapping[str, Array]) -> Bound:
-        run: Bound = bind({keys[name]: array for name, array in operands.items() if name in keys})
+        weights = {keys[name]: array for name, array in operands.items() if name in keys}
+        run: Bound = bind(weights, None, device) if device else bind(weights)
         return run
 
     return bound
@@ -58,7 +59,11 @@ def compiled(template: Template, call: Call) -> Callable[[Mapping[str, Array]], 
 def expected(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
     """What the kernel must compute, in float64."""
     root = meaning(template, call)
-    return evaluate([root], {}, params=dict(operands), float64=True)[0]
+    given = {
+        leaf.attr("name"): operands[leaf.attr("name")].astype(dtypes.numpy_dtype(leaf.dtype), copy=False)
+        for leaf in Graph.of(root).leaves("param")
+    }
+    return evaluate([root], {}, params=given, float64=True)[0]
 
 
 def laid(array: Array, operand: Operand) -> Array:

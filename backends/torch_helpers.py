@@ -53,7 +53,8 @@ def attention_spelled(
         scores.mul_(1 / softcap).tanh_().mul_(softcap)
     if causal or window:
         rows, columns = scores.shape[-2:]
-        ahead = torch.arange(columns) - torch.arange(rows).unsqueeze(1) - (columns - rows)
+        row, column = (torch.arange(n, device=q.device) for n in (rows, columns))
+        ahead = column - row.unsqueeze(1) - (columns - rows)
         hidden = (ahead > 0) & bool(causal)
         if window:
             hidden = hidden | (ahead <= -window)

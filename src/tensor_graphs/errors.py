@@ -103,6 +103,12 @@ class DeviceUnavailableError(TensorGraphsError):
     exit_code, code = 4, "device-unavailable"
 
 
+class DeviceMemoryError(DeviceUnavailableError):
+    """A device without room for what a program takes; found by arithmetic, before anything is launched."""
+
+    code = "device-memory"
+
+
 class VerificationError(TensorGraphsError):
     """The optimized program computed something else than the original, beyond rounding: a miscompile."""
 

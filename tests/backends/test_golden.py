@@ -8,7 +8,7 @@ import pytest
 
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.emit import emit
+from tensor_graphs.backends.emission import emit_for
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Graph
@@ -33,13 +33,13 @@ def cache() -> Graph:
     return Graph.of(t.sum(written, axis=0), updates={"cache": written}, inputs=[x, i], name="cache")
 
 
-CASES = [(f, choice) for f in (mlp, attention, cache) for choice in ("numpy", "torch")]
+BACKENDS = {"numpy": ["numpy"], "torch": ["torch", "numpy"], "cuda": ["torch_cuda"]}
+CASES = [(f, choice) for f in (mlp, attention, cache) for choice in ("numpy", "torch", "cuda")]
 
 
 @pytest.mark.parametrize(("build", "choice"), CASES, ids=[f"{f.__name__}-{c}" for f, c in CASES])
 def test_source_is_the_golden_file(build, choice: str, update_golden: bool) -> None:
-    first = [] if choice == "numpy" else [backend("torch")]
-    source = emit(direct_plan(build(), [*first, backend("numpy")])).source
+    source = emit_for(direct_plan(build(), [backend(name) for name in BACKENDS[choice]])).source
     path = GOLDEN / f"{build.__name__}_{choice}.py"
     if update_golden:
         path.write_text(source, encoding="utf-8")

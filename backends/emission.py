@@ -1,0 +1,43 @@
+"""From a plan to source for the device that it runs on, and from source to what it defines."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from ..errors import UsageError
+from ..extract.kernel import Plan
+from .emit import Emitted, emit
+from .emit_cuda import emit_cuda
+
+EMITTERS = {"cpu": emit, "cuda": emit_cuda}
+
+
+def device_of(plan: Plan) -> str:
+    """The device whose memory the plan's kernels work in ("cpu" if it has none). UsageError if there are several."""
+    from .registry import backend
+
+    found = {backend(name).device for name in {s.template.backend for s in plan.steps}}
+    if len(found) > 1:
+        raise UsageError(f"a plan must stay on one device, this one is on {', '.join(sorted(found))}")
+    return next(iter(found), "cpu")
+
+
+def emit_for(plan: Plan, *, reuse_outputs: bool = False, sizes: Mapping[str, int] | None = None) -> Emitted:
+    """The plan's source for its device."""
+    return EMITTERS[device_of(plan)](plan, reuse_outputs=reuse_outputs, sizes=sizes)
+
+
+def executed(source: str, name: str) -> dict[str, Any]:
+    """What a source defines. Its lines can be looked up (tracebacks show them; Triton reads its kernels' text)."""
+    title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
+    file = f"<{title} {sha256(source.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}"}
+    exec(compile(source, file, "exec"), space)
+    return space
+
+
+__all__ = ["device_of", "emit_for", "executed"]

@@ -1,0 +1,145 @@
+"""How values get into a program and out of it: NumPy arrays for programs on the CPU, tensors for those on a GPU.
+
+Callers may give arrays or tensors to either. They get back what they gave: tensors on the GPU if any input lies there, else
+tensors on the CPU if any input is one, else arrays (for which a program on a GPU must be waited for).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..egraph import dtypes
+from ..errors import ShapeError
+
+Array = np.ndarray[Any, Any]
+Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
+
+
+class Exchange(Protocol):
+    """The way in and out for one device."""
+
+    def accept(self, x: Any, spec: Spec) -> Any:
+        """An input as the program takes it. ShapeError if it has another shape or dtype."""
+        ...
+
+    def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
+        """Results as the caller wants them."""
+        ...
+
+    def zeros(self, spec: Spec) -> Any:
+        """A state."""
+        ...
+
+    def write(self, state: Any, value: Any) -> None:
+        """Set a state to an array's values."""
+        ...
+
+    def read(self, state: Any) -> Array:
+        """A state's values, as a fresh array."""
+        ...
+
+
+class OnCpu:
+    """Arrays in, arrays inside."""
+
+    def accept(self, x: Any, spec: Spec) -> Array:
+        """See Exchange."""
+        _, shape, dtype = spec
+        kind = dtypes.numpy_dtype(dtype)
+        if not isinstance(x, np.ndarray):
+            x = array_of(x) if is_torch(x) else np.asarray(x, kind)
+        if x.shape != shape or x.dtype != kind:
+            raise _misfit(spec, x.dtype, x.shape)
+        return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+
+    def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
+        """See Exchange."""
+        return [tensor_of(r) for r in results] if any(map(is_torch, given)) else results
+
+    def zeros(self, spec: Spec) -> Array:
+        """See Exchange."""
+        return np.zeros(spec[1], dtypes.numpy_dtype(spec[2]))
+
+    def write(self, state: Array, value: Any) -> None:
+        """See Exchange."""
+        state[...] = value
+
+    def read(self, state: Array) -> Array:
+        """See Exchange."""
+        return state.copy()
+
+
+class OnTensors:
+    """Tensors inside, on one device. Arrays come in as tensors over their memory: the program copies them."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def accept(self, x: Any, spec: Spec) -> Any:
+        """See Exchange."""
+        _, shape, dtype = spec
+        if not is_torch(x):
+            x = tensor_of(np.asarray(x, None if isinstance(x, np.ndarray) else dtypes.numpy_dtype(dtype)))
+        found = str(x.dtype).partition(".")[2]
+        if tuple(x.shape) != shape or found != dtype:
+            raise _misfit(spec, found, tuple(x.shape))
+        return x.detach()
+
+    def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
+        """See Exchange."""
+        tensors = [x for x in given if is_torch(x)]
+        if any(x.device.type == "cuda" for x in tensors):
+            return results
+        return [r.cpu() for r in results] if tensors else [array_of(r) for r in results]
+
+    def zeros(self, spec: Spec) -> Any:
+        """See Exchange."""
+        import torch
+
+        return torch.zeros(spec[1], dtype=getattr(torch, spec[2]), device=self.device)
+
+    def write(self, state: Any, value: Any) -> None:
+        """See Exchange."""
+        state.copy_(value if is_torch(value) else tensor_of(np.asarray(value)))
+
+    def read(self, state: Any) -> Array:
+        """See Exchange."""
+        return array_of(state).copy()
+
+
+def _misfit(spec: Spec, dtype: Any, shape: Sequence[int]) -> ShapeError:
+    return ShapeError(f"input {spec[0]!r} is {dtype}{list(shape)}, not {spec[2]}{list(spec[1])}")
+
+
+def is_torch(x: Any) -> bool:
+    """Whether it is a Torch tensor."""
+    return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach")
+
+
+def array_of(x: Any) -> Array:
+    """A tensor's values as an array; over the same memory if it lies on the CPU."""
+    x = x.detach().cpu()
+    if str(x.dtype) == "torch.bfloat16":
+        import torch
+
+        bits: Array = x.contiguous().view(torch.int16).numpy()
+        return bits.view(dtypes.numpy_dtype("bfloat16"))
+    found: Array = x.numpy()
+    return found
+
+
+def tensor_of(x: Array) -> Any:
+    """A tensor over an array's memory (over a copy of it where it is read-only or runs backwards)."""
+    import torch
+
+    if not x.flags.writeable or any(s < 0 for s in x.strides):
+        x = x.copy()
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+__all__ = ["Exchange", "OnCpu", "OnTensors", "array_of", "is_torch", "tensor_of"]

@@ -1,0 +1,74 @@
+"""What is known of the GPU here: its name, whether it can be used, and whether something fits into its memory."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..errors import DeviceMemoryError, DeviceUnavailableError
+
+
+@cache
+def hardware() -> str:
+    """The current GPU's name and compute capability, such as "NVIDIA H200 sm_90"; empty where there is none."""
+    from .registry import backend
+
+    if backend("torch_cuda").unavailable():
+        return ""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return f"{torch.cuda.get_device_name()} sm_{major}{minor}"
+
+
+def check_hardware(wanted: str, where: str = "") -> None:
+    """DeviceUnavailableError unless the GPU that a program was made for is here ("": any GPU will do)."""
+    from .registry import backend
+
+    why = backend("torch_cuda").unavailable()
+    if why:
+        raise DeviceUnavailableError(
+            f"the program runs on a GPU ({wanted or 'any'}), and none can be used here: {why}", where=where,
+            hint="load it where there is one, or optimize the model again for this machine",
+        )  # fmt: skip
+    if wanted and wanted != hardware():
+        raise DeviceUnavailableError(
+            f"the program was made for another GPU: {wanted}, here is {hardware()}", where=where,
+            hint='optimize the model again here for the best plan; load_program(..., device="cuda") runs this one anyway',
+        )  # fmt: skip
+
+
+def check_room(device: str, wanted: int) -> None:
+    """DeviceUnavailableError without a GPU; DeviceMemoryError if `wanted` bytes are not free on it."""
+    check_hardware("")
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # Torch's own, to be used again
+    if wanted > free + idle:
+        raise DeviceMemoryError(
+            f"the program takes {wanted} bytes on {device}, {free + idle} of {total} are free",
+            hint="free memory, use smaller dims, or optimize for the CPU",
+        )
+
+
+def facts() -> dict[str, str]:
+    """Lines for a bug report."""
+    from .registry import backend
+
+    why = backend("torch_cuda").unavailable()
+    if why:
+        return {"gpu": f"none: {why}"}
+    import torch
+
+    found = torch.cuda.get_device_properties(0)
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "gpu": ", ".join(names),
+        "gpu memory": f"{found.total_memory / 2**30:.0f} GiB, {torch.cuda.mem_get_info()[0] / 2**30:.0f} GiB free",
+        "gpu details": f"{hardware().rpartition(' ')[2]}, {found.multi_processor_count} multiprocessors, "
+        f"{found.L2_cache_size >> 20} MiB L2",
+        "cuda": f"{torch.version.cuda} in torch, cuDNN {torch.backends.cudnn.version()}",
+    }
+
+
+__all__ = ["check_hardware", "check_room", "facts", "hardware"]

@@ -1,0 +1,136 @@
+"""The small functions that emitted source for a GPU may contain for kernels that are no one call of Torch. Their own text
+is copied into it: each may use `torch` and the other functions here, nothing else. Nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+def int_matmul(x: Any, w: Any) -> Any:
+    """A product of integers: exact in float64 for small ones, else by multiplying and adding with wrap-around."""
+    if x.element_size() == w.element_size() == 1:
+        return torch.matmul(x.double(), w.double())
+    return (x.unsqueeze(-1) * w.unsqueeze(-3)).sum(-2)
+
+
+def int_divided(x: Any, y: Any, rest: bool) -> Any:
+    """floor(x / y) of integers, or what remains; 0 where y is 0."""
+    safe = torch.where(y == 0, 1, y)
+    made = torch.remainder(x, safe) if rest else torch.floor_divide(x, safe)
+    return torch.where(y == 0, 0, made)
+
+
+def product(x: Any, axes: Sequence[int]) -> Any:
+    """Product over axes, which are kept."""
+    for axis in axes:
+        x = torch.prod(x, axis, True, dtype=x.dtype)
+    return x
+
+
+def sorting(x: Any, axis: int, descending: bool) -> Any:
+    """Positions that sort an axis, stable."""
+    x = x.to(torch.uint8) if x.dtype == torch.bool else x
+    return torch.sort(x, dim=axis, descending=descending, stable=True)[1]
+
+
+def padded_into(x: Any, axis: int, lo: int, value: float, out: Any) -> None:
+    """x, with a constant before and after along an axis."""
+    out.fill_(value)
+    out.narrow(axis, lo, x.shape[axis]).copy_(x)
+
+
+def taken(x: Any, index: Any, axis: int, out: Any) -> None:
+    """x's slices at the indices (clipped), their axes in place of `axis`."""
+    line = index.reshape(-1).long().clamp(0, x.shape[axis] - 1)
+    flat = out.view(*x.shape[:axis], line.shape[0], *x.shape[axis + 1 :])
+    if flat.dtype == x.dtype:
+        torch.index_select(x, axis, line, out=flat)
+    else:
+        flat.copy_(torch.index_select(x, axis, line))
+
+
+def picked(x: Any, index: Any, axis: int, out: Any) -> None:
+    """x at the index along one axis, per position; negative ones count from the end."""
+    index = index.long()
+    out.copy_(torch.gather(x, axis, torch.where(index < 0, index + x.shape[axis], index)))
+
+
+def scattered(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) -> None:
+    """x with updates written at the index along one axis. x may be out."""
+    if x.data_ptr() != out.data_ptr():
+        out.copy_(x)
+    index, updates = index.long(), updates.to(out.dtype)
+    index = torch.where(index < 0, index + x.shape[axis], index)
+    if mode == "set":
+        out.scatter_(axis, index, updates)
+    else:
+        reduce = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[mode]
+        out.scatter_reduce_(axis, index, updates, reduce)
+
+
+def pooled(x: Any, kernel: Any, strides: Any, pads: Any, dilations: Any, value: float) -> Any:
+    """x padded with a value, as windows: their elements in new last axes."""
+    n = len(kernel)
+    x = torch.constant_pad_nd(x, [p for i in reversed(range(n)) for p in (pads[i], pads[n + i])], value).contiguous()
+    span = [dilations[i] * (kernel[i] - 1) + 1 for i in range(n)]
+    counts = [(x.shape[2 + i] - span[i]) // strides[i] + 1 for i in range(n)]
+    steps = [x.stride(2 + i) for i in range(n)]
+    shape = (*x.shape[:2], *counts, *kernel)
+    places = (*x.stride()[:2], *(s * k for s, k in zip(steps, strides)), *(s * d for s, d in zip(steps, dilations)))
+    return x.as_strided(shape, places)
+
+
+def padded_conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> Any:
+    """Convolution with different padding before and after."""
+    n = len(pads) // 2
+    wide = torch.constant_pad_nd(x, [p for i in reversed(range(n)) for p in (pads[i], pads[n + i])])
+    zeros = [0] * n
+    return torch._convolution(wide, w, None, strides, zeros, dilations, False, zeros, groups, False, False, True, False)
+
+
+def channels_innermost(w: Any) -> Any:
+    """w[N, C, H, W] with its channels innermost in memory, and strides that say so even where axes are 1."""
+    return torch.empty_like(w, memory_format=torch.channels_last).copy_(w)
+
+
+def rotated(x: Any, cos: Any, sin: Any) -> Any:
+    """x * cos + rotate_half(x) * sin over the last axis."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kernel: str, rows: bool) -> Any:
+    """Attention of [batch, heads, T, D] by one of Torch's fused kernels ("" for its own choice); rank 3 has one batch, rank
+    5 a group axis that k and v share. With `rows` a position's heads lie together in the result, as projections want."""
+    shape = (*q.shape[:-1], v.shape[-1])
+    if q.dim() == 3:
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
+    elif q.dim() == 5:
+        q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
+        mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
+    gqa = q.shape[1] != k.shape[1]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    if kernel:
+        with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, kernel)):
+            made = attend(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa)
+    else:
+        made = attend(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa)
+    if rows:
+        return made.transpose(1, 2).contiguous().transpose(1, 2).view(shape)
+    return made.contiguous().view(shape)
+
+
+#: name -> source text.
+HELPERS: dict[str, str] = {
+    name: inspect.getsource(value).rstrip()
+    for name, value in list(globals().items())
+    if inspect.isfunction(value) and value.__module__ == __name__
+}

@@ -1,0 +1,112 @@
+"""mlp: 4 kernels, estimated 0.0 us (at least 0.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Replay:
+    """A program's calls: inputs are copied to where `launch` reads them, its kernels run on the caller's current stream,
+    and the results are copied out (unless they may be overwritten by the next call).
+
+    On a GPU the first call launches kernel by kernel and then records them as a CUDA graph, which later calls replay.
+    While the caller records a graph, the kernels are launched one by one and become part of that. An input that is one of
+    `inputs` itself is not copied.
+    """
+
+    def __init__(self, launch: Callable[[], Any], inputs: Any, device: Any, graph: bool, reuse: bool) -> None:
+        self.launch, self.inputs, self.device, self.reuse = launch, inputs, torch.device(device), reuse
+        self.gpu = self.device.type == "cuda"
+        if self.gpu and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.wanted, self.graph, self.results, self.stream = graph and self.gpu, None, (), None
+
+    def __call__(self, *given: Any) -> Any:
+        if self.gpu and torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self(*given)
+        with torch.no_grad():
+            capturing = self.gpu and torch.cuda.is_current_stream_capturing()
+            if self.gpu and not capturing:
+                self.follow()
+            for place, x in zip(self.inputs, given):
+                if x is not place:
+                    place.copy_(x)
+            results = self.replay() if self.wanted and not capturing else self.launch()
+            return results if self.reuse else tuple(r.clone() for r in results)
+
+    def follow(self) -> None:
+        """Calls share memory: on another stream than the last one, wait for it."""
+        stream = torch.cuda.current_stream()
+        if self.stream is not None and stream != self.stream:
+            stream.wait_stream(self.stream)
+        self.stream = stream
+
+    def replay(self) -> Any:
+        """Run the recorded graph; the first time, run without one and record. Recording itself computes nothing."""
+        if self.graph is not None:
+            self.graph.replay()
+            return self.results
+        first = self.launch()
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded, capture_error_mode="thread_local"):
+            self.results = self.launch()
+        self.graph = recorded
+        return first
+
+
+def device_bytes(size: int, device: Any) -> Any:
+    """Bytes on the device for all intermediate values: one allocation."""
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def tensor_at(memory: Any, offset: int, shape: Sequence[int], dtype: Any, strides: Any = None) -> Any:
+    """A tensor in the workspace, row-major unless strides (in elements) are given."""
+    if strides is None:
+        strides = torch.empty(shape, device="meta").stride()
+    return (
+        memory[offset:].view(dtype).as_strided(shape, strides)
+        if 0 not in shape
+        else memory.new_empty(shape, dtype=dtype)
+    )
+
+
+def uploaded(x: Any, device: Any) -> Any:
+    """A NumPy array or a tensor on the device; bfloat16 arrays go by way of their bits."""
+    if isinstance(x, np.ndarray):
+        x = x if x.flags.writeable else x.copy()
+        x = (
+            torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+            if x.dtype.name == "bfloat16"
+            else torch.from_numpy(x)
+        )
+    return x.to(device)
+
+
+def bind(weights, states=None, device="cuda", graph=True):
+    """Makes the program for given weights; with `graph`, it is recorded as a CUDA graph."""
+    memory = device_bytes(512, device)
+    x = torch.empty((4, 8), dtype=torch.float32, device=device)
+    dense_weight = uploaded(weights['dense_weight'], device)
+    dense_bias = uploaded(weights['dense_bias'], device)
+    v3 = tensor_at(memory, 0, (4, 8), torch.float32)
+    w5 = torch.full((1, 1), 0.5, dtype=torch.float32, device=device)
+    v7 = tensor_at(memory, 256, (4, 8), torch.float32)
+
+    def launch():
+        """(x: float32[4, 8]) -> (output: float32[4, 8])"""
+        # linear: float32[4, 8]
+        torch.addmm(dense_bias, x, dense_weight, out=v3)
+        # relu: float32[4, 8]
+        torch.clamp_min(v3, 0, out=v3)
+        # mul: float32[4, 8]
+        torch.mul(v3, w5, out=v3)
+        # softmax: float32[4, 8]
+        torch.softmax(v3, 1, out=v7)
+        return v7,
+
+    return Replay(launch, (x,), device, graph, False)

@@ -1,0 +1,134 @@
+"""The GPU's library kernels against their meaning in float64, on Torch's CPU tensors: alone and with floats in several dtypes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.sample import sample
+from tensor_graphs.backends.single import compiled, expected, laid, random_values
+from tensor_graphs.egraph import dtypes
+from tensor_graphs.egraph.ops import OPS
+from tensor_graphs.egraph.pattern import Call as Pattern
+from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+
+pytest.importorskip("torch")
+
+CUDA = backend("torch_cuda")
+KERNELS = [t for t in CUDA.templates if t.family != "view"]
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
+
+#: Kernels that Torch has on a GPU only, or with another meaning on the CPU: never tried here.
+GPU_ONLY = {t.name: "cuDNN's fused convolution" for t in KERNELS if "relu_last" in t.name}
+GPU_ONLY |= {t.name: "not for the CPU" for t in KERNELS if "_cudnn" in t.name or "_efficient" in t.name}
+GPU_ONLY |= {
+    t.name: "its epilogue is the exact gelu on the CPU" for t in KERNELS if "mm_bias" in t.name and "gelu" in t.name
+}
+
+
+def call_of(template: Template, seed: int) -> Call | None:
+    """A call of some dtype; every other one with its float32 values stored as in a 16-bit model, or mixed at random."""
+    rng = random.Random(f"{template.name}-{seed}")
+    if "wide" not in template.name and "_cast" not in template.name and seed % 2 == 0:
+        for dtype in (*rng.sample(("float32", "bfloat16", "float16", "float64"), 4), "int64"):
+            found = sample(template, seed, dtype, attempts=300)
+            if found is not None:
+                return found
+    bare = replace(template, applies=None, layout=None)
+    for attempt in range(300):
+        call = sample(bare, 1000 * seed + attempt, "float32", attempts=20)
+        if call is None:
+            continue
+        found = stored(call, rng)
+        if template.applies is None or template.applies(found):
+            return (
+                replace(found, output=replace(found.output, strides=template.layout(found)))
+                if template.layout
+                else found
+            )
+    return None
+
+
+def stored(call: Call, rng: random.Random) -> Call:
+    """float32 operands and results in bfloat16: those of rows as storage has it, or any."""
+    free = rng.random() < 0.5
+
+    def kind(o: Operand) -> Operand:
+        narrow = rng.random() < 0.5 if free else o.type.rank and o.type.shape[-1] > 1
+        return replace(o, type=replace(o.type, dtype="bfloat16")) if narrow and o.type.dtype == "float32" else o
+
+    return replace(call, operands={n: kind(o) for n, o in call.operands.items()}, output=kind(call.output))
+
+
+@pytest.mark.parametrize("template", [t for t in KERNELS if t.name not in GPU_ONLY], ids=lambda t: t.name)
+def test_kernel_computes_its_pattern(template: Template) -> None:
+    tried = 0
+    for seed in range(4):
+        call = call_of(template, seed)
+        if call is None:
+            continue
+        tried += 1
+        check(template, call, seed)
+    assert tried, "no call found that this kernel accepts"
+
+
+def check(template: Template, call: Call, seed: int) -> None:
+    """Value, dtype and layout of a kernel's answer."""
+    rng = np.random.default_rng(seed)
+    operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+    got = compiled(template, call, "cpu")(operands)()[0]
+    kind = call.output.type
+    assert tuple(got.shape) == kind.shape and str(got.dtype) == f"torch.{kind.dtype}"
+    assert all(a == b for a, b, d in zip(got.stride(), call.output.strides, got.shape) if d != 1)
+    used = [o.type.dtype for o in (*call.operands.values(), call.output) if dtypes.is_float(o.type.dtype)]
+    tolerance = max((TOLERANCE[d] for d in used), default=0.0)
+    want = expected(template, call, operands).astype(float)
+    np.testing.assert_allclose(got.double().numpy(), want, rtol=tolerance, atol=tolerance)
+
+
+def test_what_is_for_a_gpu_only_does_fail_here() -> None:
+    """A kernel that works on the CPU after all is to be tested."""
+    for name in GPU_ONLY:
+        template = next(t for t in KERNELS if t.name == name)
+        for seed in range(0, 20, 2):
+            if (call := call_of(template, seed)) and (
+                "gelu" not in name or call.output.type.dtype in ("float32", "float64")
+            ):
+                break
+        assert call is not None, name
+        with pytest.raises((RuntimeError, NotImplementedError, AssertionError)):
+            check(template, call, seed)
+
+
+def test_every_op_has_a_kernel_for_any_dtypes() -> None:
+    """As a 16-bit model needs them: over operands that lie in 16 bits, in float32, or in both."""
+    named: dict[str, list[Template]] = {}
+    for t in CUDA.templates:
+        if isinstance(t.term, Pattern) and not t.prep and t.layout is None and len(t.operands) == len(t.term.args):
+            named.setdefault(t.term.op, []).append(t)
+    assert {op for op, entry in OPS.items() if entry.arity} <= set(named)
+    views = {"reshape", "permute", "broadcast_to", "slice", "windows"}
+    known = [t for t in backend("numpy").templates if isinstance(t.term, Pattern) and not t.prep and not t.when]
+    numpy = {op: [t for t in known if t.term.op == op and len(t.operands) == len(t.term.args)] for op in named}
+    rng = random.Random(3)
+    for op in sorted(set(named) - views):
+        for seed in range(12):
+            dtype = rng.choice(("float32", "float32", "bfloat16", "float64"))
+            call = sample(rng.choice(numpy[op]), seed, dtype, attempts=100)
+            if call is None or (op == "conv" and not dtypes.is_float(call.output.type.dtype)):
+                continue
+            call = stored(call, rng)
+            assert any(_fits(t, call) for t in named[op]), f"no kernel for {op}: {call}"
+
+
+def _fits(template: Template, call: Call) -> bool:
+    """Whether a template takes the call, its operands laid out row-major (a copy away)."""
+    operands = {
+        n: replace(o, strides=contiguous(o.type.shape))
+        for n, o in zip(template.operands, call.operands.values(), strict=True)
+    }
+    return template.applies is None or template.applies(replace(call, operands=operands))
