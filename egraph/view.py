@@ -67,6 +67,14 @@ class EGraphView:
     report: SaturationReport
     tensors: Mapping[int, Tensor]
     classes: Mapping[Tensor, int]
+    stamped: Bools | None = None  # glued views: classes of values inside blocks, which `classes` does not name
+
+    @cached_property
+    def original(self) -> Bools:
+        """Per class, whether it is a value of the graph that the view was made from."""
+        found = np.zeros(self.n_classes, np.bool_) if self.stamped is None else self.stamped.copy()
+        found[list(self.classes.values())] = True
+        return found
 
     @property
     def n_classes(self) -> int:
@@ -282,6 +290,7 @@ class _Glue:
         self.of: dict[Tensor, int] = {}  # the model's values
         self.types: list[Type] = []
         self.weights: list[Bools] = []
+        self.originals: list[Bools] = []
         self.ops: list[str] = []
         self.attrs: list[tuple[tuple[str, Any], ...]] = []
         self.cls: list[Ints] = []
@@ -332,6 +341,7 @@ class _Glue:
         self.size += view.n_classes
         self.types += view.types
         self.weights.append(view.weight)
+        self.originals.append(view.original)
         self.ops += template.ops
         self.attrs += template.attrs
         self.cls.append(template.cls + first)
@@ -366,6 +376,7 @@ class _Glue:
                 self.size += 1
                 self.types.append(value.type)
                 self.weights.append(np.array([value in fixed], np.bool_))
+                self.originals.append(np.ones(1, np.bool_))
         for value in order:
             if value.op in LEAVES:
                 self.tensors[len(self.ops)] = value
@@ -385,9 +396,13 @@ class _Glue:
         number = np.full(self.size, -1, np.int32)
         number[used] = np.arange(len(used), dtype=np.int32)
         number = number[old]
-        weight = np.zeros(len(used), np.bool_)
-        flags = np.concatenate([np.zeros(0, np.bool_), *self.weights])
-        weight[number[(number >= 0) & flags]] = True
+
+        def flagged(flags: Sequence[Bools]) -> Bools:
+            """A class has a flag that any of the classes joined in it has."""
+            found = np.zeros(len(used), np.bool_)
+            found[number[(number >= 0) & np.concatenate([np.zeros(0, np.bool_), *flags])]] = True
+            return found
+
         return EGraphView(
             op=self.ops,
             attrs=self.attrs,
@@ -395,11 +410,12 @@ class _Glue:
             off=np.concatenate([[0], np.cumsum(np.concatenate([np.zeros(0, np.int32), *self.width]))]).astype(np.int32),
             kid=number[kids],
             types=[self.types[c] for c in used.tolist()],
-            weight=weight,
+            weight=flagged(self.weights),
             roots=tuple(int(number[self.of[r]]) for r in self.blocks.graph.roots),
             report=merged(self.views),
             tensors=self.tensors,
             classes={v: int(number[c]) for v, c in self.of.items() if number[c] >= 0},
+            stamped=flagged(self.originals),
         )
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ..errors import ExtractionError, NoPlanError
 from .candidates import Hypergraph
+from .clock import Clock
 from .collection import no_collection
 from .kbest import k_best
 from .kernel import Candidate, Measurer, Priced, Pricer, Vertex
@@ -129,7 +129,7 @@ def search(
 
     NoPlanError if some output cannot be made by the backends' kernels.
     """
-    start, clock = time.monotonic(), Clock()
+    start, clock = time.monotonic(), Clock(dict.fromkeys(("price", "solve", "measure"), 0.0))
     rounds, measured, stopped = 0, 0, "measured" if measurer else "prices only"
     done: set[Token] = set()  # calls measured by this search
 
@@ -171,22 +171,6 @@ def _until(ended: Callable[[], bool], wanted: Iterable[Candidate], done: set[Tok
             return
         done.add(_token(candidate))
         yield candidate
-
-
-class Clock:
-    """Seconds spent by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {"price": 0.0, "solve": 0.0, "measure": 0.0}
-
-    @contextmanager
-    def running(self, name: str) -> Iterator[None]:
-        """Count the block's time under a name."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.monotonic() - start
 
 
 def _token(candidate: Candidate) -> Token:

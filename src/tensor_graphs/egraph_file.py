@@ -272,8 +272,8 @@ def _check_roots(problem: Problem, hypergraph: Hypergraph, where: str) -> None:
 
 def _check(program: Program, graph: Graph, where: str) -> None:
     """VerificationError where the program is wrong beyond rounding: the file claims equalities that do not hold."""
+    from .accept import run_flat
     from .extract.work import graph_flops
-    from .pipeline import run_flat
     from .verify import verify
 
     verdict = verify(graph, lambda values: run_flat(program, values), flops=graph_flops(list(graph.roots)))

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from . import settings
+from .accept import Acceptance, renamed
 from .backends.direct import direct_plan
 from .backends.measure import CpuMeasurer
 from .backends.program import Program
 from .backends.registry import describe, select
 from .backends.views import view_strides
 from .costdb.store import Store, default_root
-from .diagnose import diagnose
 from .egraph.blocks import Blocks, find_blocks
 from .egraph.empty import without_empty
 from .egraph.graph import Graph, Tensor
@@ -34,17 +34,17 @@ from .egraph.simplify import simplify
 from .egraph.view import EGraphView, glue, view_of
 from .egraph.widen import widen
 from .egraph.worker import default_pool
-from .errors import NoPlanError, UsageError, VerificationError, WorkerError
+from .errors import NoPlanError, UsageError, WorkerError
 from .explorer import Explorer
 from .extract.candidates import Hypergraph, candidates
+from .extract.clock import Clock
 from .extract.kernel import Backend, Plan, Template
 from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
-from .extract.work import graph_flops
 from .prices import CostPricer
-from .report import BlockReport, KernelReport, Report, StageClock
+from .report import BlockReport, KernelReport, Report
 from .rules import ALL
-from .verify import FACTORS, Tolerance, Verification, verify
+from .verify import Tolerance, Verification
 
 DEFAULT_SEQUENCE = 128
 BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
@@ -85,7 +85,7 @@ class Session:
 
     options: Options
     progress: Progress = field(default_factory=Progress)
-    clock: StageClock = field(default_factory=StageClock)
+    clock: Clock = field(default_factory=Clock)
     start: float = field(default_factory=time.monotonic)
     warnings: list[str] = field(default_factory=list)
 
@@ -93,11 +93,8 @@ class Session:
     def stage(self, name: str, message: str = "") -> Iterator[None]:
         """Time a stage and say that it began."""
         self.progress.say(name, message)
-        start = time.monotonic()
-        try:
+        with self.clock.running(name):
             yield
-        finally:
-            self.clock.add(name, time.monotonic() - start)
 
     @property
     def left(self) -> float:
@@ -322,7 +319,8 @@ def optimize(
 
 def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | None = None) -> Program:
     """`optimize` on a loaded graph, within a session."""
-    name = "numpy" if session.options.exact and session.options.backend == "auto" else session.options.backend
+    options = session.options
+    name = "numpy" if options.exact and options.backend == "auto" else options.backend
     backends = select(name)
     if missing := sorted({str(n.attr("name")) for n in graph.leaves("param")} - set(graph.params)):
         raise UsageError(f"params {missing} have no data", hint="bind them: params={name: array}")
@@ -334,8 +332,16 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
         measures = session.options.measure and not session.options.deterministic
         measurer = CpuMeasurer(store) if measures else None
         try:
-            fired = _fired(session, views)
-            choice, program, checked = _verified(session, prepared, found, fired, backends, pricer, measurer)
+            acceptance = Acceptance(
+                prepared.graph, prepared.work, lambda found: choose(session, found, pricer, measurer),
+                lambda: hypergraph(session, view_of(prepared.work), backends), session.stage,
+                partial(session.progress.say, "verify"), options.tolerance, options.seed, _fired(session, views),
+            )  # fmt: skip
+            checked: Verification | None = None
+            if options.verify:
+                choice, program, checked = acceptance.run(found)
+            else:
+                choice, program = acceptance.build(found)
         finally:
             if measurer is not None:
                 measurer.close()
@@ -361,100 +367,10 @@ def open_store(session: Session) -> Iterator[Store]:
     session.warnings += [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
 
 
-def _verified(
-    session: Session,
-    prepared: Prepared,
-    found: Hypergraph,
-    fired: Sequence[Rule],
-    backends: Sequence[Backend],
-    pricer: CostPricer,
-    measurer: CpuMeasurer | None,
-) -> tuple[Choice, Program, Verification | None]:
-    """Choose, build, verify; where a plan is over tolerance, drop its least accurate kernel, then all rewriting, and
-    choose again."""
-    dropped: list[str] = []
-    references: dict[int, Any] = {}
-    flops = graph_flops(list(prepared.work.roots))
-    for attempt in range(1, MAX_ATTEMPTS + 1):
-        choice = _chosen(session, found, pricer, measurer, dropped)
-        with session.stage("build"):
-            plan = replace(plan_of(choice, prepared.work), graph=renamed(prepared))
-            program = Program(plan)
-        if not session.options.verify:
-            return choice, program, None
-        with session.stage("verify"):
-            verdict = verify(
-                prepared.graph, partial(run_flat, program), tolerance=session.options.tolerance,
-                seed=session.options.seed, flops=flops, references=references,
-            )  # fmt: skip
-            verdict = replace(verdict, attempts=attempt, dropped=tuple(dropped))
-            if verdict.passed:
-                return choice, program, verdict
-            finding = diagnose(prepared.graph, plan)
-        last = REWRITES in dropped or attempt == MAX_ATTEMPTS
-        if finding.miscompiled or (last and verdict.miscompiled):
-            worst = verdict.worst
-            raise VerificationError(
-                f"output {worst.name!r} is off by {worst.plan:.3g} (allowed {worst.allowed:.3g})" +
-                ("" if worst.finite else ", NaN or infinities are misplaced"),
-                where=finding.blame(fired), hint="report this with the model; verify=False runs it regardless",
-            )  # fmt: skip
-        if last and not finding.inaccurate:
-            if session.options.tolerance not in FACTORS:
-                break
-            return choice, program, verdict.of_unoptimized()
-        dropped += finding.inaccurate[:1] if attempt < MAX_ATTEMPTS - 1 and finding.inaccurate else [REWRITES]
-        session.progress.say("verify", f"over tolerance, again without {dropped[-1]}")
-        if dropped[-1] == REWRITES:
-            found = hypergraph(session, view_of(prepared.work), backends)
-        found = _without(found, set(dropped))
-    raise _beyond_tolerance()
-
-
-MAX_ATTEMPTS = 6
-REWRITES = "all rewrites"
-
-
-def _chosen(
-    session: Session, found: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | None, dropped: Sequence[str]
-) -> Choice:
-    """`choose`; what cannot be covered without the kernels that were dropped is beyond the tolerance."""
-    try:
-        return choose(session, found, pricer, measurer)
-    except NoPlanError:
-        if dropped:
-            raise _beyond_tolerance() from None
-        raise
-
-
-def _beyond_tolerance() -> NoPlanError:
-    return NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
-
-
-def renamed(prepared: Prepared) -> Graph:
-    """The graph that the program's signature comes from: names and structure of the original, values of the work form."""
-    return replace(
-        prepared.work, names=prepared.graph.names, structure=prepared.graph.structure, name=prepared.graph.name
-    )
-
-
-def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """A program's outputs, then its updated states, as a flat list, from inputs and states by name."""
-    program.bind()
-    for name, state in program.states.items():
-        state[...] = values[name]
-    results = program.flat(*(values[n] for n in program.input_names))
-    return [*results, *(program.states[n].copy() for n in (program.plan.updates if program.plan else ()))]
-
-
 def _fired(session: Session, views: Sequence[EGraphView]) -> list[Rule]:
     """The rules that matched in any of the blocks."""
     matched = {name for v in views for name, count in v.report.matches.items() if count}
     return [r for r in session.options.rules if {r.name, *(d.name for d in r.directions)} & matched]
-
-
-def _without(found: Hypergraph, names: set[str]) -> Hypergraph:
-    return replace(found, candidates=[c for c in found.candidates if c.template.name not in names])
 
 
 # ---------------------------------------------------------------- the report
@@ -519,7 +435,7 @@ def _time_whole(
     if not session.options.measure or session.progress.stopped:
         return
     with session.stage("time"):
-        before = Program(replace(plan, graph=renamed(prepared)))
+        before = Program(replace(plan, graph=renamed(prepared.graph, prepared.work)))
         inputs = sample_inputs(
             prepared.graph.inputs, np.random.default_rng(session.options.seed), index_bounds(prepared.graph)
         )

@@ -9,17 +9,6 @@ from typing import Any
 
 
 @dataclass
-class StageClock:
-    """Seconds by stage, in the order in which the stages first ran."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def add(self, stage: str, seconds: float) -> None:
-        """Add time to a stage."""
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-
-
-@dataclass
 class BlockReport:
     """One unique block: how often it occurs, its size, and how its saturation went."""
 

@@ -125,6 +125,19 @@ def test_html_is_paged_and_escaped() -> None:
 
 
 # ---------------------------------------------------------------- the whole model
+def test_values_inside_repeated_blocks_are_the_models_own() -> None:
+    x = t.input("x", (4, 8))
+    for i in range(6):
+        x = t.tanh(t.exp(x @ t.param(f"w{i}", (8, 8))) + 1.0) + x
+    blocks = find_blocks(Graph.of(x))
+    assert len(blocks.instances) > len(blocks.unique)
+    plain = glue(blocks, [view_of(b.graph) for b in blocks.unique])
+    assert plain.original.all()
+    rules = [Rule("commute", "add(x, y)", "add(y, x)"), Rule("shift", "tanh(x)", "neg(tanh(neg(x)))")]
+    view = glue(blocks, saturate_blocks([b.graph for b in blocks.unique], rules, Limits(iterations=3), guard=False))
+    assert view.n_classes > view.original.sum() == plain.n_classes
+
+
 def test_the_glued_view_computes_the_model() -> None:
     graph = model()
     view = glued(graph)

@@ -1,0 +1,175 @@
+"""From a hypergraph to a program that was verified: choose, build, compare, and where a plan is over tolerance, choose
+again from less.
+
+The steps from the fastest plan to the unoptimized graph, which always passes:
+
+1. without the kernel that is least accurate by itself, one after the other;
+2. kernels of one family (contractions, reductions, …) only on values of the model as it came, so that no sum is taken in
+   another order there; the family that rewriting changed most comes first;
+3. no rewriting at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .backends.program import Program
+from .diagnose import Diagnosis, diagnose
+from .egraph.graph import Graph
+from .egraph.ops import OPS
+from .egraph.rule import Rule
+from .egraph.view import Bools, EGraphView
+from .errors import NoPlanError, VerificationError
+from .extract.candidates import Hypergraph
+from .extract.kernel import Candidate
+from .extract.plan import plan_of
+from .extract.search import Choice
+from .extract.work import call_work, graph_flops
+from .verify import FACTORS, Tolerance, Verification, verify
+
+MAX_ATTEMPTS = 8
+REWRITES = "all rewrites"
+MOVES = ("view", "copy")  # families that compute nothing
+
+
+@dataclass
+class Acceptance:
+    """How a choice becomes a verified program.
+
+    `graph` is the model as it came, `work` the form that is optimized. `choose` solves a hypergraph, `plain` makes the
+    one without rewriting. `fired` are the rules that matched: suspects where something is wrong. `stage` times its block.
+    """
+
+    graph: Graph
+    work: Graph
+    choose: Callable[[Hypergraph], Choice]
+    plain: Callable[[], Hypergraph]
+    stage: Callable[[str], AbstractContextManager[None]]
+    say: Callable[[str], None]
+    tolerance: Tolerance = "eager"
+    seed: int = 0
+    fired: Sequence[Rule] = ()
+    dropped: list[str] = field(default_factory=list)  # what is not used any more, in words
+    references: dict[int, Any] = field(default_factory=dict)
+
+    def build(self, found: Hypergraph) -> tuple[Choice, Program]:
+        """The program of the best choice. NoPlanError if nothing covers the outputs any more."""
+        try:
+            choice = self.choose(found)
+        except NoPlanError:
+            if self.dropped:
+                raise _beyond_tolerance() from None
+            raise
+        with self.stage("build"):
+            return choice, Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
+
+    def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification]:
+        """The fastest choice that passes. VerificationError for an error that is no rounding, NoPlanError where nothing is
+        within a tolerance given as a number or "exact"."""
+        flops = graph_flops(list(self.work.roots))
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            choice, program = self.build(found)
+            assert program.plan is not None
+            with self.stage("verify"):
+                verdict = verify(
+                    self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed, flops=flops,
+                    references=self.references,
+                )  # fmt: skip
+                verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
+                if verdict.passed:
+                    return choice, program, verdict
+                finding = diagnose(self.graph, program.plan)
+            last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
+            if finding.miscompiled or (last and verdict.miscompiled):
+                raise self._miscompiled(verdict, finding)
+            if last and not finding.inaccurate:
+                if self.tolerance not in FACTORS:
+                    break
+                return choice, program, verdict.of_unoptimized()
+            found = self._less(found, choice, finding, attempt)
+            self.say(f"over tolerance, again without {self.dropped[-1]}")
+        raise _beyond_tolerance()
+
+    def _less(self, found: Hypergraph, choice: Choice, finding: Diagnosis, attempt: int) -> Hypergraph:
+        """The hypergraph without what is most likely to blame; notes what that was."""
+        if attempt < MAX_ATTEMPTS - 1:
+            if finding.inaccurate:
+                return self._drop(finding.inaccurate[0], found, finding.inaccurate[0])
+            if REWRITES not in self.dropped and (family := rewritten_most(choice)) is not None:
+                original = as_it_came(found.view)
+                kept = [c for c in found.candidates if c.template.family != family or original(c)]
+                return self._drop(f"rewritten {family}", replace(found, candidates=kept))
+        return self._drop(REWRITES, self.plain(), *self.dropped)
+
+    def _drop(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
+        self.dropped.append(what)
+        return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
+
+    def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
+        worst = verdict.worst
+        return VerificationError(
+            f"output {worst.name!r} is off by {worst.plan:.3g} (allowed {worst.allowed:.3g})"
+            + ("" if worst.finite else ", NaN or infinities are misplaced"),
+            where=finding.blame(self.fired),
+            hint="report this with the model; verify=False runs it regardless",
+        )
+
+
+def _beyond_tolerance() -> NoPlanError:
+    return NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
+
+
+# ---------------------------------------------------------------- what rewriting changed
+def faithful(view: EGraphView) -> Bools:
+    """Per class, whether it is a value of the graph as it came, or such values only moved about (views, concatenations)."""
+    known: Bools = view.original.copy()
+    kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
+    moves = [(int(view.cls[i]), view.kids(i)) for i in np.flatnonzero(kinds).tolist()]
+    grown = True
+    while grown:
+        fresh = [c for c, kids in moves if not known[c] and known[kids].all()]
+        known[fresh] = True
+        grown = bool(fresh)
+    return known
+
+
+def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
+    """Whether a candidate computes a value of the graph as it came, from such values."""
+    known = faithful(view).tolist()
+    return lambda c: known[c.output.cls] and all(known[v.cls] for _, v in c.inputs)
+
+
+def rewritten_most(choice: Choice) -> str | None:
+    """The family of the chosen kernels that do most arithmetic on values which the graph did not have; None if none do."""
+    original = as_it_came(choice.hypergraph.view)
+    work: dict[str, float] = {}
+    for i in choice.chosen:
+        c = choice.hypergraph.candidates[i]
+        if c.template.family not in MOVES and not original(c):
+            work[c.template.family] = work.get(c.template.family, 0.0) + call_work(c.template, c.call)[0]
+    return max(work, key=lambda family: (work[family], family)) if work else None
+
+
+# ---------------------------------------------------------------- programs of a graph
+def renamed(graph: Graph, work: Graph) -> Graph:
+    """The graph that a program's signature comes from: names and structure as the model came, values of the form that was
+    optimized."""
+    return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
+
+
+def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
+    """A program's outputs, then its updated states, as a flat list, from inputs and states by name."""
+    program.bind()
+    for name, state in program.states.items():
+        state[...] = values[name]
+    results = program.flat(*(values[n] for n in program.input_names))
+    return [*results, *(program.states[n].copy() for n in (program.plan.updates if program.plan else ()))]
+
+
+__all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "as_it_came", "faithful", "renamed", "rewritten_most", "run_flat"]
