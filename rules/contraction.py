@@ -45,9 +45,6 @@ SCALES = table("defer", "algebra", [
     Rule("defer-conv-scale", "conv(x * z, w, strides=s, pads=p, dilations=d, groups=g)",
          "conv(x, w, strides=s, pads=p, dilations=d, groups=g) * z", both=True, keep=True,
          when=("replace(shape(z), 0, 1) == ones(rank(z))",), doc="a factor per sample moves past a convolution"),
-    Rule("defer-filter-scale", "conv(x, w * z, strides=s, pads=p, dilations=d, groups=g)",
-         "conv(x, w, strides=s, pads=p, dilations=d, groups=g) * reshape(z, shape=replace(ones(rank(w)), 1, size(z, 0)))",
-         when=("replace(shape(z), 0, 1) == ones(rank(w))", "fits(z, w)"), doc="a factor per filter leaves the convolution"),
     Rule("fold-conv-gain", "conv(x, w, strides=s, pads=p, dilations=d, groups=n) * g",
          "conv(x, w * reshape(g, shape=replace(ones(rank(w)), 0, size(g, 1))), strides=s, pads=p, dilations=d, groups=n)",
          when=("weight(g)", "weight(w)", "volume(g) == size(g, 1)"), growth="collects",
@@ -123,10 +120,6 @@ CONCATENATION = table("concatenation", "layout", [
          f"conv(concat(x, y, axis=1), concat(a, b, axis=0), {_CONV}, groups=g + h)", growth="collects",
          when=("replace(shape(x), 1, 1) == replace(shape(y), 1, 1)", "drop(shape(a), 0) == drop(shape(b), 0)",
                "size(a, 0) * h == size(b, 0) * g"), doc="convolutions of two inputs side by side are one with more groups"),
-    Rule("slice-batch", f"slice(conv(x, w, {_CONV}, groups=g), axis=0, start=a, stop=b)",
-         f"conv(slice(x, axis=0, start=a, stop=b), w, {_CONV}, groups=g)", doc="some samples of a convolution"),
-    Rule("slice-filters", f"slice(conv(x, w, {_CONV}, groups=1), axis=1, start=a, stop=b)",
-         f"conv(x, slice(w, axis=0, start=a, stop=b), {_CONV}, groups=1)", when=("original(w)",), doc="some channels of a convolution"),
     Rule("concat-inputs", "conv(x, a, strides=s, pads=p, dilations=d, groups=1) + conv(y, b, strides=s, pads=p, dilations=d, groups=1)",
          "conv(concat(x, y, axis=1), concat(a, b, axis=1), strides=s, pads=p, dilations=d, groups=1)", keep=True,
          when=("replace(shape(x), 1, 1) == replace(shape(y), 1, 1)", "replace(shape(a), 1, 1) == replace(shape(b), 1, 1)",
@@ -175,14 +168,6 @@ CONVOLUTIONS = table("convolution", "algebra", [
          "conv(x, pad(pad(w, axis=2, lo=1, hi=1), axis=3, lo=1, hi=1), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), groups=1)",
          when=("size(w, 2) == 1", "size(w, 3) == 1", "weight(w)"), growth="expands", keep=True,
          doc="a 1x1 kernel is a 3x3 kernel with a rim of zeros (it may then merge with one)"),
-    Rule("trim-kernel-rows", "conv(x, pad(w, axis=2, lo=l, hi=h), strides=s, pads=p, dilations=d, groups=g)",
-         "conv(x, w, strides=s, pads=replace(replace(p, 0, p[0] - l * d[0]), 2, p[2] - h * d[0]), dilations=d, groups=g)",
-         when=("rank(x) == 4", "l * d[0] <= p[0]", "h * d[0] <= p[2]"), growth="collects",
-         doc="zeros around a kernel are so much less padding"),
-    Rule("trim-kernel-columns", "conv(x, pad(w, axis=3, lo=l, hi=h), strides=s, pads=p, dilations=d, groups=g)",
-         "conv(x, w, strides=s, pads=replace(replace(p, 1, p[1] - l * d[1]), 3, p[3] - h * d[1]), dilations=d, groups=g)",
-         when=("rank(x) == 4", "l * d[1] <= p[1]", "h * d[1] <= p[3]"), growth="collects",
-         doc="zeros beside a kernel are so much less padding"),
     Rule("pad-into-conv-rows", "conv(pad(x, axis=2, lo=l, hi=h), w, strides=s, pads=p, dilations=d, groups=g)",
          "conv(x, w, strides=s, pads=replace(replace(p, 0, p[0] + l), 2, p[2] + h), dilations=d, groups=g)",
          when=("rank(x) == 4",), growth="collects", doc="zeros around the input become the convolution's padding"),
@@ -196,12 +181,6 @@ CONVOLUTIONS = table("convolution", "algebra", [
 ])  # fmt: skip
 
 _UNIT = "cast(eq(iota(axis=0, shape=s, dtype=t), iota(axis=1, shape=s, dtype=t)), dtype=f)"
-#: The sums of the windows of x, of the sizes s[2:].
-_BOX = (
-    "reshape(sum(windows(windows(pad(pad(x, axis=2, lo=q[0], hi=q[2]), axis=3, lo=q[1], hi=q[3]), axis=2, size=s[2], stride=p[0], dilation=d[0]),"
-    " axis=3, size=s[3], stride=p[1], dilation=d[1]), axes=(4, 5)), shape=(size(x, 0), size(x, 1),"
-    " (size(x, 2) + q[0] + q[2] - d[0] * (s[2] - 1) - 1) // p[0] + 1, (size(x, 3) + q[1] + q[3] - d[1] * (s[3] - 1) - 1) // p[1] + 1))"
-)
 IDENTITIES = table("identities", "algebra", [
     Rule("times-unit-matrix", f"x @ {_UNIT}", "x", when=("len(s) == 2", "s[0] == s[1]"), growth="collects", doc="the unit matrix on the right"),
     Rule("unit-matrix-times", f"{_UNIT} @ x", "x", when=("len(s) == 2", "s[0] == s[1]"), growth="collects",
@@ -212,11 +191,6 @@ IDENTITIES = table("identities", "algebra", [
          doc="ones in every place"),
     Rule("unit-filter", f"conv(x, {_UNIT}, strides=(1, 1), pads=(0, 0, 0, 0), dilations=d, groups=1)", "x",
          when=("s == (s[0], s[0], 1, 1)",), growth="collects", doc="a 1x1 kernel that is the unit matrix"),
-    Rule("unit-box-filter", f"conv(x, {_UNIT}, strides=p, pads=q, dilations=d, groups=1)", _BOX,
-         when=("len(s) == 4", "s[0] == s[1]"), growth="expands", doc="one weight for the whole window of a channel: a sum of the window"),
-    Rule("box-filter", "conv(x, full(value=v, shape=s, dtype=f), strides=p, pads=q, dilations=d, groups=g)",
-         f"{_BOX} * full(value=v, shape=(1, 1, 1, 1), dtype=f)",
-         when=("rank(x) == 4", "s[0] == g", "s[1] == 1"), growth="expands", doc="one weight for a whole window: a sum of the window"),
 ])  # fmt: skip
 
 POOLS = table("pooling", "algebra", [

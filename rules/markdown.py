@@ -21,6 +21,7 @@ _HEAD = """# Rewrite rules
 - **exact**: equal bit by bit on every float, NaN, infinities and -0.0 included. Others hold over the reals.
 - **verdict**: `tested` is sampling of types, values and shapes without a counterexample (see `rules/check.py`), not a
   proof; the brackets count instances, evaluations modulo two primes, in float64, and bit by bit.
+- **proofs only** families are not in force on models: they serve `rules derive` and `equivalent` (rules/normal.py).
 - *shortcut* marks rules that others derive, kept because they save rounds.
 """
 
@@ -58,10 +59,14 @@ def table_markdown(rules: Sequence[Rule], *, samples: int = 6) -> str:
     one_way = sum(len(r.directions) for r in rules)
     parts = [_HEAD.format(rules=len(rules), one_way=one_way, families=len(families))]
     for family in families:
-        parts += [f"\n## {family.capitalize()}\n", "| rule | left | | right | when | growth | exact | verdict | meaning |",
+        parts += [f"\n## {family.capitalize()}{_note(rules, family)}\n", "| rule | left | | right | when | growth | exact | verdict | meaning |",
                   "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
         parts += [_row(r, samples) for r in rules if r.family == family]
     return "\n".join(parts) + "\n"
+
+
+def _note(rules: Sequence[Rule], family: str) -> str:
+    return " (proofs only)" if next(r for r in rules if r.family == family).phase == "proof" else ""
 
 
 def count_markdown(rules: Sequence[Rule]) -> str:
@@ -76,6 +81,6 @@ def count_markdown(rules: Sequence[Rule]) -> str:
 if __name__ == "__main__":
     import sys
 
-    from . import ALL
+    from . import ALL, EVERY
 
-    print(table_markdown(ALL) + (count_markdown(ALL) if "--count" in sys.argv else ""), end="")
+    print(table_markdown(EVERY) + (count_markdown(ALL) if "--count" in sys.argv else ""), end="")

@@ -50,12 +50,64 @@ CONTRACTIONS = table("blocks of contractions", "proof", [
          when=("shape(v) == shape(w)",), growth="expands", doc="a convolution distributes over its weights"),
 ])  # fmt: skip
 
+_UNIT = "cast(eq(iota(axis=0, shape=s, dtype=t), iota(axis=1, shape=s, dtype=t)), dtype=f)"
+#: The sums of the windows of x, of the sizes s[2:].
+_BOX = (
+    "reshape(sum(windows(windows(pad(pad(x, axis=2, lo=q[0], hi=q[2]), axis=3, lo=q[1], hi=q[3]), axis=2, size=s[2], stride=p[0], dilation=d[0]),"
+    " axis=3, size=s[3], stride=p[1], dilation=d[1]), axes=(4, 5)), shape=(size(x, 0), size(x, 1),"
+    " (size(x, 2) + q[0] + q[2] - d[0] * (s[2] - 1) - 1) // p[0] + 1, (size(x, 3) + q[1] + q[3] - d[1] * (s[3] - 1) - 1) // p[1] + 1))"
+)
+KERNELS = table("kernels", "proof", [
+    Rule("defer-filter-scale", "conv(x, w * z, strides=s, pads=p, dilations=d, groups=g)",
+         "conv(x, w, strides=s, pads=p, dilations=d, groups=g) * reshape(z, shape=replace(ones(rank(w)), 1, size(z, 0)))",
+         when=("replace(shape(z), 0, 1) == ones(rank(w))", "fits(z, w)"), doc="a factor per filter leaves the convolution"),
+    Rule("slice-batch", f"slice(conv(x, w, {_CONV}, groups=g), axis=0, start=a, stop=b)",
+         f"conv(slice(x, axis=0, start=a, stop=b), w, {_CONV}, groups=g)", doc="some samples of a convolution"),
+    Rule("slice-filters", f"slice(conv(x, w, {_CONV}, groups=1), axis=1, start=a, stop=b)",
+         f"conv(x, slice(w, axis=0, start=a, stop=b), {_CONV}, groups=1)", doc="some channels of a convolution"),
+    Rule("trim-kernel-rows", "conv(x, pad(w, axis=2, lo=l, hi=h), strides=s, pads=p, dilations=d, groups=g)",
+         "conv(x, w, strides=s, pads=replace(replace(p, 0, p[0] - l * d[0]), 2, p[2] - h * d[0]), dilations=d, groups=g)",
+         when=("rank(x) == 4", "l * d[0] <= p[0]", "h * d[0] <= p[2]"), growth="collects",
+         doc="zeros around a kernel are so much less padding"),
+    Rule("trim-kernel-columns", "conv(x, pad(w, axis=3, lo=l, hi=h), strides=s, pads=p, dilations=d, groups=g)",
+         "conv(x, w, strides=s, pads=replace(replace(p, 1, p[1] - l * d[1]), 3, p[3] - h * d[1]), dilations=d, groups=g)",
+         when=("rank(x) == 4", "l * d[1] <= p[1]", "h * d[1] <= p[3]"), growth="collects",
+         doc="zeros beside a kernel are so much less padding"),
+    Rule("unit-box-filter", f"conv(x, {_UNIT}, strides=p, pads=q, dilations=d, groups=1)", _BOX,
+         when=("len(s) == 4", "s[0] == s[1]"), growth="expands", doc="one weight for the whole window of a channel: a sum of the window"),
+    Rule("box-filter", "conv(x, full(value=v, shape=s, dtype=f), strides=p, pads=q, dilations=d, groups=g)",
+         f"{_BOX} * full(value=v, shape=(1, 1, 1, 1), dtype=f)",
+         when=("rank(x) == 4", "s[0] == g", "s[1] == 1"), growth="expands", doc="one weight for a whole window: a sum of the window"),
+])  # fmt: skip
+
 POOLS = table("blocks of pools", "proof", [
     *(Rule(f"split-{op.replace('_', '-')}", f"{op}(concat(x, y, axis=i), {_POOL})",
            f"concat({op}(x, {_POOL}), {op}(y, {_POOL}), axis=i)", when=("i < 2",), growth="expands",
            doc="channels or batches are pooled one by one") for op in ("avg_pool", "max_pool")),
     Rule("avg-pool-of-sum", f"avg_pool(x + y, {_POOL})", f"avg_pool(x, {_POOL}) + avg_pool(y, {_POOL})",
          when=("shape(x) == shape(y)",), growth="expands", doc="a mean of a sum is a sum of means"),
+])  # fmt: skip
+
+PADDINGS = table("paddings", "proof", [
+    Rule("pad-pad-axes", "pad(pad(x, axis=i, lo=a, hi=b, value=v), axis=j, lo=c, hi=d, value=v)",
+         "pad(pad(x, axis=j, lo=c, hi=d, value=v), axis=i, lo=a, hi=b, value=v)", exact=True,
+         doc="paddings along different axes change places"),
+    Rule("pad-beside-concat", "pad(concat(x, y, axis=i), axis=j, lo=a, hi=b, value=v)",
+         "concat(pad(x, axis=j, lo=a, hi=b, value=v), pad(y, axis=j, lo=a, hi=b, value=v), axis=i)", when=("i != j",),
+         exact=True, both=True, doc="parts are padded one by one, along another axis"),
+    Rule("slice-beside-pad", "slice(pad(x, axis=i, lo=a, hi=b, value=v), axis=j, start=s, stop=e)",
+         "pad(slice(x, axis=j, start=s, stop=e), axis=i, lo=a, hi=b, value=v)", when=("i != j",), exact=True,
+         doc="slice first, pad later"),
+    Rule("permute-of-pad", "permute(pad(x, axis=i, lo=a, hi=b, value=v), perm=p)",
+         "pad(permute(x, perm=p), axis=index(p, i), lo=a, hi=b, value=v)", both=False, exact=True, doc="permute first, pad later"),
+    Rule("pad-factor", "pad(x * z, axis=i, lo=a, hi=b)", "pad(x, axis=i, lo=a, hi=b) * z", both=True,
+         when=("size(z, i) == 1",), doc="a factor that is constant along the axis moves past zeros (finite factors)"),
+    Rule("pad-of-sums", "pad(x, axis=i, lo=a, hi=b) + pad(y, axis=i, lo=a, hi=b)", "pad(x + y, axis=i, lo=a, hi=b)",
+         when=("shape(x) == shape(y)",), both=True, doc="one padding for two"),
+    Rule("pad-of-products", "pad(x, axis=i, lo=a, hi=b) * pad(y, axis=i, lo=a, hi=b)", "pad(x * y, axis=i, lo=a, hi=b)",
+         when=("shape(x) == shape(y)",), both=True, exact=True, doc="one padding for two"),
+    Rule("pad-relu", "relu(pad(x, axis=i, lo=a, hi=b))", "pad(relu(x), axis=i, lo=a, hi=b)", both=True, exact=True,
+         doc="zeros are not changed by the rectifier"),
 ])  # fmt: skip
 
 _ELEMENTWISE = ("add", "mul")
@@ -74,4 +126,4 @@ ELEMENTWISE = table("blocks of elements", "proof", [
          when=("s < size(x, i)", "size(x, i) < e"), growth="expands", exact=True, doc="a slice of both parts"),
 ])  # fmt: skip
 
-RULES = (*CONTRACTIONS, *POOLS, *ELEMENTWISE)
+RULES = (*CONTRACTIONS, *KERNELS, *POOLS, *PADDINGS, *ELEMENTWISE)

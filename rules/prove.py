@@ -48,9 +48,9 @@ def for_proofs(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 @cache
 def all_for_proofs() -> tuple[Rule, ...]:
     """`for_proofs` of every rule in force and of those towards the normal form."""
-    from . import ALL, normal
+    from . import EVERY
 
-    return for_proofs((*ALL, *normal.RULES))
+    return for_proofs(EVERY)
 
 
 def _free(rule: Rule) -> Rule:

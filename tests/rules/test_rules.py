@@ -12,17 +12,17 @@ from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.rules.check import LIMITS, check, judge, mutate_guards
 from tensor_graphs.rules.sample import Instance, instances
 
-BY_NAME = {r.name: r for r in rules.ALL}
+BY_NAME = {r.name: r for r in rules.EVERY}
 GROWTH = ("collects", "rearranges", "expands")
 
 
-@pytest.mark.parametrize("rule", rules.ALL, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", rules.EVERY, ids=lambda r: r.name)
 def test_rule_is_sampled_and_not_refuted(rule: Rule) -> None:
     verdict = check(rule, samples=5)
     assert verdict.status == "tested", verdict
 
 
-@pytest.mark.parametrize("rule", rules.ALL, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", rules.EVERY, ids=lambda r: r.name)
 def test_rule_is_documented(rule: Rule) -> None:
     assert rule.doc and rule.family and rule.growth in GROWTH
     assert rule.name == rule.name.lower() and " " not in rule.name
@@ -91,7 +91,7 @@ def test_mask_guard_is_needed(guard: str) -> None:
 def guarded() -> list[Rule]:
     """One rule of each schema: those of a family with the same conditions differ in the op only."""
     first: dict[object, Rule] = {}
-    for rule in rules.ALL:
+    for rule in rules.EVERY:
         if rule.when and not rule.name.startswith(("group-queries", "is-masked-attention", "mean-of-product")):
             first.setdefault((rule.family, rule.when), rule)
     return list(first.values())
@@ -108,7 +108,7 @@ def test_growth_limits_name_guards_that_exist() -> None:
         assert set(texts) <= set(BY_NAME[name].when)
 
 
-@pytest.mark.parametrize("rule", rules.ALL, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", rules.EVERY, ids=lambda r: r.name)
 def test_sampler_covers_the_rule_in_both_directions(rule: Rule) -> None:
     for one in rule.directions:
         found = list(instances(one, random.Random(7), 3))
