@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from ..errors import RuleError
 
 _WINDOW = "kernel_h kernel_w stride_h stride_w pad"
+_POOL = (f"{_WINDOW} .", f". {_WINDOW}", f". {_WINDOW} act", f"{_WINDOW} act .")
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "matmul": ("act . .", ". ."),
     "conv2d": ("stride_h stride_w pad act . .",),
@@ -39,8 +40,8 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "tanh": (".",),
     "sigmoid": (".",),
     "transpose": (".", ". perm shuffle", ". perm", "perm ."),
-    "poolmax": (f"{_WINDOW} .", f". {_WINDOW} act", f"{_WINDOW} act ."),
-    "poolavg": (f"{_WINDOW} .", f". {_WINDOW} act", f"{_WINDOW} act ."),
+    "poolmax": _POOL,
+    "poolavg": _POOL,
     "enlarge": ("kernel_h kernel_w .", ". ."),
     "merge": (". count", "count ."),
     "reshape": (". shape", "shape ."),
@@ -251,7 +252,7 @@ class _Reader:
 
 # ---------------------------------------------------------------- meaning of what was read
 def _resolved(raw: _Raw, reader: _Reader) -> Term:
-    """The term of what was read. RuleError for a wrong number of arguments, _Unknown for an unknown operator."""
+    """The term of what was read. _Unknown for an operator that is not known, or not written so."""
     if raw.args is None:
         return _atom(raw.head, reader)
     op = ALIASES.get(raw.head, raw.head)
@@ -262,7 +263,7 @@ def _resolved(raw: _Raw, reader: _Reader) -> Term:
         if len(slots) == len(raw.args) and all(_suits(s, a) for s, a in zip(slots, raw.args)):
             return _applied(op, slots, raw, reader)
     forms = " or ".join(f"({op}{' ' + f if f else ''})" for f in SIGNATURES[op])
-    raise reader.error(f"{op} is written {forms}, with . for a tensor")
+    raise _Unknown(f"{op} is written {forms}, with . for a tensor")
 
 
 def _atom(head: str, reader: _Reader) -> Term:
@@ -296,12 +297,12 @@ def _applied(op: str, slots: Sequence[str], raw: _Raw, reader: _Reader) -> Term:
     if op in ("split_0", "split_1") and not params:  # (split_0 (split AXIS T)): one operator, which takes one half
         pair = args[0]
         if not isinstance(pair, Apply) or pair.op != "split":
-            raise reader.error(f"{op} takes a half of a (split AXIS T)")
+            raise _Unknown(f"{op} takes a half of a (split AXIS T)")
         params, args = pair.params, pair.args
     if any(isinstance(a, Apply) and a.op == "split" for a in args):
-        raise reader.error(f"{op} of both halves of a split")
+        raise _Unknown(f"{op} of both halves of a split")
     if any(isinstance(a, Apply) and a.op == "noop" for a in args) and op != "noop":
-        raise reader.error(f"{op} of a noop, which has no value")
+        raise _Unknown(f"{op} of a noop, which has no value")
     return Apply("concat" if op.startswith("concat") else op, params, args)
 
 
@@ -330,14 +331,15 @@ def _rule(reader: _Reader, start: int, left: _Raw, right: _Raw, both: bool) -> T
         lefts, rights = _outputs(_resolved(left, reader)), _outputs(_resolved(right, reader))
     except _Unknown as unknown:
         return TextRule(text, reader.line, both=both, problem=str(unknown))
-    if len(lefts) != len(rights):
-        raise reader.error(f"{len(lefts)} outputs on the left, {len(rights)} on the right")
-    if any(isinstance(t, Number) or (isinstance(t, Apply) and t.op == "split") for t in (*lefts, *rights)):
-        raise reader.error("a side must be a tensor, not a number or both halves of a split")
     rule = TextRule(text, reader.line, tuple(lefts), tuple(rights), both)
-    if clash := sorted(set(rule.inputs) & set(rule.attributes)):
-        raise reader.error(f"{clash} stand for tensors and for parameters")
-    return rule
+    problem = ""
+    if len(lefts) != len(rights):
+        problem = f"{len(lefts)} outputs on the left, {len(rights)} on the right"
+    elif any(isinstance(t, Number) or (isinstance(t, Apply) and t.op == "split") for t in (*lefts, *rights)):
+        problem = "a side is a number or both halves of a split"
+    elif clash := sorted(set(rule.inputs) & set(rule.attributes)):
+        problem = f"{', '.join(clash)} stand for tensors and for parameters"
+    return TextRule(text, reader.line, both=both, problem=problem) if problem else rule
 
 
 def _spelled(raw: _Raw) -> str:

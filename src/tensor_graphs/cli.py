@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .errors import Interrupted, TensorGraphsError, UsageError
+from .errors import Interrupted, TensorGraphsError, UsageError, VerificationError
 
 SCHEMA = 1
 app = typer.Typer(
@@ -320,6 +321,43 @@ def _store(costdb: Path | None) -> Any:
     from .costdb.store import Store, default_root
 
     return Store(costdb or settings.current().costdb or default_root())
+
+
+@rules_app.command("check")
+def rules_check(
+    file: Annotated[Path, typer.Argument(help="rules, one per line: Tensat's text format, or our own spelling")],
+    pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of Tensat's format are one rule")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with 5 if a rule is refuted")] = False,
+    seed: Annotated[int, typer.Option(help="seed of the shapes and values tried")] = 0,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """A verdict on every rule of a file: proved, tested, refuted with a counterexample, or unknown."""
+    from .rules import check_file
+
+    console = Console(verbose, quiet=as_json and not verbose)
+    begin = time.perf_counter()
+    rules = check_file.read(_text(file), pairs=pairs)
+    with console.live():
+        found = list(check_file.check_all(rules, seed=seed, say=lambda text: console.say("check", text)))
+    counts = check_file.counts(found)
+    document = {"rules": [c.to_json() for c in found], "counts": counts, "seconds": time.perf_counter() - begin}
+    shown = [
+        f"{c.index:>5}  {c.verdict.status:<8} {' ; '.join(c.text.splitlines())}\n{'':>16}{c.to_json()['detail']}"
+        for c in found
+    ]
+    text = "\n".join([*shown, ", ".join(f"{n} {status}" for status, n in counts.items())])
+    wrong = VerificationError(f"{counts['refuted']} of {len(found)} rules are refuted", where=str(file))
+    return Answer(document, text, wrong if strict and counts["refuted"] else None)
+
+
+def _text(file: Path) -> str:
+    """A text file's content; UsageError if it is no text."""
+    if file.stat().st_size > 1 << 26:
+        raise UsageError("the file is larger than 64 MiB", where=str(file))
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError("this is no text", where=str(file), hint="one rule per line, in UTF-8") from None
 
 
 @rules_app.command("list")
