@@ -350,6 +350,42 @@ def rules_check(
     return Answer(document, text, wrong if strict and counts["refuted"] else None)
 
 
+@rules_app.command("derive")
+def rules_derive(
+    file: Annotated[Path, typer.Argument(help="rules, one per line: Tensat's text format, or our own spelling")],
+    pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of Tensat's format are one rule")] = False,
+    time_limit: Annotated[float, typer.Option(help="seconds for one rule at all its sizes")] = 5.0,
+    rounds: Annotated[int, typer.Option(help="rounds of rewriting for one rule at one size")] = 16,
+    nodes: Annotated[int, typer.Option(help="e-nodes of one search")] = 30_000,
+    jobs: Annotated[int, typer.Option(help="worker processes; 0: one per core")] = 0,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Whether our rules prove each rule of a file: at several sizes, both sides end up in one e-class."""
+    from dataclasses import replace
+
+    from .egraph.worker import Pool
+    from .rules import check_file, derive_file, prove
+
+    if jobs < 0:
+        raise UsageError(f"--jobs {jobs} is negative")
+    limits = replace(prove.LIMITS, seconds=time_limit, iterations=rounds, nodes=nodes)
+    lines = check_file.read(_text(file), pairs=pairs)
+    console, pool, found = Console(verbose, quiet=as_json and not verbose), Pool(jobs or os.cpu_count() or 1), []
+    try:
+        with console.live():
+            for one in derive_file.derive_all(lines, pool, limits):
+                found.append(one)
+                console.say("derive", f"{len(found)} of {len(lines)}")
+    finally:
+        pool.close()
+    counts = derive_file.counts(found)
+    document = {"rules": [d.to_json() for d in found], "counts": counts, "limits": limits.__dict__}
+    shown = [f"{d.index:>5}  {'derived' if d.derived else d.detail:<12} {d.seconds:6.2f} s  {' ; '.join(d.text.splitlines())}"
+             for d in found]  # fmt: skip
+    summary = f"{counts['derived']} of {len(found)} derived, {counts['seconds_median']:.2f} s a rule (at most {counts['seconds_max']:.2f} s)"
+    return Answer(document, "\n".join([*shown, summary]))
+
+
 def _text(file: Path) -> str:
     """A text file's content; UsageError if it is no text."""
     if file.stat().st_size > 1 << 26:
