@@ -1,0 +1,174 @@
+"""Known optimizations derived from the rules of loop transformation, each with its chain of rule applications.
+
+python -m tensor_graphs.rules.derivations > docs/derivations.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..egraph import api as t
+from ..egraph import loops
+from ..egraph.explain import Explanation, derive, spelled
+from ..egraph.graph import Tensor
+from ..egraph.notation import notation
+from ..egraph.replay import check
+from ..egraph.rule import Rule
+from ..egraph.saturate import InProcess, Limits
+from ..errors import RuleError
+from . import ALL
+
+LIMITS = Limits(nodes=6000, iterations=10, seconds=60)
+BLOCK = 3
+
+#: What is taken from the rules in force: views that fold, factors that leave sums, elementwise ops past views.
+BASE = (
+    "reshape-reshape", "reshape-identity", "permute-permute", "permute-identity", "permute-mul", "reshape-exp",
+    "sum-of-permute", "sum-of-one", "sum-factor", "mul-commutes", "mul-associates", "defer-row-quotient",
+)  # fmt: skip
+Sides = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """Two terms, what is said of them, and whether loops are split or merged on the way from one to the other."""
+
+    name: str
+    doc: str
+    sides: Callable[[], Sides]
+    splits: bool = False
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """All loop rules but those that merge (or split) loops, and the base: nothing is picked for one derivation."""
+        turned = loops.splits(BLOCK) if self.splits else ()
+        kept = [r for r in loops.RULES if not (self.splits and r.name.startswith("merge-"))]
+        return (*kept, *turned, *(r for r in ALL if r.name in BASE))
+
+    def derive(self) -> Explanation:
+        """The chain of rule applications. RuleError where the rules do not connect the two."""
+        found = derive(*self.sides(), self.rules, LIMITS, session=InProcess())
+        if found is None:
+            raise RuleError("the rules do not derive it within the limits", where=self.name)
+        return found
+
+
+# ---------------------------------------------------------------- the two sides of each
+def _split_k() -> Sides:
+    a, b = t.input("a", (4, 6)), t.input("b", (6, 5))
+    parts = t.permute(t.reshape(a, (4, 2, 3)), (1, 0, 2)) @ t.reshape(b, (2, 3, 5))
+    return a @ b, t.reshape(t.sum(parts, 0, True), (4, 5))
+
+
+def _im2col() -> Sides:
+    x, w = t.input("x", (2, 3, 7, 5)), t.param("w", (4, 3, 3, 2))
+    windows = t.windows(t.windows(t.pad(x, [(0, 0), (0, 0), (1, 1), (0, 1)]), 2, 3, 2, 1), 3, 2, 1, 1)
+    columns = t.reshape(t.permute(windows, (0, 1, 4, 5, 2, 3)), (2, 18, 20))
+    conv = t.conv(x, w, strides=(2, 1), pads=(1, 0, 1, 1), dilations=(1, 1), groups=1)
+    return conv, t.reshape(t.reshape(w, (1, 4, 18)) @ columns, (2, 4, 4, 5))
+
+
+def _pointwise() -> Sides:
+    x, w = t.input("x", (2, 3, 6, 5)), t.param("w", (4, 3, 1, 1))
+    conv = t.conv(x, w, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), groups=1)
+    return conv, t.reshape(t.reshape(w, (1, 4, 3)) @ t.reshape(x, (2, 3, 30)), (2, 4, 6, 5))
+
+
+def _interchanged() -> Sides:
+    a, b = t.input("a", (4, 6)), t.input("b", (6, 5))
+    return t.sum(a @ b, 0, True), t.sum(a, 0, True) @ b
+
+
+def _blocks(x: Tensor) -> tuple[Tensor, Tensor]:
+    """exp relative to each block's own maximum, and what rescales a block to the maximum of all."""
+    blocks = t.reshape(x, (4, 2, BLOCK))
+    top = t.max(blocks, 2, True)
+    return t.exp(blocks - top), t.exp(top - t.max(top, 1, True))
+
+
+def _online_softmax() -> Sides:
+    x = t.input("x", (4, 6))
+    body, scale = _blocks(x)
+    total = t.reshape(t.sum(t.sum(body, 2, True) * scale, 1, True), (4, 1))
+    return t.sum(t.exp(x - t.max(x, 1, True)), 1, True), total
+
+
+def _attention() -> Sides:
+    x, v = t.input("x", (4, 6)), t.input("v", (6, 5))
+    body, scale = _blocks(x)
+    total = t.reshape(t.sum(t.sum(body, 2, True) * scale, 1, True), (4, 1))
+    inner = t.sum(t.reshape(body, (4, 2, 3, 1)) * t.reshape(v, (1, 2, 3, 5)), 2, True)
+    e = t.exp(x - t.max(x, 1, True))
+    rescaled = t.reshape(t.sum(inner * t.reshape(scale, (4, 2, 1, 1)), 1, True), (4, 5))
+    return (e / t.sum(e, 1, True)) @ v, rescaled / total
+
+
+DERIVATIONS = (
+    Derivation("split-K", "A long contraction in blocks: a batch of smaller products, which can run at the same time, then their sum.",
+               _split_k, splits=True),
+    Derivation("online softmax", "The denominator of a softmax in one pass over blocks: each is taken relative to its own maximum and"
+               " rescaled afterwards.", _online_softmax, splits=True),
+    Derivation("attention in one pass", "The same with the values: softmax(x) @ v, block by block, without the scores ever being whole.",
+               _attention, splits=True),
+    Derivation("im2col", "A convolution (stride 2, padding) as one product: its three reduction loops are merged into one.", _im2col),
+    Derivation("a 1×1 convolution is a product", "Loops over one kernel position fall away.", _pointwise),
+    Derivation("interchange", "A sum of a product's rows is a product with the sum: the two loops change places.", _interchanged),
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- the document
+def lines(derivation: Derivation) -> Iterator[str]:
+    """One derivation as Markdown: the index expressions it goes through, and the rules between them."""
+    found = derivation.derive()
+    checked = check(found, derivation.rules)
+    state = f"replayed, largest relative error {max(checked.errors):.1e}" if checked.ok else "WRONG"
+    yield from (f"## {derivation.name}", "", derivation.doc, "", "```", notation(found.original))
+    shown, names = notation(found.original), list[str]()
+    for step in found.steps:
+        names.append(step.rule if step.forward else f"{step.rule} (right to left)")
+        now = notation(step.new)
+        if now != shown:
+            yield f"    by {', '.join(_counted(names))}"
+            yield now
+            shown, names = now, []
+    if names:
+        yield f"    by {', '.join(_counted(names))}: other views, the same loops"
+    yield from ("```", "")
+    yield f"`{spelled(found.original)}` becomes `{spelled(found.chosen, 12)}` in {len(found.steps)} steps, {state}."
+    yield ""
+
+
+def _counted(names: list[str]) -> list[str]:
+    """Names in order, repeats in a row counted."""
+    found: list[tuple[str, int]] = []
+    for name in names:
+        if found and found[-1][0] == name:
+            found[-1] = (name, found[-1][1] + 1)
+        else:
+            found.append((name, 1))
+    return [f"{n} ×{c}" if c > 1 else n for n, c in found]
+
+
+HEAD = """# Derivations
+
+What other systems build in, derived here from general rules of loop transformation (`egraph/loops.py`): contractions are
+written as sums over an iteration space, loops are split, merged and interchanged, index maps are composed, and contractions
+are recognised again. Both terms are put into one e-graph, which is saturated with all loop rules (those that split loops,
+or those that merge them) and a dozen rules of the base; that they meet proves them equal, and the chain of rule
+applications is rebuilt from the e-graph (`egraph/explain.py`) and replayed in float64 on random inputs, step by step.
+
+Each line is one element of the term, as loops over elements of the operands; rules named between two lines lead from one
+to the other. Steps that only change the views around a term leave its line as it is.
+
+    python -m tensor_graphs.rules.derivations > docs/derivations.md
+"""
+
+
+def markdown() -> str:
+    """docs/derivations.md."""
+    return "\n".join([HEAD, *(line for d in DERIVATIONS for line in lines(d))])
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
