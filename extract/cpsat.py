@@ -29,6 +29,12 @@ both a hardware and a tensor e-graph in 8 s on which the 8 default ones, sharing
 UNITS = 1e9
 """Objective units that the incumbent is scaled to where costs are not decimal numbers of few digits."""
 
+DECIMAL = 1e-14
+"""Relative rounding of a decimal number as a float, and of its product with a power of ten."""
+
+SMALLEST = 1e-280
+"""Totals below this are not told from 0."""
+
 LARGEST = 1e15
 """All prices together stay below this, far from overflow."""
 
@@ -139,13 +145,14 @@ def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
     """Objective units per cost unit: the least power of ten that makes all costs integers, if it is small; else what
     takes `upper` to about UNITS. Second: whether all costs are then integers."""
     total = math.fsum(cost)
-    base = min(upper, total) if upper > 0 and total > 0 else max(total, 1e-300)
     scale = 1.0
     while scale <= 1e6 and scale * total < LARGEST:
-        if all(abs(c * scale - round(c * scale)) <= 1e-9 * max(1.0, c * scale) for c in cost):
+        if all(abs(c * scale - round(c * scale)) <= DECIMAL * c * scale for c in cost):
             return scale, True
         scale *= 10
-    return 10.0 ** math.floor(math.log10(min(UNITS / base, LARGEST / max(total, 1e-300)))), False
+    base = min(upper, total) if upper > 0 else total
+    finest = min(UNITS / max(base, SMALLEST), LARGEST / max(total, SMALLEST))
+    return 10.0 ** math.floor(math.log10(finest)), False
 
 
 def solver(seconds: float, workers: int, deterministic: bool) -> Any:

@@ -16,13 +16,21 @@ from .problem import Rows
 BITSET_BYTES = 400 << 20
 """Most memory that the class sets of the one-pass greedy may take; larger problems get tree cost only."""
 
+LARGEST_TREE = 1e300
+"""Tree costs stop growing here: they double with every level of a deep shared term and would end as infinity."""
+
 QUEUE_ROWS = 20_000
 SET_UPDATES = 3_000_000
 """Work limit of the queue greedy, in set elements touched: it is quadratic on deep graphs."""
 
 
 def bottom_up(rows: Rows, cost: Sequence[float] | None = None) -> list[int]:
-    """Least tree cost per class (Knuth's generalisation of Dijkstra's algorithm); O(size log size)."""
+    """The rows of least tree cost."""
+    return tree_costs(rows, cost)[1]
+
+
+def tree_costs(rows: Rows, cost: Sequence[float] | None = None) -> tuple[list[float], list[int]]:
+    """Least tree cost per class and its row (Knuth's generalisation of Dijkstra's algorithm); O(size log size)."""
     price = rows.cost if cost is None else cost
     best = [np.inf] * rows.n_classes
     choice = [-1] * rows.n_classes
@@ -45,11 +53,11 @@ def bottom_up(rows: Rows, cost: Sequence[float] | None = None) -> list[int]:
             owner = cls[row]
             if left[row] or done[owner]:
                 continue
-            value = price[row] + sum([best[k] for k in kids[row]])
+            value = min(price[row] + sum([best[k] for k in kids[row]]), LARGEST_TREE)
             if value < best[owner]:
                 best[owner], choice[owner] = value, row
                 heapq.heappush(heap, (value, owner))
-    return choice
+    return best, choice
 
 
 def path_bounds(rows: Rows, cost: Sequence[float] | None = None) -> list[float]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .cpsat import Answer, units
+from .cpsat import SMALLEST, Answer, units
 from .greedy import best_greedy, bottom_up, discounted, one_pass
 from .presolve import Item as _Item
 from .presolve import always_read, class_graph, components, must_implications
@@ -40,7 +40,7 @@ class Relaxation:
         from ortools.math_opt.python import mathopt
 
         self.rows = rows
-        self.scale = SCALE / upper if 0 < upper < math.inf else 1.0
+        self.scale = SCALE / max(upper, SMALLEST) if 0 < upper < math.inf else 1.0
         self.model = mathopt.Model()
         members = rows.members
         self.vars = [self.model.add_variable(lb=0.0, ub=1.0) for _ in range(rows.n_classes)]

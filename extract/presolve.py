@@ -20,7 +20,7 @@ import numpy.typing as npt
 from .greedy import path_bounds
 from .problem import IntArray, Rows
 
-MUST_CLASSES = 30_000
+MUST_CLASSES = 50_000
 """Must sets take classes^2 / 8 bytes: above this many classes they are skipped."""
 
 LARGE_ROWS = 50_000
@@ -120,17 +120,20 @@ def class_graph(items: Items) -> list[set[int]]:
     return [set().union(*[i.kids for i in row]) if row else set() for row in items]
 
 
-def must_sets(items: Items, order: list[list[int]]) -> list[int]:
+def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] = lambda: False) -> list[int] | None:
     """Bitset per class of the classes in every acyclic derivation of it; 0 for classes without a derivation.
 
     The greatest fixpoint, reached in one pass in the order of the components (children first), iterating inside each.
+    None once `expired` (asked now and then) says so: before the end the sets are too large.
     """
     must = [0] * len(items)
-    for member in order:
+    for n, member in enumerate(order):
         if len(member) == 1:
             _update_must(member[0], items, must)
-        else:
-            _settle(member, items, must)
+        elif not _settle(member, items, must, expired):
+            return None
+        if not n & 1023 and expired():
+            return None
     return must
 
 
@@ -155,7 +158,8 @@ def _update_must(c: int, items: Items, must: list[int]) -> bool:
     return changed
 
 
-def _settle(member: list[int], items: Items, must: list[int]) -> None:
+def _settle(member: list[int], items: Items, must: list[int], expired: Callable[[], bool]) -> bool:
+    """The fixpoint inside one component; False if the time was up before."""
     inside = set(member)
     readers: dict[int, set[int]] = {c: set() for c in member}
     for c in member:
@@ -163,13 +167,18 @@ def _settle(member: list[int], items: Items, must: list[int]) -> None:
             for k in item.kids & inside:
                 readers[k].add(c)
     todo, queued = deque(member), set(member)
+    turn = 0
     while todo:
+        turn += 1
+        if not turn & 1023 and expired():
+            return False
         c = todo.popleft()
         queued.discard(c)
         if _update_must(c, items, must):
             fresh = readers[c] - queued
             todo.extend(sorted(fresh))
             queued |= fresh
+    return True
 
 
 class Reducer:
@@ -243,14 +252,14 @@ class Reducer:
             if not flag and self.items[c]:
                 self.items[c] = []
 
-    def find_always_on(self, use_must: bool) -> None:
+    def find_always_on(self, use_must: bool, expired: Callable[[], bool] = lambda: False) -> None:
         """Extend `on`, by must sets or by the children common to all rows; drops rows that must be cyclic."""
         self.component, order = components(class_graph(self.items))
-        self.must = must_sets(self.items, order) if use_must else None
+        self.must = must_sets(self.items, order, expired) if use_must else None
         if self.must is not None and self._drop_cyclic(self.must, order):
             self.derive()
             self.component, order = components(class_graph(self.items))
-            self.must = must_sets(self.items, order)
+            self.must = must_sets(self.items, order, expired)
         if self.must is not None:
             bits = reduce(or_, (self.must[c] for c in self.on), 0)
             while bits:
@@ -471,16 +480,16 @@ def _closure(gone: dict[int, frozenset[int]]) -> dict[int, frozenset[int]]:
     return done
 
 
-def detach(rows: Rows) -> Reduced | None:
+def detach(rows: Rows, expired: Callable[[], bool] = lambda: False) -> Reduced | None:
     """The light first step for whole e-graphs: derivable, reachable, always-on classes; no row of an acyclic solution
-    is lost. None if some root has no finite term."""
+    is lost. None if some root has no finite term. Once `expired`, always-on classes are found by a weaker test."""
     work = Reducer(rows)
     work.keep_reachable()
     work.derive()
     if not all(work.items[c] for c in work.on):
         return None
     work.keep_reachable()
-    work.find_always_on(sum(map(bool, work.items)) <= MUST_CLASSES)
+    work.find_always_on(sum(map(bool, work.items)) <= MUST_CLASSES, expired)
     work.drop_always_on_reads()
     work.keep_reachable()
     return work.compact()
@@ -509,12 +518,14 @@ def presolve(
         if sum([1 for row in work.items if row]) < SHRUNK * len(work.items):
             work.renumber()
         before = work.size
-        work.find_always_on(not large and before[0] <= (MUST_CLASSES if turn < 2 else MUST_CLASSES // 4))
+        work.find_always_on(not large and before[0] <= (MUST_CLASSES if turn < 2 else MUST_CLASSES // 4), expired)
         work.drop_always_on_reads()
         if expired():
             break
         if not keep_all:
             work.drop_dominated()
+        if expired():
+            break
         if upper < np.inf:
             work.prune_by_bound(upper)
             work.derive()
@@ -662,6 +673,7 @@ def must_implications(rows: Rows) -> list[tuple[int, int]]:
     for c, kids in zip(rows.cls, rows.kids):
         items[c].append(Item(0.0, frozenset(kids), 0))
     must = must_sets(items, components(class_graph(items))[1])
+    assert must is not None  # without a clock
     on = reduce(or_, [1 << c for c in rows.roots], 0)
     pairs: list[tuple[int, int]] = []
     for c, row in enumerate(items):

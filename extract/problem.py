@@ -24,6 +24,9 @@ FloatArray = npt.NDArray[np.float64]
 
 NodeSpec = tuple[int, Sequence[int], float]
 
+LARGEST_COST = 1e290
+"""Costs above this (some writers mean "never" by the largest float) count as infinite: no sum of others overflows."""
+
 
 class Rows:
     """A problem as Python lists, the form in which the solvers work.
@@ -97,8 +100,9 @@ class Problem:
     """Extraction over a plain e-graph, in CSR arrays (n nodes, m child references).
 
     cls int32[n]: class of each node · off int32[n+1], kid int32[m]: child *classes* of node i are kid[off[i]:off[i+1]]
-    (repeats allowed: paid once in DAG cost) · cost float64[n] >= 0, `inf` deletes the node · roots: classes to build ·
-    node_ids, class_ids: names for messages and files · rank int32[n]: among equal costs lower ranks are preferred.
+    (repeats allowed: paid once in DAG cost) · cost float64[n] >= 0, a node above LARGEST_COST is deleted · roots:
+    classes to build · node_ids, class_ids: names for messages and files · rank int32[n]: among equal costs lower ranks
+    are preferred.
     Raises ExtractionError if the arrays do not fit together or a cost is negative or NaN.
     """
 
@@ -173,12 +177,12 @@ class Problem:
 
     @cached_property
     def live(self) -> list[int]:
-        """Nodes with a finite cost that do not read their own class, best rank first."""
+        """Nodes that are not deleted and do not read their own class, best rank first."""
         n = self.n_nodes
         owner = np.repeat(np.arange(n), np.diff(self.off))
         looped = np.zeros(n, bool)
         looped[owner[self.kid == self.cls[owner]]] = True
-        found = np.flatnonzero(np.isfinite(self.cost) & ~looped)
+        found = np.flatnonzero((self.cost <= LARGEST_COST) & ~looped)
         if self.rank is not None:
             found = found[np.argsort(self.rank[found], kind="stable")]
         nodes: list[int] = found.tolist()
@@ -271,7 +275,7 @@ def reachable(problem: Problem, choice: Sequence[int] | IntArray) -> list[int]:
         where = f"class {problem.class_name(c)}"
         if not 0 <= node < problem.n_nodes:
             raise ExtractionError("no node is chosen in a class that is needed", where=where)
-        if cls[node] != c or not math.isfinite(cost[node]):
+        if cls[node] != c or cost[node] > LARGEST_COST:
             raise ExtractionError(f"node {problem.node_name(node)} is deleted or of another class", where=where)
         state[c] = 1
         for k in kid[off[node] : off[node + 1]].tolist():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ def write_egraph(
     nodes = {
         problem.node_name(i): {
             "op": ops[i] if ops is not None else problem.node_name(i),
-            "cost": float(problem.cost[i]),
+            "cost": min(float(problem.cost[i]), sys.float_info.max),  # JSON has no infinity; this reads as deleted
             "eclass": problem.class_name(c),
             "children": [
                 problem.node_name(first[k]) if k in first else problem.class_name(k) for k in kid[off[i] : off[i + 1]]

@@ -1,7 +1,8 @@
 """Extraction of any e-graph: a portfolio behind one function, with a proven lower bound and hard time limits.
 
-Greedies -> light reductions -> independent components, identical ones once -> per component: greedies, full presolve,
-split again -> per leaf: frontier search, HiGHS, CP-SAT -> put together and re-evaluated on the original e-graph.
+Greedies, local search -> light reductions -> independent components, identical ones once -> per component: greedies,
+full presolve, split again -> per leaf: frontier search, HiGHS, CP-SAT, or on what is too large for them local search in
+turn with exact solutions of its most promising part -> put together and re-evaluated on the original e-graph.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import ExtractionError, UsageError
+from .collection import no_collection
 from .cpsat import Answer, solve_cpsat
 from .frontier import WIDTHS, Frontier
 from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
 from .highs import solve_highs
+from .local import polish, promising
 from .presolve import Part, Reduced, detach, presolve, split
 from .problem import Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
 
@@ -28,11 +31,26 @@ METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
 EXACT_ROWS = 20_000
 """Leaves above this size are not handed to an integer program: building it alone would take seconds."""
 
+RESTRICTED_ROWS = 4_000
+"""Rows of such a leaf that are offered to the exact solvers at a time."""
+
+POLISH_SHARE = 0.4
+"""Share of the time that local search on the whole e-graph may take."""
+
+PASSES = 6
+"""Whole steps (light reductions, presolve) take about this many times the first pass over the rows: with less time left
+none is begun, however slow the machine."""
+
+FINISH = 3
+"""The same for what comes last: reading the solution off and checking it."""
+
 LEAST_SECONDS = 0.5
 """Least slice of the time limit for one leaf."""
 
 BUILD_SECONDS = 1e-4
-"""Time to build CP-SAT's program, per row; with less than that left it is not worth starting."""
+BUILD_PASSES = 60
+"""Time to build CP-SAT's program, per row, and in passes over the rows where the machine is slow; with less than that
+left it is not worth starting."""
 
 TINY_ROWS = 100
 """CP-SAT alone ends leaves up to this size in milliseconds."""
@@ -128,6 +146,8 @@ class _Search:
     began: float = field(default_factory=time.perf_counter)
     stats: dict[str, Any] = field(default_factory=dict)
     memo: dict[bytes, _Leaf] = field(default_factory=dict)
+    pace: float = 0.0  # seconds per row of one pass, as it turned out
+    start: str = ""  # what found the solution that the leaves start from
 
     @property
     def left(self) -> float:
@@ -139,22 +159,25 @@ class _Search:
     def _expired(self) -> bool:
         return self.left <= 0
 
+    @no_collection()
     def run(self, hint: Sequence[int] | IntArray | None) -> Extraction:
+        """The whole pipeline; see `solve`."""
         rows = self.problem.rows
+        lower = self._least(rows)
         cost, chosen, name = best_greedy(rows, self._hints(hint), expired=self._expired)
-        if not chosen and cost == math.inf:
-            raise self._no_term()
         self.stats.update(nodes=self.problem.n_nodes, classes=self.problem.n_classes, greedy=cost)
-        bounds = path_bounds(rows)
-        lower = max(bounds[r] for r in rows.roots)
         if self.method == "greedy" or cost <= lower or self.left <= 0:
             return self._finish(chosen, lower, name)
-        reduced = detach(rows)
-        assert reduced is not None  # the greedies found a term
+        least = (1 - POLISH_SHARE) * self.time_limit
+        chosen = polish(rows, chosen, lambda: self.left <= least)
+        self.start = name = "local search" if rows.total(chosen) < cost else name
+        reduced = detach(rows, self._short_of(rows)) if not self._short_of(rows)() else None
         self.stats["detach_seconds"] = time.perf_counter() - self.began
-        if self._expired():
-            return self._finish(chosen, lower, name)
-        blocks = [self._block(part, set(chosen), reduced) for part in split(reduced.rows)]
+        if reduced is None or self._expired():
+            chosen = polish(rows, chosen, self._short_of(rows, FINISH))
+            return self._finish(chosen, lower, "local search" if rows.total(chosen) < cost else name)
+        kept = set(chosen)
+        blocks = [self._block(part, kept, reduced) for part in split(reduced.rows)]
         self._count(blocks)
         self._search(blocks)
         picked = list(reduced.fixed)
@@ -165,6 +188,31 @@ class _Search:
             picked += [reduced.origin[copy[row]] for copy in block.part.copies for row in best]
         names = dict.fromkeys(leaf.method for block in blocks for leaf, _ in block.leaves)
         return self._finish(picked, max(bound, lower), " + ".join(["presolve", *names]))
+
+    def _least(self, rows: Rows) -> float:
+        """A quick lower bound, by which the machine's pace is measured. ExtractionError if a root has no finite term."""
+        began = time.perf_counter()
+        bounds = path_bounds(rows)
+        if not self.deterministic:
+            self.pace = (time.perf_counter() - began) / max(len(rows), 1)
+        lower = max(bounds[r] for r in rows.roots)
+        if lower < math.inf:
+            return lower
+        root = next(r for r in rows.roots if bounds[r] == math.inf)
+        raise ExtractionError(
+            "a root class has no finite acyclic term",
+            where=f"class {self.problem.class_name(root)}",
+            hint="every node of it is deleted, cyclic, or reads a class without a term",
+        )
+
+    def _short_of(self, rows: Rows, passes: float = PASSES) -> Callable[[], bool]:
+        """Whether too little time is left for some passes over some rows."""
+        need = passes * self.pace * len(rows)
+        return lambda: self.left <= need
+
+    @property
+    def _build_seconds(self) -> float:
+        return max(BUILD_SECONDS, BUILD_PASSES * self.pace)
 
     def _hints(self, hint: Sequence[int] | IntArray | None) -> list[list[int]]:
         """The hint as rows per class, if it is a valid extraction of this problem."""
@@ -182,23 +230,16 @@ class _Search:
         self.stats["hint"] = "used"
         return [choice]
 
-    def _no_term(self) -> ExtractionError:
-        bounds = path_bounds(self.problem.rows)
-        root = next(r for r in self.problem.roots if bounds[r] == math.inf)
-        return ExtractionError(
-            "a root class has no finite acyclic term",
-            where=f"class {self.problem.class_name(root)}",
-            hint="every node of it is deleted, cyclic, or reads a class without a term",
-        )
-
     def _block(self, part: Part, chosen: set[int], parent: Reduced) -> _Block:
         """Greedies, presolve and split of one distinct component; `chosen` is a solution of the whole e-graph."""
         rows = part.rows
         known = [
             _as_choice(rows, [r for r, at in enumerate(copy) if parent.origin[at] in chosen]) for copy in part.copies
         ]
+        if self._short_of(rows)():
+            return self._unreduced(part, known[0])
         cost, best, _ = best_greedy(rows, known[:8], quick=len(rows) > EXACT_ROWS, expired=self._expired)
-        reduced = presolve(rows, cost, expired=self._expired)
+        reduced = presolve(rows, cost, expired=self._short_of(rows))
         leaves: list[tuple[_Leaf, list[list[int]]]] = []
         if reduced.constant >= cost * (1 - 1e-12):  # what every solution pays is what the greedy pays
             return _Block(part, cost, best, Reduced(reduced.rows, [], [], cost), leaves)
@@ -211,16 +252,30 @@ class _Search:
             leaves.append((leaf, piece.copies))
         return _Block(part, cost, best, reduced, leaves)
 
+    def _unreduced(self, part: Part, choice: list[int]) -> _Block:
+        """A component as it is, with a known solution."""
+        rows = part.rows
+        chosen = rows.walk(choice)
+        assert chosen is not None  # what the whole solution holds of each component is complete
+        cost = rows.total(chosen)
+        leaf = self.memo[part.key] = _Leaf(rows, cost, chosen, 0.0, self.start)
+        same = [list(range(len(rows)))]
+        return _Block(part, cost, chosen, Reduced(rows, same[0], [], 0.0), [(leaf, same)])
+
     def _leaf(self, rows: Rows, seed: list[int]) -> _Leaf:
         """Start of a leaf: greedies, also at prices at which the rows of a known solution are free."""
         extra = [_as_choice(rows, seed)]
         if seed and len(rows) <= EXACT_ROWS:
             price = discounted(rows, seed)
             extra += [c for c in (bottom_up(rows, price), one_pass(rows, price)) if c is not None]
-        cost, chosen, name = best_greedy(rows, extra, quick=len(rows) > EXACT_ROWS, expired=self._expired)
+        start, chosen, name = best_greedy(rows, extra, quick=len(rows) > EXACT_ROWS, expired=self._expired)
+        if len(rows) <= EXACT_ROWS:
+            chosen = polish(rows, chosen, self._expired)
+        cost = rows.total(chosen)
+        name = "local search" if cost < start else name
         bounds = path_bounds(rows)
         lower = max(bounds[r] for r in rows.roots)
-        return _Leaf(rows, cost, chosen, lower, "greedy" if name == "hint" else name, cost <= lower)
+        return _Leaf(rows, cost, chosen, lower, self.start if name == "hint" else name, cost <= lower)
 
     def _count(self, blocks: list[_Block]) -> None:
         sizes = sorted((len(leaf.rows) for leaf in self.memo.values()), reverse=True)
@@ -252,7 +307,10 @@ class _Search:
         ends = time.perf_counter() + seconds
         if self.method in ("auto", "frontier") and not again:
             self._try_frontier(leaf, seconds)
-        if self._done(leaf) or self.method == "frontier" or len(leaf.rows) > EXACT_ROWS:
+        if self._done(leaf) or self.method == "frontier":
+            return
+        if len(leaf.rows) > EXACT_ROWS:
+            self._restricted(leaf, ends)
             return
         if self.method == "highs":
             leaf.take(solve_highs(leaf.rows, leaf.chosen, seconds=ends - time.perf_counter(), stop=self.stop), "highs")
@@ -262,7 +320,7 @@ class _Search:
             found = solve_highs(leaf.rows, leaf.chosen, seconds=share, root_ratio=STRONG_ROOT, stop=self.stop)
             leaf.take(found, "highs")
         rest = seconds if self.deterministic else min(self.left, ends - time.perf_counter())
-        if self._done(leaf) or rest <= len(leaf.rows) * BUILD_SECONDS:
+        if self._done(leaf) or rest <= len(leaf.rows) * self._build_seconds:
             return
         answer = solve_cpsat(
             leaf.rows,
@@ -273,6 +331,38 @@ class _Search:
             stop=self.stop,
         )
         leaf.take(answer, "cp-sat")
+
+    def _restricted(self, leaf: _Leaf, ends: float) -> None:
+        """Local search, and exact solutions of the most promising rows, in turn until neither helps or the time is up.
+
+        Only the solution is used: bounds of a part say nothing of the whole."""
+        rows = leaf.rows
+
+        def left() -> float:
+            return min(self.left, math.inf if self.deterministic else ends - time.perf_counter())
+
+        while left() > 0:
+            before = leaf.cost
+            chosen = polish(rows, leaf.chosen, lambda: left() <= 0)
+            leaf.take(Answer(chosen, rows.total(chosen), 0.0, False), "local search")
+            if left() <= RESTRICTED_ROWS * self._build_seconds:
+                return
+            chosen = self._solve_part(rows, leaf.chosen, left())
+            leaf.take(Answer(chosen, rows.total(chosen), 0.0, False), "exact search of a part")
+            if leaf.cost >= before * (1 - self.gap):
+                return
+
+    def _solve_part(self, rows: Rows, chosen: list[int], seconds: float) -> list[int]:
+        """The best solution found within some seconds among the most promising rows."""
+        kept = promising(rows, chosen, RESTRICTED_ROWS)
+        nodes = [(rows.cls[r], rows.kids[r], rows.cost[r]) for r in kept]
+        part = Problem.build(nodes, rows.roots, n_classes=rows.n_classes)
+        seed = set(chosen)
+        hint = part.choice_of([at for at, r in enumerate(kept) if r in seed])
+        found = _Search(part, self.method, seconds, self.gap, self.workers, self.deterministic, self.stop).run(hint)
+        answer = rows.walk([kept[at] if at >= 0 else -1 for at in found.choice.tolist()])
+        assert answer is not None  # every solution of the part is one of the whole
+        return answer
 
     def _done(self, leaf: _Leaf) -> bool:
         """Leaves within the gap asked for add up to a total within it."""

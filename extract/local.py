@@ -1,0 +1,171 @@
+"""Local search on a whole extraction: for what is too large to be proved, and before proofs, as a better incumbent.
+
+A move gives one class of the solution another row. Its price is exact: what only the old row needed is released, what the
+new row lacks is added along default derivations (of least tree cost, where what is in use already is free).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from .greedy import bottom_up, discounted, tree_costs
+from .problem import Rows
+
+SWEEPS = 20
+SHRINK = 0.1
+"""Where in the gap between its children and the class being changed a new class is placed."""
+
+FAR = 300
+"""Reads that a move may follow; without a limit a pass over a long chain takes quadratic time."""
+
+LEAST_GAIN = 1e-12
+"""Relative to the cost of the solution; smaller gains are rounding."""
+
+
+def polish(rows: Rows, chosen: Sequence[int], expired: Callable[[], bool] = lambda: False) -> list[int]:
+    """A solution no dearer than `chosen` (rows, children first; so is the answer), at most SWEEPS passes over it."""
+    best = list(chosen)
+    idle = 0
+    for sweep in range(SWEEPS):
+        if expired() or idle == 2:
+            break
+        found = _Swaps(rows, best, upwards=sweep % 2 == 0).run(expired)
+        better = found is not None and rows.total(found) < rows.total(best)
+        idle = 0 if better else idle + 1
+        best = found if better and found is not None else best
+    return best
+
+
+def promising(rows: Rows, chosen: Sequence[int], most: int) -> list[int]:
+    """At most about `most` rows, in order, worth offering to an exact solver: those of the solution `chosen`, and those
+    that cost least more than the best of their class, at prices at which the solution is free."""
+    price = discounted(rows, chosen)
+    best, _ = tree_costs(rows, price)
+    tree = np.array([p + sum([best[k] for k in kids]) for p, kids in zip(price, rows.kids)])
+    with np.errstate(invalid="ignore"):  # classes without a term: inf - inf
+        more = tree - np.array(best)[rows.cls]
+    more[list(chosen)] = -1.0
+    kept = np.argsort(more, kind="stable")[:most]
+    return sorted(kept[np.isfinite(more[kept])].tolist())
+
+
+class _Swaps:
+    """One pass. `count[c]` rows of the solution (or roots) read class c; `place` is a topological order of the solution.
+
+    A row is tried only if what it reads lies below its class in that order, which keeps the solution acyclic; orders that
+    place classes as low and as high as possible take turns, for each forbids other moves."""
+
+    def __init__(self, rows: Rows, chosen: Sequence[int], *, upwards: bool) -> None:
+        self.rows, self.cost, self.kids = rows, rows.cost, rows.kids
+        self.choice = bottom_up(rows, discounted(rows, chosen))
+        for row in chosen:
+            self.choice[rows.cls[row]] = row
+        self.count = [0] * rows.n_classes
+        for c in [*rows.roots, *(k for row in chosen for k in rows.kids[row])]:
+            self.count[c] += 1
+        self.used = [rows.cls[row] for row in chosen]
+        self.place = _levels(rows, chosen, upwards)
+        self.least = LEAST_GAIN * rows.total(chosen)
+
+    def run(self, expired: Callable[[], bool]) -> list[int] | None:
+        """Try every class of the solution once, from the roots down; the new solution."""
+        for n, c in enumerate(reversed(self.used)):
+            if not n & 63 and expired():
+                break
+            if self.count[c] and len(self.rows.members[c]) > 1:
+                self._improve(c)
+        return self.rows.walk(self.choice)
+
+    def _improve(self, c: int) -> None:
+        """Give class c its cheapest row, all else of the solution fixed."""
+        count, old = self.count, self.choice[c]
+        released: list[int] = []
+        most = self.cost[old] + self._release(self.kids[old], released)
+        for k in released:
+            count[k] += 1
+        best, gain = old, self.least
+        for row in self.rows.members[c]:
+            if row == old or self.cost[row] >= most:
+                continue
+            added, released = [], []
+            change = self._add(row, self.place[c], most, added)
+            if change < most:
+                change -= self.cost[old] + self._release(self.kids[old], released)
+                if -change > gain and len(released) < FAR:
+                    best, gain = row, -change
+            for k in released:
+                count[k] += 1
+            for k in added:
+                count[k] -= 1
+        if best != old:
+            self._add(best, self.place[c], most, [])
+            self._release(self.kids[old], [])
+            self.choice[c] = best
+
+    def _release(self, kids: Sequence[int], released: list[int]) -> float:
+        """Uncount some reads, and those of the classes that nobody reads any more (noted in `released`); what these
+        cost, inf once they are too many to go on."""
+        count, choice, cost = self.count, self.choice, self.cost
+        saved = 0.0
+        todo = list(kids)
+        while todo:
+            if len(released) >= FAR:
+                return math.inf
+            k = todo.pop()
+            count[k] -= 1
+            released.append(k)
+            if not count[k]:
+                saved += cost[choice[k]]
+                todo += self.kids[choice[k]]
+        return saved
+
+    def _add(self, row: int, top: float, limit: float, added: list[int]) -> float:
+        """Count the reads of a row and of all that must be made for it (noted in `added`); its cost, inf where it is
+        `limit` or more, lacks a derivation or reads what lies at `top` or above. New classes get places below `top`.
+
+        A class being added lies at infinity until all it reads has a place: defaults that read each other are refused.
+        """
+        count, choice, place, kids, cost = self.count, self.choice, self.place, self.kids, self.cost
+        total = cost[row]
+        stack: list[tuple[int, Iterator[int]]] = [(-1, iter(kids[row]))]
+        while stack:
+            c, rest = stack[-1]
+            for k in rest:
+                count[k] += 1
+                added.append(k)
+                if count[k] == 1:
+                    if choice[k] < 0 or len(added) >= FAR:
+                        return math.inf
+                    total += cost[choice[k]]
+                    if total >= limit:
+                        return math.inf
+                    place[k] = math.inf
+                    stack.append((k, iter(kids[choice[k]])))
+                    break
+                if place[k] >= top:
+                    return math.inf
+            else:
+                stack.pop()
+                if c >= 0:
+                    below = max([place[k] for k in kids[choice[c]]], default=-1.0)
+                    place[c] = below + (top - below) * SHRINK
+        return total
+
+
+def _levels(rows: Rows, chosen: Sequence[int], upwards: bool) -> list[float]:
+    """Place of each class of a solution: as low as its children allow, or as high as its readers allow."""
+    level = dict.fromkeys([rows.cls[row] for row in chosen], 0)
+    for row in chosen if upwards else reversed(chosen):
+        c = rows.cls[row]
+        if upwards:
+            level[c] = 1 + max([level[k] for k in rows.kids[row]], default=0)
+        else:
+            for k in rows.kids[row]:
+                level[k] = min(level[k], level[c] - 1)
+    place = [math.inf] * rows.n_classes
+    for n, c in enumerate(sorted(level, key=level.__getitem__)):
+        place[c] = float(n)
+    return place
