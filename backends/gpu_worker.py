@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..egraph import dtypes
-from ..extract.kernel import Call, Template
+from ..egraph.pattern import parse_term
+from ..extract.kernel import Call
+from ..extract.meaning import meaning
 from . import gpu_operands
 from .gpu_calibrate import calibrate
 from .gpu_device import Device, Run, device_of, facts
 from .kernel_text import KernelText, call_of_json, module_of
 from .measure_worker import Wrong, main
-from .single import meaning
 from .torch_reference import evaluate, torch_dtype
 
 TOLERANCE = {"float64": 1e-9, "float32": 2e-3, "float16": 3e-2, "bfloat16": 1.5e-1}
@@ -61,7 +62,7 @@ class Bench:
 
     def __init__(self, device: Device, pattern: str, call: Call) -> None:
         self.device, self.call = device, call
-        self.root = meaning(Template("kernel", "", pattern, ""), call)
+        self.root = meaning(parse_term(pattern), call)
         roles = gpu_operands.roles(self.root)
         operands = {
             n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.Role()), device.name) for n, o in call.operands.items()

@@ -7,8 +7,8 @@ from math import prod
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
-from ..egraph.pattern import build
 from .kernel import Call, Template
+from .meaning import meaning
 
 
 def node_flops(node: Tensor) -> float:
@@ -36,11 +36,29 @@ def graph_flops(roots: list[Tensor]) -> float:
 
 def call_work(template: Template, call: Call) -> tuple[float, float]:
     """(flops, bytes) of one call: every operand read once and the output written once; a gather reads what it picks."""
-    operands = {o: placeholder(o, call.operands[o].type.shape, call.operands[o].type.dtype) for o in template.operands}
     if template.family == "copy":
         return 0.0, 2.0 * call.output.type.nbytes
-    root = build(template.term, operands, call.attrs)
-    flops = template.flops(call) if template.flops else graph_flops([root])
-    picked = root.args[0] if root.op in ("gather", "gather_elements") else None
-    read = sum(t.type.nbytes for t in operands.values() if t is not picked)
-    return flops, float(read + (2 if picked is not None else 1) * call.output.type.nbytes)
+    read = {o: float(call.operands[o].type.nbytes) for o in template.operands}
+    if template.flops is not None and "gather" not in template.pattern:
+        return template.flops(call), sum(read.values()) + call.output.type.nbytes
+    root = meaning(template.term, call, placeholder)
+    for name, picked in _picked(root).items():
+        itemsize = call.operands[name].type.nbytes // max(1, prod(concrete(call.operands[name].type.shape)))
+        read[name] = min(read[name], float(picked * itemsize))
+    flops = template.flops(call) if template.flops is not None else graph_flops([root])
+    return flops, sum(read.values()) + call.output.type.nbytes
+
+
+def _picked(root: Tensor) -> dict[str, int]:
+    """Elements read of the inputs that are only gathered from."""
+    picked: dict[str, int] = {}
+    other: set[str] = set()
+    for node in topological([root]):
+        for i, a in enumerate(node.args):
+            if a.op != "input":
+                continue
+            if i == 0 and node.op in ("gather", "gather_elements"):
+                picked[a.attr("name")] = picked.get(a.attr("name"), 0) + prod(concrete(node.shape))
+            else:
+                other.add(a.attr("name"))
+    return {name: size for name, size in picked.items() if name not in other}

@@ -1,0 +1,48 @@
+"""What a kernel call means: its template's pattern as a term over its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..egraph import dtypes
+from ..egraph.api import param
+from ..egraph.graph import Tensor
+from ..egraph.ops import Type
+from ..egraph.pattern import Call as PatternCall
+from ..egraph.pattern import Term, Value, build
+from ..errors import ShapeError
+from .kernel import Call
+
+CARRIED = "float32"
+
+
+def meaning(term: Term, call: Call, leaf: Callable[..., Tensor] = param) -> Tensor:
+    """The pattern's term over leaves named like the operands.
+
+    Where operands lie in memory in other floats than the term computes in (storage.py), all floats are alike: they are
+    carried in one dtype, and casts between them are none. ShapeError where the operands do not fit.
+    """
+    types = {name: o.type for name, o in call.operands.items()}
+    try:
+        return build(term, _leaves(types, leaf), call.attrs)
+    except ShapeError:
+        if not any(dtypes.is_float(t.dtype) for t in types.values()):
+            raise
+    carried = {name: Type(t.shape, _carried(t.dtype)) for name, t in types.items()}
+    return build(_alike(term), _leaves(carried, leaf), {name: _carried(value) for name, value in call.attrs.items()})
+
+
+def _leaves(types: Mapping[str, Type], leaf: Callable[..., Tensor]) -> dict[str, Tensor]:
+    return {name: leaf(name, t.shape, t.dtype) for name, t in types.items()}
+
+
+def _carried(value: Any) -> Any:
+    return CARRIED if value in ("float16", "bfloat16", "float64") else value
+
+
+def _alike(term: Term) -> Term:
+    if not isinstance(term, PatternCall):
+        return term
+    attrs = tuple((n, Value(_carried(a.value)) if isinstance(a, Value) else a) for n, a in term.attrs)
+    return PatternCall(term.op, tuple(map(_alike, term.args)), attrs)

@@ -1,0 +1,37 @@
+"""What a call means and how much work it is, where values lie in memory in other floats than are computed with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.egraph.pattern import parse_term
+from tensor_graphs.errors import ShapeError
+from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+from tensor_graphs.extract.meaning import meaning
+from tensor_graphs.extract.work import call_work
+
+
+def call(output: tuple[int, ...], dtype: str = "bfloat16", **operands: tuple[tuple[int, ...], str]) -> Call:
+    kinds = {n: Operand(Type(shape, d), contiguous(shape)) for n, (shape, d) in operands.items()}
+    return Call(kinds, Operand(Type(output, dtype), contiguous(output)), {})
+
+
+def test_mixed_floats_are_alike() -> None:
+    pattern = "cast(div(x, sqrt(s)) @ w, dtype='bfloat16')"
+    found = call((8, 4), x=((8, 6), "bfloat16"), s=((8, 1), "float32"), w=((6, 4), "bfloat16"))
+    root = meaning(parse_term(pattern), found)
+    assert root.dtype == "float32" and root.shape == (8, 4)
+    assert meaning(parse_term("x + x"), found).dtype == "bfloat16"  # where they fit as they are, they stay
+    with pytest.raises(ShapeError):
+        meaning(parse_term("x @ x"), found)
+    assert meaning(parse_term("cast(x, dtype='float32') * x"), call((8, 6), x=((8, 6), "float16"))).dtype == "float32"
+
+
+def test_what_is_gathered_from_is_not_read_whole() -> None:
+    found = call((5, 8), t=((1000, 8), "bfloat16"), i=((5,), "int64"))
+    for pattern in ("gather(t, i, axis=0)", "gather(t, i, axis=0) * 2.0"):
+        template = Template("x", "triton", pattern, "", flops=lambda c: 7.0)
+        assert call_work(template, found) == (7.0, 5 * 8 * 2 + 5 * 8 + 5 * 8 * 2), pattern
+    both = Template("x", "triton", "gather(t, i, axis=0) + slice(t, axis=0, start=0, stop=5)", "")
+    assert call_work(both, found)[1] == 1000 * 8 * 2 + 5 * 8 + 5 * 8 * 2
