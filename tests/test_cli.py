@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,51 @@ def test_profile_measures_and_times_distinct_plans(model: str, capsys: pytest.Ca
     assert found["measured_now"] > 0 and 1 <= len(found["paths"]) <= 2
     estimates = [p["estimated_us"] for p in found["paths"]]
     assert estimates == sorted(estimates) and all(p["measured_us"] > 0 for p in found["paths"])
+    assert not any(p["resumed"] for p in found["paths"]) and Path(found["times"]).is_file()
+
+
+def test_a_sweep_goes_on_where_it_ended(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensor_graphs import sweep
+    from tensor_graphs.backends.measure import CpuMeasurer, Timing
+
+    time = CpuMeasurer.time
+
+    def even(self: CpuMeasurer, *call: Any) -> Any:  # uneven times may be taken again, and change the plans
+        found = time(self, *call)
+        return replace(found, samples_us=(found.median,) * 5) if isinstance(found, Timing) else found
+
+    monkeypatch.setattr(CpuMeasurer, "time", even)
+    short = ("--backend", "numpy", "--budget", "5", "--workers", "1")
+    first = document(capsys, "profile", model, *short, "--paths", "1")
+    file = Path(first["times"])
+    known = json.loads(file.read_text())
+    assert list(known.values()) == [p["measured_us"] for p in first["paths"]] and known
+    monkeypatch.setattr(sweep, "interleaved", lambda pair, seconds: dict.fromkeys(pair, 7.0))
+    found = document(capsys, "profile", model, *short, "--paths", "3", "--resume")
+    again = {p["measured_us"] for p in found["paths"] if p["resumed"]}
+    assert again == set(known.values()) and all(p["resumed"] or p["measured_us"] == 7.0 for p in found["paths"])
+    assert known.items() <= json.loads(file.read_text()).items()
+    file.write_text("[1, 2")  # a damaged file is no file
+    assert not any(p["resumed"] for p in document(capsys, "profile", model, *short, "--resume")["paths"])
+    anew = document(capsys, "profile", model, *short)
+    assert all(p["measured_us"] == 7.0 for p in anew["paths"])
+    assert document(capsys, "profile", model, "--paths", "0", code=2)["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize(("backend", "code"), [("cuda", 4), ("triton", 4), ("metal", 2), ("", 0)])
+def test_a_backend_that_is_not_there(
+    model: str, backend: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensor_graphs.backends import registry
+
+    for name in {backend, "torch_cuda"} & set(registry.backends()):
+        monkeypatch.setattr(type(registry.backend(name)), "unavailable", lambda self: "there is no GPU")
+    found = document(capsys, "optimize", model, "--backend", backend or "numpy", "--no-measure", "-o", "out", code=code)
+    if code:
+        assert found["error"]["code"] == {4: "device-unavailable", 2: "usage"}[code] and not Path("out").exists()
+        assert (backend if code == 2 else "no GPU") in found["error"]["message"]
 
 
 def test_store_commands(model: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ app.add_typer(rules_app, name="rules")
 
 Model = Annotated[str, typer.Argument(help=".onnx, .pt2, .safetensors with a graph, or a folder with config.json")]
 Dims = Annotated[list[str] | None, typer.Option("--dim", help="NAME=INT, a free dimension's size; may be repeated")]
-Backend = Annotated[str, typer.Option(help="auto, numpy or torch")]
+Backend = Annotated[str, typer.Option(help="auto, numpy, torch, triton or cuda")]
 Budget = Annotated[float, typer.Option(help="seconds for the whole optimization")]
 ToleranceOption = Annotated[str, typer.Option(help="eager, fast, exact, or a relative error")]
 CostDb = Annotated[Path | None, typer.Option(help="folder of the cost store")]
@@ -263,19 +263,20 @@ def explain(
 def profile(
     model: Model, paths: Annotated[int, typer.Option(help="how many distinct plans to time")] = 5, dim: Dims = None,
     backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None, trust_model: Trust = False,
+    resume: Annotated[bool, typer.Option("--resume", help="keep the times of an earlier sweep of this model")] = False,
+    workers: Annotated[int, typer.Option(help="processes that rewrite blocks side by side; 0: as the machine has cores")] = 0,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Measure kernels that the store lacks, then time the best few whole plans end to end."""
-    from . import explain as explaining
-    from . import pipeline
+    from . import pipeline, sweep
 
     console = Console(verbose, quiet=as_json and not verbose)
     progress = pipeline.Progress(console.say)
     with interruptible(progress), console.live():
-        document, text = explaining.profile(
-            model, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model
-        )
-    stopped = Interrupted("stopped on request; what was measured is kept", where=model)
+        document, text = sweep.profile(
+            model, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model, resume=resume, workers=workers,
+        )  # fmt: skip
+    stopped = Interrupted("stopped on request; what was measured is kept", where=model, hint="go on with --resume")
     return Answer(document, text, stopped if progress.stopped else None)
 
 

@@ -1,4 +1,4 @@
-"""The commands that look rather than change: explain, profile, doctor."""
+"""The commands that look rather than change: explain, doctor."""
 
 from __future__ import annotations
 
@@ -110,35 +110,6 @@ def _report(file: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise BadModelError(f"the report is malformed: {error!r}", where=str(file)) from None
     return dict(found)
-
-
-def profile(
-    model: str, count: int, dims: Mapping[str, int], backend: str, budget: float, costdb: Path | None, progress: Any,
-    *, trust: bool = False,
-) -> tuple[dict[str, Any], str]:  # fmt: skip
-    """Optimize (which measures what is missing), then time the best few plans whole."""
-    import numpy as np
-
-    from . import pipeline
-    from .timing import interleaved
-    from .verify import index_bounds, sample_inputs
-
-    first = pipeline.optimize(model, dims=dims, backend=backend, budget=budget, costdb=costdb, progress=progress)
-    found = list(pipeline.paths(model, dims=dims, backend=backend, costdb=costdb, count=count))
-    graph = found[0].graph
-    inputs = sample_inputs(graph.inputs, np.random.default_rng(0), index_bounds(graph))
-    programs = {f"path {p.rank}": p.program() for p in found}
-    calls = {n: (lambda p=p: p.flat(*(inputs[i] for i in p.input_names))) for n, p in programs.items()}
-    times = interleaved(calls, seconds=min(10.0, budget))
-    rows = [
-        {"path": n, "estimated_us": p.cost, "measured_us": times[n], "kernels": p.plan.kernels}
-        for n, p in zip(times, found)
-    ]
-    text = "\n".join(
-        f"{r['path']:>8}  {r['estimated_us']:>10.1f} µs estimated  {r['measured_us']:>10.1f} µs measured  {r['kernels']} kernels"
-        for r in rows
-    )
-    return {"paths": rows, "measured_now": first.report.measured_now}, text
 
 
 def doctor() -> dict[str, Any]:
