@@ -23,7 +23,7 @@ from typing import Any
 
 from ..egraph import dims, dtypes
 from ..egraph.dims import concrete
-from ..egraph.graph import Tensor, make, structural_digest
+from ..egraph.graph import Tensor, structural_digest
 from ..egraph.ops import Type
 from ..extract.kernel import Call, Operand, Plan, Step, Template, Value, contiguous
 from . import memory
@@ -300,17 +300,8 @@ class Emitter:
         return f"{self._use('place')}(memory, {offset}, {shape}, {dtype}{strides})"
 
     # ------------------------------------------------------------ weights and states
-    def _term(self, value: int) -> Tensor:
-        """A weight's expression, in the dtype that it is stored in."""
-        term, dtype = self.plan.weights[value], self.plan.values[value].type.dtype
-        if term.dtype == dtype:
-            return term
-        if term.op == "cast" and term.args[0].dtype == dtype:
-            return term.args[0]
-        return make("cast", (term,), {"dtype": dtype})
-
     def _key(self, value: int) -> str:
-        term = self._term(value)
+        term = self.plan.weights[value]
         digest = structural_digest(term)
         if digest not in self.keys:
             base = str(term.attr("name")) if term.op == "param" else f"w{value}"

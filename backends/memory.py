@@ -121,7 +121,7 @@ def layout(
                 alive[buffer[victim]] = max(alive[buffer[victim]], alive[step.output])
     owners = [v for v in buffer if buffer[v] == v]
     spans = {v: (symbolic_bytes(plan.values[v].type), made[v], alive[v]) for v in owners}
-    own = {s.output: b for s in plan.steps if (b := scratch_bytes(s, sizes)) is not None}
+    own = {s.output: b for s in plan.steps if (b := scratch_bytes(s, sizes))}
     buffers = [Buffer(nbytes(plan.values[v].type, sizes), made[v], alive[v]) for v in owners]
     offsets, size = place([*buffers, *(Buffer(b, made[v], made[v]) for v, b in own.items())], alignment)
     scratch = {v: (offset, own[v]) for v, offset in zip(own, offsets[len(owners) :])}

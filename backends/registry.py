@@ -100,6 +100,17 @@ class _Restricted:
         return tuple(filter(self.keep, self.base.templates))
 
 
+def on_gpu(chosen: Iterable[Backend]) -> bool:
+    """Whether backends work in a GPU's memory."""
+    return any(b.device == "cuda" for b in chosen)
+
+
+def eager(chosen: Sequence[Backend]) -> list[Backend]:
+    """The backends whose kernels run a graph node by node, as it is written, where `chosen` ones run it best: a library's
+    first."""
+    return [backend("torch_cuda")] if on_gpu(chosen) else list(reversed(chosen))
+
+
 def describe(chosen: Iterable[Backend]) -> str:
     """What was picked, for the report: `numpy + torch on cpu`."""
     found = list(chosen)

@@ -166,10 +166,10 @@ def renamed(graph: Graph, work: Graph) -> Graph:
 def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
     """A program's outputs, then its updated states, as a flat list, from inputs and states by name."""
     program.bind()
-    for name, state in program.states.items():
-        state[...] = values[name]
+    for name in program.states:
+        program.set_state(name, values[name])
     results = program.flat(*(values[n] for n in program.input_names))
-    return [*results, *(program.states[n].copy() for n in (program.plan.updates if program.plan else ()))]
+    return [*results, *(program.get_state(n) for n in (program.plan.updates if program.plan else ()))]
 
 
 __all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "as_it_came", "faithful", "renamed", "rewritten_most", "run_flat"]

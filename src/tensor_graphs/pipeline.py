@@ -19,9 +19,11 @@ import numpy as np
 from . import settings
 from .accept import Acceptance, renamed
 from .backends.direct import direct_plan
+from .backends.exchange import tensor_of
 from .backends.measure import CpuMeasurer
+from .backends.measure_gpu import GpuMeasurer
 from .backends.program import Program
-from .backends.registry import describe, select
+from .backends.registry import describe, eager, on_gpu, select
 from .backends.views import view_strides
 from .costdb.store import Store, default_root
 from .egraph.blocks import Blocks, find_blocks
@@ -41,6 +43,7 @@ from .extract.clock import Clock
 from .extract.kernel import Backend, Plan, Template
 from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
+from .extract.storage import narrow_types
 from .prices import CostPricer
 from .report import BlockReport, KernelReport, Report
 from .rules import ALL
@@ -186,6 +189,7 @@ class Prepared:
     graph: Graph  # the original, for verification
     work: Graph  # simplified, widened
     sizes: dict[str, int]
+    narrow: Graph  # simplified: what eager execution runs on devices whose kernels take 16 bits
 
 
 def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> Prepared:
@@ -196,9 +200,9 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> 
     with session.stage("simplify", f"{len(graph.nodes())} nodes"):
         original, used = bound(graph, sizes)
         exact = session.options.exact
-        work = simplify(without_empty(original), exact=exact)
+        narrow = work = simplify(without_empty(original), exact=exact)
         work = work.with_roots(expand_all(work.roots)) if exact else simplify(widen(work))
-    return Prepared(original, work, used)
+    return Prepared(original, work, used, narrow)
 
 
 def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[EGraphView]]:
@@ -223,7 +227,7 @@ def hypergraph(session: Session, view: EGraphView, backends: Sequence[Backend]) 
     """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for."""
     with session.stage("candidates", f"{len(view)} e-nodes"):
         chosen = [_Exact(b) for b in backends] if session.options.exact else backends
-        return candidates(view, chosen, view_strides)
+        return candidates(view, chosen, view_strides, narrow_types(view) if on_gpu(backends) else None)
 
 
 @dataclass(frozen=True)
@@ -246,11 +250,13 @@ def _op(template: Template) -> str:
     return getattr(template.term, "op", "")
 
 
-def choose(session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | None) -> Choice:
+def choose(
+    session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None
+) -> Choice:
     """The cheapest kernels known, measuring what the winner lacks. Without a measuring process, or where all kernels that
     cover an output failed in it, prices are predictions, and the report says so."""
 
-    def attempt(measurer: CpuMeasurer | None) -> Choice:
+    def attempt(measurer: CpuMeasurer | GpuMeasurer | None) -> Choice:
         return search(
             graph, pricer, measurer, seconds=max(0.0, session.left * 0.8), deterministic=session.options.deterministic,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
@@ -330,7 +336,7 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
     with open_store(session) as store:
         pricer = CostPricer(store)
         measures = session.options.measure and not session.options.deterministic
-        measurer = CpuMeasurer(store) if measures else None
+        measurer = (GpuMeasurer(store) if on_gpu(backends) else CpuMeasurer(store)) if measures else None
         try:
             acceptance = Acceptance(
                 prepared.graph, prepared.work, lambda found: choose(session, found, pricer, measurer),
@@ -425,29 +431,30 @@ def _time_whole(
     session: Session, prepared: Prepared, program: Program, backends: Sequence[Backend], report: Report
 ) -> None:
     """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget."""
-    from .timing import interleaved
+    from .timing import gpu_us, interleaved, wall_us
     from .verify import index_bounds, sample_inputs
 
-    plan = direct_plan(
-        prepared.work, list(reversed(backends))
-    )  # the last listed (Torch) first, as eager execution would
+    gpu = on_gpu(backends)
+    graph = prepared.narrow if gpu else prepared.work
+    plan = direct_plan(graph, eager(backends))
     report.kernels_before = plan.kernels
     if not session.options.measure or session.progress.stopped:
         return
     with session.stage("time"):
-        before = Program(replace(plan, graph=renamed(prepared.graph, prepared.work)))
+        before = Program(replace(plan, graph=renamed(prepared.graph, graph)))
         inputs = sample_inputs(
             prepared.graph.inputs, np.random.default_rng(session.options.seed), index_bounds(prepared.graph)
         )
-        values = [inputs[n] for n in program.input_names]
+        values = [tensor_of(inputs[n]).to(program.device) if gpu else inputs[n] for n in program.input_names]
+        timed = partial(interleaved, seconds=2.0, clock=gpu_us if gpu else wall_us)
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
-        if before.memory()["cpu"] + program.memory()["cpu"] < LARGE:
-            times = interleaved(calls, seconds=2.0)
+        if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
+            times = timed(calls)
         else:  # one after the other: two copies of the weights would be the peak of all memory
             program.unbind()
-            times = interleaved({"before": calls["before"]}, seconds=2.0)
+            times = timed({"before": calls["before"]})
             before.unbind()
-            times |= interleaved({"after": calls["after"]}, seconds=2.0)
+            times |= timed({"after": calls["after"]})
         report.latency_before_us, report.latency_after_us = times["before"], times["after"]
 
 

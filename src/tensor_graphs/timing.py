@@ -7,19 +7,40 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
+Run = Callable[[], Any]
+
+
+def wall_us(call: Run) -> float:
+    """µs of a call on the host's clock."""
+    began = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - began) / 1e3
+
+
+def gpu_us(call: Run) -> float:
+    """µs of a call between two events on the current CUDA stream."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
+
 
 def interleaved(
-    calls: Mapping[str, Callable[[], Any]], *, seconds: float = 2.0, least: int = 5, most: int = 200
-) -> dict[str, float]:
+    calls: Mapping[str, Run], *, seconds: float = 2.0, least: int = 5, most: int = 200,
+    clock: Callable[[Run], float] = wall_us,
+) -> dict[str, float]:  # fmt: skip
     """Median µs of each call. Rounds of one call each, in turn, after two warm-up rounds, for about `seconds`."""
     samples: dict[str, list[float]] = {n: [] for n in calls}
     start = time.perf_counter()
     for turn in range(most + 2):
         for name, call in calls.items():
-            began = time.perf_counter_ns()
-            call()
+            took = clock(call)
             if turn >= 2:
-                samples[name].append((time.perf_counter_ns() - began) / 1e3)
+                samples[name].append(took)
         if turn >= least + 2 and time.perf_counter() - start > seconds:
             break
     return {n: median(s) for n, s in samples.items()}
