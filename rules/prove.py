@@ -36,7 +36,7 @@ LIMITS = Limits(nodes=30_000, iterations=16, seconds=4.0, bytes=1 << 30)
 #: Rules that make ever new terms once their condition on cost is gone. What they say follows from the normal form's.
 ENDLESS = (
     "merge-matmuls", "merge-linears", "merge-convs", "sum-of-products", "concat-inputs", "enlarge-kernel",
-    "pointwise-after-conv", "fold-input-shift", "fold-conv-input-shift", "double", "factor-one",
+    "pointwise-after-conv", "fold-input-shift", "fold-conv-input-shift", "factor-one",
 )  # fmt: skip
 
 

@@ -19,8 +19,9 @@ __version__ = "0.1.0"
 
 #: public name -> (module, name there)
 _PUBLIC: dict[str, tuple[str, str]] = {
-    **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths", "equivalent", "Progress")},
+    **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths", "Progress")},
     "explain_rewrites": ("rewrites", "explain_rewrites"),
+    "equivalent": ("equivalence", "equivalent"),
     "extract": ("extract", ""),
     "load_program": ("backends.program", "load_program"),
     "Program": ("backends.program", "Program"),
@@ -86,11 +87,11 @@ if TYPE_CHECKING:
     from .egraph.rule import Rule as Rule
     from .egraph.saturate import Limits as Limits
     from .egraph_file import extract as extract
+    from .equivalence import equivalent as equivalent
     from .models.load import load as load
     from .models.native import save_graph as save_graph
     from .numeric import *  # noqa: F403
     from .pipeline import Progress as Progress
-    from .pipeline import equivalent as equivalent
     from .pipeline import optimize as optimize
     from .pipeline import paths as paths
     from .pipeline import saturate as saturate

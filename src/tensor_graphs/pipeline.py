@@ -508,11 +508,3 @@ def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: M
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
     for rank, choice in enumerate(alternatives(explorer.choice, count, max_gap=max_gap)):
         yield RunnablePlan(replace(plan_of(choice, explorer.work), graph=graph), graph, rank)
-
-
-def equivalent(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> bool:
-    """Whether the rules prove two expressions equal within the limits. False means not proved, never unequal."""
-    if a.type != b.type:
-        return False
-    view = saturate_blocks([Graph.of([a, b])], list(ALL), limits or Limits(), exact=False, guard=False)[0]
-    return view.roots[0] == view.roots[1]
