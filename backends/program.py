@@ -213,7 +213,7 @@ class Program:
     def save(self, folder: str | Path) -> Path:
         """Write the program as a folder, all or nothing; an older program there is replaced.
 
-        UsageError if something else is there.
+        UsageError if something else is there, or if it cannot be written.
         """
         target = Path(folder)
         if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
@@ -229,8 +229,11 @@ class Program:
             if self.report is not None:
                 (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
             _move_into_place(part, target)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(part, ignore_errors=True)
+            if isinstance(error, OSError):
+                reason = f"the program could not be written: {error.strerror or error}"
+                raise UsageError(reason, where=str(target), hint="make room, or name another folder") from error
             raise
         return target
 

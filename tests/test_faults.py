@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +347,79 @@ def test_a_store_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> N
     made = tg.optimize(tg.exp(tg.input("x", (8,))), backend="numpy", costdb=blocked / "db", budget=10.0)
     right(made, tg.exp(tg.input("x", (8,))), {"x": normal(8)})
     assert made.report.warnings
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: writing fails midway, as on a full disk."""
+    resource = pytest.importorskip("resource", reason="needs limits on file sizes")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_while_saving_leaves_the_older_program(tmp_path: Path) -> None:
+    x, w = tg.input("x", (4, 64)), tg.param("w", (64, 64))
+    older, newer = (tg.optimize(x @ w, params={"w": normal(64, 64, seed=s)}, **FAST) for s in (0, 1))
+    folder = older.save(tmp_path / "out")
+    for target in (folder, tmp_path / "new"):
+        with full_disk(1 << 13), pytest.raises(errors.UsageError, match="could not be written") as caught:
+            newer.save(target)
+        assert caught.value.where == str(target) and caught.value.exit_code == 2
+    assert {p.name for p in tmp_path.iterdir()} == {"out"}, "nothing is left of what was begun"
+    assert np.array_equal(tg.load_program(folder)(normal(4, 64)), older(normal(4, 64)))
+    newer.save(folder)
+    assert np.array_equal(tg.load_program(folder)(normal(4, 64)), newer(normal(4, 64)))
+
+
+def test_a_full_disk_under_the_store_does_not_stop_a_run(tmp_path: Path) -> None:
+    expression = tg.exp(tg.input("x", (8,)))
+    with full_disk(512):
+        made = tg.optimize(expression, backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    right(made, expression, {"x": normal(8)})
+    assert made.report.priced == {"measured": 1} and made.report.measured_now > 0
+    assert any("kept in memory" in w for w in made.report.warnings)
+    assert not list((tmp_path / "db").rglob("*.parquet"))
+    again = tg.optimize(expression, backend="numpy", costdb=tmp_path / "db", budget=10.0)
+    assert again.report.measured_now > 0 and list((tmp_path / "db").rglob("*.parquet")), "there is room again"
+    assert not any("kept in memory" in w for w in again.report.warnings)
+
+
+def test_a_full_disk_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tensor_graphs import cli
+    from tensor_graphs.models.native import save_graph
+
+    x, w = tg.input("x", (4, 64)), tg.param("w", (64, 64))
+    save_graph(Graph.of(tg.exp(x) @ w, params={"w": normal(64, 64)}), tmp_path / "m.safetensors")
+    for command in ("optimize", "saturate"):
+        output = tmp_path / ("out" if command == "optimize" else "e.json")
+        arguments = [command, str(tmp_path / "m.safetensors"), "--backend", "numpy", "-o", str(output)]
+        with full_disk(1 << 11):
+            code = cli.run([*arguments, *(["--no-measure"] if command == "optimize" else [])])
+        assert code == 2 and "could not be written" in capsys.readouterr().err
+        assert not output.exists()
+
+
+def test_an_empty_shard_is_set_aside_and_the_others_are_used(tmp_path: Path) -> None:
+    x, root = tg.input("x", (8,)), tmp_path / "db"
+    tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=10.0)
+    first = set(root.rglob("*.parquet"))
+    tg.optimize(tg.tanh(x), backend="numpy", costdb=root, budget=10.0)
+    assert first and set(root.rglob("*.parquet")) > first
+    for shard in first:
+        shard.write_bytes(b"")
+    for cache in root.rglob("*.duckdb"):
+        cache.unlink()
+    for expression, known in ((tg.tanh(x), True), (tg.exp(x), False)):
+        made = tg.optimize(expression, backend="numpy", costdb=root, budget=10.0)
+        right(made, expression, {"x": normal(8)})
+        assert any("set aside" in w for w in made.report.warnings) == known, "the first to read it says so"
+        assert made.report.priced == {"measured": 1}
+        assert known or made.report.measured_now > 0
+    assert not [p for p in root.rglob("*.parquet") if p.stat().st_size == 0 and "quarantine" not in str(p)]
 
 
 def test_parallel_runs_share_a_store(tmp_path: Path) -> None:

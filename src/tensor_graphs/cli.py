@@ -5,6 +5,7 @@ A command returns an `Answer`; `run` prints it, or the error that was raised, an
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -455,6 +456,9 @@ def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
         return 130, Interrupted("interrupted").to_json(), "interrupted"
     if isinstance(error, OSError) and error.filename is not None:
         known = UsageError(error.strerror or str(error), where=str(error.filename))
+        return 2, known.to_json(), f"error: {known}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        known = UsageError(f"a file could not be written: {error.strerror}", hint="make room, or write elsewhere")
         return 2, known.to_json(), f"error: {known}"
     import traceback
 
