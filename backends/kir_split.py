@@ -16,7 +16,7 @@ from .triton_source import rolled
 
 
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
-    """(partial, joining) kernels; the states are buffers `part0`, `part1`, … of float32. Unfusable where a reduction
+    """(partial, joining) kernels: the partial one has a first parallel axis `part`, the joining one reduces over `parts`. The states are buffers `part0`, `part1`, … of float32. Unfusable where a reduction
     over the axis waits for another one in a way that only whole rows allow, or the axis does not divide."""
     if axis.size % parts or parts < 2:
         raise Unfusable(f"{axis.size} elements in {parts} parts")
@@ -36,7 +36,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
             for x in walk(e.args)
         ):
             raise Unfusable("a split reduction that reads another axis' result")
-    part = Axis("part", parts)
+    part, every = Axis("part", parts), Axis("parts", parts)
     short = Axis(f"{axis.name}p", axis.size // parts)
     here = index(part) * short.size + index(short)
     partial = {e: _moved(kernel, e, axis, short, here) for e in states}
@@ -48,7 +48,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
         name = f"part{n}"
         buffers[name] = Buffer("float32", shape, ())
         stores.append(Store(name, at, partial[e]))
-        loads[e] = b.load(name, at, "float32", (), ())
+        loads[e] = b.load(name, at.replaced({part: index(every)}), "float32", (), ())
     first = replace(kernel, axes=(part, *kernel.axes), stores=tuple(stores), buffers=buffers)
     joined: dict[Expr, Expr] = {}
     for e in states:
@@ -56,7 +56,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
         m = maxima[e]
         if m is not None:
             body = b.mul(body, b.make("exp", (b.pointwise("sub", (loads[m], joined[m])),)))
-        joined[e] = b.make("reduce", (body,), (e.value[0], part), "float")
+        joined[e] = b.make("reduce", (body,), (e.value[0], every), "float")
     values = b.rebuilt([s.value for s in kernel.stores], lambda e, args: joined.get(e))
     second = kernel.with_values(values, buffers=buffers)
     return first, second

@@ -40,7 +40,7 @@ def as_dot(e: Expr) -> Dot | None:
     full = [a for a in own if a]
     if not full or len(over) < 2:
         return None
-    common = frozenset.intersection(*own) if len(full) == len(own) else frozenset()
+    common = frozenset.intersection(*full) if len({*full}) > 1 else frozenset()
     parts: list[tuple[set[Axis], list[Expr]]] = []
     loose: list[Expr] = []
     for f, axes in zip(over, own):
@@ -79,11 +79,11 @@ class Shape:
     outer: tuple[Axis, ...]
     dots: Mapping[Expr, Dot] = field(repr=False, default_factory=dict)
 
-    @property
+    @cached_property
     def kind(self) -> str:
-        """pointwise | rows | contraction | attention"""
+        """pointwise | rows | contraction | attention (a product inside another one)"""
         if self.dots:
-            return "attention" if any(e.axis not in self.outer for e in self.dots) else "contraction"
+            return "attention" if any(x in self.dots for e in self.dots for x in walk(e.args)) else "contraction"
         return "rows" if self.inner else "pointwise"
 
     @cached_property
@@ -97,9 +97,10 @@ class Shape:
         return prod(a.size for a in self.cols)
 
 
-def shape_of(kernel: Kernel) -> Shape:
-    """Roles of the axes; Unfusable where tiles of two dimensions do not suffice."""
-    dots = {e: d for e in kernel.reductions if (d := as_dot(e)) is not None}
+def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
+    """Roles of the axes; Unfusable where tiles of two dimensions do not suffice. `products`: whether sums of products are
+    taken for matrix products."""
+    dots = {e: d for e in kernel.reductions if (d := as_dot(e)) is not None} if products else {}
     outer = _outer(kernel)
     top = [d for e, d in dots.items() if e.axis in outer and d.rows | d.cols <= set(kernel.axes)]
     inner = tuple(dict.fromkeys(a for s in kernel.stores for a in _order(s.value, dots)))
@@ -113,12 +114,13 @@ def shape_of(kernel: Kernel) -> Shape:
         raise Unfusable("a product inside a reduction without rows of its own")
     joined = _joined(kernel)
     cols = frozenset(joined.values())
+    batch = tuple(a for a in kernel.axes if a.name == "part")
     if len(cols) > 1:
         raise Unfusable("reductions over two different column axes")
     if not kernel.reductions and kernel.axes:
         cols = frozenset(kernel.axes[-1:])
-    rows_ = [a for a in kernel.axes if a not in cols]
-    return Shape(tuple(rows_), _kept(kernel, cols), (), joined, inner, outer, dots)
+    rows_ = [a for a in kernel.axes if a not in cols and a not in batch]
+    return Shape(tuple(rows_), _kept(kernel, cols), batch, joined, inner, outer, dots)
 
 
 def _kept(kernel: Kernel, axes: Iterable[Axis]) -> tuple[Axis, ...]:

@@ -22,9 +22,17 @@ from .index import Axis
 from .kir import Buffer, Kernel, Unfusable, kernel_of
 from .kir_split import scratch_bytes, split
 from .tiling import Shape, shape_of
-from .triton_source import Launch, emit
+from .triton_source import Launch, emit, emit_joined
 from .triton_space import Schedule, schedules, tiling_of
 
+COUNTERS = '''_counters = {}
+
+
+def counters(device):
+    """Counters of the programs that have stored their part of a tile: zero between kernels."""
+    if device not in _counters:
+        _counters[device] = torch.zeros(65536, dtype=torch.int32, device=device)
+    return _counters[device]'''
 EMITTER = "1"  # raised when the same body and schedule give another source
 NAME = "triton"
 
@@ -84,7 +92,7 @@ class Generated(Template):
         try:
             kernel = kernel_of(self.root, leaves, buffers)
             shape = shape_of(kernel)
-            space = schedules(kernel, shape)
+            space = schedules(kernel, shape, splits=_can_split(kernel, shape))
             if not space:
                 return None
             found = Lowered(kernel, shape, tuple(space))
@@ -108,15 +116,32 @@ def _launches(found: Lowered, schedule: Mapping[str, int], name: str) -> list[La
     if parts == 1:
         return [emit(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
     first, second = split(found.kernel, _split_axis(found.shape), parts)
-    shape, joining = shape_of(first), shape_of(second)
-    start = emit(first, tiling_of(shape, schedule), f"{name}_parts", shape)
+    shape = shape_of(first)
+    tiling = tiling_of(shape, schedule)
+    if schedule.get("join"):
+        return [emit_joined(first, second, tiling, name, found.shape)]
+    joining = shape_of(second, products=False)
     best = schedules(second, joining, 1)[0]
-    return [start, emit(second, tiling_of(joining, best), f"{name}_join", joining)]
+    return [
+        emit(first, tiling, f"{name}_parts", shape),
+        emit(second, tiling_of(joining, best), f"{name}_join", joining),
+    ]
 
 
 def _split_axis(shape: Shape) -> Axis:
     """The longest outermost reduction axis."""
     return max(shape.outer, key=lambda a: a.size)
+
+
+def _can_split(kernel: Kernel, shape: Shape) -> bool:
+    """Whether the longest reduction can be cut into parts."""
+    if not shape.outer or (axis := _split_axis(shape)).size % 2:
+        return False
+    try:
+        split(kernel, axis, 2)
+    except Unfusable:
+        return False
+    return True
 
 
 def _code(template: Generated, call: Call) -> str:
@@ -132,6 +157,7 @@ def _code(template: Generated, call: Call) -> str:
                 size = 4 * prod(b.shape)
                 names[name] = f"{names['scratch']}[{offset}:{offset + size}].view(torch.float32)"
                 offset += -(-size // 256) * 256
+        names["counters"] = "counters(out.device)".replace("out", names["out"])
     return "\n".join(launch.call(names) for launch in launches(template, call))
 
 
@@ -156,7 +182,7 @@ def generated(root: Tensor, reach: str = "") -> Generated:
         code=lambda call: _code(made[0], call), family=_family(root), applies=lambda call: made[0].lower(call) is not None,
         flops=lambda call: made[0].work, scratch=lambda call: _scratch(made[0], call),
         source=lambda call: {x.name: x.source for x in launches(made[0], call)},
-        space=lambda call: _space(made[0], call), version=EMITTER, root=root,
+        space=lambda call: _space(made[0], call), version=EMITTER, root=root, setup=("counters",),
     )  # fmt: skip
     made.append(template)
     return template
@@ -181,7 +207,7 @@ class Triton:
 
     name: str = NAME
     device: str = "cuda"
-    helpers: Mapping[str, str] = field(default_factory=dict)
+    helpers: Mapping[str, str] = field(default_factory=lambda: {"counters": COUNTERS})
     templates: tuple[Template, ...] = ()
     known: dict[Tensor, Generated] = field(default_factory=dict)
 

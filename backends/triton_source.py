@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .index import Axis, Index, index
 from .kir import Expr, Kernel, Unfusable, factors, walk
-from .tiling import Dot, Shape, Tiling, shape_of
+from .tiling import Dot, Shape, Tiling, padded, shape_of
 
 WIDE = 1 << 31  # elements beyond which positions need 64 bits
 
@@ -102,6 +102,28 @@ def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) 
     return _Emitter(kernel, tiling, name, shape or shape_of(kernel)).launch()
 
 
+def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> Launch:
+    """One launch of a split kernel: the program that is last to store the states of a tile joins them.
+
+    `shape` is that of the kernel before it was split, whose tiles both halves share. Programs count themselves in the
+    buffer `counters` (int32, one for each tile), which is zero before and after.
+    """
+    own = shape_of(first)
+    spread = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch))
+    parts = first.axes[0].size
+    across = max(2, min(parts, (64 * 32 * tiling.warps) // max(tiling.m * tiling.n, 1)))
+    joining = replace(shape, joined={}, inner=second_axes(second), outer=second_axes(second), dots={})
+    if joining.inner == () or shape.joined:
+        raise Unfusable("nothing to join by tiles")
+    join = replace(tiling, k={a: min(padded(a.size), 1 << (across.bit_length() - 1)) for a in joining.inner})
+    return _Emitter(first, tiling, name, spread).launch(_Emitter(second, join, name, joining))
+
+
+def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
+    """The reduction axes of a kernel without products."""
+    return tuple(dict.fromkeys(e.axis for e in kernel.reductions))
+
+
 class _Emitter:
     def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> None:
         self.kernel, self.tiling, self.name, self.shape = kernel, tiling, name, shape
@@ -115,6 +137,7 @@ class _Emitter:
         self.top = Scope(1, set(kernel.axes) | whole)
         self.scope = self.top
         self.counter = 0
+        self.fresh_loads = False  # whether states are read that other programs have just written
         self.joined: dict[Axis, str] = {}  # reduction axes that share the columns' dimension (whole rows)
         if shape.joined and not self.n_loop:
             for r in shape.joined:
@@ -198,15 +221,11 @@ class _Emitter:
         if e.op == "load" and e.axes & self.joined.keys():  # a row that is whole in a tile is loaded once
             column = {r: index(self.shape.joined[r]) for r in self.joined}
             return self.value(self.kernel.builder.substituted([e], column)[0])
-        home = self.home(e)
+        home, here = self.home(e), self.scope
         with self.inside(home):
             tile = self._made(e)
-            if not (
-                self.uses.get(e, 0) <= 1
-                and len(tile.text) < 50
-                and e.op not in ("load", "reduce")
-                and home is self.scope
-            ):
+            short = self.uses.get(e, 0) <= 1 and len(tile.text) < 50 and e.op not in ("load", "reduce")
+            if not short or home is not here:
                 tile = self.named(tile)
             home.known[e] = tile
         return tile
@@ -345,7 +364,8 @@ class _Emitter:
         ]
         parts += [f"{self.spread(p, dims)}.to(tl.int64) * {s}" for p, s in picks]
         mask = self.mask(dims, dims, guards)
-        text = f"tl.load({' + '.join(parts)}{f', mask={mask}, other=0' if mask else ''})"
+        fresh = ", cache_modifier='.cg'" if self.fresh_loads and operand.startswith("part") else ""
+        text = f"tl.load({' + '.join(parts)}{f', mask={mask}, other=0' if mask else ''}{fresh})"
         if dtype == "bool":
             return Tile(f"{text} != 0", dims, "bool")
         return Tile(text, dims, dtype)
@@ -579,8 +599,8 @@ class _Emitter:
         return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"
 
     # ------------------------------------------------------------ the function
-    def launch(self) -> Launch:
-        """The function's text and its grid."""
+    def launch(self, last: _Emitter | None = None) -> Launch:
+        """The function's text and its grid. `last` is what the last program of each tile does after its part."""
         s, t = self.shape, self.tiling
         tiles_m, tiles_n = -(-s.m // t.m), 1 if self.n_loop else -(-s.n // t.n)
         batch = math.prod(a.size for a in s.batch)
@@ -590,9 +610,32 @@ class _Emitter:
         for store in self.kernel.stores:
             self._store(store.buffer, store.at, store.value)
         body = [*head.lines, *self.top.lines]
-        args = [n for n in self.kernel.buffers if any(_names(line, n) for line in body)]
+        names = [*self.kernel.buffers]
+        if last is not None:
+            body += last.as_last(tiles_m * tiles_n * batch, s.batch[0].size, self.counter)
+            names.append("counters")
+        args = [n for n in names if any(_names(line, n) for line in body)]
         lines = ["@triton.jit", f"def {self.name}({', '.join(args)}):", *body]
         return Launch(self.name, "\n".join(lines) + "\n", tiles_m * tiles_n * batch, tuple(args), t.warps, t.stages)
+
+    def as_last(self, programs: int, parts: int, counter: int) -> list[str]:
+        """The lines that join a tile's parts, in the program that finds all others done."""
+        self.counter, self.fresh_loads = counter, True
+        self.top.indent = 2
+        whole = [a for a in self.shape.inner if a not in self.walked]
+        for a in whole:
+            self.line(f"{a.name} = tl.arange(0, {self.block[a.name]})")
+        for store in self.kernel.stores:
+            self._store(store.buffer, store.at, store.value)
+        tile = f"program % {programs // parts}" if programs > parts else "0"
+        return [
+            "    tl.debug_barrier()",
+            f"    counter = counters + {tile}",
+            "    done = tl.atomic_add(counter, 1)",
+            f"    if done == {parts - 1}:",
+            "        tl.store(counter, 0)",
+            *self.top.lines,
+        ]
 
     def _program(self, tiles_m: int, tiles_n: int) -> None:
         s, t = self.shape, self.tiling

@@ -30,13 +30,31 @@ def tiling_of(shape: Shape, schedule: Mapping[str, int]) -> Tiling:
     return Tiling(m, n, k, schedule["warps"], schedule["stages"], schedule.get("group", 1), options)
 
 
-def schedules(kernel: Kernel, shape: Shape, count: int = COUNT) -> list[Schedule]:
-    """At most `count` schedules, best guess first; empty where nothing fits."""
+def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[Schedule]:
+    """At most `count` schedules, best guess first; empty where nothing fits. `splits`: whether the reduction can be cut."""
     found: dict[tuple[tuple[str, int], ...], float] = {}
     for schedule, rank in _KINDS[shape.kind](kernel, shape):
+        if schedule.get("split", 1) > 1 and not splits:
+            continue
         key = tuple(sorted(schedule.items()))
         found[key] = min(rank, found.get(key, rank))
-    return [dict(key) for key in sorted(found, key=lambda k: (found[k], k))[:count]]
+    return list(_varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))], count))
+
+
+def _varied(ordered: Sequence[Schedule], count: int) -> Iterator[Schedule]:
+    """The first schedules, at most four that differ in warps, stages and depth alone; then others to fill up."""
+    alike: dict[tuple[int, int, int], int] = {}
+    taken = 0
+    later = []
+    for s in ordered:
+        key = s["m"], s["n"], s.get("split", 1)
+        alike[key] = alike.get(key, 0) + 1
+        if alike[key] > 4:
+            later.append(s)
+        elif taken < count:
+            taken += 1
+            yield s
+    yield from later[: count - taken]
 
 
 Ranked = Iterator[tuple[Schedule, float]]
@@ -80,7 +98,7 @@ def _rows(kernel: Kernel, shape: Shape) -> Ranked:
                     rank = abs(each - 16) / 16 + walked + idle / split + 0.2 * (split > 1)
                     schedule = {"m": m, "n": k if shape.joined else 1, "warps": warps, "stages": 2}
                     schedule |= {f"k{i}": k for i in range(len(shape.inner))}
-                    yield schedule | ({"split": split} if split > 1 else {}), rank
+                    yield schedule | ({"split": split, "join": 1} if split > 1 else {}), rank
 
 
 def _splits(length: int, programs: int, shape: Shape) -> list[int]:
@@ -92,70 +110,89 @@ def _splits(length: int, programs: int, shape: Shape) -> list[int]:
 
 
 def _contraction(kernel: Kernel, shape: Shape) -> Ranked:
-    accumulators = max(1, sum(e.axis in shape.outer for e in shape.dots))
-    width = 4 if _single(kernel) else 2
     main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
+    yield from _streamed(kernel, shape, main) if shape.m <= 32 else _squared(kernel, shape, main)
+
+
+def _squared(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
+    """A product with many rows: bound by the matrix unit where tiles are large and all multiprocessors have some."""
+    accumulators, width = _accumulators(shape), 4 if _single(kernel) else 2
     batch = _product(a.size for a in shape.batch)
-    if not shape.rows:
-        yield from _vector(shape, main, batch)
-        return
-    small = shape.m <= 32
-    rows = _blocks(shape.m, (16, 32, 64, 128, 256), 16)
-    rows = rows[-1:] if small else rows[-3:] if shape.m >= 256 else rows[-2:]
-    for m, n, k in product(
-        rows, _blocks(shape.n, (16, 32, 64, 128, 256), 16), _blocks(main.size, (32, 64, 128, 256), 16)
-    ):
+    rows = _blocks(shape.m, (32, 64, 128, 256), 16)[-3:]
+    for m, n, k in product(rows, _blocks(shape.n, (32, 64, 128, 256), 16), _blocks(main.size, (32, 64, 128), 16)):
         programs = -(-shape.m // m) * -(-shape.n // n) * batch
-        if m * n * accumulators > TILE * 2 or (width == 4 and m * n * accumulators > TILE):
+        size = m * n * accumulators
+        if size > (TILE if width == 4 else 2 * TILE):
             continue
-        for warps, stages in product((4, 8) if m * n > 4096 else (2, 4, 8), (2, 3, 4, 5)):
+        for warps, stages in product((4, 8), (2, 3, 4)):
             shared = stages * (m * k + k * n * accumulators) * width
-            if shared > SHARED or m * n * accumulators / (32 * warps) > 160 or m * n / (32 * warps) < 2:
+            if shared > SHARED or size / (32 * warps) > 160 or size / (32 * warps) < 8:
                 continue
-            for split in _splits(main.size, programs, shape) if programs < 4 * PROGRAMS else (1,):
-                waves = programs * split / PROGRAMS
-                if split > 1 and main.size // split < k:
+            for split in _splits(main.size, programs, shape) if programs < 2 * PROGRAMS else (1,):
+                if split > 1 and main.size // split < 4 * k:
                     continue
-                flight = min(1.0, shared * min(programs * split, 4 * PROGRAMS) / (PROGRAMS * 48 * 1024))
-                intensity = 1 / m + 1 / n
-                tail = -(-waves // 1) / waves if waves >= 1 else 1.5 / waves
+                waves = programs * split / PROGRAMS
+                tail = -(-waves // 1) / waves
                 rank = (
-                    tail + (8 * intensity if not small else 0.0) + (1 - flight) * (2 if small else 1)
-                    + 0.15 * (split > 1) + 0.02 * split + (0.3 if not small and warps * 32 * 64 < m * n * accumulators else 0)
-                    + 0.05 * abs(stages - (4 if small else 3))
+                    tail + 16 * (1 / m + 1 / n) + 0.1 * (split > 1) + 0.02 * split + 0.1 * abs(stages - 3)
+                    + 0.2 * (k == 32) + (0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 > size else 0)
                 )  # fmt: skip
                 schedule = {"m": m, "n": n, "warps": warps, "stages": stages, "group": 8 if -(-shape.m // m) > 1 else 1}
                 schedule |= _inner(shape, main, k)
-                yield schedule | ({"split": split} if split > 1 else {}), rank
+                yield schedule | ({"split": split, "join": 1} if split > 1 else {}), rank
+
+
+BANDWIDTH, CACHE = 4.0e6, 9.0e6  # bytes a µs of memory and of the L2 cache, for ranking only
+IN_FLIGHT = 40 << 10  # bytes that a multiprocessor must be waiting for to keep its share of the memory busy
+
+
+def _streamed(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
+    """A product with few rows: bound by reading the right sides once. The rank is an estimate of the time in µs."""
+    accumulators, width = _accumulators(shape), 4 if _single(kernel) else 2
+    batch = _product(a.size for a in shape.batch)
+    dense = width * main.size * shape.n * accumulators * batch
+    m = padded(max(shape.m, 16)) if shape.rows else 1
+    depths = _blocks(main.size, (16, 32, 64, 128, 256, 512), 16 if shape.rows else 1)
+    for n, k in product(_blocks(shape.n, (16, 32, 64, 128, 256), 16), depths):
+        tile = n * k * accumulators
+        if not 512 <= tile <= 32768 or m * n * accumulators > TILE:
+            continue
+        tiles = -(-shape.n // n) * batch
+        for warps, stages in product((2, 4, 8), (2, 3, 4, 5) if shape.rows else (3,)):
+            shared = stages * (m * k + tile) * width if shape.rows else 0
+            if shared > SHARED or (not shape.rows and not 8 <= tile / (32 * warps) <= 128) or tile < 128 * warps:
+                continue
+            resident = min(SHARED // shared if shared else 16, 64 // warps)
+            for split in _splits(main.size, tiles, shape):
+                if split > 1 and main.size // split < k:
+                    continue
+                share = tiles * split / PROGRAMS  # programs of a multiprocessor
+                waiting = (
+                    min(share, resident)
+                    * tile
+                    * width
+                    * (min(stages - 1, main.size // split // k) if shape.rows else 1)
+                )
+                busy = -(-share // resident) * resident / share if share > resident else -(-share // 1) / share
+                reread = tiles * m * main.size * width
+                rank = (
+                    dense / BANDWIDTH * busy / min(1.0, waiting / IN_FLIGHT) ** 0.7 + reread / CACHE
+                    + (1.0 + 0.03 * split) * (split > 1) + 0.3 * (n * width < 64) + 0.1 * abs(warps - 4)
+                )  # fmt: skip
+                schedule = {"m": m, "n": n, "warps": warps, "stages": stages, **_inner(shape, main, k)}
+                yield schedule | ({"split": split, "join": 1} if split > 1 else {}), rank
+
+
+def _accumulators(shape: Shape) -> int:
+    return max(1, sum(e.axis in shape.outer for e in shape.dots))
 
 
 def _inner(shape: Shape, main: Axis, k: int) -> Schedule:
     """Tile sizes of the reduction axes: the main one as given, others whole where they are short."""
     return {
-        f"k{i}": min(k, padded(a.size)) if a is main or a.size > 256 else max(16, padded(a.size))
+        f"k{i}": min(k, padded(a.size)) if a == main or a.size > 256 else max(16, padded(a.size))
         for i, a in enumerate(shape.inner)
     }
-
-
-def _vector(shape: Shape, main: Axis, batch: int) -> Ranked:
-    """A vector times a matrix: memory-bound, no matrix unit; many programs with wide loads."""
-    for n, k in product(_blocks(shape.n, (16, 32, 64, 128, 256)), _blocks(main.size, (16, 32, 64, 128, 256, 512))):
-        if not 512 <= n * k <= 16384:
-            continue
-        programs = -(-shape.n // n) * batch
-        for warps in (2, 4, 8):
-            each = n * k / (32 * warps)
-            if not 8 <= each <= 128:
-                continue
-            for split in _splits(main.size, programs, shape):
-                if split > 1 and main.size // split < k:
-                    continue
-                busy = programs * split / (4 * PROGRAMS)
-                rank = (
-                    abs(each - 32) / 32 + (1 / busy if busy < 1 else busy / 8) / 2 + 0.3 * (split > 1) + 0.3 * (n < 64)
-                )
-                schedule = {"m": 1, "n": n, "warps": warps, "stages": 3, **_inner(shape, main, k)}
-                yield schedule | ({"split": split} if split > 1 else {}), rank
 
 
 def _attention(kernel: Kernel, shape: Shape) -> Ranked:
@@ -164,7 +201,7 @@ def _attention(kernel: Kernel, shape: Shape) -> Ranked:
     )
     width = 4 if _single(kernel) else 2
     n = max(16, padded(shape.n)) if shape.n <= 512 else 128
-    head = max([n, *(padded(a.size) for a in shape.inner if a is not main)])
+    head = max([n, *(padded(a.size) for a in shape.inner if a != main)])
     batch = _product(a.size for a in shape.batch)
     for m, k in product(
         _blocks(shape.m, (16, 32, 64, 128), 16) if shape.rows else (1,), _blocks(main.size, (32, 64, 128, 256), 16)
@@ -183,8 +220,8 @@ def _attention(kernel: Kernel, shape: Shape) -> Ranked:
                     + 0.1 * abs(stages - 2) + (0.3 if m * n / (32 * warps) > 64 else 0) + 0.1 * (split > 1)
                 )  # fmt: skip
                 schedule = {"m": m, "n": n, "warps": warps, "stages": stages}
-                schedule |= {f"k{i}": k if a is main else max(16, padded(a.size)) for i, a in enumerate(shape.inner)}
-                yield schedule | ({"split": split} if split > 1 else {}), rank
+                schedule |= {f"k{i}": k if a == main else max(16, padded(a.size)) for i, a in enumerate(shape.inner)}
+                yield schedule | ({"split": split, "join": 1} if split > 1 else {}), rank
 
 
 def _single(kernel: Kernel) -> bool:
