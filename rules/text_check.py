@@ -32,7 +32,7 @@ from .check import STYLES, Refuted, Trial, Verdict
 from .field import BITS, PRIMES, agreement
 from .symbolic import proves
 from .tensat import Apply, TextRule, nodes
-from .text_shapes import SCOPES, Families, Scope, TextInstance, typings
+from .text_shapes import SCOPES, Families, Scope, TextInstance, Typing, typings
 
 MEMBERS = 10  # members of a rule's families that are evaluated under one scope
 FINITE = ("act", "pad", "axis", "shuffle")  # parameter variables of which every value is tried
@@ -84,7 +84,7 @@ def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
     )
     refuted: Refuted | None = None
     for scope in SCOPES if grouped else SCOPES[:1]:
-        families = typings(rule, scope)
+        families = _wide(rule, scope, typings(rule, scope))
         try:
             tally = _evaluate(rule, families, seed)
         except Refuted as found:
@@ -95,6 +95,27 @@ def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
     if refuted is not None:
         return Verdict("refuted", refuted.detail, refuted.counterexample)
     return _meaningless(rule, seed)
+
+
+def _wide(rule: TextRule, scope: Scope, families: Families) -> Families:
+    """The families without those in which right sides force an axis to have size 1 that the left sides leave open: the
+    rule would match many shapes and be typed at a corner of them, where almost anything holds."""
+    calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
+    if any(v == 1 for c in calls for k, v in c.params if k in ("kernel_h", "kernel_w") and c.op != "conv2d"):
+        return families  # a kernel of size 1 is meant
+    ones = [_ones(f) for f in families.found]
+    if not any(ones):
+        return families
+    open_ = [_ones(f) for f in typings(rule, scope, only_left=True).found]
+    meant = set.union(*open_) if open_ else set()
+    kept = [f for f, axes in zip(families.found, ones) if axes <= meant]
+    return Families(kept, families.why or "its types force sizes of 1", families.complete)
+
+
+def _ones(family: Typing) -> set[tuple[str, int]]:
+    """Axes of variables that have size 1 in the whole family."""
+    return {(n, i) for n, t in family.inputs.items() for i, s in enumerate(t.sizes)
+            if family.system.reduce(s).number == 1}  # fmt: skip
 
 
 def _evaluate(rule: TextRule, families: Families, seed: int) -> _Tally:
