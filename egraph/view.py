@@ -41,11 +41,28 @@ class SaturationReport:
     extractable: bool = True
     message: str = ""  # of the worker, where it died
 
+    def rule_table(self, count: int = 15) -> str:
+        """The rules that took longest, with their matches, and what those that matched nothing took together."""
+        return rule_table({n: (m, self.rule_seconds.get(n, 0.0)) for n, m in self.matches.items()}, count)
+
     def __str__(self) -> str:
         return (
             f"{self.stopped} after {self.iterations} iterations in {self.seconds:.2f} s, "
             f"{self.sizes[-1] if self.sizes else 0} e-nodes, {sum(self.matches.values())} matches"
         )
+
+
+def rule_table(rules: Mapping[str, tuple[int, float]], count: int = 15) -> str:
+    """Rules (matches, seconds) as text: the dearest ones, then the total and the share of those that matched nothing."""
+    ranked = sorted(rules.items(), key=lambda r: (-r[1][1], r[0]))
+    lines = [f"{1e3 * s:>9.1f} ms  {m:>7} matches  {name}" for name, (m, s) in ranked[:count]]
+    idle = [s for m, s in rules.values() if not m]
+    total = sum(s for _, s in rules.values())
+    lines.append(
+        f"{1e3 * total:>9.1f} ms  {sum(m for m, _ in rules.values()):>7} matches  {len(rules)} rules, "
+        f"{len(idle)} of which matched nothing in {1e3 * sum(idle):.1f} ms"
+    )
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -471,4 +488,4 @@ def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
     return work.view()
 
 
-__all__ = ["EGraphView", "SaturationReport", "glue", "merged", "view_of"]
+__all__ = ["EGraphView", "SaturationReport", "glue", "merged", "rule_table", "view_of"]

@@ -208,6 +208,7 @@ def saturate(
         "output": str(output), "inputs": [f"{t.attr('name')}: {t.type}" for t in explorer.graph.inputs], "e_nodes": len(explorer.view), "classes": explorer.view.n_classes,
         "candidates": len(explorer.choice.hypergraph.candidates), "stopped": explorer.view.report.stopped,
     }  # fmt: skip
+    text = _lines(document) + (f"\n{explorer.view.report.rule_table()}" if verbose else "")
     stopped = Interrupted("stopped on request; what was found so far was written", where=str(output))
     return Answer(document, _lines(document), stopped if progress.stopped else None)
 

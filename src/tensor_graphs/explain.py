@@ -65,6 +65,8 @@ def explain(
     return document, "\n".join(lines)
 
 
+    from .egraph.view import rule_table
+
 def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     program = load_program(folder)
     saved = _report(folder / "report.json")
@@ -80,9 +82,8 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
             f"block x{block['instances']}: {block['nodes']} nodes -> {block['e_nodes']} e-nodes, "
             f"{block['stopped']} after {block['iterations']} iterations"
         )
-    rules = sorted(saved.get("rules", {}).items(), key=lambda r: -r[1]["matches"])[:15]
-    if rules:
-        lines.append("rules that matched most: " + ", ".join(f"{n} ×{r['matches']}" for n, r in rules))
+    if rules := saved.get("rules", {}):
+        lines += ["rules by time:", rule_table({n: (r["matches"], r["seconds"]) for n, r in rules.items()})]
     lines.append(f"source: {folder / 'program.py'}, {len(program.source.splitlines())} lines")
     document = {
         "program": asdict(program.manifest),
@@ -104,7 +105,7 @@ def _report(file: Path) -> dict[str, Any]:
         for block in found["blocks"]:
             assert {"instances", "nodes", "e_nodes", "stopped", "iterations"} <= block.keys()
         for rule in found["rules"].values():
-            int(rule["matches"])
+            int(rule["matches"]), float(rule["seconds"])
         if found["verification"] is not None:
             [float(found["verification"][k]) for k in ("error_after", "allowed", "seeds")]
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
