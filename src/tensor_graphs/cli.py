@@ -210,7 +210,7 @@ def saturate(
     }  # fmt: skip
     text = _lines(document) + (f"\n{explorer.view.report.rule_table()}" if verbose else "")
     stopped = Interrupted("stopped on request; what was found so far was written", where=str(output))
-    return Answer(document, _lines(document), stopped if progress.stopped else None)
+    return Answer(document, text, stopped if progress.stopped else None)
 
 
 def _lines(document: Mapping[str, Any]) -> str:
