@@ -8,18 +8,23 @@ from hashlib import sha256
 from typing import Any
 
 from ..errors import UsageError
-from ..extract.kernel import Plan
+from ..extract.kernel import Plan, Template
 from .emit import Emitted, emit
 from .emit_cuda import emit_cuda
 
 EMITTERS = {"cpu": emit, "cuda": emit_cuda}
 
 
-def device_of(plan: Plan) -> str:
-    """The device whose memory the plan's kernels work in ("cpu" if it has none). UsageError if there are several."""
+def backend_device(template: Template) -> str:
+    """The device whose memory a kernel works in."""
     from .registry import backend
 
-    found = {backend(name).device for name in {s.template.backend for s in plan.steps}}
+    return backend(template.backend).device
+
+
+def device_of(plan: Plan) -> str:
+    """The device whose memory the plan's kernels work in ("cpu" if it has none). UsageError if there are several."""
+    found = {backend_device(t) for t in {s.template.backend: s.template for s in plan.steps}.values()}
     if len(found) > 1:
         raise UsageError(f"a plan must stay on one device, this one is on {', '.join(sorted(found))}")
     return next(iter(found), "cpu")
@@ -40,4 +45,4 @@ def executed(source: str, name: str) -> dict[str, Any]:
     return space
 
 
-__all__ = ["device_of", "emit_for", "executed"]
+__all__ = ["backend_device", "device_of", "emit_for", "executed"]

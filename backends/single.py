@@ -12,21 +12,30 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Graph, Tensor
 from ..egraph.interpret import evaluate
 from ..egraph.pattern import build
+from ..errors import ShapeError
 from ..extract.kernel import Call, Operand, Plan, Priced, Step, Template, Value
-from .emission import emit_for, executed
+from .emission import backend_device, emit_for, executed
+from .exchange import array_of, tensor_of
+from .gpu_operands import place
 
 Array = np.ndarray[Any, Any]
-Bound = Callable[[], tuple[Array, ...]]
+Bound = Callable[[], tuple[Any, ...]]
 
 
 def meaning(template: Template, call: Call) -> Tensor:
-    """The template's pattern over params named like its operands. Floats that are stored in several dtypes stand for reals:
-    they are float64 then."""
+    """The template's pattern over params named like its operands. Floats that lie in other dtypes than the pattern reasons
+    about (storage.py) are of the pattern's: the widest, or float32."""
     kinds = {name: call.operands[name].type for name in template.operands}
-    mixed = len({k.dtype for k in kinds.values() if dtypes.is_float(k.dtype)}) > 1
-    wide = {k.dtype: "float64" if mixed and dtypes.is_float(k.dtype) else k.dtype for k in kinds.values()}
-    leaves = {name: api.param(name, kind.shape, wide[kind.dtype]) for name, kind in kinds.items()}
-    return build(template.term, leaves, call.attrs)
+    widest = max((k.dtype for k in kinds.values() if dtypes.is_float(k.dtype)), key=dtypes.itemsize, default="float32")
+
+    def built(dtype: str) -> Tensor:
+        leaves = {n: api.param(n, k.shape, dtype if dtypes.is_float(k.dtype) else k.dtype) for n, k in kinds.items()}
+        return build(template.term, leaves, call.attrs)
+
+    try:
+        return built(widest)
+    except ShapeError:  # all operands lie in 16 bits, and the pattern names float32
+        return built("float32")
 
 
 def kernel_plan(template: Template, call: Call) -> Plan:
@@ -41,14 +50,14 @@ def kernel_plan(template: Template, call: Call) -> Plan:
     return Plan(Graph.of(root, name=template.name), tuple(values), (step,), weights, (made,), {}, 0.0, 0.0)
 
 
-def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapping[str, Array]], Bound]:
+def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapping[str, Any]], Bound]:
     """operands -> a function without arguments that runs the kernel on them and returns (output,). `device`: where a kernel
     on tensors runs ("": where its backend's do)."""
     emitted = emit_for(kernel_plan(template, call), reuse_outputs=True)
     keys = {term.attr("name"): key for key, term in emitted.weights.items()}
     bind = executed(emitted.source, template.name)["bind"]
 
-    def bound(operands: Mapping[str, Array]) -> Bound:
+    def bound(operands: Mapping[str, Any]) -> Bound:
         weights = {keys[name]: array for name, array in operands.items() if name in keys}
         run: Bound = bind(weights, None, device) if device else bind(weights)
         return run
@@ -85,10 +94,18 @@ def laid(array: Array, operand: Operand) -> Array:
     return view
 
 
-def run_template(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
-    """A kernel's output on operands given in any layout, as a fresh array."""
-    given = {name: laid(np.asarray(array), call.operands[name]) for name, array in operands.items()}
-    return compiled(template, call)(given)()[0].copy()
+def run_template(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> Array:
+    """A kernel's output on operands given in any layout and float dtype, as a fresh array. `device`: as for `compiled`."""
+    given = {
+        name: np.asarray(array).astype(dtypes.numpy_dtype(call.operands[name].type.dtype), copy=False)
+        for name, array in operands.items()
+    }
+    if backend_device(template) == "cpu":
+        found: Array = compiled(template, call)({n: laid(a, call.operands[n]) for n, a in given.items()})()[0]
+        return found.copy()
+    where = device or "cuda"
+    placed = {n: place(tensor_of(a), call.operands[n], where) for n, a in given.items()}
+    return array_of(compiled(template, call, where)(placed)()[0]).copy()
 
 
 def random_values(kind: Any, rng: np.random.Generator, high: int = 5) -> Array:

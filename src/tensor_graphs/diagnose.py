@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .backends.emission import device_of
 from .backends.single import meaning as kernel_meaning
 from .backends.single import run_template
 from .egraph import dtypes
@@ -16,6 +17,7 @@ from .egraph.graph import Graph, Tensor, make
 from .egraph.interpret import evaluate
 from .egraph.pattern import Var, build
 from .egraph.rule import Rule
+from .egraph.widen import NARROW
 from .errors import TensorGraphsError
 from .extract.kernel import Plan, Step
 from .verify import WRONG, allowed_error, index_bounds, misplaced, relative_error, sample_inputs
@@ -64,15 +66,20 @@ class Diagnosis:
 
 def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
     """The expression that the plan computes: per output (then update), and per value."""
-    values: dict[int, Tensor] = dict(plan.weights)
+    stored = device_of(plan) != "cpu"
+    values: dict[int, Tensor] = {i: _carried(w, stored) for i, w in plan.weights.items()}
     for value in plan.values:
         if value.origin in ("input", "state"):
-            values[value.id] = make(
-                value.origin, (), {"name": value.name, "shape": value.type.shape, "dtype": value.type.dtype}
-            )
+            leaf = make(value.origin, (), {"name": value.name, "shape": value.type.shape, "dtype": value.type.dtype})
+            values[value.id] = _carried(leaf, stored)
     for step in plan.steps:
-        values[step.output] = step_meaning(step, values)
+        values[step.output] = _carried(step_meaning(step, values), stored)
     return [values[i] for i in (*plan.outputs, *plan.updates.values())], values
+
+
+def _carried(value: Tensor, stored: bool) -> Tensor:
+    """Where values lie in other dtypes than kernels' patterns reason about (storage.py), 16 bits stand for float32."""
+    return make("cast", (value,), {"dtype": "float32"}) if stored and value.dtype in NARROW else value
 
 
 def step_meaning(step: Step, values: Mapping[int, Tensor]) -> Tensor:
@@ -160,13 +167,19 @@ def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
     leaves = Graph.of(root).leaves("param")
     operands = sample_inputs(leaves, rng, index_bounds(Graph.of(root)))
     with np.errstate(all="ignore"):
+        operands = {n: _stored(a, call.operands[n].type.dtype) for n, a in operands.items()}
         exact = evaluate([root], {}, params=operands, float64=True)[0]
-        own = evaluate([root], {}, params=operands)[0]
+        own = _stored(evaluate([root], {}, params=operands)[0], call.output.type.dtype)
         found = run_template(step.template, call, operands)
     if not dtypes.is_float(root.dtype):
         return float(np.mean(found != own)) if found.size else 0.0, 0.01
-    fair = allowed_error("fast", relative_error(own, exact), root.dtype)
+    fair = allowed_error("fast", relative_error(own, exact), call.output.type.dtype)
     return float("inf") if misplaced(found, exact, own) else relative_error(found, exact), fair
+
+
+def _stored(array: Array, dtype: str) -> Array:
+    """The numbers that an array has left when it lies in a dtype, in its own dtype."""
+    return array.astype(dtypes.numpy_dtype(dtype)).astype(array.dtype) if dtypes.is_float(dtype) else array
 
 
 def refuted(rules: Sequence[Rule], samples: int = SAMPLES) -> list[str]:

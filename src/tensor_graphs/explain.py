@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +64,9 @@ def explain(
     return document, "\n".join(lines)
 
 
+def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     from .egraph.view import rule_table
 
-def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     program = load_program(folder)
     saved = _report(folder / "report.json")
     lines = [repr(program), f"memory: {program.memory()['cpu'] / 2**20:.1f} MiB"]
@@ -121,6 +120,7 @@ def doctor() -> dict[str, Any]:
         "platform": platform.platform(),
     }
     found |= {name: _version(name) for name in PACKAGES}
+    from .backends.gpu import facts
     from .backends.registry import describe, select
     from .costdb.device import device_key
     from .costdb.store import Store, default_root
@@ -130,7 +130,7 @@ def doctor() -> dict[str, Any]:
         found["backends"] = describe(select("auto"))
     except DeviceUnavailableError as error:
         found["backends"] = error.message
-    found["gpu"] = _gpu()
+    found |= facts()
     root = settings.current().costdb or default_root()
     found["cost store"] = str(root)
     stats = Store(root).stats()
@@ -144,11 +144,3 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _gpu() -> str:
-    if find_spec("torch") is None:
-        return "unknown (torch is not installed)"
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"

@@ -1,0 +1,135 @@
+"""The whole way for a GPU: rehearsed on the CPU (tensors there, Triton's interpreter), and for real where there is one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+import tensor_graphs.egraph.api as t
+from tensor_graphs import accept, diagnose, pipeline
+from tensor_graphs.backends import gpu as gpu_facts
+from tensor_graphs.backends import single
+from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.registry import backend, select
+from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+from tensor_graphs.backends.triton import Triton
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.dtypes import numpy_dtype
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.errors import DeviceUnavailableError
+
+torch = pytest.importorskip("torch")
+NO_GPU = backend("torch_cuda").unavailable()
+gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "")]
+
+
+@pytest.fixture
+def rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's backends on the CPU."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for kind in (TorchCudaBackend, Triton):
+        monkeypatch.setattr(kind, "unavailable", lambda self: "")
+    monkeypatch.setattr(gpu_facts, "hardware", lambda: "rehearsal")
+    monkeypatch.setattr(accept, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr(diagnose, "run_template", partial(single.run_template, device="cpu"))
+
+
+def block(dtype: str) -> tuple[Graph, dict[str, np.ndarray]]:
+    """A decoder's projection with its cache: norm, product, gate, residual, scatter."""
+    x, i = t.input("x", (4, 32), dtype), t.input("i", (4, 32), "int64")
+    g, w, k = t.param("g", (32,), dtype), t.param("w", (32, 32), dtype), t.state("k", (6, 32), dtype)
+    y = c.silu(t.matmul(c.rms_norm(x, g, eps=1e-6), w)) + x
+    graph = Graph.of(
+        {"y": y, "p": c.softmax(y, axis=1)}, updates={"k": t.scatter_elements(k, i, y, 0)}, inputs=[x, i], name="block"
+    )
+    rng = np.random.default_rng(0)
+    return graph, {"g": rng.standard_normal(32).astype(numpy_dtype(dtype)),
+                   "w": (rng.standard_normal((32, 32)) / 6).astype(numpy_dtype(dtype))}  # fmt: skip
+
+
+def check(program: Program, graph: Graph, params: dict[str, np.ndarray], dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((4, 32)).astype(numpy_dtype(dtype))
+    i = np.tile(np.array([[0], [5], [2], [3]]), (1, 32))
+    state = np.zeros((6, 32), numpy_dtype(dtype))
+    for _ in range(3):
+        found = program(x=x, i=i)
+        want = evaluate(graph, {"x": x, "i": i, "k": state}, params=params, float64=True)
+        for a, b in zip([*found.values(), program.get_state("k")], want):
+            assert a.dtype == numpy_dtype(dtype)
+            error = np.linalg.norm(a.astype(float) - b) / np.linalg.norm(b)
+            assert error < {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}[dtype]
+        x, state = x + x, want[2].astype(numpy_dtype(dtype))
+    assert "states" in program.source and program.manifest.device == "cuda"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("choice", ["cuda", "triton-only"])
+@pytest.mark.usefixtures("rehearsal")
+def test_a_plan_for_a_gpu_is_verified(dtype: str, choice: str) -> None:
+    graph, params = block(dtype)
+    if choice == "triton-only":
+        graph = Graph.of(graph.outputs[0], name="block")
+        program = tg.optimize(graph, params=params, backend=choice, measure=False, budget=20)
+        assert {s.template.backend for s in program.plan.steps if s.template.family not in ("view", "copy")} == {
+            "triton"
+        }
+        return
+    program = tg.optimize(graph, params=params, backend=choice, measure=False, budget=20)
+    check(program, graph, params, dtype)
+    assert program.report.verification["passed"] and program.report.kernels_before >= program.report.kernels_after
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_diagnosis_of_a_plan_that_stores_16_bits() -> None:
+    """Nothing is wrong with a plan whose values lie in 16 bits; a kernel that is, is named."""
+    from dataclasses import replace
+
+    graph, params = block("bfloat16")
+    options = pipeline.Options(backend="cuda", measure=False)
+    session = pipeline.Session(options)
+    work = pipeline.prepare(session, replace(graph, params=params), None).work
+    found = pipeline.hypergraph(session, pipeline.view_of(work), [backend("torch_cuda")])
+    with pipeline.open_store(session) as store:
+        choice = pipeline.choose(session, found, pipeline.CostPricer(store), None)
+    plan = pipeline.plan_of(choice, work)
+    seen = diagnose.diagnose(replace(graph, params=params), plan)
+    assert not seen.miscompiled and seen.rewrites == 0, seen
+    broken = [replace(s, template=replace(s.template, code="{out}.copy_({x} * 2)")) if s.template.name == "cuda.silu" else s
+              for s in plan.steps]  # fmt: skip
+    seen = diagnose.diagnose(replace(graph, params=params), replace(plan, steps=tuple(broken)))
+    assert seen.miscompiled and seen.wrong == ["cuda.silu"]
+
+
+@pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
+@pytest.mark.parametrize("choice", ["cuda", "triton", "triton-only"])
+def test_without_a_gpu_the_error_has_a_name(choice: str) -> None:
+    with pytest.raises(DeviceUnavailableError, match="cannot be used"):
+        tg.optimize(t.input("x", (4,)) + 1.0, backend=choice)
+    assert {b.device for b in select("auto")} == {"cpu"}
+
+
+def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (TorchCudaBackend, Triton):
+        monkeypatch.setattr(kind, "unavailable", lambda self: "")
+    assert [b.name for b in select("auto")] == ["torch_cuda", "triton"]
+    assert [b.name for b in select("triton")] == ["triton", "torch_cuda"]
+    assert {x.family for b in select("triton-only") for x in b.templates} == {"view", "copy"}
+    monkeypatch.setattr(Triton, "unavailable", lambda self: "broken")
+    assert [b.name for b in select("cuda")] == ["torch_cuda"]
+    with pytest.raises(DeviceUnavailableError, match="broken"):
+        select("triton")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("choice", ["cuda", "triton"])
+@pytest.mark.parametrize("_", [pytest.param(0, marks=gpu, id="gpu")])
+def test_on_a_gpu(_: int, dtype: str, choice: str) -> None:
+    graph, params = block(dtype)
+    program = tg.optimize(graph, params=params, backend=choice, budget=60)
+    check(program, graph, params, dtype)
+    assert program.report.latency_after_us > 0
