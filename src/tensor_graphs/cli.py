@@ -267,6 +267,7 @@ def profile(
     backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None, trust_model: Trust = False,
     resume: Annotated[bool, typer.Option("--resume", help="keep the times of an earlier sweep of this model")] = False,
     workers: Annotated[int, typer.Option(help="processes that rewrite blocks side by side; 0: as the machine has cores")] = 0,
+    jobs: Annotated[Path | None, typer.Option(help="measure nothing: write what the best plans lack here, for `measure`")] = None,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Measure kernels that the store lacks, then time the best few whole plans end to end."""
@@ -275,11 +276,48 @@ def profile(
     console = Console(verbose, quiet=as_json and not verbose)
     progress = pipeline.Progress(console.say)
     with interruptible(progress), console.live():
+        if jobs is not None:
+            from .lacking import write_lacking
+
+            count = write_lacking(model, jobs, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model)
+            return Answer({"jobs": count, "output": str(jobs)}, f"{count} kernels to measure written to {jobs}")
         document, text = sweep.profile(
             model, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model, resume=resume, workers=workers,
         )  # fmt: skip
     stopped = Interrupted("stopped on request; what was measured is kept", where=model, hint="go on with --resume")
     return Answer(document, text, stopped if progress.stopped else None)
+
+
+@app.command()
+def measure(
+    jobs: Annotated[Path, typer.Argument(help="kernels to measure, as `profile --jobs` writes them")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder for the shards; what it holds is not measured again")],
+    device: Annotated[str, typer.Option(help="cuda, or cpu to try jobs in Triton's interpreter")] = "cuda",
+    workers: Annotated[int, typer.Option(help="processes that compile; 0: as the machine has cores")] = 0,
+    schedules: Annotated[int, typer.Option(help="most schedules of one kernel")] = 16,
+    seconds: Annotated[float, typer.Option(help="stop after about this long")] = math.inf,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Measure a file of kernels on this machine; `db merge` takes the shards over where plans are made."""
+    from .backends.jobs import measure_jobs, read_jobs
+    from .pipeline import Progress
+
+    if device not in ("cuda", "cpu"):
+        raise UsageError(f"--device {device!r}", hint="cuda or cpu")
+    console = Console(verbose, quiet=as_json and not verbose)
+    progress = Progress(console.say)
+    with interruptible(progress), console.live():
+        found = measure_jobs(
+            read_jobs(jobs), output, device=device, workers=workers or None, schedules=schedules, seconds=seconds,
+            say=lambda message: console.say("measure", message), stop=lambda: progress.stopped,
+        )  # fmt: skip
+    text = (
+        f"{found.measured} measured, {found.known} were known, {len(found.bad)} are no jobs; rows: {dict(found.rows)}"
+    )
+    stopped = Interrupted(
+        "stopped on request; what was measured is kept", where=str(output), hint="the same again goes on"
+    )
+    return Answer({"output": str(output), **found.to_json()}, text, stopped if progress.stopped else None)
 
 
 @app.command()

@@ -1,0 +1,295 @@
+"""Kernels to be measured elsewhere: files of jobs, and the worker that turns them into Parquet shards.
+
+A job names a kernel (a template of a backend, or the term that one is generated for), describes a call of it, and may list
+schedules. It is data: nothing in a file is executed but kernels that our own emitters write from these names and terms.
+The worker needs no e-graph, no solver and no database: it reads jobs, measures, and writes shards that
+`tensor-graphs db merge` takes over.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..costdb import shards
+from ..costdb.device import gpu_facts
+from ..costdb.schema import Row, checked, to_table
+from ..egraph import dtypes
+from ..egraph.graph import Tensor, topological
+from ..egraph.ops import Type
+from ..errors import DeviceUnavailableError, TensorGraphsError, UsageError
+from ..extract.kernel import Call, Candidate, Template, Vertex
+from .kernel_text import call_json, call_of_json
+from .keys import key_of
+from .measure import CpuMeasurer
+from .measure_gpu import SCHEDULES, GpuMeasurer, schedules_of
+
+FORMAT = 1
+LARGEST_BYTES = 1 << 28  # of a file of jobs
+MOST_ELEMENTS = 1 << 34  # of one operand
+FLUSH_S, FLUSH_ROWS = 5.0, 500
+
+Job = dict[str, Any]
+
+
+# ---------------------------------------------------------------- jobs
+def job_of(template: Template, call: Call, schedules: Sequence[Mapping[str, int]] | None = None) -> Job:
+    """A call as a job; `schedules` only where others are wanted than the template finds worth it."""
+    found: Job = {"backend": template.backend, "template": template.name, "identity": template.identity,
+                  "pattern": template.pattern, "call": call_json(replace(call, names={}))}  # fmt: skip
+    root = getattr(template, "root", None)
+    if isinstance(root, Tensor):
+        found["leaves"] = {t.attr("name"): t.type.dtype for t in topological([root]) if t.op == "input"}
+    if schedules is not None:
+        found["schedules"] = [dict(s) for s in schedules]
+    return found
+
+
+def kernel_of(job: Job) -> tuple[Template, list[Call]]:
+    """The template and its calls, one per schedule that the job lists (else the one call). UsageError says what is wrong."""
+    try:
+        call = _checked(call_of_json(job["call"]))
+        template = _template(job, call)
+        wanted = job.get("schedules")
+        calls = [call] if wanted is None else [replace(call, schedule=_schedule(s)) for s in wanted]
+    except TensorGraphsError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UsageError(f"not a job: {type(error).__name__}: {error}") from None
+    if set(template.operands) != set(call.operands):
+        raise UsageError(f"{template.name} takes {list(template.operands)}, not {list(call.operands)}")
+    return template, calls
+
+
+def _template(job: Job, call: Call) -> Template:
+    from .registry import template
+
+    if "leaves" not in job:
+        found = template(job["backend"], job["template"])
+    elif job["backend"] == "triton":
+        found = _generated(job, call)
+    else:
+        raise UsageError(f"the backend {job['backend']} generates no kernels")
+    if found.identity != job["identity"]:
+        raise UsageError(f"{job['template']} is another kernel in this version", hint="write the jobs again")
+    return found
+
+
+def _generated(job: Job, call: Call) -> Template:
+    from ..egraph.api import input as placeholder
+    from ..egraph.pattern import build, parse_term
+    from .triton import generated
+
+    leaves = {
+        name: placeholder(name, call.operands[name].type.shape, dtypes.check(dtype))
+        for name, dtype in job["leaves"].items()
+    }
+    return generated(build(parse_term(job["pattern"]), leaves, {}))
+
+
+def _checked(call: Call) -> Call:
+    for o in (*call.operands.values(), call.output):
+        size = 1
+        for d in o.type.shape:
+            size *= _natural(d)
+        if size > MOST_ELEMENTS or len(o.strides) != len(o.type.shape):
+            raise UsageError(f"an operand of {size} elements with strides {o.strides}")
+        Type(o.type.shape, dtypes.check(o.type.dtype))
+        for s in o.strides:
+            if type(s) is not int or abs(s) > MOST_ELEMENTS:
+                raise UsageError(f"a stride of {s!r}")
+    return replace(call, schedule=_schedule(call.schedule))
+
+
+def _schedule(data: Mapping[str, Any]) -> dict[str, int]:
+    return {str(name): _natural(value) for name, value in data.items()}
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_ELEMENTS:
+        raise UsageError(f"{value!r} is no size")
+    return value
+
+
+# ---------------------------------------------------------------- files
+def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
+    """Write a job for each distinct call: a JSON document per line (a Parquet file of them if the name says so). How many."""
+    seen: dict[str, str] = {}
+    for c in candidates:
+        if not c.is_view:
+            seen.setdefault(key_of(c.template, c.call).digest, json.dumps(job_of(c.template, c.call)))
+    target, lines = Path(path), list(seen.values())
+    if target.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"job": pa.array(lines, pa.string())}), target)
+    else:
+        header = json.dumps({"tensor_graphs_jobs": FORMAT, "count": len(lines)})
+        target.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return len(lines)
+
+
+def read_jobs(path: str | Path) -> list[Job | str]:
+    """The jobs of a file; a text in place of one says why that line is none. UsageError for a file of another kind."""
+    source = Path(path)
+    if source.stat().st_size > LARGEST_BYTES:
+        raise UsageError(f"the file has more than {LARGEST_BYTES} bytes", where=str(path))
+    if source.suffix == ".parquet":
+        return [_parsed(line) for line in _parquet_lines(source)]
+    first, *lines = source.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    header = _parsed(first)
+    if isinstance(header, str) or header.get("tensor_graphs_jobs") != FORMAT:
+        raise UsageError("this is no file of jobs", where=str(path), hint="`tensor-graphs profile MODEL --jobs FILE`")
+    return [_parsed(line) for line in lines if line.strip()]
+
+
+def _parquet_lines(source: Path) -> list[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return [str(line) for line in pq.read_table(source, columns=["job"]).column("job").to_pylist()]
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise UsageError("this is no Parquet file of jobs", where=str(source)) from error
+
+
+def _parsed(line: str) -> Job | str:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}"[:200]
+    return found if isinstance(found, dict) else "not a JSON object"
+
+
+# ---------------------------------------------------------------- the worker
+@dataclass
+class ShardSink:
+    """Rows to Parquet shards under a folder, a shard every few seconds: what is written survives a kill."""
+
+    root: Path
+    rows: list[Row] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    last: float = field(default_factory=time.monotonic)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Keep the rows; write what is kept if it is time."""
+        for row in rows:
+            self.rows.append(row)
+            self.counts[row.kind] = self.counts.get(row.kind, 0) + 1
+        if len(self.rows) >= FLUSH_ROWS or time.monotonic() - self.last > FLUSH_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all rows kept, one shard per device."""
+        self.last = time.monotonic()
+        table, _ = checked(to_table(self.rows))
+        devices = table.column("device").to_pylist()
+        for device in sorted(set(devices)):
+            shards.write(self.root, device, table.filter([d == device for d in devices]))
+        self.rows.clear()
+
+
+def known(root: Path) -> set[str]:
+    """Digests of all keys with timings or failures in the good shards under a folder."""
+    found: set[str] = set()
+    for shard in shards.find(root):
+        try:
+            table, _ = checked(shards.read(shard.path))
+        except (shards.BadShard, OSError):
+            continue
+        kinds, digests = table.column("kind").to_pylist(), table.column("digest").to_pylist()
+        found.update(d for k, d in zip(kinds, digests) if k in ("timing", "failure"))
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a file of jobs: how many were measured now, were known, could not be read; rows written by kind."""
+
+    measured: int
+    known: int
+    bad: Mapping[int, str]
+    rows: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"measured": self.measured, "known": self.known, "rows": dict(self.rows),
+                "bad": {str(n): why for n, why in self.bad.items()}}  # fmt: skip
+
+
+def measure_jobs(
+    jobs: Sequence[Job | str], root: str | Path, *, device: str = "cuda", workers: int | None = None,
+    schedules: int = SCHEDULES, seconds: float = float("inf"), say: Callable[[str], None] = lambda message: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:  # fmt: skip
+    """Measure every job that the shards under `root` do not know yet, in order, for at most `seconds`."""
+    sink, until = ShardSink(Path(root)), time.monotonic() + seconds
+    found, old, bad = _wanted(jobs, known(sink.root), schedules)
+    done = 0
+
+    def taken(part: Sequence[Candidate]) -> Iterator[Candidate]:
+        nonlocal done
+        for candidate in part:
+            if stop() or time.monotonic() > until:
+                return
+            done += 1
+            say(f"{done} of {len(found)}: {candidate.template.name}")
+            yield candidate
+
+    gpu = [c for c in found if _on_gpu(c)]
+    if gpu and device == "cuda" and not gpu_facts():
+        raise DeviceUnavailableError("there is no NVIDIA GPU here", hint="measure on a machine with one")
+    try:
+        if gpu:
+            with GpuMeasurer(sink, device=device, workers=workers, schedules=schedules) as measurer:
+                _calibrated(measurer, sink, say)
+                measurer.measure(taken(gpu))
+        if len(gpu) < len(found):
+            with CpuMeasurer(sink) as cpu:
+                cpu.measure(taken([c for c in found if not _on_gpu(c)]))
+    finally:
+        sink.flush()
+    return Outcome(done, old, bad, dict(sink.counts))
+
+
+def _wanted(
+    jobs: Sequence[Job | str], have: set[str], most: int
+) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
+    """Candidates without a place, one per call that is not known in all its schedules; how many were; what is no job."""
+    found: list[Candidate] = []
+    old, bad = 0, dict[int, str]()
+    for number, job in enumerate(jobs):
+        try:
+            if isinstance(job, str):
+                raise UsageError(job)
+            template, calls = kernel_of(job)
+            each = [s for c in calls for s in schedules_of(template, c, most)]
+            if {key_of(template, c).digest for c in each} <= have:
+                old += 1
+            else:
+                found += [_unplaced(template, c) for c in calls]
+        except TensorGraphsError as error:
+            bad[number] = str(error)[:300]
+    return found, old, bad
+
+
+def _unplaced(template: Template, call: Call) -> Candidate:
+    return Candidate(template, Vertex(-1, call.output.strides), (), call)
+
+
+def _on_gpu(candidate: Candidate) -> bool:
+    from .registry import backend
+
+    return backend(candidate.template.backend).device == "cuda"
+
+
+def _calibrated(measurer: GpuMeasurer, sink: ShardSink, say: Callable[[str], None]) -> None:
+    """Calibrate once a run: what is measured later is compared with it."""
+    say("calibrating")
+    measurer.calibrate()
+    sink.flush()

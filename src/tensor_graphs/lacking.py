@@ -1,0 +1,54 @@
+"""What the best plans of a model have unmeasured: the writing side of measuring on another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from . import settings
+from .backends.jobs import write_jobs
+from .backends.registry import CHOICES, backend, select
+from .extract.kernel import Backend, Candidate
+from .extract.search import RIVALS, Choice, alternatives
+from .pipeline import Options, Progress, Session, as_graph, choose, hypergraph, open_store, prepare, saturated
+from .prices import CostPricer
+
+
+def write_lacking(
+    model: str, path: Path, plans: int, dims: Mapping[str, int], name: str, budget: float, costdb: Path | None,
+    progress: Progress, *, trust: bool = False,
+) -> int:  # fmt: skip
+    """Write the unmeasured kernels of the best few plans of a model, with their unmeasured rivals, as jobs; how many.
+
+    With the setting `gpu` (a GPU elsewhere) plans are made for it, whether or not there is one here.
+    """
+    session = Session(Options(backend=name, budget=budget, costdb=costdb, measure=False), progress)
+    graph = as_graph(model, dims=dims, trust=trust)
+    backends = meant(name)
+    prepared = prepare(session, graph, dims)
+    view, _, _ = saturated(session, prepared.work)
+    found = hypergraph(session, view, backends)
+    with open_store(session) as store:
+        choice = choose(session, found, CostPricer(store), None)
+    return write_jobs(path, lacking(choice, plans))
+
+
+def meant(name: str) -> Sequence[Backend]:
+    """The backends meant by a name; those of a GPU elsewhere need not be usable here."""
+    if settings.current().gpu and name in ("auto", "cuda", "triton", "triton-only"):
+        return [backend(n) for n in CHOICES["cuda" if name == "auto" else name]]
+    return select(name)
+
+
+def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
+    """Unmeasured candidates of the best `plans` choices, the best choice's first, each with its cheapest unmeasured rivals."""
+    candidates, prices = choice.hypergraph.candidates, choice.prices
+    makers: dict[object, list[int]] = {}
+    for i, c in enumerate(candidates):
+        if not c.is_view and prices[i].source not in ("measured", "failed"):
+            makers.setdefault(c.output, []).append(i)
+    for found in [choice, *alternatives(choice, plans)]:
+        for i in found.chosen:
+            rivals = sorted(makers.get(candidates[i].output, ()), key=lambda j: prices[j].low)
+            wanted = [i] if prices[i].source not in ("measured", "failed") and not candidates[i].is_view else []
+            yield from (candidates[j] for j in dict.fromkeys([*wanted, *rivals[:RIVALS]]))
