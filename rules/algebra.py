@@ -113,6 +113,10 @@ SELECTION = table("selection", "algebra", [
     Rule("relu-square", "relu(x * x)", "x * x", growth="collects", exact=True, doc="a square is not negative"),
     Rule("relu-one", "relu(full(value=1.0, shape=s, dtype=d))", "full(value=1.0, shape=s, dtype=d)", growth="collects", exact=True,
          doc="one is positive"),
+    *(Rule(f"relu-of-{name}", f"relu({term})", term, growth="collects", doc="what is made of rectified values is not negative")
+      for name, term in (("sum", "relu(x) + relu(y)"), ("product", "relu(x) * relu(y)"), ("matmul", "relu(x) @ relu(y)"),
+                         ("mean", "avg_pool(relu(x), kernel=k, strides=s, pads=p, dilations=d)"),
+                         ("conv", "conv(relu(x), relu(w), strides=s, pads=p, dilations=d, groups=g)"))),
     Rule("relu-relu", "relu(relu(x))", "relu(x)", growth="collects", exact=True, doc="rectified once is enough"),
     Rule("relu-as-where", "where(lt(0.0, x), x, full(value=0.0, shape=s, dtype=d))", "relu(x)",
          when=("floating(x)", "s == ones(rank(x))"), growth="collects",

@@ -180,11 +180,14 @@ CONVOLUTIONS = table("convolution", "algebra", [
          growth="expands", doc="with given statistics a batch norm is a gain and a shift per channel"),
 ])  # fmt: skip
 
-_UNIT = "cast(eq(iota(axis=0, shape=s, dtype=t), iota(axis=1, shape=s, dtype=t)), dtype=f)"
+#: Ones where the first two positions agree, else zeros. Narrower ints and floats cannot count far enough.
+_UNIT = "cast(eq(iota(axis=0, shape=s, dtype='int64'), iota(axis=1, shape=s, dtype='int64')), dtype=f)"
 IDENTITIES = table("identities", "algebra", [
     Rule("times-unit-matrix", f"x @ {_UNIT}", "x", when=("len(s) == 2", "s[0] == s[1]"), growth="collects", doc="the unit matrix on the right"),
     Rule("unit-matrix-times", f"{_UNIT} @ x", "x", when=("len(s) == 2", "s[0] == s[1]"), growth="collects",
          doc="the unit matrix on the left"),
+    Rule("diagonal-transposed", f"{_UNIT} * permute(x, perm=p)", f"{_UNIT} * x", when=("p == (1, 0)", "s == shape(x)", "s[0] == s[1]"),
+         growth="collects", doc="a transpose has the same diagonal"),
     Rule("transposed-unit-matrix", f"permute({_UNIT}, perm=p)", _UNIT, when=("p == (1, 0)", "s[0] == s[1]"), growth="collects",
          exact=True, doc="the unit matrix is symmetric"),
     Rule("times-ones", "x * full(value=1.0, shape=s, dtype=d)", "x", when=("s == shape(x)",), growth="collects", exact=True,

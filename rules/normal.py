@@ -50,7 +50,8 @@ CONTRACTIONS = table("blocks of contractions", "proof", [
          when=("shape(v) == shape(w)",), growth="expands", doc="a convolution distributes over its weights"),
 ])  # fmt: skip
 
-_UNIT = "cast(eq(iota(axis=0, shape=s, dtype=t), iota(axis=1, shape=s, dtype=t)), dtype=f)"
+#: Ones where the first two positions agree, else zeros. Narrower ints and floats cannot count far enough.
+_UNIT = "cast(eq(iota(axis=0, shape=s, dtype='int64'), iota(axis=1, shape=s, dtype='int64')), dtype=f)"
 #: The sums of the windows of x, of the sizes s[2:].
 _BOX = (
     "reshape(sum(windows(windows(pad(pad(x, axis=2, lo=q[0], hi=q[2]), axis=3, lo=q[1], hi=q[3]), axis=2, size=s[2], stride=p[0], dilation=d[0]),"

@@ -352,6 +352,8 @@ class Sampler:
                 return found.dtype
             if isinstance(t, Var) and t.name in self.dtypes:
                 return str(self.dtypes[t.name])
+            if isinstance(t, Call) and isinstance(given := dict(t.attrs).get("dtype"), Value):
+                return str(given.value)
         if any(_needs_float(t, self.floating) for t in terms) or self.rng.random() < 0.7:
             return self.float
         return self.rng.choice(INTS) if self.rng.random() < 0.8 else "bool"
