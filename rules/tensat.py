@@ -235,11 +235,10 @@ class _Reader:
             raise self.error(f"{token!r} is neither a name nor a number")
         if self.peek() == "(" and _NAME.fullmatch(token) and not token.startswith("?") and self.calls:
             self.next()
-            args = []
-            while self.peek() != ")":
+            args = [self.term(depth + 1)] if self.peek() != ")" else []
+            while args and self.peek() != ")":
+                self.expect(",")
                 args.append(self.term(depth + 1))
-                if self.peek() != ")":
-                    self.expect(",")
             self.expect(")")
             return _Raw(token, args)
         return _Raw(token)
