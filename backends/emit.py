@@ -419,6 +419,7 @@ class Emitter:
         def part(found: re.Match[str]) -> str:
             return self._once(found[0], found[1]) if found[1] == names.get("scratch") else found[0]
 
+        text = _ONCE.sub(lambda found: self._once(found[0], found[1]), text)
         return _PART.sub(part, _RESHAPE.sub(once, text))
 
     def _release(self, i: int) -> None:
@@ -536,6 +537,7 @@ def _imports(body: str) -> Iterator[str]:
         yield from ("", "Array = np.ndarray")
 
 
+_ONCE = re.compile(r"\b(hidden_scores)\([\w, ]*\)")  # calls that give the same each time: made once, in bind
 _PART = re.compile(r"\bplace\(([A-Za-z_]\w*), \d+, \([\d, ]*\), [\w.]+\)")
 _STATEMENTS = re.compile(r"; |\n")
 _RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\d, ]+?),?\)|([\d, ]+?))\)")

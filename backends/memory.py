@@ -132,7 +132,9 @@ def layout(
 def scratch_bytes(step: Step, sizes: Mapping[str, int] | None = None) -> int | None:
     """Bytes that a step needs for its own intermediates; None if its kernel takes no scratch memory."""
     wanted = step.template.scratch
-    return None if wanted is None or step.is_view else dims.bind(wanted(step.call), sizes or {})
+    if wanted is None or step.is_view:
+        return None
+    return dims.concrete((dims.bind(wanted(step.call), sizes or {}),))[0]
 
 
 def _last_uses(plan: Plan, root: Mapping[int, int], end: int) -> dict[int, int]:

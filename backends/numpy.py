@@ -16,6 +16,7 @@ from ..egraph.ops import OPS
 from ..extract.kernel import Call, Code, Operand, Template
 from .emit import dtype_text, literal
 from .numpy_helpers import HELPERS
+from .rooms import Room, Rooms, one_at, shape_of, wide, with_rooms, work
 from .views import NUMPY as VIEW_CODE
 from .views import VIEWS, spelled
 
@@ -59,6 +60,89 @@ def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]
 
     code.__qualname__ = f"spell[{text}]"  # the text is the kernel's identity
     return code
+
+
+# ---------------------------------------------------------------- scratch memory
+def _computed(call: Call) -> str:
+    """The dtype in which a call computes."""
+    return wide(call.output.type.dtype)
+
+
+def _signs(call: Call) -> Rooms:
+    return {"positive": (shape_of(call, "out"), "bool")}
+
+
+def _reduced(call: Call, axis: int) -> Room:
+    return one_at(shape_of(call, "x"), (axis,)), _computed(call)
+
+
+def _along_axis(call: Call) -> Rooms:
+    return {"work": work(call), "stat": _reduced(call, call.attrs["axis"])}
+
+
+def _along_axis_twice(call: Call) -> Rooms:
+    return {**_along_axis(call), "powers": (shape_of(call, "out"), _computed(call))}
+
+
+def _over_axes(call: Call) -> Rooms:
+    kept = shape_of(call, "out")
+    return {"powers": (shape_of(call, "x"), _computed(call)), "top": (kept, _computed(call)), "infinite": (kept, "bool"),
+            "work": work(call)}  # fmt: skip
+
+
+def _along_last(call: Call) -> Rooms:
+    return {"work": work(call), "stat": _reduced(call, -1)}
+
+
+def _grouped(call: Call) -> Rooms:
+    return {"work": work(call), "stat": ((shape_of(call, "x")[0], call.attrs["groups"], 1), _computed(call))}
+
+
+def _logs(call: Call) -> Rooms:
+    shape, kind = shape_of(call, "x"), call.operands["x"].type.dtype
+    return {"logs": (shape, kind), "work": "logs" if wide(kind) == kind else (shape, wide(kind)),
+            "powers": (shape, wide(kind)), "stat": (one_at(shape, (1,)), wide(kind))}  # fmt: skip
+
+
+def _halved(call: Call) -> Rooms:
+    *rest, last = shape_of(call, "x")
+    return {"turned": ((*rest, last // 2), call.operands["x"].type.dtype)}
+
+
+def _with_padding(call: Call, dtype: str) -> Room | str:
+    pads, (n, c, *space) = call.attrs["pads"], shape_of(call, "x")
+    if not any(pads) and dtype == call.operands["x"].type.dtype:
+        return "x"
+    return (n, c, *(pads[i] + d + pads[len(space) + i] for i, d in enumerate(space))), dtype
+
+
+def _around(call: Call) -> Rooms:
+    return {"around": _with_padding(call, call.operands["x"].type.dtype)}
+
+
+def _around_and_sums(call: Call) -> Rooms:
+    return {"around": _with_padding(call, _computed(call)), "work": work(call)}
+
+
+def _scores(call: Call) -> Rooms:
+    *batch, m, _ = shape_of(call, "out")
+    kind, n = _computed(call), shape_of(call, "k")[-2]
+    inputs: Rooms = {f"{o}32": o if call.operands[o].type.dtype == kind else (shape_of(call, o), kind) for o in "qkv"}
+    return {**inputs, "scores": ((*batch, m, n), kind), "stat": ((*batch, m, 1), kind), "work": work(call)}
+
+
+def _attention_text(call: Call) -> str:
+    """Operands are widened, then attention; which scores are hidden is known before."""
+    a, m, n = call.attrs, shape_of(call, "q")[-2], shape_of(call, "k")[-2]
+    copies = "".join(
+        f"np.copyto({{{o}32}}, {{{o}}}); " for o in "qkv" if call.operands[o].type.dtype != _computed(call)
+    )
+    hidden = f"hidden_scores({m}, {n}, {a['causal']}, {a['window']})" if a["causal"] or a["window"] else "None"
+    mask = "{m}" if "m" in call.operands else "None"
+    return (
+        f"{copies}attention({{q32}}, {{k32}}, {{v32}}, {mask}, {hidden}, {{scale}}, {{softcap}}, {{scores}}, {{stat}}, "
+        "{work}, {out})"
+    )
 
 
 # ---------------------------------------------------------------- pointwise
@@ -147,9 +231,14 @@ def _pointwise() -> list[Template]:
             applies=_half,
         ),
         row("mish", "mish(x)", "mish({x}, {out})", setup=("mish",)),
-        row("elu", "elu(x, alpha=alpha)", spell("elu({x}, {alpha}, {out})"), setup=("elu",)),
-        row(
-            "leaky_relu", "leaky_relu(x, alpha=alpha)", spell("leaky_relu({x}, {alpha}, {out})"), setup=("leaky_relu",)
+        *(
+            row(
+                op,
+                f"{op}(x, alpha=alpha)",
+                setup=(op,),
+                **with_rooms(f"{op}({{x}}, {{alpha}}, {{positive}}, {{out}})", _signs),
+            )
+            for op in ("elu", "leaky_relu")
         ),
         row(
             "hard_sigmoid",
@@ -216,17 +305,22 @@ def _reductions() -> list[Template]:
             **more),
         row("argsort", "argsort(x, axis=axis, descending=descending)", "argsort({x}, {axis}, {descending}, {out})",
             family="sort", setup=("argsort",), exact=True),
-        row("softmax", "softmax(x, axis=axis)", "softmax({x}, {axis}, {out})", setup=("softmax",), **more),
-        row("log_softmax", "log_softmax(x, axis=axis)", "log_softmax({x}, {axis}, {out})", setup=("log_softmax",), **more),
-        row("logsumexp", "logsumexp(x, axes=axes)", "logsumexp({x}, {axes}, {out})", setup=("logsumexp",), **more),
-        row("layer_norm", "layer_norm(x, g, b, eps=eps)", "layer_norm({x}, {g}, {b}, {eps}, {out})",
-            setup=("layer_norm",), **more),
-        row("rms_norm", "rms_norm(x, g, eps=eps)", "rms_norm({x}, {g}, {eps}, {out})", setup=("rms_norm",), **more),
+        row("softmax", "softmax(x, axis=axis)", setup=("softmax",),
+            **with_rooms("softmax({x}, {axis}, {work}, {stat}, {out})", _along_axis), **more),
+        row("log_softmax", "log_softmax(x, axis=axis)", setup=("log_softmax",),
+            **with_rooms("log_softmax({x}, {axis}, {work}, {powers}, {stat}, {out})", _along_axis_twice), **more),
+        row("logsumexp", "logsumexp(x, axes=axes)", setup=("logsumexp",),
+            **with_rooms("logsumexp({x}, {axes}, {powers}, {top}, {infinite}, {work}, {out})", _over_axes), **more),
+        row("layer_norm", "layer_norm(x, g, b, eps=eps)", setup=("layer_norm",),
+            **with_rooms("layer_norm({x}, {g}, {b}, {eps}, {work}, {stat}, {out})", _along_last), **more),
+        row("rms_norm", "rms_norm(x, g, eps=eps)", setup=("rms_norm",),
+            **with_rooms("rms_norm({x}, {g}, {eps}, {work}, {stat}, {out})", _along_last), **more),
         row("batch_norm", "batch_norm(x, g, b, m, v, eps=eps)", "batch_norm({x}, {g}, {b}, {m}, {v}, {eps}, {out})",
             setup=("batch_norm",)),
-        row("group_norm", "group_norm(x, g, b, groups=groups, eps=eps)",
-            "group_norm({x}, {g}, {b}, {groups}, {eps}, {out})", setup=("group_norm",), **more),
-        row("cross_entropy", "cross_entropy(x, i)", "cross_entropy({x}, {i}, {out})", setup=("cross_entropy",), **more),
+        row("group_norm", "group_norm(x, g, b, groups=groups, eps=eps)", setup=("group_norm",),
+            **with_rooms("group_norm({x}, {g}, {b}, {groups}, {eps}, {work}, {stat}, {out})", _grouped), **more),
+        row("cross_entropy", "cross_entropy(x, i)", setup=("cross_entropy",),
+            **with_rooms("cross_entropy({x}, {i}, {logs}, {work}, {powers}, {stat}, {out})", _logs), **more),
     ]  # fmt: skip
 
 
@@ -291,16 +385,14 @@ def _contractions() -> list[Template]:
         row("conv_prepared", f"conv(x, w, {geometry})", "{w}({x}, {out})", family="conv", setup=("conv_plan",),
             prep={"w": _conv_plan}, applies=_wide),
         row("conv_1x1", f"conv(x, w, {geometry})", _pointwise_conv_code, family="conv", dense=("*",), applies=_and(_wide, _is_1x1)),
-        row("max_pool", f"max_pool(x, {pool})", "pool({x}, np.maximum, -inf, {kernel}, {strides}, {pads}, {dilations}, {out})",
-            family="reduction", setup=("pool",), exact=True),
-        row("avg_pool", f"avg_pool(x, {pool})", "pool({x}, np.add, 0, {kernel}, {strides}, {pads}, {dilations}, {out})",
-            family="reduction", setup=("pool",)),
-        row("attention", f"attention(q, k, v, {attention})",
-            "attention({q}, {k}, {v}, None, {scale}, {causal}, {window}, {softcap}, {out})", family="attention",
-            setup=("attention",)),
-        row("masked_attention", f"masked_attention(q, k, v, m, {attention})",
-            "attention({q}, {k}, {v}, {m}, {scale}, {causal}, {window}, {softcap}, {out})", family="attention",
-            setup=("attention",)),
+        row("max_pool", f"max_pool(x, {pool})", family="reduction", setup=("pool",), exact=True, **with_rooms(
+            "pool({x}, np.maximum, -inf, {kernel}, {strides}, {pads}, {dilations}, {around}, {out}, {out})", _around)),
+        row("avg_pool", f"avg_pool(x, {pool})", family="reduction", setup=("pool",), **with_rooms(
+            "pool({x}, np.add, 0, {kernel}, {strides}, {pads}, {dilations}, {around}, {work}, {out})", _around_and_sums)),
+        row("attention", f"attention(q, k, v, {attention})", family="attention", setup=("attention", "hidden_scores"),
+            **with_rooms(_attention_text, _scores)),
+        row("masked_attention", f"masked_attention(q, k, v, m, {attention})", family="attention",
+            setup=("attention", "hidden_scores"), **with_rooms(_attention_text, _scores)),
     ]  # fmt: skip
 
 
@@ -383,7 +475,7 @@ def _layout() -> list[Template]:
         row("scatter_elements", "scatter_elements(x, i, u, axis=axis, mode=mode)",
             "scatter_elements({x}, {i}, {u}, {axis}, {mode}, {out})", family="scatter", inplace=("x",),
             setup=("scatter_elements",), **more),
-        row("rope", "rope(x, c, s)", "rope({x}, {c}, {s}, {out})", setup=("rope",)),
+        row("rope", "rope(x, c, s)", setup=("rope",), **with_rooms("rope({x}, {c}, {s}, {turned}, {out})", _halved)),
     ]  # fmt: skip
 
 

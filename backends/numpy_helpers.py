@@ -144,18 +144,20 @@ def mish(x: Array, out: Array) -> None:
     np.multiply(x, out, out=out)
 
 
-def elu(x: Array, alpha: float, out: Array) -> None:
+def elu(x: Array, alpha: float, positive: Array, out: Array) -> None:
     """x where positive, else alpha * (exp(x) - 1)."""
     np.minimum(x, 0, out=out)
     np.expm1(out, out=out)
     np.multiply(out, alpha, out=out)
-    np.copyto(out, x, where=x > 0)
+    np.greater(x, 0, out=positive)
+    np.copyto(out, x, where=positive)
 
 
-def leaky_relu(x: Array, alpha: float, out: Array) -> None:
+def leaky_relu(x: Array, alpha: float, positive: Array, out: Array) -> None:
     """x where positive, else alpha * x."""
     np.multiply(x, alpha, out=out)
-    np.copyto(out, x, where=x > 0)
+    np.greater(x, 0, out=positive)
+    np.copyto(out, x, where=positive)
 
 
 def clip(x: Array, lo: float, hi: float, out: Array) -> None:
@@ -164,69 +166,92 @@ def clip(x: Array, lo: float, hi: float, out: Array) -> None:
     np.minimum(out, hi, out=out)
 
 
-def softmax(x: Array, axis: int, out: Array) -> None:
-    """exp(x - max) / sum along an axis; halves by way of float32."""
-    if x.dtype.itemsize == 2:
-        wide = x.astype(np.float32)
-        softmax(wide, axis, wide)
-        np.copyto(out, wide, casting="unsafe")
-        return
-    np.subtract(x, x.max(axis, keepdims=True), out=out)
-    np.exp(out, out=out)
-    np.divide(out, out.sum(axis, keepdims=True), out=out)
+def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
+    """exp(x - max) / sum along an axis. `work` is out, or a wider array where out is half; x may be out."""
+    if work is not out:
+        np.copyto(work, x)
+        x = work
+    np.maximum.reduce(x, axis=axis, keepdims=True, out=stat)
+    np.subtract(x, stat, out=work)
+    np.exp(work, out=work)
+    np.add.reduce(work, axis=axis, keepdims=True, out=stat)
+    np.divide(work, stat, out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
 
 
-def log_softmax(x: Array, axis: int, out: Array) -> None:
-    """x - log(sum(exp(x))) along an axis, shifted by the largest value; halves by way of float32."""
-    shifted = x.astype(np.float32) if x.dtype.itemsize == 2 else x
-    shifted = shifted - shifted.max(axis, keepdims=True)
-    total = np.log(np.exp(shifted).sum(axis, keepdims=True))
-    np.subtract(shifted, total, out=shifted)
-    np.copyto(out, shifted, casting="unsafe")
+def log_softmax(x: Array, axis: int, work: Array, powers: Array, stat: Array, out: Array) -> None:
+    """x - log(sum(exp(x))) along an axis, shifted by the largest value. `work` is out, or wider where out is half."""
+    if work is not out:
+        np.copyto(work, x)
+        x = work
+    np.maximum.reduce(x, axis=axis, keepdims=True, out=stat)
+    np.subtract(x, stat, out=work)
+    np.exp(work, out=powers)
+    np.add.reduce(powers, axis=axis, keepdims=True, out=stat)
+    np.log(stat, out=stat)
+    np.subtract(work, stat, out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
 
 
-def logsumexp(x: Array, axes: tuple[int, ...], out: Array) -> None:
-    """log(sum(exp(x))) over axes, shifted by the largest finite value."""
-    wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x
-    top = wide.max(axes, keepdims=True)
-    top[np.isinf(top)] = 0
-    np.copyto(out, np.log(np.exp(wide - top).sum(axes, keepdims=True)) + top, casting="unsafe")
+def logsumexp(
+    x: Array, axes: tuple[int, ...], powers: Array, top: Array, infinite: Array, work: Array, out: Array
+) -> None:
+    """log(sum(exp(x))) over axes, shifted by the largest finite value. `work` is out, or wider where out is half."""
+    if work is not out:
+        np.copyto(powers, x)
+        x = powers
+    np.maximum.reduce(x, axis=axes, keepdims=True, out=top)
+    np.isinf(top, out=infinite)
+    np.copyto(top, 0, where=infinite)
+    np.subtract(x, top, out=powers)
+    np.exp(powers, out=powers)
+    np.add.reduce(powers, axis=axes, keepdims=True, out=work)
+    np.log(work, out=work)
+    np.add(work, top, out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
 
 
-def normalised(x: Array, eps: float, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) over the last axis, of float32 or float64."""
+def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
+    """(x - mean) / sqrt(var + eps) over the last axis, of float32 or float64. x may be out."""
     count = x.shape[-1]
-    np.subtract(x, np.add.reduce(x, axis=-1, keepdims=True) / x.dtype.type(count), out=out)
-    power = np.asarray(np.einsum("...i,...i->...", out, out))
-    power /= count
-    power += eps
-    np.sqrt(power, out=power)
-    np.divide(out, power[..., None], out=out)
+    np.add.reduce(x, axis=-1, keepdims=True, out=stat)
+    np.divide(stat, x.dtype.type(count), out=stat)
+    np.subtract(x, stat, out=out)
+    np.einsum("...i,...i->...", out, out, out=stat[..., 0])
+    np.divide(stat, count, out=stat)
+    np.add(stat, eps, out=stat)
+    np.sqrt(stat, out=stat)
+    np.divide(out, stat, out=out)
 
 
-def layer_norm(x: Array, gain: Array, shift: Array, eps: float, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) * gain + shift over the last axis; halves by way of float32."""
-    wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x
-    target = wide if wide is not x else out
-    normalised(wide, eps, target)
-    np.multiply(target, gain, out=target)
-    np.add(target, shift, out=target)
-    if target is not out:
-        np.copyto(out, target, casting="unsafe")
+def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
+    """(x - mean) / sqrt(var + eps) * gain + shift over the last axis. `work` is out, or wider where out is half."""
+    if work is not out:
+        np.copyto(work, x)
+        x = work
+    normalised(x, eps, stat, work)
+    np.multiply(work, gain, out=work)
+    np.add(work, shift, out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
 
 
-def rms_norm(x: Array, gain: Array, eps: float, out: Array) -> None:
-    """x / sqrt(mean(x**2) + eps) * gain over the last axis; halves by way of float32."""
-    wide = x.astype(np.float32) if x.dtype.itemsize == 2 else x
-    target = wide if wide is not x else out
-    power = np.asarray(np.einsum("...i,...i->...", wide, wide))
-    power /= x.shape[-1]
-    power += eps
-    np.sqrt(power, out=power)
-    np.divide(wide, power[..., None], out=target)
-    np.multiply(target, gain, out=target)
-    if target is not out:
-        np.copyto(out, target, casting="unsafe")
+def rms_norm(x: Array, gain: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
+    """x / sqrt(mean(x**2) + eps) * gain over the last axis. `work` is out, or wider where out is half."""
+    if work is not out:
+        np.copyto(work, x)
+        x = work
+    np.einsum("...i,...i->...", x, x, out=stat[..., 0])
+    np.divide(stat, x.shape[-1], out=stat)
+    np.add(stat, eps, out=stat)
+    np.sqrt(stat, out=stat)
+    np.divide(x, stat, out=work)
+    np.multiply(work, gain, out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
 
 
 def channels(value: Array, rank: int) -> Array:
@@ -241,21 +266,25 @@ def batch_norm(x: Array, gain: Array, shift: Array, mean: Array, var: Array, eps
     np.add(out, channels(shift - mean * scale, x.ndim), out=out)
 
 
-def group_norm(x: Array, gain: Array, shift: Array, groups: int, eps: float, out: Array) -> None:
-    """Normalised over groups of channels and all positions, then scaled and shifted; halves by way of float32."""
-    wide = np.ascontiguousarray(x, dtype=np.float32 if x.dtype.itemsize == 2 else x.dtype)
-    flat = np.empty((x.shape[0], groups, x[0].size // groups), wide.dtype)
-    normalised(wide.reshape(flat.shape), eps, flat)
-    made = flat.reshape(x.shape)
-    np.multiply(made, channels(gain, x.ndim), out=made)
-    np.add(made, channels(shift, x.ndim), out=made)
-    np.copyto(out, made, casting="unsafe")
+def group_norm(
+    x: Array, gain: Array, shift: Array, groups: int, eps: float, work: Array, stat: Array, out: Array
+) -> None:
+    """Normalised over groups of channels and all positions, then scaled and shifted. `work` is out, or wider where out is
+    half."""
+    np.copyto(work, x)
+    flat = work.reshape(x.shape[0], groups, -1)
+    normalised(flat, eps, stat, flat)
+    np.multiply(work, channels(gain, x.ndim), out=work)
+    np.add(work, channels(shift, x.ndim), out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
 
 
-def cross_entropy(logits: Array, target: Array, out: Array) -> None:
+def cross_entropy(
+    logits: Array, target: Array, logs: Array, work: Array, powers: Array, stat: Array, out: Array
+) -> None:
     """-log_softmax(logits)[target], per row."""
-    logs = np.empty(logits.shape, logits.dtype)
-    log_softmax(logits, 1, logs)
+    log_softmax(logits, 1, work, powers, stat, logs)
     np.negative(logs[np.arange(len(target)), target], out=out)
 
 
@@ -329,44 +358,52 @@ def conv_plan(
     return convolve
 
 
-def pool(x: Array, ufunc: Any, start: float, kernel: Any, strides: Any, pads: Any, dilations: Any, out: Array) -> None:
-    """Each window reduced by `ufunc`, padding counted as `start`; a sum is divided by the window's size."""
-    mean = ufunc is np.add
-    dtype = np.dtype(np.float32) if mean and x.dtype.itemsize == 2 else x.dtype
-    seen = windows(padded(x, pads, start, dtype), kernel, strides, dilations)
-    total = out if dtype == out.dtype else np.empty(out.shape, dtype)
-    total.fill(start)
+def pool(
+    x: Array, ufunc: Any, start: float, kernel: Any, strides: Any, pads: Any, dilations: Any, around: Array, work: Array,
+    out: Array,
+) -> None:  # fmt: skip
+    """Each window reduced by `ufunc`, padding counted as `start`; a sum is divided by the window's size. `around` is x, or
+    room for it with its padding; `work` is out, or wider where sums are half."""
+    if around is not x:
+        n = len(kernel)
+        around.fill(start)
+        around[(slice(None), slice(None), *(slice(pads[i], pads[i] + x.shape[2 + i]) for i in range(n)))] = x
+    seen = windows(around, kernel, strides, dilations)
+    work.fill(start)
     for place in np.ndindex(*kernel):
-        ufunc(total, seen[(..., *place)], out=total)
-    if mean:
-        np.multiply(total, 1 / int(np.prod(kernel)), out=total)
-    if total is not out:
-        np.copyto(out, total, casting="unsafe")
+        ufunc(work, seen[(..., *place)], out=work)
+    if ufunc is np.add:
+        np.multiply(work, 1 / int(np.prod(kernel)), out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
+
+
+def hidden_scores(rows: int, columns: int, causal: bool, window: int) -> Array:
+    """Which scores of attention do not count: what lies ahead, and what lies further back than the window."""
+    ahead = np.arange(columns) - np.arange(rows)[:, None] - (columns - rows)
+    hidden = (ahead > 0) & bool(causal)
+    return hidden | (ahead <= -window) if window else hidden
 
 
 def attention(
-    q: Array, k: Array, v: Array, mask: Any, scale: float, causal: bool, window: int, softcap: float, out: Array
-) -> None:
-    """softmax(scale * q @ k.T + mask) @ v; the scores are allocated. Halves by way of float32."""
-    if q.dtype.itemsize == 2:
-        q, k, v = q.astype(np.float32), k.astype(np.float32), v.astype(np.float32)
-    scores = np.matmul(q, np.swapaxes(k, -1, -2))
-    scores *= scale
+    q: Array, k: Array, v: Array, mask: Any, hidden: Any, scale: float, softcap: float, scores: Array, stat: Array,
+    work: Array, out: Array,
+) -> None:  # fmt: skip
+    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider where out is half."""
+    np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
+    np.multiply(scores, scale, out=scores)
     if softcap:
-        scores *= 1 / softcap
+        np.multiply(scores, 1 / softcap, out=scores)
         np.tanh(scores, out=scores)
-        scores *= softcap
-    if causal or window:
-        rows, columns = scores.shape[-2:]
-        ahead = np.arange(columns) - np.arange(rows)[:, None] - (columns - rows)
-        hidden = (ahead > 0) & bool(causal)
-        if window:
-            hidden = hidden | (ahead <= -window)
-        scores[..., hidden] = -inf
+        np.multiply(scores, softcap, out=scores)
+    if hidden is not None:
+        np.copyto(scores, -inf, where=hidden)
     if mask is not None:
-        scores = scores + mask.astype(scores.dtype, copy=False)
-    softmax(scores, -1, scores)
-    np.copyto(out, np.matmul(scores, v), casting="unsafe")
+        np.add(scores, mask, out=scores)
+    softmax(scores, -1, scores, stat, scores)
+    np.matmul(scores, v, out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
 
 
 def pad(x: Array, axis: int, lo: int, value: float, out: Array) -> None:
@@ -418,13 +455,16 @@ def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: st
         ufunc.at(out, along(index, axis), updates)
 
 
-def rope(x: Array, cos: Array, sin: Array, out: Array) -> None:
+def rope(x: Array, cos: Array, sin: Array, turned: Array, out: Array) -> None:
     """x * cos + rotate_half(x) * sin over the last axis."""
     half = x.shape[-1] // 2
     sin = np.broadcast_to(sin, (*sin.shape[:-1], x.shape[-1]))
+    low, high = out[..., :half], out[..., half:]
     np.multiply(x, cos, out=out)
-    out[..., :half] -= x[..., half:] * sin[..., :half]
-    out[..., half:] += x[..., :half] * sin[..., half:]
+    np.multiply(x[..., half:], sin[..., :half], out=turned)
+    np.subtract(low, turned, out=low)
+    np.multiply(x[..., :half], sin[..., half:], out=turned)
+    np.add(high, turned, out=high)
 
 
 def _error_function() -> str:

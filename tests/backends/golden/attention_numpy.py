@@ -11,28 +11,31 @@ Array = np.ndarray
 
 
 def attention(
-    q: Array, k: Array, v: Array, mask: Any, scale: float, causal: bool, window: int, softcap: float, out: Array
-) -> None:
-    """softmax(scale * q @ k.T + mask) @ v; the scores are allocated. Halves by way of float32."""
-    if q.dtype.itemsize == 2:
-        q, k, v = q.astype(np.float32), k.astype(np.float32), v.astype(np.float32)
-    scores = np.matmul(q, np.swapaxes(k, -1, -2))
-    scores *= scale
+    q: Array, k: Array, v: Array, mask: Any, hidden: Any, scale: float, softcap: float, scores: Array, stat: Array,
+    work: Array, out: Array,
+) -> None:  # fmt: skip
+    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider where out is half."""
+    np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
+    np.multiply(scores, scale, out=scores)
     if softcap:
-        scores *= 1 / softcap
+        np.multiply(scores, 1 / softcap, out=scores)
         np.tanh(scores, out=scores)
-        scores *= softcap
-    if causal or window:
-        rows, columns = scores.shape[-2:]
-        ahead = np.arange(columns) - np.arange(rows)[:, None] - (columns - rows)
-        hidden = (ahead > 0) & bool(causal)
-        if window:
-            hidden = hidden | (ahead <= -window)
-        scores[..., hidden] = -inf
+        np.multiply(scores, softcap, out=scores)
+    if hidden is not None:
+        np.copyto(scores, -inf, where=hidden)
     if mask is not None:
-        scores = scores + mask.astype(scores.dtype, copy=False)
-    softmax(scores, -1, scores)
-    np.copyto(out, np.matmul(scores, v), casting="unsafe")
+        np.add(scores, mask, out=scores)
+    softmax(scores, -1, scores, stat, scores)
+    np.matmul(scores, v, out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
+
+
+def hidden_scores(rows: int, columns: int, causal: bool, window: int) -> Array:
+    """Which scores of attention do not count: what lies ahead, and what lies further back than the window."""
+    ahead = np.arange(columns) - np.arange(rows)[:, None] - (columns - rows)
+    hidden = (ahead > 0) & bool(causal)
+    return hidden | (ahead <= -window) if window else hidden
 
 
 def place(memory, offset, shape, dtype, strides=None):
@@ -42,16 +45,18 @@ def place(memory, offset, shape, dtype, strides=None):
     return np.ndarray(shape, dtype, memory, offset, strides)
 
 
-def softmax(x: Array, axis: int, out: Array) -> None:
-    """exp(x - max) / sum along an axis; halves by way of float32."""
-    if x.dtype.itemsize == 2:
-        wide = x.astype(np.float32)
-        softmax(wide, axis, wide)
-        np.copyto(out, wide, casting="unsafe")
-        return
-    np.subtract(x, x.max(axis, keepdims=True), out=out)
-    np.exp(out, out=out)
-    np.divide(out, out.sum(axis, keepdims=True), out=out)
+def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
+    """exp(x - max) / sum along an axis. `work` is out, or a wider array where out is half; x may be out."""
+    if work is not out:
+        np.copyto(work, x)
+        x = work
+    np.maximum.reduce(x, axis=axis, keepdims=True, out=stat)
+    np.subtract(x, stat, out=work)
+    np.exp(work, out=work)
+    np.add.reduce(work, axis=axis, keepdims=True, out=stat)
+    np.divide(work, stat, out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
 
 
 def workspace(size, align=64):
@@ -63,15 +68,19 @@ def workspace(size, align=64):
 
 def bind(weights):
     """Makes the program for given weights."""
-    memory = workspace(256)
+    memory = workspace(448)
+    scratch = place(memory, 256, (192,), np.uint8)
     v3 = place(memory, 0, (1, 2, 4, 8), np.float32)
+    hidden_scores_2 = hidden_scores(4, 4, True, 0)
+    scratch_2 = place(scratch, 0, (1, 2, 4, 4), np.float32)
+    scratch_3 = place(scratch, 128, (1, 2, 4, 1), np.float32)
     v4 = v3.transpose((0, 2, 1, 3))
 
     @np.errstate(all="ignore")
     def run(q, k, v):
         """(q: float32[1, 2, 4, 8], k: float32[1, 2, 4, 8], v: float32[1, 2, 4, 8]) -> (output: float32[1, 4, 16])"""
         # attention: float32[1, 2, 4, 8]
-        attention(q, k, v, None, 0.25, True, 0, 0.0, v3)
+        attention(q, k, v, None, hidden_scores_2, 0.25, 0.0, scratch_2, scratch_3, v3, v3)
         # reshape: float32[1, 4, 16]
         v5 = np.empty((1, 4, 16), np.float32)
         np.copyto(v5.reshape((1, 4, 2, 8)), v4)

@@ -14,16 +14,18 @@ def place(memory, offset, shape, dtype, strides=None):
     return np.ndarray(shape, dtype, memory, offset, strides)
 
 
-def softmax(x: Array, axis: int, out: Array) -> None:
-    """exp(x - max) / sum along an axis; halves by way of float32."""
-    if x.dtype.itemsize == 2:
-        wide = x.astype(np.float32)
-        softmax(wide, axis, wide)
-        np.copyto(out, wide, casting="unsafe")
-        return
-    np.subtract(x, x.max(axis, keepdims=True), out=out)
-    np.exp(out, out=out)
-    np.divide(out, out.sum(axis, keepdims=True), out=out)
+def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
+    """exp(x - max) / sum along an axis. `work` is out, or a wider array where out is half; x may be out."""
+    if work is not out:
+        np.copyto(work, x)
+        x = work
+    np.maximum.reduce(x, axis=axis, keepdims=True, out=stat)
+    np.subtract(x, stat, out=work)
+    np.exp(work, out=work)
+    np.add.reduce(work, axis=axis, keepdims=True, out=stat)
+    np.divide(work, stat, out=work)
+    if work is not out:
+        np.copyto(out, work, casting="unsafe")
 
 
 def workspace(size, align=64):
@@ -35,11 +37,13 @@ def workspace(size, align=64):
 
 def bind(weights):
     """Makes the program for given weights."""
-    memory = workspace(128)
+    memory = workspace(192)
     dense_weight = weights['dense_weight']
     dense_bias = weights['dense_bias']
     v3 = place(memory, 0, (4, 8), np.float32)
     w5 = np.full((1, 1), 0.5, np.float32)
+    scratch = place(memory, 128, (64,), np.uint8)
+    scratch_2 = place(scratch, 0, (4, 1), np.float32)
 
     @np.errstate(all="ignore")
     def run(x):
@@ -53,7 +57,7 @@ def bind(weights):
         np.multiply(v3, w5, out=v3)
         # softmax: float32[4, 8]
         v7 = np.empty((4, 8), np.float32)
-        softmax(v3, 1, v7)
+        softmax(v3, 1, v7, scratch_2, v7)
         return v7,
 
     return run
