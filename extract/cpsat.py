@@ -17,7 +17,7 @@ from typing import Any
 
 from .presolve import Item as _Item
 from .presolve import always_read, class_graph, components, must_implications
-from .problem import Rows
+from .problem import LIMIT_ROUNDING, Rows
 
 MIN_WORKERS = 8
 """CP-SAT's workers are different strategies: fewer of its default ones prove much less, even on one core."""
@@ -48,6 +48,10 @@ class Answer:
     lower: float
     proven: bool
     stats: dict[str, Any] = field(default_factory=dict)
+
+
+LARGEST_SUM = 1e18
+"""The terms of one row of the program stay below this together."""
 
 
 class Encoding:
@@ -117,6 +121,19 @@ class Encoding:
             if c in self.level:
                 depth[c] = max(inside, default=0)
                 m.add_hint(self.level[c], depth[c])
+
+    def limit(self, use: Sequence[float], most: float) -> None:
+        """Ask that the chosen rows use at most `most` together. Uses are floored in units so fine that nothing allowed is
+        lost and the excess of what is found is rounding; callers check it."""
+        for x, u in zip(self.x, use):
+            if u > most * (1 + LIMIT_ROUNDING):
+                self.model.add_bool_and(x.negated())
+        fits = [u if u <= most * (1 + LIMIT_ROUNDING) else 0.0 for u in use]
+        if most <= 0 or not any(fits):
+            return
+        scale = min(LARGEST / most, LARGEST_SUM / math.fsum(fits))
+        terms = [(x, math.floor(u * scale)) for x, u in zip(self.x, fits) if u]
+        self.model.add(sum(x * u for x, u in terms) <= math.floor(most * (1 + LIMIT_ROUNDING / 2) * scale))
 
     def minimize(self, upper: float) -> float:
         """Set the objective; returns its units per cost unit. Prices are floored, so bounds stay valid."""
@@ -209,13 +226,16 @@ def solve_cpsat(
     workers: int = MIN_WORKERS,
     deterministic: bool = False,
     stop: Callable[[], bool] | None = None,
+    limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> Answer:
     """Minimize over `rows` within `seconds` (with `deterministic`, in CP-SAT's own repeatable time units), from a
-    solution `start` (rows, children first)."""
+    solution `start` (rows, children first). limits: use of each row and the most that the chosen ones may use."""
     from ortools.sat.python import cp_model
 
     began = time.perf_counter()
     encoding = Encoding(rows)
+    for use, most in limits:
+        encoding.limit(use, most)
     upper = rows.total(start) if start is not None else math.fsum(rows.cost)
     scale = encoding.minimize(upper)
     if start is not None:

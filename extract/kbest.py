@@ -1,8 +1,8 @@
 """The k cheapest extractions, one after another, in rising cost.
 
 One integer program is solved again and again; each solution found is cut off by a row that asks for at least
-`min_distance` other choices. Demand rows keep classes that nobody reads out of the program, so two solutions of it never
-are the same extraction.
+`min_distance` other choices, and by one that asks for a share of other kernels. Demand rows keep classes that nobody
+reads out of the program, so two solutions of it never are the same extraction.
 """
 
 from __future__ import annotations
@@ -10,14 +10,34 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ..errors import UsageError
 from .cpsat import Encoding, run, solver
-from .presolve import Reduced, detach, presolve
-from .problem import Extraction, Problem, evaluate, reachable, relative_gap
+from .limited import Flags, Kept, within
+from .problem import Extraction, Problem, evaluate, relative_gap
 from .solve import solve
+
+SHARES = 10_000
+"""`diversity` is rounded up to a multiple of one part in so many."""
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What is asked of a sequence of extractions; see `k_best`."""
+
+    count: int
+    max_gap: float
+    min_distance: int
+    diversity: float
+    kernels: Flags
+    time_limit: float
+    workers: int
+    deterministic: bool
+    stop: Callable[[], bool] | None
 
 
 def k_best(
@@ -26,6 +46,8 @@ def k_best(
     count: int,
     max_gap: float = 0.05,
     min_distance: int = 1,
+    diversity: float = 0.0,
+    kernels: Sequence[bool] | Flags | None = None,
     time_limit: float = 10.0,
     workers: int = 8,
     deterministic: bool = False,
@@ -34,43 +56,53 @@ def k_best(
     """At most `count` distinct extractions in rising cost, none dearer than (1 + max_gap) times the first.
 
     min_distance: classes in which each must choose differently from every earlier one (a class left unused counts).
+    diversity: least `difference` of each from every earlier one, in 0..1, over the nodes for which `kernels` (bool, one
+    entry a node) holds; by default those that cost something. The problem's limits are kept by all.
     `proven_rank` says that no extraction allowed by the rows above was missed; `lower_bound` bounds all that are left.
     Ends early when the window is exhausted or `time_limit` seconds (over all, the caller's own time left out) are used.
-    Raises what `solve` raises, and UsageError for counts below 1 or a negative window.
+    Raises what `solve` raises, and UsageError for counts below 1, a negative window or a diversity outside 0..1.
     """
-    if count < 1 or min_distance < 1 or not max_gap >= 0:
+    if count < 1 or min_distance < 1 or not max_gap >= 0 or not 0 <= diversity <= 1:
         raise UsageError(
-            f"count={count}, min_distance={min_distance}, max_gap={max_gap} make no sequence",
+            f"count={count}, min_distance={min_distance}, max_gap={max_gap}, diversity={diversity} make no sequence",
             where="k_best",
-            hint="count and min_distance are at least 1, max_gap at least 0",
+            hint="count and min_distance are at least 1, max_gap at least 0, diversity is in 0..1",
         )
-    return _generate(problem, count, max_gap, min_distance, time_limit, workers, deterministic, stop)
+    counted = np.asarray(problem.cost > 0 if kernels is None else kernels, bool)
+    if counted.shape != (problem.n_nodes,):
+        raise UsageError(f"{counted.size} flags for {problem.n_nodes} nodes", where="k_best: kernels")
+    return _generate(
+        problem, _Wish(count, max_gap, min_distance, diversity, counted, time_limit, workers, deterministic, stop)
+    )
 
 
-def _generate(
-    problem: Problem,
-    count: int,
-    max_gap: float,
-    min_distance: int,
-    time_limit: float,
-    workers: int,
-    deterministic: bool,
-    stop: Callable[[], bool] | None,
-) -> Iterator[Extraction]:
-    first = solve(problem, time_limit=time_limit / 2, gap=1e-9, workers=workers, deterministic=deterministic, stop=stop)
-    left = time_limit - first.seconds
-    began = time.perf_counter()
-    window = _Window(problem, first, max_gap, min_distance)
-    left -= time.perf_counter() - began
+def difference(new: Extraction, old: Extraction, kernels: Sequence[bool] | Flags) -> float:
+    """Share of the kernels of one extraction that another does not have; 1 if it has none at all."""
+    flags = np.asarray(kernels, bool)
+    mine, other = ({int(i) for i in e.choice if i >= 0 and flags[i]} for e in (new, old))
+    return len(mine - other) / len(mine) if mine else 1.0
+
+
+def _generate(problem: Problem, wish: _Wish) -> Iterator[Extraction]:
+    first = solve(
+        problem, time_limit=wish.time_limit / 2, gap=1e-9, workers=wish.workers, deterministic=wish.deterministic,
+        stop=wish.stop,
+    )  # fmt: skip
+    left = wish.time_limit - first.seconds
     exact = relative_gap(first.cost, first.lower_bound) <= 1e-6
     yield replace(first, proven_rank=exact)
-    for _ in range(count - 1):
+    if wish.count == 1:
+        return
+    began = time.perf_counter()
+    window = _Window(problem, first, wish)
+    left -= time.perf_counter() - began
+    for _ in range(wish.count - 1):
         began = time.perf_counter()
-        if left <= 0 or (stop is not None and stop()):
+        if left <= 0 or (wish.stop is not None and wish.stop()):
             return
-        found = window.next(left, workers, deterministic, stop)
-        left -= 0.0 if deterministic else time.perf_counter() - began
-        if found is None or found.cost > first.cost * (1 + max_gap) * (1 + 1e-9):
+        found = window.next(left)
+        left -= 0.0 if wish.deterministic else time.perf_counter() - began
+        if found is None or found.cost > first.cost * (1 + wish.max_gap) * (1 + 1e-9):
             return
         exact = exact and found.proven_rank
         yield replace(found, proven_rank=exact)
@@ -79,26 +111,22 @@ def _generate(
 class _Window:
     """All extractions up to a cost, as one growing program."""
 
-    def __init__(self, problem: Problem, first: Extraction, max_gap: float, min_distance: int) -> None:
-        self.problem, self.min_distance = problem, min_distance
-        upper = first.cost * (1 + max_gap) if max_gap < math.inf else math.inf
-        light = detach(problem.rows)
-        assert light is not None  # `first` exists
-        inner = presolve(light.rows, upper - light.constant, keep_all=True)
-        self.reduced = Reduced(
-            inner.rows,
-            [light.origin[r] for r in inner.origin],
-            light.fixed + [light.origin[r] for r in inner.fixed],
-            light.constant + inner.constant,
-        )
-        self.rows = inner.rows
+    def __init__(self, problem: Problem, first: Extraction, wish: _Wish) -> None:
+        self.problem, self.wish = problem, wish
+        upper = first.cost * (1 + wish.max_gap) if wish.max_gap < math.inf else math.inf
+        self.kept = Kept.of(problem, upper, wish.kernels if wish.diversity else None)
+        self.reduced = self.kept.reduced
+        self.rows = self.reduced.rows
         self.encoding = Encoding(self.rows)
+        for use, most in self.kept.limits:
+            self.encoding.limit(use, most)
         self._demand()
         room = max(0.0, upper - self.reduced.constant) + 1e-9 * upper  # the constant carries rounding of its own
         self.scale = self.encoding.minimize(room)
         if upper < math.inf:
             limit = math.floor(room * self.scale)
             self.encoding.model.add(self.encoding.objective <= limit)
+        self.counted = [bool(wish.kernels[problem.live[at]]) for at in self.reduced.origin]
         self.exclude(first)
 
     def _demand(self) -> None:
@@ -113,31 +141,33 @@ class _Window:
                 m.add_bool_or([encoding.x[r] for r in readers[c]] + [y.negated()])
 
     def exclude(self, extraction: Extraction) -> None:
-        """Ask for at least `min_distance` other choices than this extraction's."""
-        taken = {int(i) for i in extraction.choice if i >= 0}
-        live, rows = self.problem.live, self.rows
-        chosen = [r for r, at in enumerate(self.reduced.origin) if live[at] in taken]
+        """Ask for other choices than this extraction's: `min_distance` of them, and `diversity` of the kernels."""
+        rows, x, model = self.rows, self.encoding.x, self.encoding.model
+        chosen = self.kept.rows_of(extraction.choice)
         # always-on classes with one row are the same everywhere
         free = [r for r in chosen if len(rows.members[rows.cls[r]]) > 1 or rows.cls[r] not in rows.roots]
-        literals = [self.encoding.x[r] for r in free]
-        self.encoding.model.add(sum(literals) <= len(free) - self.min_distance)
+        model.add(sum([x[r] for r in free]) <= len(free) - self.wish.min_distance)
+        if not self.wish.diversity:
+            return
+        common = SHARES - math.ceil(
+            self.wish.diversity * SHARES - 1e-9
+        )  # most of its kernels that may be known, of SHARES
+        kernels = [r for r, counted in enumerate(self.counted) if counted]
+        taken = set(chosen)
+        model.add(sum([x[r] * (common - SHARES * (r in taken)) for r in kernels]) >= 0)
 
-    def next(
-        self, seconds: float, workers: int, deterministic: bool, stop: Callable[[], bool] | None
-    ) -> Extraction | None:
+    def next(self, seconds: float) -> Extraction | None:
         """The cheapest extraction that no row forbids, and forbid it; None if there is none or it was not found."""
         from ortools.sat.python import cp_model
 
         began = time.perf_counter()
-        engine = solver(seconds, workers, deterministic)
-        status = run(engine, self.encoding.model, stop)
+        engine = solver(seconds, self.wish.workers, self.wish.deterministic)
+        status = run(engine, self.encoding.model, self.wish.stop)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
-        picked = [r for r, x in enumerate(self.encoding.x) if engine.boolean_value(x)]
-        choice = self.problem.choice_of(self.reduced.restore(picked))
-        used = reachable(self.problem, choice)
-        choice[:] = -1
-        choice[self.problem.cls[used]] = used
+        choice = self.kept.choice_of([r for r, x in enumerate(self.encoding.x) if engine.boolean_value(x)])
+        if not within(self.problem, choice):
+            return None
         cost = evaluate(self.problem, choice)
         lower = self.reduced.constant + (engine.best_objective_bound - 1e-6) / self.scale
         proven = status == cp_model.OPTIMAL

@@ -90,7 +90,8 @@ class _Swaps:
         for row in self.rows.members[c]:
             if row == old or self.cost[row] >= most:
                 continue
-            added, released = [], []
+            added: list[int] = []
+            released = []
             change = self._add(row, self.place[c], most, added)
             if change < most:
                 change -= self.cost[old] + self._release(self.kids[old], released)

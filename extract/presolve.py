@@ -8,7 +8,7 @@ Solutions map back because every row that survives is one row of the input: see 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -184,7 +184,8 @@ def _settle(member: list[int], items: Items, must: list[int], expired: Callable[
 class Reducer:
     """The reductions, each one method over a mutable copy of the rows."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, pinned: Collection[int] = ()) -> None:
+        self.pinned = pinned
         self.items: Items = [[] for _ in range(rows.n_classes)]
         for row, (c, kids, cost) in enumerate(zip(rows.cls, rows.kids, rows.cost)):
             self.items[c].append(Item(cost, frozenset(kids), row))
@@ -367,7 +368,7 @@ class Reducer:
                     readers[k] += 1
         gone: dict[int, frozenset[int]] = {}
         for c, row in enumerate(self.items):
-            if len(row) == 1 and row[0].cost == 0:
+            if len(row) == 1 and row[0].cost == 0 and row[0].row not in self.pinned:
                 reads = len(row[0].kids)
                 if reads <= 1 or readers[c] <= 1 or reads * readers[c] <= FILL_IN:
                     gone[c] = row[0].kids
@@ -501,14 +502,16 @@ def presolve(
     *,
     rounds: int = ROUNDS,
     keep_all: bool = False,
+    pinned: Collection[int] = (),
     expired: Callable[[], bool] = lambda: False,
 ) -> Reduced:
     """All reductions until nothing changes. Needs roots with finite terms and a solution of cost `upper` (or inf).
 
-    keep_all: keep every solution of cost <= `upper` instead of one optimal one (for k-best). expired: asked now and
-    then; True ends the reductions early. Above LARGE_ROWS there is one round, without must sets.
+    keep_all: keep every solution of cost <= `upper` instead of one optimal one (for k-best and under limits); then
+    `pinned` rows stay rows of the answer, in exactly the solutions that use them. expired: asked now and then; True ends
+    the reductions early. Above LARGE_ROWS there is one round, without must sets.
     """
-    work = Reducer(rows)
+    work = Reducer(rows, pinned)
     work.derive()
     work.keep_reachable()
     large = len(rows) > LARGE_ROWS

@@ -28,6 +28,10 @@ LARGEST_COST = 1e290
 """Costs above this (some writers mean "never" by the largest float) count as infinite: no sum of others overflows."""
 
 
+LIMIT_ROUNDING = 1e-9
+"""Relative excess over a limit that counts as rounding."""
+
+
 class Rows:
     """A problem as Python lists, the form in which the solvers work.
 
@@ -96,13 +100,32 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
+class Limit:
+    """A sum that must stay small: `use` (float64[n] >= 0, one entry a node) of the chosen nodes, each once, is at most
+    `most`, in any unit of its own. An error budget is one (errors add up to first order), and so is memory as the sum of
+    the bytes of all values made, which bounds the peak of every order of execution."""
+
+    name: str
+    use: FloatArray
+    most: float
+
+    def of(self, nodes: Iterable[int]) -> float:
+        """What some nodes use together."""
+        return math.fsum([float(self.use[node]) for node in nodes])
+
+    def allows(self, nodes: Iterable[int]) -> bool:
+        """Whether some nodes keep the limit, up to the rounding of the sum."""
+        return self.of(nodes) <= self.most * (1 + LIMIT_ROUNDING)
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Extraction over a plain e-graph, in CSR arrays (n nodes, m child references).
 
     cls int32[n]: class of each node · off int32[n+1], kid int32[m]: child *classes* of node i are kid[off[i]:off[i+1]]
     (repeats allowed: paid once in DAG cost) · cost float64[n] >= 0, a node above LARGEST_COST is deleted · roots:
     classes to build · node_ids, class_ids: names for messages and files · rank int32[n]: among equal costs lower ranks
-    are preferred.
+    are preferred · limits: sums over the chosen nodes that must stay small.
     Raises ExtractionError if the arrays do not fit together or a cost is negative or NaN.
     """
 
@@ -115,6 +138,7 @@ class Problem:
     node_ids: tuple[str, ...] | None = None
     class_ids: tuple[str, ...] | None = None
     rank: IntArray | None = None
+    limits: tuple[Limit, ...] = ()
 
     def __post_init__(self) -> None:
         for name, dtype in (("cls", np.int32), ("off", np.int32), ("kid", np.int32), ("cost", np.float64)):
@@ -125,6 +149,7 @@ class Problem:
         self._check_lengths()
         self._check_classes()
         self._check_costs()
+        self._check_limits()
 
     @classmethod
     def build(
@@ -136,6 +161,7 @@ class Problem:
         node_ids: Sequence[str] | None = None,
         class_ids: Sequence[str] | None = None,
         rank: Sequence[int] | None = None,
+        limits: Sequence[Limit] = (),
     ) -> Problem:
         """From (class, child classes, cost) triples; `n_classes` defaults to one more than the largest class named."""
         owners: list[int] = []
@@ -160,6 +186,7 @@ class Problem:
             tuple(node_ids) if node_ids is not None else None,
             tuple(class_ids) if class_ids is not None else None,
             _array("rank", rank, np.int32) if rank is not None else None,
+            tuple(limits),
         )
 
     @property
@@ -241,6 +268,18 @@ class Problem:
                     where=f"class {self.class_name(int(self.cls[i]))}",
                     hint="costs are >= 0; use inf to delete a node",
                 )
+
+    def _check_limits(self) -> None:
+        checked = []
+        for limit in self.limits:
+            where = f"limit {limit.name}"
+            use = _array(where, limit.use, np.float64)
+            if use.shape != (self.n_nodes,):
+                raise ExtractionError(f"{use.size} uses for {self.n_nodes} nodes", where=where)
+            if not (np.isfinite(use).all() and (use >= 0).all() and 0 <= limit.most <= LARGEST_COST):
+                raise ExtractionError("uses and the limit must be finite and >= 0", where=where)
+            checked.append(Limit(limit.name, use, float(limit.most)))
+        object.__setattr__(self, "limits", tuple(checked))
 
 
 def _array(name: str, values: Any, dtype: type) -> npt.NDArray[Any]:

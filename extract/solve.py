@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from .cpsat import Answer, solve_cpsat
 from .frontier import WIDTHS, Frontier
 from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
 from .highs import solve_highs
+from .limited import solve_limited
 from .local import polish, promising
 from .presolve import Part, Reduced, detach, presolve, split
 from .problem import Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
@@ -125,13 +126,23 @@ def solve(
     gap: relative difference of cost and bound that counts as optimal. workers: CP-SAT workers, at least 8 are used.
     deterministic: same input, same answer; limits are then counted work, and `time_limit` only scales it.
     hint: a choice array to start from; used if it is a valid extraction. stop: polled; True ends the search early with
-    the best so far. Raises ExtractionError if a root has no finite term, UsageError for an unknown method.
+    the best so far. A problem's limits are kept (see `limited`; by "auto", "cp-sat" and "greedy" alone).
+    Raises ExtractionError if a root has no finite term or nothing keeps the limits, UsageError for an unknown method.
     """
     if method not in METHODS:
         raise UsageError(f"unknown method {method!r}", where="solve", hint="one of " + ", ".join(METHODS))
     if math.isnan(time_limit) or time_limit < 0:
         raise UsageError(f"time_limit must be >= 0 seconds, not {time_limit}", where="solve")
-    return _Search(problem, method, time_limit, gap, workers, deterministic, stop).run(hint)
+    if not problem.limits:
+        return _Search(problem, method, time_limit, gap, workers, deterministic, stop).run(hint)
+    if method in ("highs", "frontier"):
+        raise UsageError(f"{method} knows no limits", where="solve", hint="use auto, cp-sat or greedy")
+    free = replace(problem, limits=())
+    first = _Search(free, method, time_limit / 2, gap, workers, deterministic, stop).run(hint)
+    return solve_limited(
+        problem, first, seconds=max(0.0, time_limit - first.seconds), gap=gap, workers=workers,
+        deterministic=deterministic, exact_rows=0 if method == "greedy" else EXACT_ROWS, hint=hint, stop=stop,
+    )  # fmt: skip
 
 
 @dataclass

@@ -1,0 +1,208 @@
+"""Extraction under limits on sums: an error budget, memory.
+
+The unlimited optimum comes first: where it keeps the limits it is the answer, else its bound still holds. Then greedies at
+prices that charge for what is used, more and more, give a solution that keeps them, and CP-SAT the cheapest one, over
+reductions that lose no solution. The frontier search (a label would need one cost for each amount used), HiGHS (its
+cycle repairs and roundings know cost only) and the split into independent components (a limit ties them together) are
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ExtractionError
+from .cpsat import solve_cpsat
+from .greedy import bottom_up, one_pass
+from .local import polish
+from .presolve import Reduced, detach, presolve
+from .problem import LIMIT_ROUNDING, Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
+
+Flags = npt.NDArray[np.bool_]
+
+PRICES = 24
+"""Prices of what the limits bound that are tried, each twice the one before."""
+
+SKIPPED = "limits: no frontier search, no HiGHS, no split into components"
+
+
+def within(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
+    """Whether a valid choice keeps all limits of its problem."""
+    nodes = reachable(problem, choice) if problem.limits else []
+    return all(limit.allows(nodes) for limit in problem.limits)
+
+
+def usage(problem: Problem, choice: Sequence[int] | IntArray) -> dict[str, float]:
+    """What a valid choice uses of each limit, by name."""
+    nodes = reachable(problem, choice)
+    return {limit.name: limit.of(nodes) for limit in problem.limits}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A problem after reductions that keep every solution of at most some cost: the rows of the reduced problem know
+    what they use of each limit."""
+
+    problem: Problem
+    reduced: Reduced
+    limits: list[tuple[list[float], float]]
+
+    @classmethod
+    def of(cls, problem: Problem, upper: float, pinned: Flags | None = None) -> Kept:
+        """All extractions of cost <= `upper`; nodes that a limit counts, or that are `pinned`, remain visible."""
+        light = detach(problem.rows)
+        assert light is not None  # some solution exists
+        node = [problem.live[at] for at in light.origin]
+        kept = {r for r, n in enumerate(node) if any(limit.use[n] > 0 for limit in problem.limits)}
+        if pinned is not None:
+            kept |= {r for r, n in enumerate(node) if pinned[n]}
+        inner = presolve(light.rows, upper - light.constant, keep_all=True, pinned=kept)
+        reduced = Reduced(
+            inner.rows,
+            [light.origin[r] for r in inner.origin],
+            light.fixed + [light.origin[r] for r in inner.fixed],
+            light.constant + inner.constant,
+        )
+        rows = [problem.live[at] for at in reduced.origin]
+        return cls(problem, reduced, [(limit.use[rows].tolist(), limit.most) for limit in problem.limits])
+
+    def rows_of(self, choice: IntArray) -> list[int]:
+        """The rows of the reduced problem that a choice takes."""
+        taken = {int(i) for i in choice if i >= 0}
+        return [r for r, at in enumerate(self.reduced.origin) if self.problem.live[at] in taken]
+
+    def choice_of(self, rows: Sequence[int]) -> IntArray:
+        """The choice, without what the roots do not need, of some rows of the reduced problem."""
+        choice = self.problem.choice_of(self.reduced.restore(rows))
+        used = reachable(self.problem, choice)
+        choice[:] = -1
+        choice[self.problem.cls[used]] = used
+        return choice
+
+
+def solve_limited(
+    problem: Problem,
+    unlimited: Extraction,
+    *,
+    seconds: float,
+    gap: float,
+    workers: int,
+    deterministic: bool,
+    exact_rows: int,
+    hint: Sequence[int] | IntArray | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Extraction:
+    """The cheapest extraction that keeps the limits. `unlimited` is the answer without them; integer programs of more
+    than `exact_rows` rows are not tried. ExtractionError if no extraction keeps the limits, or none was found in time."""
+    began = time.perf_counter()
+    if within(problem, unlimited.choice):
+        return unlimited
+
+    def left() -> float:
+        if stop is not None and stop():
+            return 0.0
+        return seconds if deterministic else began + seconds - time.perf_counter()
+
+    best = _cheapest(problem, _hinted(problem, hint) + _greedies(problem, lambda: left() <= 0.5 * seconds))
+    cost = evaluate(problem, best) if best is not None else math.inf
+    stats: dict[str, Any] = {**unlimited.stats, "skipped": SKIPPED, "limited_greedy": cost}
+    lower, method = unlimited.lower_bound, "greedy at prices of the limits"
+    kept = Kept.of(problem, cost)
+    rows = kept.reduced.rows
+    if left() > 0 and len(rows) <= exact_rows:
+        start = rows.walk(_as_choice(rows, kept.rows_of(best))) if best is not None else None
+        answer = solve_cpsat(
+            rows, start, seconds=left(), workers=workers, deterministic=deterministic, stop=stop, limits=kept.limits
+        )
+        if answer.stats["status"] == "INFEASIBLE" and best is None:
+            raise _impossible(problem)
+        if answer.chosen is not None:
+            found = kept.choice_of(answer.chosen)
+            if within(problem, found) and evaluate(problem, found) < cost:
+                best, cost = found, evaluate(problem, found)
+                method = "presolve + cp-sat under limits"
+        if answer.chosen is not None or answer.proven:
+            lower = max(lower, kept.reduced.constant + answer.lower)
+    if best is None:
+        raise ExtractionError(
+            "no extraction that keeps the limits was found in time",
+            where=", ".join(limit.name for limit in problem.limits),
+            hint="give it more time, or relax the limits",
+        )
+    lower = min(lower, cost)
+    return Extraction(
+        best, cost, lower, relative_gap(cost, lower) <= gap, unlimited.seconds + time.perf_counter() - began, method, stats
+    )  # fmt: skip
+
+
+def _impossible(problem: Problem) -> ExtractionError:
+    """The error for limits that nothing keeps; names those that already fail alone."""
+    least = []
+    for limit in problem.limits:
+        rows = problem.rows
+        priced = Rows(rows.cls, rows.kids, limit.use[problem.live].tolist(), rows.n_classes, rows.roots)
+        chosen = rows.walk(bottom_up(priced)) or []
+        least.append(f"{limit.name} {limit.of(problem.live[r] for r in chosen):.6g} of at most {limit.most:.6g}")
+    return ExtractionError(
+        "no extraction keeps the limits", where="least by tree: " + ", ".join(least), hint="relax the limits"
+    )
+
+
+def _hinted(problem: Problem, hint: Sequence[int] | IntArray | None) -> list[IntArray]:
+    if hint is None:
+        return []
+    try:
+        used = reachable(problem, hint)
+    except ExtractionError:
+        return []
+    choice = np.full(problem.n_classes, -1, np.int32)
+    choice[problem.cls[used]] = used
+    return [choice]
+
+
+def _cheapest(problem: Problem, choices: Sequence[IntArray]) -> IntArray | None:
+    """The cheapest choice that keeps the limits."""
+    allowed = [(evaluate(problem, c), i) for i, c in enumerate(choices) if within(problem, c)]
+    return choices[min(allowed)[1]] if allowed else None
+
+
+def _greedies(problem: Problem, expired: Callable[[], bool]) -> list[IntArray]:
+    """Greedy solutions at cost + price * (what is used, as shares of the limits), over a ladder of prices; what is over
+    a limit alone is left out, and the last rung is use alone."""
+    rows = problem.rows
+    live = np.array(problem.live)
+    share = np.zeros(len(live))
+    for limit in problem.limits:
+        use = limit.use[live]
+        share += np.where(use > limit.most * (1 + LIMIT_ROUNDING), np.inf, use / max(limit.most, 1e-280))
+    cost = np.array(rows.cost)
+    unit = max(float(cost.mean()), 1e-300) if len(cost) else 1.0
+    found: list[IntArray] = []
+    for step in range(PRICES + 1):
+        if expired() and found:
+            break
+        price = unit * 2.0 ** (step - PRICES // 3)
+        total = cost + price * share if step < PRICES else share + 1e-9 * cost / unit
+        keep = np.flatnonzero(total < np.inf)
+        priced = Rows(
+            [rows.cls[r] for r in keep], [rows.kids[r] for r in keep], total[keep].tolist(), rows.n_classes, rows.roots
+        )
+        for choice in (bottom_up(priced), one_pass(priced)):
+            chosen = priced.walk(choice) if choice is not None else None
+            if chosen is not None:
+                found.append(problem.choice_of([int(keep[r]) for r in polish(priced, chosen, expired)]))
+    return found
+
+
+def _as_choice(rows: Rows, picked: Sequence[int]) -> list[int]:
+    choice = [-1] * rows.n_classes
+    for row in picked:
+        choice[rows.cls[row]] = row
+    return choice

@@ -1,0 +1,264 @@
+"""Limits, diversity and devices: each against brute force on small instances."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensor_graphs.errors import ExtractionError, UsageError
+from tensor_graphs.extract import solve as solving
+from tensor_graphs.extract.kbest import difference, k_best
+from tensor_graphs.extract.limited import usage, within
+from tensor_graphs.extract.placement import place
+from tensor_graphs.extract.problem import Limit, Problem, evaluate
+from tensor_graphs.extract.solve import solve
+
+Nodes = list[tuple[int, tuple[int, ...], float]]
+
+
+@st.composite
+def node_lists(draw: st.DrawFn, most: int = 6) -> tuple[Nodes, list[int]]:
+    """Up to `most` classes of up to 3 nodes, cyclic or not; class 0 has a leaf."""
+    n = draw(st.integers(2, most))
+    costs = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 7.25, 0.1])
+    nodes: Nodes = [(0, (), draw(costs))]
+    for c in range(1, n):
+        for i in range(draw(st.integers(1, 3))):
+            below = st.integers(0, c - 1) if i == 0 else st.integers(0, n - 1)
+            nodes.append((c, tuple(draw(st.lists(below, max_size=3))), draw(costs)))
+    return nodes, draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=2))
+
+
+@st.composite
+def limited(draw: st.DrawFn) -> Problem:
+    """A problem with one or two limits, some of them impossible."""
+    nodes, roots = draw(node_lists())
+    uses = st.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0, 4.0, 1e-3])
+    limits = []
+    for name in draw(st.sampled_from([["error"], ["error", "bytes"]])):
+        use = np.array([draw(uses) for _ in nodes])
+        limits.append(Limit(name, use, draw(st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.1, 2.0, 5.3]))))
+    return Problem.build(nodes, roots, limits=limits)
+
+
+def extractions(problem: Problem) -> list[tuple[float, frozenset[int]]]:
+    """Every extraction that keeps the limits, cheapest first."""
+    members: list[list[int]] = [[] for _ in range(problem.n_classes)]
+    for node, c in enumerate(problem.cls.tolist()):
+        members[c].append(node)
+    found: dict[frozenset[int], float] = {}
+    for picked in itertools.product(*[m or [-1] for m in members]):
+        try:
+            cost = evaluate(problem, picked)
+        except ExtractionError:
+            continue
+        used: set[int] = set()
+        todo = list(problem.roots)
+        while todo:
+            node = picked[todo.pop()]
+            if node not in used:
+                used.add(node)
+                todo += problem.kid[problem.off[node] : problem.off[node + 1]].tolist()
+        if all(math.fsum(limit.use[list(used)]) <= limit.most * (1 + 1e-9) for limit in problem.limits):
+            found[frozenset(used)] = cost
+    return sorted(((cost, nodes) for nodes, cost in found.items()), key=lambda e: (e[0], sorted(e[1])))
+
+
+@settings(deadline=None, max_examples=120)
+@given(limited(), st.sampled_from(["auto", "cp-sat", "greedy"]))
+def test_limits_are_kept_at_least_cost(problem: Problem, method: Any) -> None:
+    every = extractions(problem)
+    if not every:
+        with pytest.raises(ExtractionError, match="keeps the limits"):
+            solve(problem, method=method)
+        return
+    try:
+        found = solve(problem, method=method)
+    except ExtractionError:
+        assert method == "greedy", "only the greedies may miss what there is"
+        return
+    assert within(problem, found.choice) and found.cost == evaluate(problem, found.choice)
+    assert found.lower_bound <= every[0][0] <= found.cost
+    if method != "greedy":
+        assert found.optimal and found.cost <= every[0][0] * (1 + 2e-6) + 1e-12
+
+
+@settings(deadline=None, max_examples=40)
+@given(limited())
+def test_k_best_under_limits_lists_all(problem: Problem) -> None:
+    every = extractions(problem)
+    if not every or len(every) > 30:
+        return
+    found = list(k_best(problem, count=40, max_gap=math.inf, time_limit=60))
+    assert [e.cost for e in found] == pytest.approx([cost for cost, _ in every], abs=1e-6)
+    assert {frozenset(int(i) for i in e.choice if i >= 0) for e in found} == {nodes for _, nodes in every}
+
+
+@settings(deadline=None, max_examples=60)
+@given(node_lists(), st.sampled_from([0.25, 1 / 3, 0.5, 0.75, 1.0]))
+def test_diversity_is_a_share_of_new_kernels(spec: tuple[Nodes, list[int]], share: float) -> None:
+    """Each is the cheapest of those that differ enough from all before it, as brute force finds them."""
+    problem = Problem.build(*spec)
+    every = extractions(problem)
+    kernels = problem.cost > 0
+    found = list(k_best(problem, count=4, max_gap=math.inf, diversity=share, time_limit=30))
+    kept: list[frozenset[int]] = []
+    for extraction in found:
+        mine = frozenset(int(i) for i in extraction.choice if i >= 0)
+        allowed = [cost for cost, nodes in every if all(_apart(nodes, k, kernels, share) for k in kept)]
+        assert extraction.cost == pytest.approx(min(allowed), abs=1e-6) and extraction.proven_rank
+        kept.append(mine)
+    for i, new in enumerate(found):
+        assert all(difference(new, old, kernels) >= share - 1e-4 for old in found[:i])
+    if len(found) < 4:
+        assert not [nodes for _, nodes in every if all(_apart(nodes, k, kernels, share) for k in kept)]
+
+
+def _apart(new: frozenset[int], old: frozenset[int], kernels: Any, share: float) -> bool:
+    mine = {n for n in new if kernels[n]}
+    need = math.ceil(share * 10_000 - 1e-9) / 10_000
+    return new != old and len(mine - old) >= need * len(mine) - 1e-12
+
+
+def test_an_error_budget_buys_accuracy_where_it_is_cheapest() -> None:
+    # each of three classes has a fast kernel of error 1 and an exact one; being exact costs 1, 2, 3 more
+    nodes: Nodes = [(0, (), 1.0), (0, (), 2.0), (1, (0,), 1.0), (1, (0,), 3.0), (2, (1,), 1.0), (2, (1,), 4.0)]
+    error = np.array([1.0, 0.0] * 3)
+    costs = [solve(Problem.build(nodes, [2], limits=[Limit("error", error, float(t))])).cost for t in (3, 2, 1, 0)]
+    assert costs == [3.0, 4.0, 6.0, 9.0]
+
+
+def test_a_memory_limit_prefers_what_is_fused() -> None:
+    # classes 1 and 2 lie in memory, or one kernel of class 3 does both inside
+    nodes: Nodes = [(0, (), 0.0), (1, (0,), 1.0), (2, (1,), 1.0), (3, (2,), 1.0), (3, (0,), 5.0)]
+    size = np.array([0.0, 8.0, 8.0, 8.0, 8.0])
+    roomy, tight = (Problem.build(nodes, [3], limits=[Limit("bytes", size, m)]) for m in (24.0, 23.0))
+    assert (solve(roomy).cost, solve(tight).cost) == (3.0, 5.0)
+    assert usage(tight, solve(tight).choice) == {"bytes": 8.0}
+    with pytest.raises(ExtractionError, match="no extraction keeps the limits") as caught:
+        solve(Problem.build(nodes, [3], limits=[Limit("bytes", size, 7.0)]))
+    assert "bytes 8 of at most 7" in caught.value.where
+
+
+def test_what_knows_no_limits_says_so() -> None:
+    problem = Problem.build([(0, (), 1.0)], [0], limits=[Limit("error", np.ones(1), 2.0)])
+    for method in ("highs", "frontier"):
+        with pytest.raises(UsageError, match="knows no limits"):
+            solve(problem, method=method)  # type: ignore[arg-type]
+    tight = Problem.build([(0, (), 1.0), (0, (), 2.0)], [0], limits=[Limit("error", np.array([1.0, 0.0]), 0.5)])
+    assert "no HiGHS" in solve(tight).stats["skipped"]
+
+
+@pytest.mark.parametrize(
+    ("use", "most"), [([1.0], 1.0), ([1.0, -1.0], 1.0), ([1.0, math.nan], 1.0), ([1.0, 1.0], math.inf), ([1, 1], -1.0)]
+)
+def test_bad_limits(use: list[float], most: float) -> None:
+    with pytest.raises(ExtractionError, match="uses") as caught:
+        Problem.build([(0, (), 1.0), (0, (), 2.0)], [0], limits=[Limit("error", np.array(use), most)])
+    assert caught.value.where == "limit error"
+
+
+def test_limits_too_large_to_prove_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solving, "EXACT_ROWS", 0)
+    nodes: Nodes = [(0, (), 1.0), (0, (), 2.0), (1, (0,), 1.0), (1, (0,), 3.0)]
+    found = solve(Problem.build(nodes, [1], limits=[Limit("error", np.array([1.0, 0.0, 1.0, 0.0]), 1.0)]))
+    assert found.cost == 3.0 and found.lower_bound <= 3.0 and "greedy" in found.method
+
+
+# ---------------------------------------------------------------- devices
+def cheapest_placement(
+    problem: Problem,
+    cost: dict[str, Any],
+    copy: dict[tuple[str, str], Any],
+    root: str,
+    room: dict[str, float],
+    size: Any,
+) -> float:
+    """Every way to make each class on each device, or to copy it there, or to leave it, priced from the arrays."""
+    devices = list(cost)
+    n = problem.n_classes
+    places = list(itertools.product(range(n), devices))
+    ways: list[list[Any]] = []
+    for c, d in places:
+        kernels = [i for i in range(problem.n_nodes) if problem.cls[i] == c and cost[d][i] < math.inf]
+        ways.append([None, *kernels, *(("copy", a) for a in devices if (a, d) in copy)])
+    best = math.inf
+    for picked in itertools.product(*ways):
+        way = dict(zip(places, picked))
+        if any(way[r, root] is None for r in problem.roots):
+            continue
+        total, used, ready = 0.0, dict.fromkeys(devices, 0.0), set()
+        for (c, d), w in way.items():
+            if w is not None:
+                total += copy[w[1], d][c] if isinstance(w, tuple) else cost[d][w]
+                used[d] += size[c]
+        pending = [p for p in places if way[p] is not None]
+        while pending:
+            done = [p for p in pending if _reads(problem, way[p], p) <= ready]
+            if not done:
+                break
+            ready |= set(done)
+            pending = [p for p in pending if p not in ready]
+        if not pending and all(used[d] <= m * (1 + 1e-9) for d, m in room.items()):
+            best = min(best, total)
+    return best
+
+
+def _reads(problem: Problem, way: Any, place: tuple[int, str]) -> set[tuple[int, str]]:
+    c, d = place
+    if isinstance(way, tuple):
+        return {(c, way[1])}
+    return {(k, d) for k in problem.kid[problem.off[way] : problem.off[way + 1]].tolist()}
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_placement_is_the_cheapest(data: Any) -> None:
+    nodes, roots = data.draw(node_lists(3))
+    problem = Problem.build(nodes[:6], [0] if max(roots) > max(c for c, _, _ in nodes[:6]) else roots, n_classes=3)
+    price = st.sampled_from([0.0, 0.5, 1.0, 3.0, 9.0, math.inf])
+    cost = {d: np.array([data.draw(price) for _ in range(problem.n_nodes)]) for d in ("cpu", "gpu")}
+    move = st.sampled_from([0.25, 1.0, 4.0])
+    copy = {pair: np.array([data.draw(move) for _ in range(3)]) for pair in (("cpu", "gpu"), ("gpu", "cpu"))}
+    size = np.array([1.0, 2.0, 4.0])
+    room = {"gpu": data.draw(st.sampled_from([1.0, 3.0, 7.0]))}
+    best = cheapest_placement(problem, cost, copy, "cpu", room, size)
+    placed = place(problem, cost, copy, "cpu", room=room, size=size)
+    if best == math.inf:
+        with pytest.raises(ExtractionError):
+            solve(placed.problem)
+        return
+    found = solve(placed.problem)
+    assert found.optimal and found.cost == pytest.approx(best)
+
+
+def test_a_copy_is_paid_once_and_only_where_it_pays() -> None:
+    nodes: Nodes = [(0, (), 0.0), (1, (0,), 0.0), (2, (0,), 0.0), (3, (1, 2), 0.0)]
+    problem = Problem.build(nodes, [3], class_ids=["x", "a", "b", "y"])
+    cost = {"cpu": np.array([0.0, 10.0, 10.0, 1.0]), "gpu": np.array([math.inf, 1.0, 1.0, 1.0])}
+    for price, copies in ((2.0, [(0, "cpu", "gpu"), (3, "gpu", "cpu")]), (20.0, [])):
+        copy = {("cpu", "gpu"): np.full(4, price), ("gpu", "cpu"): np.full(4, price)}
+        placed = place(problem, cost, copy, "cpu")
+        found = solve(placed.problem)
+        assert sorted(placed.copies(found)) == copies
+        assert {d for n, d in placed.kernels(found) if n} == ({"gpu"} if copies else {"cpu"})
+        assert placed.problem.class_name(7) == "y@gpu"
+
+
+def test_bad_placements() -> None:
+    problem = Problem.build([(0, (), 1.0)], [0])
+    with pytest.raises(ExtractionError, match="no device 'tpu'"):
+        place(problem, {"cpu": np.ones(1)}, {}, "tpu")
+    with pytest.raises(ExtractionError, match="entries"):
+        place(problem, {"cpu": np.ones(2)}, {}, "cpu")
+    limits = (Limit("error", np.ones(1), 2.0),)
+    assert place(replace(problem, limits=limits), {"cpu": np.ones(1)}, {}, "cpu").problem.limits[0].use.tolist() == [
+        1.0
+    ]
