@@ -116,7 +116,7 @@ def _misfit(spec: Spec, dtype: Any, shape: Sequence[int]) -> ShapeError:
 
 def is_torch(x: Any) -> bool:
     """Whether it is a Torch tensor."""
-    return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach")
+    return not isinstance(x, np.ndarray) and (type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach"))
 
 
 def array_of(x: Any) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..errors import DeviceMemoryError, DeviceUnavailableError
+from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError
 
 
 @cache
@@ -51,6 +51,19 @@ def check_room(device: str, wanted: int) -> None:
         )
 
 
+def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
+    """Torch's error as one of ours, if the GPU is what failed."""
+    text = str(error).strip().partition("\n")[0]
+    if type(error).__name__ == "OutOfMemoryError":
+        return DeviceMemoryError(f"{what}: {text}", hint="free memory, use smaller dims, or optimize for the CPU")
+    if type(error).__name__ == "AcceleratorError" or "CUDA error" in text:
+        return DeviceFaultError(
+            f"the GPU failed while {what}: {text}",
+            hint="this process cannot use the GPU any more: start another; what was saved and measured is whole",
+        )
+    return None
+
+
 def facts() -> dict[str, str]:
     """Lines for a bug report."""
     from .registry import backend
@@ -71,4 +84,4 @@ def facts() -> dict[str, str]:
     }
 
 
-__all__ = ["check_hardware", "check_room", "facts", "hardware"]
+__all__ = ["check_hardware", "check_room", "facts", "hardware", "named"]

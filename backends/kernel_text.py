@@ -20,7 +20,7 @@ from ..egraph.dims import concrete
 from ..egraph.ops import Type
 from ..extract.kernel import Call, Operand, Template
 
-_PLAIN = "import math\nfrom math import inf, nan\n\nimport torch\n"
+_PLAIN = "from __future__ import annotations\n\nimport math\nfrom math import inf, nan\n\nimport torch\n"
 _TRITON = _PLAIN + "import triton\nimport triton.language as tl\n"
 
 

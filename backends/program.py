@@ -167,12 +167,18 @@ class Program:
         """Run it; the outputs one after the other, without the graph's structure."""
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
         taken = [self._exchange.accept(x, spec) for x, spec in zip(given, self.manifest.inputs)]
-        with self._lock:
-            if self._run is None:
-                self._bind()
-            assert self._run is not None
-            results = self._run(*taken)
-        return self._exchange.hand_out(results, given)
+        try:
+            with self._lock:
+                if self._run is None:
+                    self._bind()
+                assert self._run is not None
+                results = self._run(*taken)
+            return self._exchange.hand_out(results, given)
+        except RuntimeError as error:
+            found = gpu.named(error, f"running {self.manifest.name}") if self.manifest.device != "cpu" else None
+            if found is None:
+                raise
+            raise found from error
 
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         if len(args) > len(self.input_names):

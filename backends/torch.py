@@ -517,7 +517,7 @@ def _plain_attention(call: Call) -> bool:
 def _grouped(call: Call) -> bool:
     """Leading sizes of q cover those of k and v; only the group axis of a rank-5 form may repeat."""
     q, k, v = (_shape(call.operands[n])[:-2] for n in "qkv")
-    if len(q) < 5:
+    if len(q) < 3:
         return q == k == v
     return k == v and q[:2] == k[:2] and k[2] == 1
 

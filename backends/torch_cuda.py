@@ -471,6 +471,22 @@ def _sdpa_code(kernel: str, rows: bool) -> Callable[[Call], str]:
     return code
 
 
+def _packable(call: Call) -> bool:
+    """The group's queries may be rows of one matrix: there is a group, and every row sees the same."""
+    q = _shape(call.operands["q"])
+    masked = "m" in call.operands and _shape(call.operands["m"])[-2] != 1
+    return len(q) == 5 and q[2] > 1 and not _causal(call) and not masked
+
+
+def _grouped_code(kernel: str) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        n = call.names
+        return f"grouped({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {kernel!r})"
+
+    code.__qualname__ = f"grouped[{kernel}]"
+    return code
+
+
 def _attentions() -> list[Template]:
     found = []
     spelling = "attention_spelled({q}, {k}, {v}, MASK, {scale}, {causal}, {window}, {softcap})"
@@ -489,6 +505,11 @@ def _attentions() -> list[Template]:
                 row(f"sdpa{masked}{suffix}_rows", pattern, _sdpa_code(kernel, True), setup=("attended",), applies=shaped,
                     layout=heads_inside, **more),
             ]  # fmt: skip
+            if suffix != "_efficient":
+                name = f"sdpa{masked}_grouped{suffix}"
+                found.append(
+                    row(name, pattern, _grouped_code(kernel), setup=("grouped",), applies=both(fits, _packable), **more)
+                )
         text = spelling.replace("MASK", "{m}" if masked else "None")
         found.append(row(f"attention{masked}", pattern, spell(text), setup=("attention_spelled",),
                          applies=both(_FLOAT, lambda call: not _fusable(call)), **more))  # fmt: skip
@@ -522,9 +543,20 @@ def _layout() -> list[Template]:
             setup=("picked",), **more),
         row("scatter_elements", "scatter_elements(x, i, u, axis=axis, mode=mode)",
             "scattered({x}, {i}, {u}, {axis}, {mode}, {out})", family="scatter", inplace=("x",), setup=("scattered",), mixed=True),
+        row("index_copy", "scatter_elements(x, broadcast_to(i, shape=s), u, axis=axis, mode='set')",
+            "replaced({x}, {i}, {u}, {axis}, {out})", family="scatter", inplace=("x",), setup=("replaced",), applies=_slices,
+            mixed=True),
         row("rope_wide", "rope(x, c, s)", "{out}.copy_(rotated({x}.float(), {c}, {s}))", setup=("rotated",),
             applies=both(_FLOAT, lambda c: not uniform(c)), mixed=True),
     ]  # fmt: skip
+
+
+def _slices(call: Call) -> bool:
+    """The index is a line along the axis, and whole slices are written there."""
+    axis, shape = call.attrs["axis"], call.attrs["s"]
+    x, i, u = (_shape(call.operands[n]) for n in "xiu")
+    line = len(i) == len(x) and all(d == 1 for k, d in enumerate(i) if k != axis) and i[axis] == u[axis]
+    return line and tuple(shape) == u and all(a == b for k, (a, b) in enumerate(zip(x, u)) if k != axis)
 
 
 def _same_float(call: Call) -> bool:

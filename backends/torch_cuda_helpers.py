@@ -58,21 +58,26 @@ def taken(x: Any, index: Any, axis: int, out: Any) -> None:
 
 def picked(x: Any, index: Any, axis: int, out: Any) -> None:
     """x at the index along one axis, per position; negative ones count from the end."""
-    index = index.long()
-    out.copy_(torch.gather(x, axis, torch.where(index < 0, index + x.shape[axis], index)))
+    out.copy_(torch.gather(x, axis, index.long().remainder(x.shape[axis])))
 
 
 def scattered(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) -> None:
     """x with updates written at the index along one axis. x may be out."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)
-    index, updates = index.long(), updates.to(out.dtype)
-    index = torch.where(index < 0, index + x.shape[axis], index)
+    index, updates = index.long().remainder(x.shape[axis]), updates.to(out.dtype)
     if mode == "set":
         out.scatter_(axis, index, updates)
     else:
         reduce = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[mode]
         out.scatter_reduce_(axis, index, updates, reduce)
+
+
+def replaced(x: Any, index: Any, updates: Any, axis: int, out: Any) -> None:
+    """x with whole slices written at the indices along one axis. x may be out."""
+    if x.data_ptr() != out.data_ptr():
+        out.copy_(x)
+    out.index_copy_(axis, index.reshape(-1).long().remainder(x.shape[axis]), updates.to(out.dtype))
 
 
 def pooled(x: Any, kernel: Any, strides: Any, pads: Any, dilations: Any, value: float) -> Any:
@@ -126,6 +131,16 @@ def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kern
     if rows:
         return made.transpose(1, 2).contiguous().transpose(1, 2).view(shape)
     return made.contiguous().view(shape)
+
+
+def grouped(q: Any, k: Any, v: Any, mask: Any, scale: float, kernel: str) -> Any:
+    """Attention without a causal mask of q[batch, kv heads, group, T, D] over k and v that the group shares: the group's
+    queries are rows of one matrix, so that k and v are read once."""
+    batch, heads, group, rows, width = q.shape
+    q = q.reshape(batch, heads, group * rows, width)
+    mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
+    made = attended(q, k.squeeze(2), v.squeeze(2), mask, scale, False, kernel, False)
+    return made.view(batch, heads, group, rows, v.shape[-1])
 
 
 #: name -> source text.

@@ -109,6 +109,12 @@ class DeviceMemoryError(DeviceUnavailableError):
     code = "device-memory"
 
 
+class DeviceFaultError(DeviceUnavailableError):
+    """A kernel that faulted: the device cannot be used by this process any more."""
+
+    code = "device-fault"
+
+
 class VerificationError(TensorGraphsError):
     """The optimized program computed something else than the original, beyond rounding: a miscompile."""
 

@@ -18,7 +18,7 @@ from tensor_graphs.backends.registry import backend, backends
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.errors import DeviceUnavailableError, ShapeError, UsageError
+from tensor_graphs.errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, ShapeError, UsageError
 from tensor_graphs.extract.kernel import Plan
 
 torch = pytest.importorskip("torch")
@@ -227,8 +227,6 @@ def test_memory_is_known_before_anything_is_allocated() -> None:
 
 
 def test_too_large_programs_are_refused_before_anything_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensor_graphs.errors import DeviceMemoryError
-
     graph, params = encoder()
     program = Program(plan(graph), params)
     monkeypatch.setattr(type(CUDA), "unavailable", lambda self: "")
@@ -239,6 +237,29 @@ def test_too_large_programs_are_refused_before_anything_is_launched(monkeypatch:
         DeviceMemoryError, match=rf"takes {program.memory()['cuda']} bytes on cuda, 1100 of 2000 are free"
     ):
         program.bind()
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("CUDA error: an illegal memory access was encountered\nmore", DeviceFaultError),
+        ("CUDA out of memory", DeviceMemoryError),
+    ],
+)
+def test_what_the_gpu_does_wrong_has_a_name(message: str, kind: type) -> None:
+    graph, params = encoder()
+    program = Program(plan(graph), params, device="cpu").bind()
+    raised = type("OutOfMemoryError", (RuntimeError,), {}) if kind is DeviceMemoryError else RuntimeError
+
+    def fails(*given: object) -> None:
+        raise raised(message)
+
+    program._run = fails
+    with pytest.raises(kind, match="encoder: CUDA"):
+        program(np.ones((2, 8, 16), np.float32))
+    raised, message = RuntimeError, "something else"
+    with pytest.raises(RuntimeError, match="something else"):
+        program(np.ones((2, 8, 16), np.float32))
 
 
 def test_inputs_are_checked_by_name() -> None:

@@ -16,7 +16,7 @@ from tensor_graphs.egraph.ops import OPS
 from tensor_graphs.egraph.pattern import Call as Pattern
 from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 CUDA = backend("torch_cuda")
 KERNELS = [t for t in CUDA.templates if t.family != "view"]
@@ -132,3 +132,26 @@ def _fits(template: Template, call: Call) -> bool:
         for n, o in zip(template.operands, call.operands.values(), strict=True)
     }
     return template.applies is None or template.applies(replace(call, operands=operands))
+
+
+@pytest.mark.parametrize("template", KERNELS[::6], ids=lambda t: t.name)
+def test_a_kernel_alone_is_the_same_text(template: Template) -> None:
+    """What is measured (kernel_text) is what a program runs."""
+    from tensor_graphs.backends.exchange import tensor_of
+    from tensor_graphs.backends.kernel_text import kernel_text, module_of
+
+    call = next((found for seed in range(8) if (found := call_of(template, seed))), None)
+    if call is None or template.name in GPU_ONLY:
+        return
+    rng = np.random.default_rng(1)
+    operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+    want = compiled(template, call, "cpu")(operands)()[0].clone()
+    text = kernel_text(template, call)
+    module = module_of(text)
+    given = {n: tensor_of(a) for n, a in operands.items()}
+    for name in text.prepared:
+        given[name] = getattr(module, f"prepare_{name}")(given[name])
+    out = torch.empty_strided(call.output.type.shape, call.output.strides, dtype=getattr(torch, call.output.type.dtype))
+    found = module.run(*(given[n] for n in text.operands), out, None)
+    assert text.fresh == (found is not None)
+    torch.testing.assert_close(found if text.fresh else out, want, rtol=0, atol=0, equal_nan=True)
