@@ -85,6 +85,31 @@ def rule_seconds(report: Any, measured: float) -> dict[str, float]:
     return {name: found[name] * scale for name in sorted(found)}
 
 
+class Shapes:
+    """Whether some e-node of an op has given ops at its operands; answers are kept."""
+
+    def __init__(self, names: Sequence[str], arrays: Arrays, n_classes: int) -> None:
+        self.number = {name: i for i, name in enumerate(names)}
+        self.op, self.off, self.kid = arrays["op"], arrays["off"], arrays["kid"]
+        self.holds = np.zeros((len(names), n_classes), np.bool_)
+        self.holds[self.op, arrays["cls"]] = True
+        self.known: dict[Any, bool] = {}
+
+    def stands(self, op: str, operands: Sequence[tuple[int, str]]) -> bool:
+        """Whether there is one."""
+        key = (op, *map(tuple, operands))
+        if key not in self.known:
+            self.known[key] = op in self.number and self._stands(op, operands)
+        return self.known[key]
+
+    def _stands(self, op: str, operands: Sequence[tuple[int, str]]) -> bool:
+        start = self.off[:-1][self.op == self.number[op]]
+        found = np.ones(len(start), np.bool_)
+        for i, inner in operands:
+            found &= self.holds[self.number[inner]][self.kid[start + i]] if inner in self.number else False
+        return bool(found.any())
+
+
 class Engine:
     """One e-graph: `start` builds it, `step` runs one round and returns its view, `prune` drops e-nodes of that view."""
 
@@ -103,6 +128,8 @@ class Engine:
         self.dims = {tuple(v): i for i, v in enumerate(job["dims"])}
         self.handles, self.round, self.kills = int(job["handles"]), 0, 0
         self.roots: list[int] = sorted(set(job["roots"]))
+        self.shapes: Shapes | None = None  # known from the first view on
+        self.chosen, self.combined = list[str](), 0
         for number, sizes in enumerate(job["dims"]):
             self.run(f"(set (Attr {number}) (vec-of {' '.join(map(str, sizes))}))")
         self.tables(job["tables"])
@@ -118,9 +145,11 @@ class Engine:
             self.key, self.loaded = "", False  # unset while commands may fail: no half-declared e-graph is used again
             self.egraph = self.bindings.EGraph(fact_directory=self.folder.name)
             self.signatures: dict[str, str] = program["signatures"]
+            self.needs: dict[str, list[tuple[str, list[tuple[int, str]]]]] = program["needs"]
             self.pruned, self.beam = bool(program["pruned"]), bool(program["beam"])
             for line in program["commands"]:
                 self.run(line)
+            self.run("(ruleset r_none)")
             self.key = program["key"]
         return {"seconds": time.perf_counter() - begin}, {}
 
@@ -142,7 +171,7 @@ class Engine:
     def step(self) -> tuple[dict[str, Any], Arrays]:
         """All rules once, then shapes, costs and pruning; the view after it, unless it has too many e-nodes."""
         begin = time.perf_counter()
-        report = self.run("(run-schedule (run r_rules))")[0].report
+        report = self.run(f"(run-schedule (run {self.ready()}))")[0].report
         seconds = rule_seconds(report, time.perf_counter() - begin)
         self.run("(run-schedule (saturate (run r_shape)))")
         if self.pruned:
@@ -162,6 +191,21 @@ class Engine:
         of = {self.egraph.value_to_i64(row.inputs[0]): row.output for row in functions["H"].rows}
         live = sum(len(functions[n if n == "Leaf" else f"o_{n}"].rows) for n in self.signatures)
         return {"equal": all(of[a] == of[b] for a, b in pairs), "updated": bool(report.updated), "live": live}, {}
+
+    def ready(self) -> str:
+        """The ruleset of the rules that can match: one whose ops do not stand above each other anywhere is not run. What
+        it has missed it sees when it is run again, as egglog keeps what is new for each rule apart."""
+        if self.shapes is None:
+            return "r_rules"
+        stands = self.shapes.stands
+        chosen = [name for name, needs in self.needs.items() if all(stands(op, inner) for op, inner in needs)]
+        if not chosen:
+            return "r_none"
+        if chosen != self.chosen:
+            self.chosen = chosen
+            self.combined += 1
+            self.run(f"(unstable-combined-ruleset r_ready{self.combined} {' '.join(chosen)})")
+        return f"r_ready{self.combined}"
 
     def collect(self) -> None:
         """Delete new e-nodes that only pruned ones use; mark the others as seen."""
@@ -245,6 +289,7 @@ class Engine:
             "shape": shape, "dtype": dtype, "weight": weight,
             "handle": np.array(sorted(handles.items()), np.int64).reshape(-1, 2),
         }  # fmt: skip
+        self.shapes = Shapes(names, arrays, len(number))
         return {"names": names, "new_dims": new_dims}, arrays
 
     def _protected(self, functions: Any, name: str) -> set[tuple[Any, ...]]:

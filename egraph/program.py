@@ -16,7 +16,7 @@ from .graph import LEAVES, Graph
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature
 from .lower import Lowered, lower, with_parts
 from .pricing import CAP, Pricing, cost_program
-from .rewrite import applicable, changes_rank, collect_constants, compile_rule, spelled_ranks
+from .rewrite import Shape, applicable, changes_rank, collect_constants, compile_rule, shapes, spelled_ranks
 from .rule import Rule
 
 
@@ -27,6 +27,7 @@ class Program:
     commands: tuple[str, ...]
     signatures: dict[str, str]
     names: tuple[str, ...]
+    needs: dict[str, list[Shape]]  # ruleset -> what must stand in an e-graph for it to match
     pruned: bool
     beam: int
     interner: Interner
@@ -46,6 +47,7 @@ class Program:
             "key": self.key,
             "commands": self.commands,
             "signatures": self.signatures,
+            "needs": self.needs,
             "pruned": self.pruned,
             "beam": bool(self.beam),
         }
@@ -91,15 +93,20 @@ def make_program(
     if guarded:
         commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
     commands += kill_rules(names) if beam else []
-    commands.append("(ruleset r_rules)")
-    for rule in usable:
-        spelled = compile_rule(rule, interner, sorted(present | near), guarded=guarded)
+    needs: dict[str, list[Shape]] = {}
+    for number, rule in enumerate(usable):  # a ruleset each: a round runs those that can match
+        ruleset = f"r_{number}"
+        needs[ruleset] = shapes(rule)
+        commands.append(f"(ruleset {ruleset})")
+        spelled = compile_rule(rule, interner, sorted(present | near), guarded=guarded, ruleset=ruleset)
         commands += [text for _, text in spelled]
+    commands.append(f"(unstable-combined-ruleset r_rules {' '.join(needs)})")
     key = hashlib.blake2b("\n".join(commands).encode(), digest_size=16).hexdigest()
     return Program(
         commands=tuple(commands),
         signatures={"Leaf": "I"} | {name: signature(name) for name in names},
         names=tuple(r.name for r in usable),
+        needs=needs,
         pruned=guarded,
         beam=beam,
         interner=interner,

@@ -409,7 +409,7 @@ class _Compiler:
         return str(FIRST_FLOAT + 2) if first is None else self.dtype(first)
 
     # ------------------------------------------------------------ the whole rule
-    def text(self, name: str) -> str:
+    def text(self, name: str, ruleset: str) -> str:
         """The rule as one egglog command."""
         roots = [self.match(t) for t in self.rule.lefts]
         for key, n in self.lengths.items():
@@ -424,7 +424,7 @@ class _Compiler:
         made: list[str] = []
         actions = [f"(union {root} {self.make(right, made)})" for root, right in zip(roots, self.rule.rights)]
         query, action = " ".join(self.atoms), " ".join([*actions, *dict.fromkeys(made)])
-        return f'(rule ({query}) ({action}) :ruleset r_rules :name "{name}")'
+        return f'(rule ({query}) ({action}) :ruleset {ruleset} :name "{name}")'
 
 
 def _sum(parts: Sequence[str]) -> str:
@@ -460,6 +460,20 @@ def _ops(terms: Iterable[Term]) -> set[str]:
     return {t.op if isinstance(t, Call) else "full" for r in terms for t in subterms(r) if not isinstance(t, Var)}
 
 
+Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and which ops stand at its operands
+
+
+def shapes(rule: Rule) -> list[Shape]:
+    """What must stand in an e-graph for a rule to match: an e-node for each call of its left sides, with the ops there."""
+    found: dict[Shape, None] = {}
+    for term in (t for side in rule.lefts for t in subterms(side) if isinstance(t, Call)):
+        inner = [
+            (i, a.op if isinstance(a, Call) else "full") for i, a in enumerate(term.args) if not isinstance(a, Var)
+        ]
+        found[term.op, tuple(inner)] = None
+    return list(found)
+
+
 def applicable(rules: Iterable[Rule], ops: Iterable[str]) -> tuple[list[Rule], set[str]]:
     """The one-way rules that can ever fire on a graph of these ops, and the ops that may then occur."""
     waiting = [d for r in rules for d in r.directions]
@@ -489,7 +503,9 @@ def spelled_ranks(rule: Rule) -> set[int]:
     return {len(a.args) for a in attrs if isinstance(a, Apply) and a.function == "vec"}
 
 
-def compile_rule(rule: Rule, interner: Interner, ranks: Sequence[int], *, guarded: bool) -> Iterator[tuple[str, str]]:
+def compile_rule(
+    rule: Rule, interner: Interner, ranks: Sequence[int], *, guarded: bool, ruleset: str = "r_rules"
+) -> Iterator[tuple[str, str]]:
     """(name, egglog command) of a one-way rule, once per rank where vectors must be spelled out. RuleError if it
     cannot be said."""
     waiting: list[dict[Key, int]] = [{}]
@@ -499,7 +515,7 @@ def compile_rule(rule: Rule, interner: Interner, ranks: Sequence[int], *, guarde
         suffix = "".join(f"@{n}" for n in lengths.values())
         name = rule.name + suffix
         try:
-            text = _Compiler(rule, interner, shared, lengths, guarded).text(name)
+            text = _Compiler(rule, interner, shared, lengths, guarded).text(name, ruleset)
         except _NeedRank as need:
             waiting += [{**lengths, need.key: r} for r in reversed(ranks)]
             continue
@@ -517,4 +533,4 @@ def collect_constants(rules: Iterable[Rule], interner: Interner) -> list[float]:
     return list(dict.fromkeys(found))
 
 
-__all__ = ["applicable", "changes_rank", "collect_constants", "compile_rule", "rule_ops", "spelled_ranks"]
+__all__ = ["applicable", "changes_rank", "collect_constants", "compile_rule", "rule_ops", "shapes", "spelled_ranks"]

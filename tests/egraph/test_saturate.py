@@ -470,3 +470,34 @@ def test_composites_are_united_with_their_parts_unless_exact() -> None:
     assert "erf" not in view.op  # activations stay whole
     assert_sound(graph, view)
     assert "div" not in saturate_block(graph, (), Limits(iterations=1), session=InProcess(), exact=True).op
+
+
+# ---------------------------------------------------------------- rules that cannot match are not run
+class _Ungated(InProcess):
+    """Runs every rule in every round."""
+
+    def request(self, method: str, payload: Any, bounds: Bounds) -> Any:
+        assert self.engine is not None
+        self.engine.shapes = None
+        return super().request(method, payload, bounds)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(graph=random_graphs.graphs())
+def test_leaving_out_rules_that_cannot_match_changes_nothing(graph: Graph) -> None:
+    limits = Limits(nodes=600, iterations=4, seconds=30)
+    found = [saturate_block(graph, RULES, limits, session=s()) for s in (InProcess, _Ungated)]
+    assert found[0].report.sizes == found[1].report.sizes
+    assert {k: n for k, n in found[0].report.matches.items() if n} == {
+        k: n for k, n in found[1].report.matches.items() if n
+    }
+    assert sorted(found[0].op) == sorted(found[1].op)
+
+
+def test_a_rule_whose_ops_come_up_later_sees_everything() -> None:
+    rules = (Rule("sub-as-add", "x - y", "x + neg(y)"), Rule("add-neg-neg", "x + neg(neg(y))", "x + y"))
+    x, y = t.input("x", (3, 4)), t.input("y", (3, 4))
+    view = saturate_block(Graph.of(x - t.neg(y)), rules, Limits(seconds=30), session=InProcess(), guard=False)
+    sums = [i for i in view.nodes_of(view.roots[0]).tolist() if view.op[i] == "add"]
+    assert view.report.matches == {"sub-as-add": 1, "add-neg-neg": 1}
+    assert [view.classes[x], view.classes[y]] in [view.kids(i).tolist() for i in sums]
