@@ -260,10 +260,11 @@ class _Builder:
                 yield self._view(node, made, source)
 
     def _looked_at(self, node: int, source: Vertex) -> Strides | None:
-        """The layout of a view e-node over a vertex; a cast is one where both sides are stored alike."""
+        """The layout of a view e-node over a vertex, where both sides are stored alike: a cast is one then."""
+        if self.types[source.cls].dtype != self.types[int(self.view.cls[node])].dtype:
+            return None
         if self.view.op[node] == "cast":
-            same = self.types[source.cls].dtype == self.types[int(self.view.cls[node])].dtype
-            return source.strides if same else None
+            return source.strides
         return self.view_strides(self.view.op[node], dict(self.view.attrs[node]), self.operand(source))
 
     def _view(self, node: int, made: Vertex, source: Vertex) -> Candidate:

@@ -85,6 +85,19 @@ def test_a_plan_for_a_gpu_is_verified(dtype: str, choice: str) -> None:
 
 
 @pytest.mark.usefixtures("rehearsal")
+def test_views_do_not_change_the_dtype_in_memory() -> None:
+    """A row's statistics lie in float32; as a row of their own they lie in 16 bits, and a copy is between."""
+    x, y = t.input("x", (8, 16), "bfloat16"), t.input("y", (1, 8), "bfloat16")
+    graph = Graph.of(t.reshape(t.max(x, axis=1, keepdims=True), (1, 8)) * y, name="turned")
+    program = tg.optimize(graph, backend="cuda", measure=False, budget=20)
+    for step in program.plan.steps:
+        if step.is_view:
+            assert {o.type.dtype for o in step.call.operands.values()} == {step.call.output.type.dtype}
+    given = [np.arange(128).reshape(8, 16).astype(numpy_dtype("bfloat16")), np.ones((1, 8), numpy_dtype("bfloat16"))]
+    np.testing.assert_array_equal(program(*given), given[0].max(axis=1)[None])
+
+
+@pytest.mark.usefixtures("rehearsal")
 def test_diagnosis_of_a_plan_that_stores_16_bits() -> None:
     """Nothing is wrong with a plan whose values lie in 16 bits; a kernel that is, is named."""
     from dataclasses import replace
