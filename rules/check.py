@@ -8,7 +8,8 @@ On random instances (sample.py) both sides must have one type, and then
 
 Where a side divides by zero or leaves a function's domain, both sides must: the finite positions are the same. Which of
 ±inf and NaN stands at the others is compared for `exact` rules only. A mixed-magnitude sample on which any intermediate
-value overflows says nothing. Sampling refutes or fails to refute; it never proves, so the best verdict here is "tested".
+value overflows says nothing. Sampling refutes or fails to refute, so the best verdict of `check` is "tested"; `verdict` asks
+for a proof as well (smt.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..egraph.ops import Type
 from ..egraph.pattern import Apply, Attr, holds
 from ..egraph.rule import Rule
 from ..errors import RuleError, ShapeError
-from .field import PRIMES, Unsaid, modular
+from .field import BITS, PRIMES, Unsaid, agreement, modular
 from .sample import FAILURES, Instance, instances
 
 if TYPE_CHECKING:
@@ -299,6 +300,35 @@ def check(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
         total = {k: total.get(k, 0) + v for k, v in counts.items()}
     said = [f"{total['instances']} instances", f"{total['modular']} modulo primes", f"{total['float64']} in float64"]
     return Verdict("tested", ", ".join(said + ([f"{total['bitwise']} bitwise"] if rule.exact else [])))
+
+
+def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
+    """`check`, and where nothing is refuted an attempt at a proof: by SMT for all sizes and ranks (smt.py), with random
+    evaluations that err with a chance below 2**-60 (field.py). A rule that is not proved stays "tested"; it says why."""
+    from .smt import prove
+
+    found = check(rule, seed=seed, samples=samples)
+    if found.status != "tested":
+        return found
+    said, least = "", float("inf")
+    for one in rule.directions:
+        done, said = prove(one)
+        if not done:
+            return Verdict("tested", f"{found.detail}; not proved: {said}")
+        bits = (_sure(one, x, seed) for x in instances(one, random.Random(seed), samples))
+        least = min(least, next((b for b in bits if b), 0.0))
+    if least < BITS:
+        return Verdict("tested", f"{found.detail}; not proved: exact evaluation does not apply")
+    return Verdict("proved", f"{said}; random evaluation errs with a chance below 2^-{int(least)}; {found.detail}")
+
+
+def _sure(rule: Rule, found: Instance, seed: int) -> float:
+    """How sure random evaluations are of one instance (agreement)."""
+    try:
+        trial = Trial(rule, found, np.random.default_rng(seed))
+    except (Refuted, *FAILURES):
+        return 0.0
+    return agreement(trial.order, list(zip(trial.roots[::2], trial.roots[1::2])), trial.rng)
 
 
 def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:

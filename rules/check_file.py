@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from ..egraph.ops import OPS
 from ..egraph.rule import Rule
 from ..errors import RuleError
-from .check import Verdict, check
+from .check import Verdict
+from .check import verdict as own_verdict
 from .tensat import TextRule, blank, is_text, paired, parse_line
 from .text_check import check_text
 
@@ -159,7 +160,7 @@ def verdict(rule: Line, *, seed: int = 0, samples: int = SAMPLES) -> Verdict:
         return check_text(rule, seed=seed)
     if rule.rule is None:
         return Verdict("unknown", rule.problem)
-    return check(rule.rule, seed=seed, samples=samples)
+    return own_verdict(rule.rule, seed=seed, samples=samples)
 
 
 def check_all(

@@ -13,12 +13,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from math import ceil, log2
+from math import ceil, log2, prod
 from typing import Any
 
 import numpy as np
 
 from ..egraph import atomic, dtypes
+from ..egraph.dims import concrete
 from ..egraph.graph import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -123,6 +124,20 @@ def _extreme(node: Tensor, args: Sequence[Array], key: int) -> Array:
     return np.take_along_axis(flat, at[..., None], -1).reshape(node.shape)
 
 
+def _truth(node: Tensor, args: Sequence[Array], key: int) -> Array:
+    """Comparisons in the random order, and logic."""
+    if node.op in ("lt", "le", "eq") and all(dtypes.is_float(a.dtype) for a in node.args):
+        x, y = (_rank(a, key) for a in args)
+        return np.asarray({"lt": x < y, "le": x <= y, "eq": args[0] == args[1]}[node.op])
+    if (
+        node.op in ("and", "or", "xor", "not")
+        and node.entry.numpy is not None
+        and all(a.dtype == "bool" for a in node.args)
+    ):
+        return np.asarray(node.entry.numpy({}, *args))
+    raise Unsaid
+
+
 def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int, key: int | None = None) -> dict[int, Array]:
     """Values of atomic nodes modulo p by node id; float leaves are residues.
 
@@ -147,7 +162,9 @@ def _node(
         raise Unsaid
     if node.op in _AS_IS and node.entry.numpy is not None:
         return np.asarray(node.entry.numpy(attrs, *args))
-    if not dtypes.is_float(node.dtype):
+    if key is not None and node.dtype == "bool":
+        return _truth(node, args, key)
+    if not dtypes.is_float(node.dtype) or any(not dtypes.is_float(a.dtype) for a in node.args):
         raise Unsaid
     if node.op == "pad":
         low = key is not None and attrs["value"] == float("-inf")
@@ -158,6 +175,8 @@ def _node(
         raise Unsaid
     if node.op in _FIELD:
         return np.asarray(_FIELD[node.op](attrs, p, *args) % p)
+    if key is not None and node.op == "cast":
+        return (_mixed(args[0], key + zlib.crc32(node.dtype.encode())) % np.uint64(p)).astype(np.int64)
     if key is not None and node.op in FUNCTIONS:
         return (_mixed(args[0], key + zlib.crc32(node.op.encode())) % np.uint64(p)).astype(np.int64)
     raise Unsaid
@@ -174,10 +193,8 @@ def weight(order: Sequence[Tensor]) -> int:
     arguments, largest = 0, 1
     for node in order:
         below = [degree[id(a)] for a in node.args]
-        if node.op in FUNCTIONS or node.op in _EXTREME:
-            size = 1
-            for d in node.args[0].shape:
-                size *= int(d)  # type: ignore[arg-type]
+        if node.op in FUNCTIONS or node.op in _EXTREME or node.op in ("cast", "lt", "le", "eq"):
+            size = prod(concrete(node.args[0].shape))
             arguments += size * len(node.args)
             largest = max(largest, *below)
             degree[id(node)] = max(1, *below) if node.op in _EXTREME else 1
@@ -188,6 +205,12 @@ def weight(order: Sequence[Tensor]) -> int:
         else:
             degree[id(node)] = max(below, default=int(node.is_leaf and node.op != "constant"))
     return max(degree.values(), default=1) + arguments * arguments // 2 * largest + 1
+
+
+def _leaf(node: Tensor, p: int, rng: np.random.Generator) -> Array:
+    """Random residues, or random truth values."""
+    shape = concrete(node.shape)
+    return np.asarray(rng.random(shape) < 0.5) if node.dtype == "bool" else np.asarray(rng.integers(0, p, shape))
 
 
 def agreement(
@@ -202,9 +225,11 @@ def agreement(
     if each <= 0 or ceil((bits + 1) / each) > TRIALS:
         return 0.0
     inputs = [n for n in order if n.op in ("input", "param")]
+    if any(not dtypes.is_float(n.dtype) and n.dtype != "bool" for n in inputs):
+        return 0.0
     for trial in range(ceil((bits + 1) / each)):
         p = PRIMES[trial % 2]
-        leaves = {n.attr("name"): np.asarray(rng.integers(0, p, n.shape)) for n in inputs}  # type: ignore[arg-type]
+        leaves = {n.attr("name"): _leaf(n, p, rng) for n in inputs}
         try:
             got = modular(order, leaves, p, int(rng.integers(1 << 62)))
         except Unsaid:
