@@ -17,6 +17,7 @@ from tensor_graphs.egraph.blocks import find_blocks
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.saturate import Limits, saturate_blocks
 from tensor_graphs.egraph.view import EGraphView, glue
+from tensor_graphs.extract.ahead import load_solvers
 from tensor_graphs.extract.kernel import Plan, Pricer
 from tensor_graphs.extract.plan import plan_of
 from tensor_graphs.extract.search import Choice, search
@@ -75,6 +76,7 @@ def run(
         blocks = find_blocks(work, max_nodes=max_nodes) if max_nodes else None
         graphs = [b.graph for b in blocks.unique] if blocks else [work]
     with timed(seconds, "saturate"):
+        load_solvers()
         views = saturate_blocks(graphs, list(session.options.rules), session.options.limits, slack=slack)
     with timed(seconds, "glue"):
         view = glue(blocks, views) if blocks else views[0]

@@ -38,6 +38,7 @@ from .egraph.widen import widen
 from .egraph.worker import default_pool
 from .errors import NoPlanError, UsageError, WorkerError
 from .explorer import Explorer
+from .extract.ahead import load_solvers
 from .extract.candidates import Hypergraph, candidates
 from .extract.clock import Clock
 from .extract.kernel import Backend, Plan, Template
@@ -205,6 +206,9 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> 
     return Prepared(original, work, used, narrow)
 
 
+LARGE_SEARCH = 60  # nodes of unique blocks from which on the exact solvers are likely to be needed
+
+
 def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[EGraphView]]:
     """Blocks, each unique one saturated, and the one view of the whole model."""
     options = session.options
@@ -212,6 +216,8 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
         blocks = find_blocks(work)
     with session.stage("saturate", f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}"):
         limits = options.limits
+        if sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH:
+            load_solvers()
         rules = [r for r in options.rules if r.exact or not options.exact]
         views = saturate_blocks(
             [b.graph for b in blocks.unique], rules, limits, exact=options.exact, deadline=max(1.0, session.left * 0.5),

@@ -1,0 +1,25 @@
+"""Imports made meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import sys
+from tensor_graphs.extract.ahead import SOLVERS, load_solvers
+assert not any(m in sys.modules for m in SOLVERS)
+thread = load_solvers()
+{then}
+"""
+
+
+def test_solvers_are_loaded_in_the_background() -> None:
+    for then in (
+        "thread.join(); assert all(m in sys.modules for m in SOLVERS)",
+        "print('the process may end meanwhile')",
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", CODE.format(then=then)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0 and not done.stderr
