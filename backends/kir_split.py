@@ -14,6 +14,8 @@ from .index import Axis, Index, index, linear
 from .kir import Buffer, Expr, Kernel, Store, Unfusable, walk
 from .triton_source import rolled
 
+HELD = 64  # longest axis of a reduction around a split one: the split one's states have it as an axis of their own
+
 
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     """(partial, joining) kernels: the partial one has a first parallel axis `part`, the joining one reduces over `parts`. The states are buffers `part0`, `part1`, … of float32. Unfusable where a reduction
@@ -29,8 +31,8 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
         if waits and (maximum is None or set(waits) != {maximum}):
             raise Unfusable("a reduction that needs the whole of another one first")
         maxima[e] = maximum
-        if not e.axes <= set(kernel.axes):
-            raise Unfusable("a split reduction inside another one")
+        if any(a.size > HELD for a in e.axes - set(kernel.axes)):
+            raise Unfusable("a split reduction inside another long one")
         if any(
             x.op == "reduce" and x.axis != axis and axis not in x.axes and x.axes <= set(kernel.axes)
             for x in walk(e.args)
@@ -42,7 +44,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     partial = {e: _moved(kernel, e, axis, short, here) for e in states}
     stores, buffers, loads = [], dict(kernel.buffers), {}
     for n, e in enumerate(states):
-        own = [a for a in kernel.axes if a in e.axes]
+        own = [a for a in kernel.axes if a in e.axes] + sorted(e.axes - set(kernel.axes), key=lambda a: a.name)
         shape = (parts, *(a.size for a in own))
         at = linear([index(part), *map(index, own)], shape)
         name = f"part{n}"
@@ -55,7 +57,8 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
         body = loads[e]
         m = maxima[e]
         if m is not None:
-            body = b.mul(body, b.make("exp", (b.pointwise("sub", (loads[m], joined[m])),)))
+            power = next(x.op for x in walk(e.args) if x.op in ("exp", "exp2") and x.args[0].args[1:] == (m,))
+            body = b.mul(body, b.make(power, (b.pointwise("sub", (loads[m], joined[m])),)))
         joined[e] = b.make("reduce", (body,), (e.value[0], every), "float")
     values = b.rebuilt([s.value for s in kernel.stores], lambda e, args: joined.get(e))
     second = kernel.with_values(values, buffers=buffers)

@@ -65,6 +65,9 @@ def _rank(axes: Iterable[Axis]) -> tuple[bool, str]:
     return names[-1].startswith("r"), names[-1]
 
 
+SHORT = 64  # a plain product over an axis that is not longer ends another product, it is no loop around it
+
+
 @dataclass(frozen=True)
 class Shape:
     """Roles of a kernel's axes. `rows` and `cols` are tiled by programs, `batch` axes take one value in each program;
@@ -83,7 +86,9 @@ class Shape:
     def kind(self) -> str:
         """pointwise | rows | contraction | attention (a product inside another one)"""
         if self.dots:
-            return "attention" if any(x in self.dots for e in self.dots for x in walk(e.args)) else "contraction"
+            nested = [e for e in self.dots if any(x in self.dots for x in walk(e.args))]
+            loops = [e for e in nested if e.axis.size > SHORT or any(x.value == ("max", e.axis) for x in walk(e.args))]
+            return "attention" if loops else "contraction"
         return "rows" if self.inner else "pointwise"
 
     @cached_property
@@ -103,7 +108,9 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
     dots = {e: d for e in kernel.reductions if (d := as_dot(e)) is not None} if products else {}
     outer = _outer(kernel)
     top = [d for e, d in dots.items() if e.axis in outer and d.rows | d.cols <= set(kernel.axes)]
-    inner = tuple(dict.fromkeys(a for s in kernel.stores for a in _order(s.value, dots)))
+    ordered = [a for s in kernel.stores for a in _order(s.value, dots)]
+    held = sorted({a for s in kernel.stores for a in s.value.axes} - set(kernel.axes), key=lambda a: a.name)
+    inner = tuple(dict.fromkeys([*ordered, *held]))
     if top:
         rows, cols = (frozenset().union(*(getattr(d, side) for d in top)) for side in ("rows", "cols"))
         if rows & cols:

@@ -19,7 +19,7 @@ from ..extract.kernel import Call, Template, contiguous
 from ..extract.regions import Region, Regions
 from ..extract.work import graph_flops
 from .index import Axis
-from .kir import Buffer, Kernel, Unfusable, kernel_of
+from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of
 from .kir_split import scratch_bytes, split
 from .tiling import Shape, shape_of
 from .triton_source import Launch, emit, emit_joined
@@ -90,7 +90,7 @@ class Generated(Template):
         operands = {**call.operands, "out": call.output}
         buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in operands.items()}
         try:
-            kernel = kernel_of(self.root, leaves, buffers)
+            kernel = base_two(kernel_of(self.root, leaves, buffers))
             shape = shape_of(kernel)
             space = schedules(kernel, shape, splits=_can_split(kernel, shape))
             if not space:

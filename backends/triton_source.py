@@ -78,7 +78,7 @@ class Launch:
 
 #: pointwise op -> text over float32 operands
 _CALLS = {
-    "neg": "-{0}", "abs": "tl.abs({0})", "exp": "tl.exp({0})", "log": "tl.log({0})", "sqrt": "tl.sqrt_rn({0})",
+    "neg": "-{0}", "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "sqrt": "tl.sqrt_rn({0})",
     "rsqrt": "tl.rsqrt({0})", "recip": "1.0 / {0}", "erf": "tl.erf({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})",
     "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
     "div": "{0} / {1}", "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})",
@@ -115,7 +115,10 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     joining = replace(shape, joined={}, inner=second_axes(second), outer=second_axes(second), dots={})
     if joining.inner == () or shape.joined:
         raise Unfusable("nothing to join by tiles")
-    join = replace(tiling, k={a: min(padded(a.size), 1 << (across.bit_length() - 1)) for a in joining.inner})
+    limit = 1 << (across.bit_length() - 1)
+    join = replace(
+        tiling, k={a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}
+    )
     return _Emitter(first, tiling, name, spread).launch(_Emitter(second, join, name, joining))
 
 
@@ -281,12 +284,14 @@ class _Emitter:
             if e.args[0].kind == "bool" and target == "float32":
                 return Tile(f"tl.where({x.text}, 1.0, 0.0)", x.dims, "float32")
             return Tile(f"{x.atom}.to({TRITON[target]})", x.dims, target)
-        if e.op == "exp" and (safe := self._below_maximum(e)) is not None:
+        if e.op in ("exp", "exp2") and (safe := self._below_maximum(e)) is not None:
             return safe
         text = _CALLS.get(e.op)
         if text is None or (e.kind == "int" and e.op in ("div", "pow")):
             raise Unfusable(f"{e.op} has no text")
         tiles = [self.floated(a) for a in e.args]
+        if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
+            return tiles[tiles[0].text == "0.0"]
         dims = self.union(tiles)
         dtype = "bool" if e.kind == "bool" else self.wide if e.kind == "float" else _widest(t.dtype for t in tiles)
         if dtype == self.wide and all(t.dtype == "const" for t in tiles):
@@ -308,7 +313,7 @@ class _Emitter:
             return None
         dims = self.union([a, m])
         safe = self.named(Tile(f"tl.where({m.text} == float('-inf'), 0.0, {m.text})", m.dims, m.dtype), "safe")
-        return Tile(f"tl.exp({self.spread(a, dims)} - {self.spread(safe, dims)})", dims, self.wide)
+        return Tile(f"tl.{e.op}({self.spread(a, dims)} - {self.spread(safe, dims)})", dims, self.wide)
 
     def axis_text(self, axis: Axis) -> str:
         """The variable that holds an axis' values; made at first use."""
@@ -456,26 +461,37 @@ class _Emitter:
         ready = self.together(wanted)
         self._operands_first(ready, axis)
         outer = self.scope
-        inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
-        low, high = self.bounds(ready, axis)
-        start = f"{axis.name}_"
-        with self.inside(inner):
-            self.line(f"{axis.name} = {start} + tl.arange(0, {self.block[axis.name]})")
+        names = {e: self.fresh("max" if e.value[0] == "max" else "acc") for e in ready}
+        stages = f", num_stages={self.tiling.stages}" if not any(x in self.shape.dots for x in ready) else ""
+        start, step = f"{axis.name}_", self.block[axis.name]
+        finals: dict[Expr, Callable[[], Tile]] = {}
+        for low, high, assumed in self.segments(ready, axis):
+            inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
+            with self.inside(inner):
+                self.line(f"{axis.name} = {start} + tl.arange(0, {step})")
+                for e, kept in assumed.items():
+                    inner.known[e] = self.value(kept)
+            finals = self._updates(ready, axis, names, inner, None if finals else outer)
+            self.line(f"for {start} in tl.range({low}, {high}, {step}{stages}):")
+            outer.lines += inner.lines
+        for e in ready:
+            outer.known[e] = finals[e]()
+
+    def _updates(
+        self, ready: Sequence[Expr], axis: Axis, names: Mapping[Expr, str], inner: Scope, outer: Scope | None
+    ) -> dict[Expr, Callable[[], Tile]]:
+        """The lines of a loop's body, and before the loop (in `outer`, where given) those that start its accumulators."""
         running = [e for e in ready if e.value[0] == "max" and any(rolled(x, axis) is e for x in ready)]
         scales: dict[Expr, Tile] = {}
         finals: dict[Expr, Callable[[], Tile]] = {}
         for e in running:
-            finals[e], scales[e] = self._running_max(e, axis, inner, outer)
+            finals[e], scales[e] = self._running_max(e, axis, names[e], inner, outer)
         for e in ready:
             if e not in finals:
                 maximum = rolled(e, axis)
                 scale = scales.get(maximum) if maximum is not None else None
-                finals[e] = self._accumulate(e, axis, inner, outer, scale)
-        stages = f", num_stages={self.tiling.stages}" if not any(x in self.shape.dots for x in ready) else ""
-        self.line(f"for {start} in tl.range({low}, {high}, {self.block[axis.name]}{stages}):")
-        outer.lines += inner.lines
-        for e in ready:
-            outer.known[e] = finals[e]()
+                finals[e] = self._accumulate(e, axis, names[e], inner, outer, scale)
+        return finals
 
     def _operands_first(self, ready: Sequence[Expr], axis: Axis) -> None:
         """Reductions that the bodies read but that do not run inside this loop come before it."""
@@ -503,8 +519,10 @@ class _Emitter:
             return self.together(wanted)
         return chosen
 
-    def _running_max(self, e: Expr, axis: Axis, inner: Scope, outer: Scope) -> tuple[Callable[[], Tile], Tile]:
-        name = self.fresh("max")
+    def _running_max(
+        self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None
+    ) -> tuple[Callable[[], Tile], Tile]:
+        power = next(x.op for x in self.kernel.exprs if x.op in ("exp", "exp2") and x.args[0].args[1:] == (e,))
         with self.inside(inner):
             a = self.floated(e.args[0])
             dim = self.dim_of(axis)
@@ -516,19 +534,22 @@ class _Emitter:
             self.line(f"{name}_new = tl.maximum({name}, tl.max({a.text}, {a.dims.index(dim)}))")
             self.line(f"{name}_safe = tl.where({name}_new == float('-inf'), 0.0, {name}_new)")
             scale = self.fresh("scale")
-            self.line(f"{scale} = tl.exp({name} - {name}_safe)")
+            self.line(f"{scale} = tl.{power}({name} - {name}_safe)")
             self.line(f"{name} = {name}_new")
             inner.known[e] = Tile(f"{name}_safe", kept, self.wide)
-        self.line(
-            f"{name} = tl.full({self.sizes(kept)}, float('-inf'), {TRITON[self.wide]})"
-            if kept
-            else f"{name} = float('-inf')",
-            outer,
-        )
+        if outer is not None:
+            self.line(self._started(name, kept, "max"), outer)
         return (lambda: Tile(name, kept, self.wide)), Tile(scale, kept, self.wide)
 
-    def _accumulate(self, e: Expr, axis: Axis, inner: Scope, outer: Scope, scale: Tile | None) -> Callable[[], Tile]:
-        monoid, name = e.value[0], self.fresh("acc")
+    def _started(self, name: str, dims: Sequence[str], monoid: str) -> str:
+        """The line that starts an accumulator with the neutral element."""
+        fill = _NEUTRAL[monoid]
+        return f"{name} = tl.full({self.sizes(dims)}, {fill}, {TRITON[self.wide]})" if dims else f"{name} = {fill}"
+
+    def _accumulate(
+        self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None, scale: Tile | None
+    ) -> Callable[[], Tile]:
+        monoid = e.value[0]
         dot = self.shape.dots.get(e)
         dim = self.dim_of(axis)
         with self.inside(inner):
@@ -538,7 +559,8 @@ class _Emitter:
                 tile = self.dot(e, dot, start)
                 if tile is not None:
                     self.line(f"{name} = {tile.text}")
-                    self.line(f"{name} = tl.zeros({self.sizes(tile.dims)}, tl.float32)", outer)
+                    if outer is not None:
+                        self.line(f"{name} = tl.zeros({self.sizes(tile.dims)}, tl.float32)", outer)
                     return lambda: Tile(name, tile.dims, "float32")
             body = self.floated(e.args[0])
             text = self.neutral(e, body, dim)
@@ -554,10 +576,8 @@ class _Emitter:
             else:
                 self.line(f"{name} = {_COMBINE[monoid].format(name, text)}")
                 held = body.dims
-        fill = _NEUTRAL[monoid]
-        self.line(
-            f"{name} = tl.full({self.sizes(held)}, {fill}, {TRITON[self.wide]})" if held else f"{name} = {fill}", outer
-        )
+        if outer is not None:
+            self.line(self._started(name, held, monoid), outer)
         if held == kept:
             return lambda: Tile(name, kept, self.wide)
 
@@ -567,30 +587,36 @@ class _Emitter:
 
         return final
 
-    def bounds(self, ready: Sequence[Expr], axis: Axis) -> tuple[str, str]:
-        """First and last position of a loop: where a mask makes every body neutral beyond a bound, it ends there."""
+    def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
+        """(first position, last position, masks that change nothing there) of the loops over an axis. Where a mask makes
+        every body neutral beyond a bound, the loop ends there; a causal mask is left out of all tiles but the last ones."""
         maxima = [e for e in ready if e.value[0] == "max"]
         if not maxima or any(e not in maxima and rolled(e, axis) not in maxima for e in ready):
-            return "0", str(axis.size)
-        lows: list[set[Index]] = []
-        highs: list[set[Index]] = []
-        for e in maxima:
-            low, high = set(), set()
-            for room in _allowed(e.args[0]):  # the element counts where room >= 0
-                c = room.coefficient(axis)
-                rest = room - index(axis) * c
-                if axis in rest.axes or not rest.axes <= self.scope.bound:
-                    continue
-                if c == -1:
-                    high.add(rest)
-                elif c == 1:
-                    low.add(rest * -1)
-            lows.append(low)
-            highs.append(high)
+            return [("0", str(axis.size), {})]
+        found = [self._rooms(e, axis) for e in maxima]
         step = self.block[axis.name]
-        first = [f"tl.maximum({self._extreme(i, 'min')}, 0) // {step} * {step}" for i in set.intersection(*lows)]
-        last = [f"tl.minimum({self._extreme(i, 'max')} + 1, {axis.size})" for i in set.intersection(*highs)]
-        return (first or ["0"])[0], (last or [str(axis.size)])[0]
+        lows, highs = (
+            set.intersection(*({r.rest for r in rooms if r.side == side} for rooms in found)) for side in (1, -1)
+        )
+        first = [f"tl.maximum({self._extreme(i * -1, 'min')}, 0) // {step} * {step}" for i in lows][:1] or ["0"]
+        last = [f"tl.minimum({self._extreme(i, 'max')} + 1, {axis.size})" for i in highs][:1] or [str(axis.size)]
+        masks = {r.mask: r.kept for rooms in found for r in rooms}
+        if lows or len(highs) != 1 or len(masks) != len(maxima) or axis.size <= step:
+            return [(first[0], last[0], {})]
+        (bound,) = highs
+        free = self.fresh("free")
+        self.line(f"{free} = tl.minimum({self._extreme(bound, 'min')} + 1, {axis.size}) // {step} * {step}")
+        return [("0", free, masks), (free, last[0], {})]
+
+    def _rooms(self, e: Expr, axis: Axis) -> list[Room]:
+        """The masks on a maximum's body that bound an axis from one side."""
+        found = []
+        for room, mask, kept in _allowed(e.args[0]):
+            side = room.coefficient(axis)
+            rest = room - index(axis) * side
+            if side in (1, -1) and axis not in rest.axes and rest.axes <= self.scope.bound:
+                found.append(Room(rest, side, mask, kept))
+        return found
 
     def _extreme(self, at: Index, side: str) -> str:
         tile = self.position(at)
@@ -751,7 +777,7 @@ def rolled(e: Expr, axis: Axis) -> Expr | None:
         inside = [x for x in walk([f]) if x.op == "reduce" and x.axis == axis]
         if not inside:
             continue
-        if found is not None or f.op != "exp" or f.args[0].op != "sub":
+        if found is not None or f.op not in ("exp", "exp2") or f.args[0].op != "sub":
             return None
         a, m = f.args[0].args
         if (
@@ -767,8 +793,18 @@ def rolled(e: Expr, axis: Axis) -> Expr | None:
     return found
 
 
-def _allowed(e: Expr) -> list[Index]:
-    """Indices that are not negative wherever the value can be other than -inf."""
+@dataclass(frozen=True)
+class Room:
+    """A mask keeps the elements of an axis where `rest + side * axis >= 0`; there it is `kept`."""
+
+    rest: Index
+    side: int
+    mask: Expr
+    kept: Expr
+
+
+def _allowed(e: Expr) -> list[tuple[Index, Expr, Expr]]:
+    """(index that is not negative wherever the value can be other than -inf, the `where` that says so, what it is there)."""
     if e.op == "add":
         return [*_allowed(e.args[0]), *_allowed(e.args[1])]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
@@ -778,9 +814,9 @@ def _allowed(e: Expr) -> list[Index]:
     c, x, y = e.args
     lost = (x.op == "const" and x.value == -math.inf, y.op == "const" and y.value == -math.inf)
     if lost == (True, False):
-        return [*_true(c, False), *_allowed(y)]
+        return [*((i, e, y) for i in _true(c, False)), *_allowed(y)]
     if lost == (False, True):
-        return [*_true(c, True), *_allowed(x)]
+        return [*((i, e, x) for i in _true(c, True)), *_allowed(x)]
     return []
 
 

@@ -171,7 +171,7 @@ def _streamed(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
                     min(share, resident)
                     * tile
                     * width
-                    * (min(stages - 1, main.size // split // k) if shape.rows else 1)
+                    * (max(1, min(stages - 1, main.size // split // k)) if shape.rows else 1)
                 )
                 busy = -(-share // resident) * resident / share if share > resident else -(-share // 1) / share
                 reread = tiles * m * main.size * width
@@ -221,7 +221,9 @@ def _attention(kernel: Kernel, shape: Shape) -> Ranked:
                 )  # fmt: skip
                 schedule = {"m": m, "n": n, "warps": warps, "stages": stages}
                 schedule |= {f"k{i}": k if a == main else max(16, padded(a.size)) for i, a in enumerate(shape.inner)}
-                yield schedule | ({"split": split, "join": 1} if split > 1 else {}), rank
+                yield schedule | ({"split": split} if split > 1 else {}), rank
+                if split > 1:
+                    yield schedule | {"split": split, "join": 1}, rank + 0.05 * split
 
 
 def _single(kernel: Kernel) -> bool:
