@@ -371,12 +371,34 @@ def _halves(call: Call) -> bool:
     return floats(call) <= set(HALVES)
 
 
+def _all_but_weight(condition: Applies) -> Applies:
+    """The condition and one dtype for everything but the weight, which takes the image's when it is loaded: the weights of
+    a 1x1 convolution lie in float32 (their rows are one element long)."""
+
+    def fits(call: Call) -> bool:
+        others = {n: o for n, o in call.operands.items() if n != "w"}
+        return uniform(replace(call, operands=others)) and condition(call)
+
+    return fits
+
+
+def _weight_as(text: str) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        return text.format(w=call.names["w"], x=f"torch.{call.operands['x'].type.dtype}")
+
+    code.__qualname__ = f"weight[{text}]"
+    return code
+
+
 def _convolutions() -> list[Template]:
     base = both(_FLOAT, _symmetric, _channel_bias)
     dense: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": base}
+    weights: dict[str, Any] = {**dense, "prep": {"w": _weight_as("{w}.to({x})")}, "applies": _all_but_weight(base)}
+    weights |= {"mixed": True}
     last: dict[str, Any] = {
-        "family": "conv", "dense": ("w", "b"), "prep": {"w": "channels_innermost({w})"}, "setup": ("channels_innermost",),
-        "layout": channels_last, "applies": both(base, _planar, _one_block, _clear),
+        **weights, "prep": {"w": _weight_as("channels_innermost({w}, {x})")}, "setup": ("channels_innermost",),
+        "dense": ("w", "b"), "layout": channels_last,
+        "applies": both(weights["applies"], _planar, _one_block, _clear),
     }  # fmt: skip
     found = [
         row("conv_uneven", f"conv(x, w, {_GEOMETRY})", _uneven_conv, setup=("padded_conv",), family="conv", dense=("*",),
@@ -386,9 +408,11 @@ def _convolutions() -> list[Template]:
         for tuned in (False, True):
             how = "_tuned" if tuned else ""
             found.append(row(f"conv{suffix}{how}", pattern, _conv_code(tuned, bias), **dense))
+            narrowing = {**weights, "applies": both(weights["applies"], lambda c: not uniform(c))}
+            found.append(row(f"conv{suffix}_weights{how}", pattern, _conv_code(tuned, bias), **narrowing))
             found.append(row(f"conv{suffix}_last{how}", pattern, _conv_code(tuned, bias), **last))
         if bias:
-            fused = {**last, "applies": both(last["applies"], _halves)}
+            fused = {**last, "applies": both(last["applies"], lambda c: c.output.type.dtype in HALVES)}
             found.append(row("conv_bias_relu_last", f"relu({pattern})", _fused_conv(False), **fused))
             for side, form in (("", f"{pattern} + r"), ("_left", f"r + ({pattern})")):
                 style = {**fused, "applies": both(fused["applies"], _residual_last)}
@@ -447,7 +471,8 @@ def _lines(call: Call) -> bool:
     """Rows of 16-bit numbers in one piece, of a width that the fused kernels have."""
     inputs = [call.operands[n] for n in "qkv"]
     widths = {_shape(o)[-1] for o in inputs}
-    return _halves(call) and all(o.strides[-1] == 1 for o in inputs) and len(widths) == 1 and max(widths) <= 256
+    fit = len(widths) == 1 and max(widths) <= 256 and max(widths) % 8 == 0
+    return _halves(call) and fit and all(o.strides[-1] == 1 for o in inputs)
 
 
 def heads_inside(call: Call) -> Strides:

@@ -100,9 +100,9 @@ def padded_conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups:
     return torch._convolution(wide, w, None, strides, zeros, dilations, False, zeros, groups, False, False, True, False)
 
 
-def channels_innermost(w: Any) -> Any:
+def channels_innermost(w: Any, dtype: Any) -> Any:
     """w[N, C, H, W] with its channels innermost in memory, and strides that say so even where axes are 1."""
-    return torch.empty_like(w, memory_format=torch.channels_last).copy_(w)
+    return torch.empty_like(w, dtype=dtype, memory_format=torch.channels_last).copy_(w)
 
 
 def rotated(x: Any, cos: Any, sin: Any) -> Any:

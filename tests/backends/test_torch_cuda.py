@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tensor_graphs.backends.exchange import tensor_of
+from tensor_graphs.backends.gpu_operands import place
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.sample import sample
 from tensor_graphs.backends.single import compiled, expected, laid, random_values
@@ -22,6 +24,8 @@ CUDA = backend("torch_cuda")
 KERNELS = [t for t in CUDA.templates if t.family != "view"]
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
 
+NAMED = ("_flash", "_cudnn", "_efficient")  # attention kernels that are asked for by name
+
 #: Kernels that Torch has on a GPU only, or with another meaning on the CPU: never tried here.
 GPU_ONLY = {t.name: "cuDNN's fused convolution" for t in KERNELS if "relu_last" in t.name}
 GPU_ONLY |= {t.name: "not for the CPU" for t in KERNELS if "_cudnn" in t.name or "_efficient" in t.name}
@@ -33,6 +37,8 @@ GPU_ONLY |= {
 def call_of(template: Template, seed: int) -> Call | None:
     """A call of some dtype; every other one with its float32 values stored as in a 16-bit model, or mixed at random."""
     rng = random.Random(f"{template.name}-{seed}")
+    if template.name.endswith(NAMED) or template.name.removesuffix("_rows").endswith(NAMED):
+        return heads(template, seed)
     if "wide" not in template.name and "_cast" not in template.name and seed % 2 == 0:
         for dtype in (*rng.sample(("float32", "bfloat16", "float16", "float64"), 4), "int64"):
             found = sample(template, seed, dtype, attempts=300)
@@ -53,6 +59,26 @@ def call_of(template: Template, seed: int) -> Call | None:
     return None
 
 
+def heads(template: Template, seed: int) -> Call | None:
+    """A call of attention with heads of a width that the fused kernels have."""
+    bare = replace(template, applies=None, layout=None)
+    for attempt in range(200):
+        call = sample(bare, 1000 * seed + attempt, "bfloat16", attempts=50)
+        if call is None:
+            continue
+        shapes = {n: (*o.type.shape[:-1], o.type.shape[-1] if n == "m" else 16) for n, o in call.operands.items()}
+        kinds = {n: replace(call.operands[n].type, shape=s) for n, s in shapes.items()}
+        out = replace(call.output.type, shape=(*call.output.type.shape[:-1], 16))
+        found = Call(
+            {n: Operand(k, contiguous(k.shape)) for n, k in kinds.items()},
+            Operand(out, contiguous(out.shape)),
+            call.attrs,
+        )
+        if template.applies(found):
+            return replace(found, output=Operand(out, template.layout(found))) if template.layout else found
+    return None
+
+
 def stored(call: Call, rng: random.Random) -> Call:
     """float32 operands and results in bfloat16: those of rows as storage has it, or any."""
     free = rng.random() < 0.5
@@ -64,23 +90,30 @@ def stored(call: Call, rng: random.Random) -> Call:
     return replace(call, operands={n: kind(o) for n, o in call.operands.items()}, output=kind(call.output))
 
 
-@pytest.mark.parametrize("template", [t for t in KERNELS if t.name not in GPU_ONLY], ids=lambda t: t.name)
-def test_kernel_computes_its_pattern(template: Template) -> None:
+NO_GPU = CUDA.unavailable()
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "there is a GPU")]
+CASES = [pytest.param(t, "cpu", id=t.name) for t in KERNELS if t.name not in GPU_ONLY]
+CASES += [pytest.param(t, "cuda", id=f"gpu-{t.name}", marks=ON_GPU) for t in KERNELS]
+
+
+@pytest.mark.parametrize(("template", "device"), CASES)
+def test_kernel_computes_its_pattern(template: Template, device: str) -> None:
     tried = 0
     for seed in range(4):
         call = call_of(template, seed)
         if call is None:
             continue
         tried += 1
-        check(template, call, seed)
+        check(template, call, seed, device)
     assert tried, "no call found that this kernel accepts"
 
 
-def check(template: Template, call: Call, seed: int) -> None:
+def check(template: Template, call: Call, seed: int, device: str = "cpu") -> None:
     """Value, dtype and layout of a kernel's answer."""
     rng = np.random.default_rng(seed)
     operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
-    got = compiled(template, call, "cpu")(operands)()[0]
+    placed = {n: place(tensor_of(a), call.operands[n], device) for n, a in operands.items()}
+    got = compiled(template, call, device)(placed)()[0].cpu()
     kind = call.output.type
     assert tuple(got.shape) == kind.shape and str(got.dtype) == f"torch.{kind.dtype}"
     assert all(a == b for a, b, d in zip(got.stride(), call.output.strides, got.shape) if d != 1)
@@ -137,7 +170,6 @@ def _fits(template: Template, call: Call) -> bool:
 @pytest.mark.parametrize("template", KERNELS[::6], ids=lambda t: t.name)
 def test_a_kernel_alone_is_the_same_text(template: Template) -> None:
     """What is measured (kernel_text) is what a program runs."""
-    from tensor_graphs.backends.exchange import tensor_of
     from tensor_graphs.backends.kernel_text import kernel_text, module_of
 
     call = next((found for seed in range(8) if (found := call_of(template, seed))), None)
