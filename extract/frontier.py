@@ -28,6 +28,7 @@ STATES = 60_000
 
 Label = tuple[float, int, int]  # cost so far, the label it came from, the row that resolved it
 Bucket = dict[int, Label]
+States = dict[int, list[tuple[float, int]]]  # state -> (cost, state afterwards) of each move
 
 
 @dataclass(frozen=True)
@@ -211,46 +212,49 @@ class Relaxed:
 
     def of(self, need: int) -> float:
         """Lower bound on completing a label."""
-        for depth in range(self.depth, 0, -1):
-            found = self.table.get(last_bits(need, depth))
+        state = last_bits(need, self.depth)
+        while state:
+            found = self.table.get(state)
             if found is not None:
                 return found
+            state &= state - 1  # the table of one class less
         return 0.0
 
-    def _reachable(self, start: int, depth: int) -> list[set[int]] | None:
-        buckets: list[set[int]] = [set() for _ in self.moves]
+    def _reachable(self, start: int, depth: int) -> list[States] | None:
+        """The states of one depth by last class, each with its moves; None if there are too many."""
+        buckets: list[States] = [{} for _ in self.moves]
         state = last_bits(start, depth)
-        buckets[state.bit_length() - 1].add(state)
+        buckets[state.bit_length() - 1][state] = []
         count = 0
         for v in range(len(self.moves) - 1, -1, -1):
             count += len(buckets[v])
             if count > STATES:
                 return None
-            for state in buckets[v]:
+            moves = [(price, mask) for price, mask, _ in self.moves[v]]
+            for state, steps in buckets[v].items():
                 rest = state ^ (1 << v)
-                for _, mask, _ in self.moves[v]:
+                for price, mask in moves:
                     after = last_bits(rest | mask, depth)
+                    steps.append((price, after))
                     if after:
-                        buckets[after.bit_length() - 1].add(after)
+                        buckets[after.bit_length() - 1].setdefault(after, [])
         return buckets
 
-    def _solve(self, buckets: list[set[int]]) -> None:
-        depth = self.depth
+    def _solve(self, buckets: list[States]) -> None:
         table: dict[int, float] = {0: 0.0}
-        for v, states in enumerate(buckets):
-            for state in states:
-                rest = state ^ (1 << v)
-                best = math.inf
-                for price, mask, _ in self.moves[v]:
-                    total = price + table[last_bits(rest | mask, depth)]
-                    if total < best:
-                        best = total
-                table[state] = best
+        for states in buckets:
+            for state, steps in states.items():
+                table[state] = min([price + table[after] for price, after in steps], default=math.inf)
         self.table.update(table)
 
 
 def last_bits(mask: int, count: int) -> int:
     """The `count` highest set bits."""
+    extra = mask.bit_count() - count
+    if extra <= count:  # most often one or two too many: drop the lowest
+        for _ in range(extra):
+            mask &= mask - 1
+        return mask
     rest = mask
     for _ in range(count):
         if not rest:
