@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Status = Literal["proved", "tested", "refuted", "unknown"]
+STATUSES: tuple[Status, ...] = ("proved", "tested", "refuted", "unknown")
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1.0, -1.0, 3.0e38, 2.0, 0.5)
 PLAIN_SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5)
 STYLES = ("plain", "zeros", "positive", "wide")

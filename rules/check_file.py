@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from ..egraph.ops import OPS
 from ..egraph.rule import Rule
 from ..errors import RuleError
-from .check import Verdict
+from .check import STATUSES, Verdict
 from .check import verdict as own_verdict
 from .tensat import TextRule, blank, is_text, paired, parse_line
 from .text_check import check_text
 
 SAMPLES = 16
-STATUSES = ("proved", "tested", "refuted", "unknown")
 _ARROW = re.compile(r"<=>|<->|=>|->")
 _NAMED = re.compile(r"\s*([A-Za-z][\w-]*)\s*:\s*(?=\S)")
 _GUARDS = re.compile(r"\s(?:if|when)\s")

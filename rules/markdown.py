@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..egraph.rule import Rule
-from .check import check
+from . import verdicts
 
 _HEAD = """# Rewrite rules
 
@@ -19,8 +19,10 @@ _HEAD = """# Rewrite rules
 
 - **growth**: a rule `collects` (the result is smaller), `rearranges` or `expands`.
 - **exact**: equal bit by bit on every float, NaN, infinities and -0.0 included. Others hold over the reals.
-- **verdict**: `tested` is sampling of types, values and shapes without a counterexample (see `rules/check.py`), not a
-  proof; the brackets count instances, evaluations modulo two primes, in float64, and bit by bit.
+- **verdict**: `proved` holds for all sizes and ranks (SMT, see `rules/smt.py` for its scope, and random evaluation modulo
+  primes that errs with a chance below 2^-60); `tested` is sampling of types, values and shapes without a counterexample
+  (`rules/check.py`). The verdicts are stored by `python -m tensor_graphs.rules.verdicts`; `tensor-graphs rules check FILE`
+  gives them for rules of a file.
 - **proofs only** families are not in force on models: they serve `rules derive` and `equivalent` (rules/normal.py).
 - *shortcut* marks rules that others derive, kept because they save rounds.
 """
@@ -35,10 +37,7 @@ def _sides(side: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _row(rule: Rule, samples: int) -> str:
-    verdict = check(rule, samples=samples)
-    counts = (
-        [part.split()[0] for part in verdict.detail.split(", ")] if verdict.status == "tested" else [verdict.detail]
-    )
+    found = verdicts.of(rule, samples=samples)
     cells = [
         f"{rule.name}{' *(shortcut)*' if rule.shortcut else ''}",
         _code(_sides(rule.left)),
@@ -47,7 +46,7 @@ def _row(rule: Rule, samples: int) -> str:
         _code(rule.when),
         rule.growth,
         "exact" if rule.exact else "",
-        f"{verdict.status} ({', '.join(counts)})",
+        found.status,
         rule.doc.replace("|", "\\|"),
     ]
     return f"| {' | '.join(cells)} |"
@@ -58,6 +57,7 @@ def table_markdown(rules: Sequence[Rule], *, samples: int = 6) -> str:
     families = list(dict.fromkeys(r.family for r in rules))
     one_way = sum(len(r.directions) for r in rules)
     parts = [_HEAD.format(rules=len(rules), one_way=one_way, families=len(families))]
+    parts.append("\n## Verdicts\n\n" + verdicts.table(rules))
     for family in families:
         parts += [f"\n## {family.capitalize()}{_note(rules, family)}\n", "| rule | left | | right | when | growth | exact | verdict | meaning |",
                   "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip

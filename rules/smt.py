@@ -267,8 +267,11 @@ class _World:
         start, stop, step = attrs["start"], attrs["stop"], attrs["step"]
         facts.said += [start >= 0, start <= stop, stop <= x.shape[axis], step >= 1]
         size = stop - start if isinstance(step, int) and step == 1 else (stop - start + step - 1) / step
-        where = lambda i: [*i[:axis], start + step * i[axis], *i[axis + 1 :]]
-        return Sym(_put(x.shape, axis, size), x.dtype, lambda i: x.at(where(i)), x.boolean)
+
+        def at(i: Sequence[Any]) -> Any:
+            return x.at([*i[:axis], start + step * i[axis], *i[axis + 1 :]])
+
+        return Sym(_put(x.shape, axis, size), x.dtype, at, x.boolean)
 
     def _flip(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
         (x,), axis = args, self.axis(args[0], attrs)

@@ -47,7 +47,7 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="say more on stde
 Seed = Annotated[int, typer.Option(help="seed of the verification inputs")]
 Nodes = Annotated[int, typer.Option(help="e-node limit of each block")]
 Iterations = Annotated[int, typer.Option(help="iteration limit of each block")]
-Beam = Annotated[int, typer.Option(help="e-nodes kept per e-class and iteration; 0: the cost guard alone")]
+Beam = Annotated[int | None, typer.Option(help="e-nodes per e-class that are rewritten further; 0: all; by default 4")]
 
 
 # ---------------------------------------------------------------- output and errors
@@ -154,7 +154,8 @@ def optimize(
     tolerance: ToleranceOption = "eager", costdb: CostDb = None,
     verify: Annotated[bool, typer.Option(help="check the result against a float64 run of the original")] = True,
     measure: Annotated[bool, typer.Option(help="time kernels that the store does not know")] = True,
-    seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = 0,
+    seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None,
+    memory_limit: Annotated[float | None, typer.Option(help="bytes that the values kernels write may take together")] = None,
     report: Annotated[Path | None, typer.Option(help="write an HTML report here")] = None,
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
@@ -169,6 +170,7 @@ def optimize(
         program = pipeline.optimize(
             model, dims=_sizes(dim), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
             verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
+            memory_limit=memory_limit,
         )  # fmt: skip
         folder = program.save(output or default_output(model))
     found = program.report
@@ -188,7 +190,7 @@ def default_output(model: str) -> Path:
 def saturate(
     model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="egraph JSON to write (.json or .json.gz)")],
     dim: Dims = None, backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None,
-    nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = 0, trust_model: Trust = False,
+    nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, trust_model: Trust = False,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Write the saturated e-graph with its candidate kernels: the first half of optimize."""
@@ -437,16 +439,65 @@ def _text(file: Path) -> str:
         raise UsageError("this is no text", where=str(file), hint="one rule per line, in UTF-8") from None
 
 
+@rules_app.command("synthesize")
+def rules_synthesize(
+    ops: Annotated[str, typer.Option(help="ops and numbers, separated by commas: matmul,add,transpose,concat,split,relu,0")],
+    size: Annotated[int, typer.Option(help="ops in the larger side of a rule")] = 2,
+    variables: Annotated[int, typer.Option(help="tensor variables to build terms of, 1 to 4")] = 3,
+    broadcast: Annotated[bool, typer.Option("--broadcast", help="also a row, a column and a single number")] = False,
+    time_limit: Annotated[float, typer.Option(help="seconds for the search; what was found is kept")] = 600.0,
+    seed: Annotated[int, typer.Option(help="seed of the values that terms are compared on")] = 0,
+    compare: Annotated[Path | None, typer.Option(help="rules of which to say how many the found ones alone derive")] = None,
+    pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of that file are one rule")] = False,
+    output: Out = None, as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Find rules over chosen ops by enumerating terms: tested, general, none derivable from the others."""
+    from types import SimpleNamespace
+
+    from .egraph.worker import Pool
+    from .rules import ALL, check_file, derive_file
+    from .rules.synthesize import synthesize
+
+    names = tuple(op.strip() for op in ops.split(",") if op.strip())
+    lines = check_file.read(_text(compare), pairs=pairs) if compare is not None else []
+    console, progress = Console(verbose, quiet=as_json and not verbose), SimpleNamespace(stopped=False)
+    with interruptible(progress), console.live():
+        found = synthesize(
+            names, size, variables=variables, seed=seed, broadcast=broadcast, base=ALL, time_limit=time_limit,
+            say=lambda text: console.say("synthesize", text), stop=lambda: bool(progress.stopped),
+        )  # fmt: skip
+        if output is not None:
+            output.write_text(found.text(), encoding="utf-8")
+        document = found.to_json()
+        text = found.text()
+        if lines and not progress.stopped:
+            pool = Pool(os.cpu_count() or 1)
+            try:
+                derived = list(derive_file.derive_all(lines, pool, ours=found.rules))
+            finally:
+                pool.close()
+            document["compared"] = {"rules": [d.to_json() for d in derived], "counts": derive_file.counts(derived)}
+            text += f"\n# derives {sum(d.derived for d in derived)} of {len(derived)} rules of {compare}\n"
+    if output is not None:
+        document["output"] = str(output)
+    stopped = Interrupted("stopped on request; what was found so far was kept", where=str(output or ""))
+    return Answer(document, text, stopped if progress.stopped else None)
+
+
 @rules_app.command("list")
 def rules_list(as_json: Json = False) -> Answer:
-    """Every rewrite rule."""
-    from .rules import ALL
+    """Every rewrite rule, with what is known of its truth."""
+    from .rules import ALL, verdicts
 
+    found = [verdicts.of(r) for r in ALL]
     rows = [
         {"name": r.name, "family": r.family, "left": r.left, "right": r.right, "when": list(r.when), "growth": r.growth,
-         "exact": r.exact, "both": r.both, "shortcut": r.shortcut, "doc": r.doc} for r in ALL
+         "exact": r.exact, "both": r.both, "shortcut": r.shortcut, "doc": r.doc, "verdict": v.status, "detail": v.detail}
+        for r, v in zip(ALL, found)
     ]  # fmt: skip
-    return Answer({"rules": rows}, "\n".join(f"{r['family']:>16}  {r['name']:<34} {r['doc']}" for r in rows))
+    counts = {s: sum(v.status == s for v in found) for s in verdicts.STATUSES}
+    text = "\n".join(f"{r['family']:>16}  {r['name']:<34} {r['verdict']:<8} {r['doc']}" for r in rows)
+    return Answer({"rules": rows, "counts": counts}, text)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,0 +1,71 @@
+"""The verdicts on our own rules, as found by the last run, so that listing the rules takes no time.
+
+    python -m tensor_graphs.rules.verdicts        checks every rule and writes verdicts.json beside this file; a few minutes
+
+A verdict is stored under the rule's text, conditions and claims: a rule that was changed or added since is checked when it
+is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from ..egraph.rule import Rule
+from .check import STATUSES, Status, Verdict, verdict
+
+FILE = Path(__file__).with_name("verdicts.json")
+SAMPLES = 24
+
+
+def key(rule: Rule) -> str:
+    """What a verdict depends on: sides, conditions, directions, and whether the rule claims to be exact."""
+    said = json.dumps([rule.left, rule.right, rule.when, rule.both, rule.exact])
+    return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+
+
+@cache
+def stored() -> dict[str, Verdict]:
+    """Stored verdicts by key; empty if the file is missing or damaged."""
+    try:
+        found = json.loads(FILE.read_text(encoding="utf-8"))
+        return {k: Verdict(v["status"], v["detail"]) for k, v in found.items() if v["status"] in STATUSES}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def of(rule: Rule, *, samples: int = 6) -> Verdict:
+    """The stored verdict, or one found now from fewer instances."""
+    return stored().get(key(rule)) or verdict(rule, samples=samples)
+
+
+def table(rules: Sequence[Rule]) -> str:
+    """Markdown: how many rules of each family have each verdict."""
+    families = list(dict.fromkeys(r.family for r in rules))
+    rows = [(f, [of(r).status for r in rules if r.family == f]) for f in families]
+    rows.append(("**all**", [s for _, found in rows for s in found]))
+    lines = [f"| family | rules | {' | '.join(STATUSES)} |", "|---" * (len(STATUSES) + 2) + "|"]
+    lines += [f"| {f} | {len(found)} | {' | '.join(str(found.count(s)) for s in STATUSES)} |" for f, found in rows]
+    return "\n".join(lines) + "\n"
+
+
+def update(rules: Iterable[Rule], say: Callable[[str], None] = print) -> dict[str, Status]:
+    """Check every rule and write the file; statuses by rule name."""
+    found, statuses = {}, {}
+    for rule in rules:
+        seen = verdict(rule, samples=SAMPLES)
+        found[key(rule)] = {"rule": rule.name, "status": seen.status, "detail": seen.detail}
+        statuses[rule.name] = seen.status
+        say(f"{seen.status:>8}  {rule.name}")
+    FILE.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    stored.cache_clear()
+    return statuses
+
+
+if __name__ == "__main__":
+    from . import ALL
+
+    update(ALL)

@@ -1,0 +1,394 @@
+"""Verdicts on files of rules: right ones are accepted, wrong ones refuted, nothing false is proved."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensor_graphs.cli import run
+from tensor_graphs.egraph.rule import Rule
+from tensor_graphs.errors import RuleError
+from tensor_graphs.rules import ALL, smt, verdicts
+from tensor_graphs.rules.check import verdict as own_verdict
+from tensor_graphs.rules.check_file import check_all, counts, parse_own, read, verdict
+from tensor_graphs.rules.field import PRIMES, agreement, modular, weight
+from tensor_graphs.rules.symbolic import proves
+from tensor_graphs.rules.text_shapes import SCOPES, typings
+
+SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
+needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="the samples of Tensat's rules are not here")
+
+RIGHT = """\
+(transpose (transpose ?input_1))=>?input_1
+(transpose (matmul 0 ?input_1 ?input_4))=>(matmul 0 (transpose ?input_4) (transpose ?input_1))
+(smul (matmul 0 ?input_1 ?input_4) ?input_20)=>(matmul 0 ?input_1 (smul ?input_4 ?input_20))
+(smul (smul ?input_1 ?input_20) ?input_21)=>(smul ?input_1 (smul ?input_20 ?input_21))
+(smul (concat 1 4 ?input_7 ?input_8) ?input_20)=>(concat 1 4 (smul ?input_7 ?input_20) (smul ?input_8 ?input_20))
+(conv2d 1 1 0 2 (smul ?input_7 ?input_20) ?input_10)=>(conv2d 1 1 0 2 ?input_7 (smul ?input_10 ?input_20))
+(conv2d 1 1 0 0 ?input_7 (Iconv 3 3))=>?input_7
+(conv2d 2 1 1 0 ?input_7 (Cpool 3 3))=>(poolavg 3 3 2 1 1 ?input_7)
+(poolavg 3 3 1 1 0 (Iconv 3 3))=>(Cpool 3 3)
+(matmul 0 ?input_1 Imatmul)=>?input_1
+(matmul 0 Imatmul ?input_1)=>?input_1
+(ewmul ?input_1 Iewmul)=>?input_1
+(transpose Imatmul)=>Imatmul
+(conv2d 2 2 0 2 ?input_7 ?input_10)=>(conv2d 2 2 0 2 ?input_7 (enlarge 3 3 ?input_10))
+(concat 1 4 (poolmax 3 3 2 2 0 ?input_7) (poolmax 3 3 2 2 0 ?input_8))=>(poolmax 3 3 2 2 0 (concat 1 4 ?input_7 ?input_8))
+(concat 0 4 (poolavg 3 3 1 1 1 ?input_7) (poolavg 3 3 1 1 1 ?input_8))=>(poolavg 3 3 1 1 1 (concat 0 4 ?input_7 ?input_8))
+(concat 0 4 (enlarge 3 3 ?input_10) (enlarge 3 3 ?input_11))=>(enlarge 3 3 (concat 0 4 ?input_10 ?input_11))
+(transpose (concat 0 2 ?input_1 ?input_2))=>(concat 1 2 (transpose ?input_1) (transpose ?input_2))
+(concat 1 2 (split_0 (split 1 ?x)) (split_1 (split 1 ?x)))=>?x
+(ewadd (conv2d 1 1 0 0 ?input_7 ?input_10) ?input_7)=>(conv2d 1 1 0 0 ?input_7 (ewadd ?input_10 (Iconv 3 3)))
+(relu (poolmax 3 3 2 2 0 ?input_7))=>(poolmax 3 3 2 2 0 (relu ?input_7))
+(matmul 3 ?input_1 ?input_4)=>(tanh (matmul 0 ?input_1 ?input_4))
+(transpose (ewmul ?x ?y) 0_2_1 1)=>(ewmul (transpose ?x 0_2_1 1) (transpose ?y 0_2_1 1))
+(conv2d 1 1 0 0 ?input_7 (merge ?input_10 2))=>(conv2d 1 1 0 0 ?input_7 ?input_10)
+matmul(transpose(b),transpose(a))==transpose(matmul(a,b))
+"""
+
+#: Each is a right rule with one thing changed, so that it fails somewhere at shapes where both sides have types, or has none.
+WRONG = """\
+(matmul 0 (matmul 0 ?a ?b) ?c)=>(matmul 0 ?a (matmul 0 ?c ?b))
+(transpose (matmul 0 ?a ?b))=>(matmul 0 (transpose ?a) (transpose ?b))
+(transpose ?a)=>?a
+(relu (conv2d 1 1 0 0 ?x ?w))=>(conv2d 1 1 0 3 ?x ?w)
+(matmul 2 ?a ?b)=>(matmul 0 ?a ?b)
+(matmul 2 (matmul 2 ?a ?b) ?c)=>(matmul 2 ?a (matmul 2 ?b ?c))
+(conv2d 1 1 0 0 ?x ?w)=>(conv2d 1 1 1 0 ?x ?w)
+(conv2d 1 1 0 0 ?x ?w)=>(conv2d 2 2 0 0 ?x ?w)
+(conv2d 1 1 1 0 ?x ?w)=>(conv2d 1 1 1 0 ?x (enlarge 3 3 ?w))
+(concat 0 2 ?a ?b)=>(concat 1 2 ?a ?b)
+(concat 0 2 ?a ?b)=>(concat 0 2 ?b ?a)
+(ewadd (matmul 0 ?a ?b) (matmul 0 ?c ?d))=>(matmul 0 (concat 1 2 ?c ?a) (concat 0 2 ?b ?d))
+(ewadd (matmul 0 ?a ?b) (matmul 0 ?c ?d))=>(matmul 0 (concat 0 2 ?a ?c) (concat 1 2 ?b ?d))
+(relu ?a)=>(split_1 (split 1 (relu (concat 1 2 ?a ?b))))
+(relu ?a)=>(split_0 (split 0 (relu (concat 1 2 ?a ?b))))
+(split_0 (split 1 (concat 1 2 (concat 1 2 ?a ?b) ?c)))=>?a
+(relu (concat 1 4 ?x (conv2d 1 1 0 0 ?y ?w)))=>(concat 1 4 ?x (conv2d 1 1 0 2 ?y ?w))
+(concat 1 4 (conv2d 1 1 0 0 ?x ?w) (conv2d 1 1 0 0 ?x ?v))=>(conv2d 1 1 0 0 ?x (concat 0 4 ?v ?w))
+(concat 1 4 (conv2d 1 1 0 0 ?x ?w) (conv2d 1 1 0 0 ?y ?v))=>(conv2d 1 1 0 0 (concat 1 4 ?y ?x) (concat 0 4 ?w ?v))
+(poolmax 3 3 1 1 0 ?x)=>(poolavg 3 3 1 1 0 ?x)
+(poolmax 3 3 1 1 0 ?x)=>(poolmax 3 5 1 1 0 ?x)
+(relu (poolavg 3 3 1 1 0 ?x))=>(poolavg 3 3 1 1 0 (relu ?x))
+(conv2d 1 1 0 0 ?x (Cpool 3 3))=>?x
+(conv2d 1 1 0 0 ?x (Cpool 3 3))=>(poolavg 1 3 1 1 0 ?x)
+(poolavg 3 3 1 1 0 (Iconv 3 3))=>(Iconv 3 3)
+(matmul 0 ?a Iewmul)=>?a
+(ewmul ?a Imatmul)=>?a
+(smul (ewmul ?a ?b) ?s)=>(ewmul (smul ?a ?s) (smul ?b ?s))
+(smul (matmul 2 ?a ?b) ?s)=>(matmul 2 ?a (smul ?b ?s))
+(ewadd ?a ?b)=>(ewadd ?a ?c)
+(concat 1 4 ?x (poolmax 3 3 2 2 0 ?y))=>(poolmax 3 3 2 2 0 (concat 1 4 ?x ?y))
+(transpose (transpose ?x 0_2_1 1) 1_0_2 1)=>(transpose ?x 0_1_2 1)
+matmul(a,b)==matmul(b,a)
+"""
+
+
+def check(text: str, pairs: bool = False) -> list[str]:
+    return [verdict(r).status for r in read(text, pairs=pairs)]
+
+
+# ---------------------------------------------------------------- Tensat's language
+@pytest.mark.parametrize("line", RIGHT.splitlines())
+def test_right_rules_are_proved(line: str) -> None:
+    assert check(line) == ["proved"]
+
+
+@pytest.mark.parametrize("line", WRONG.splitlines())
+def test_wrong_rules_are_refuted_with_a_counterexample(line: str) -> None:
+    (rule,) = read(line)
+    found = verdict(rule)
+    assert found.status == "refuted" and found.counterexample
+    families, *_ = typings(rule)  # and the proof knows nothing of the evaluation
+    assert not families or not all(proves(f)[0] for f in families)
+
+
+@needs_samples
+@pytest.mark.parametrize(
+    "file,pairs", [("converted.txt", False), ("converted_multi.txt", False), ("converted_multi.txt", True)]
+)
+def test_the_samples_are_accepted(file: str, pairs: bool) -> None:
+    rules = read((SAMPLES / file).read_text(), pairs=pairs)
+    some = random.Random(1).sample(rules, min(len(rules), 20))
+    assert {c.text: c.verdict.status for c in check_all(some)} == {r.text: "proved" for r in some}
+
+
+def test_a_pair_fails_with_either_half() -> None:
+    first = "(relu ?a)=>(split_0 (split 1 (relu (concat 1 2 ?a ?b))))"
+    second = "(relu ?b)=>(split_1 (split 1 (relu (concat 1 2 ?a ?b))))"
+    assert check(f"{first}\n{second}", pairs=True) == ["proved"]
+    assert check(f"{first}\n{second.replace('split_1', 'split_0')}", pairs=True) == ["refuted"]
+
+
+def test_what_holds_for_ungrouped_convolutions_says_so() -> None:
+    (rule,) = read(
+        "(ewadd (conv2d 1 1 0 0 ?x ?w) (conv2d 1 1 0 0 ?y ?v))=>(conv2d 1 1 0 0 (concat 1 4 ?x ?y) (concat 1 4 ?w ?v))"
+    )
+    found = verdict(rule)
+    assert found.status == "proved" and SCOPES[1].said in found.detail
+    assert not all(proves(f)[0] for f in typings(rule, SCOPES[0]).found)
+
+
+def test_parameter_variables_that_have_endless_values_are_tested() -> None:
+    assert check("(conv2d ?s ?t ?p 0 (smul ?x ?c) ?w)=>(conv2d ?s ?t ?p 0 ?x (smul ?w ?c))") == ["tested"]
+    assert check("(matmul ?a (smul ?x ?c) ?y)=>(matmul ?a ?x (smul ?y ?c))") == ["proved"]
+
+
+# ---------------------------------------------------------------- mutants against brute force
+ACT = (lambda x: x, lambda x: 1 / (1 + np.exp(-x)), lambda x: np.maximum(x, 0), np.tanh)
+
+
+class IllTyped(Exception):
+    pass
+
+
+def brute(term: object, env: dict[str, np.ndarray]) -> np.ndarray:
+    """Matrices only: the meaning of a term, written down once more."""
+    if isinstance(term, str):
+        return env[term]
+    op, *rest = term  # type: ignore[misc]
+    if op == "matmul":
+        a, b = brute(rest[1], env), brute(rest[2], env)
+        if a.shape[1] != b.shape[0]:
+            raise IllTyped
+        return ACT[int(rest[0])](a @ b)
+    if op == "concat":
+        a, b, axis = brute(rest[2], env), brute(rest[3], env), int(rest[0])
+        if a.shape[1 - axis] != b.shape[1 - axis]:
+            raise IllTyped
+        return np.concatenate((a, b), axis)
+    args = [brute(a, env) for a in rest]
+    if len({a.shape for a in args}) > 1:
+        raise IllTyped
+    return {"ewadd": lambda a, b: a + b, "ewmul": lambda a, b: a * b, "relu": ACT[2], "transpose": np.transpose}[op](
+        *args
+    )
+
+
+def parse(text: str) -> object:
+    stack: list[list[object]] = [[]]
+    for token in re.findall(r"[()]|[^\s()]+", text):
+        if token == "(":
+            stack.append([])
+        elif token == ")":
+            done = stack.pop()
+            stack[-1].append(done)
+        else:
+            stack[-1].append(token)
+    return stack[0][0]
+
+
+def show(term: object) -> str:
+    return f"({' '.join(map(show, term))})" if isinstance(term, list) else str(term)
+
+
+def mutants(term: object):
+    """Terms with one thing changed."""
+    if isinstance(term, str):
+        return
+    op, *rest = term  # type: ignore[misc]
+    if op in ("matmul", "concat", "ewadd", "ewmul"):
+        yield [op, *rest[:-2], rest[-1], rest[-2]]
+    if op == "matmul":
+        yield [op, "3" if rest[0] == "0" else "0", *rest[1:]]
+    if op == "concat":
+        yield [op, str(1 - int(rest[0])), *rest[1:]]
+    if op in ("ewadd", "ewmul"):
+        yield ["ewmul" if op == "ewadd" else "ewadd", *rest]
+    if op in ("relu", "transpose"):
+        yield rest[0]
+    for i, child in enumerate(rest):
+        for changed in mutants(child):
+            yield [op, *rest[:i], changed, *rest[i + 1 :]]
+
+
+def truth(left: object, right: object, rng: np.random.Generator) -> str:
+    """By evaluation at shapes that fit: right, wrong, or untyped."""
+    names = sorted(set(re.findall(r"\?\w+", show(left) + show(right))))
+    seen = 0
+    for _ in range(400):
+        sizes = rng.integers(2, 4, 2 * len(names)) if rng.random() < 0.8 else np.full(2 * len(names), 2)
+        env = {n: rng.standard_normal(sizes[2 * i : 2 * i + 2]) for i, n in enumerate(names)}
+        try:
+            a, b = brute(left, env), brute(right, env)
+        except IllTyped:
+            continue
+        seen += 1
+        if a.shape != b.shape or not np.allclose(a, b):
+            return "wrong"
+    return "right" if seen else "untyped"
+
+
+BASES = ("(transpose (matmul 0 ?a ?b))=>(matmul 0 (transpose ?b) (transpose ?a))",
+         "(concat 0 2 (matmul 0 ?a ?b) (matmul 0 ?c ?b))=>(matmul 0 (concat 0 2 ?a ?c) ?b)",
+         "(concat 1 2 (ewadd ?a ?b) (ewadd ?b ?c))=>(ewadd (concat 1 2 ?b ?c) (concat 1 2 ?a ?b))",
+         "(relu (matmul 0 ?a (ewadd ?b ?c)))=>(relu (ewadd (matmul 0 ?a ?c) (matmul 0 ?a ?b)))",
+         "(ewmul ?a (ewmul ?b (ewadd ?a ?c)))=>(ewadd (ewmul ?a (ewmul ?a ?b)) (ewmul ?c (ewmul ?b ?a)))")  # fmt: skip
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_mutants_are_judged_as_brute_force_does(base: str) -> None:
+    left, right = map(parse, base.split("=>"))
+    rng = np.random.default_rng(0)
+    pairs = [(m, right) for m in mutants(left)] + [(left, m) for m in mutants(right)]
+    kinds = set()
+    for a, b in random.Random(0).sample(pairs, min(len(pairs), 14)):
+        (rule,) = read(f"{show(a)}=>{show(b)}")
+        want, found = truth(a, b, rng), verdict(rule).status
+        assert found == ("proved" if want == "right" else "refuted"), (rule.text, want)
+        kinds.add(want)
+    assert "wrong" in kinds
+
+
+# ---------------------------------------------------------------- our own language
+def test_our_rules_are_read_with_names_conditions_and_claims() -> None:
+    rule = parse_own("swap: x + y <-> y + x when rank(x) == 2 and shape(x) == shape(y); exact", 3).rule
+    assert rule is not None and (rule.name, rule.both, rule.exact) == ("swap", True, True)
+    assert rule.when == ("rank(x) == 2", "shape(x) == shape(y)")
+    pair = parse_own("x @ a, x @ b => relu(x @ a), x @ b if floating(x), rank(a) == 2", 1).rule
+    assert pair is not None and len(pair.lefts) == 2 and pair.when == ("floating(x)", "rank(a) == 2")
+
+
+@pytest.mark.parametrize("line", ["x + y", "x + => y", "x => y => x", "relu(x) => z", "relu(x) => x; quickly", "f(x => x",
+                                  "slice(x, axis=0) => x"])  # fmt: skip
+def test_our_malformed_rules_name_their_line(line: str) -> None:
+    with pytest.raises(RuleError, match="line 2"):
+        read(f"relu(x) => maximum(x, lit(0.0, x))\n{line}")
+
+
+def test_unknown_ops_make_one_rule_unknown() -> None:
+    assert check("wibble(x) => x\n(wibble ?x)=>?x\n(relu (relu ?x))=>(relu ?x)") == ["unknown", "unknown", "proved"]
+
+
+def test_our_rules_are_proved_by_smt_or_tested_or_refuted() -> None:
+    text = """
+permute(permute(x, perm=p), perm=inverse(p)) => x
+slice(concat(a, b, axis=i), axis=i, start=0, stop=size(a, i)) => a
+slice(concat(a, b, axis=i), axis=i, start=0, stop=size(a, i)) => b
+x * (y + z) => x * y + x * z
+(x @ y) @ z => x @ (y @ z) if rank(x) == 2
+x / y => x * y
+"""
+    assert check(text)[1:] == ["proved", "refuted", "proved", "tested", "refuted"]
+
+
+def test_smt_proves_no_wrong_rule() -> None:
+    wrong = [
+        Rule("a", "maximum(x, y)", "maximum(y, x)", exact=True),  # 0.0 and -0.0
+        Rule("b", "not_(not_(c))", "c"),  # of integers
+        Rule("c", "permute(permute(x, perm=p), perm=q)", "permute(x, perm=compose(q, p))"),
+        Rule("d", "slice(flip(x, axis=i), axis=i, start=0, stop=n)", "flip(slice(x, axis=i, start=0, stop=n), axis=i)"),
+        Rule("e", "concat(a, b, axis=i)", "concat(b, a, axis=i)", when=("shape(a) == shape(b)",)),
+        Rule("f", "x * recip(x)", "lit(1.0, x) + (x - x)"),  # not where x is 0
+        Rule("g", "sqrt(x) - sqrt(x)", "x - x"),  # not where x is negative
+        Rule("h", "maximum(x + z, y + z)", "maximum(x, y) + z"),  # integers wrap around
+        Rule("i", "x + y", "y + x - x"),
+        Rule("j", "broadcast_to(x, shape=s)", "x"),
+        Rule("k", "pad(pad(x, axis=i, lo=a, hi=b, value=v), axis=i, lo=c, hi=d, value=w)", "pad(x, axis=i, lo=a + c, hi=b + d, value=v)"),
+    ]  # fmt: skip
+    assert [r.name for r in wrong if smt.prove(r)[0]] == []
+
+
+def test_without_z3_our_rules_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise smt.Beyond("z3 is not installed (pip install 'tensor-graphs[rules]')")
+
+    monkeypatch.setattr(smt, "z3", missing)
+    found = own_verdict(Rule("a", "x + y", "y + x"), samples=4)
+    assert found.status == "tested" and "z3 is not installed" in found.detail
+    assert check("(ewadd ?a ?b)=>(ewadd ?b ?a)") == ["proved"]  # which needs no solver
+
+
+# ---------------------------------------------------------------- exact evaluation
+def test_uninterpreted_functions_agree_only_where_arguments_do() -> None:
+    import tensor_graphs as tg
+
+    x, y = tg.input("x", (3, 2)), tg.input("y", (3, 2))
+    rng = np.random.default_rng(0)
+    order = lambda *roots: __import__("tensor_graphs.egraph.graph", fromlist=["topological"]).topological(list(roots))
+    for a, b, same in ((tg.exp(x + y), tg.exp(y + x), True), (tg.exp(x + y), tg.exp(x * y), False),
+                       (tg.maximum(x, y), tg.maximum(y, x), True), (tg.exp(x), tg.tanh(x), False)):  # fmt: skip
+        assert (agreement(order(a, b), [(a, b)], rng) > 60) is same
+
+
+def test_larger_expressions_need_more_evaluations() -> None:
+    import tensor_graphs as tg
+    from tensor_graphs.egraph.graph import topological
+
+    x = tg.input("x", (3, 3))
+    square = tg.matmul(x, x)
+    assert (
+        weight(topological([square]))
+        < weight(topological([tg.matmul(square, square)]))
+        < weight(topological([tg.exp(square)]))
+    )
+    assert min(PRIMES) ** 2 * 2**10 < 2**63
+    (value,) = modular(topological([x]), {"x": np.ones((3, 3), np.int64)}, PRIMES[0]).values()
+    assert value.shape == (3, 3)
+
+
+# ---------------------------------------------------------------- command line
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, object]]:
+    code = run([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_rules_check_answers_in_file_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rules.txt"
+    file.write_text(
+        "# two languages\n(relu ?a)=>(tanh ?a)\n\nx + y -> y + x; exact\n(wibble ?a)=>?a\n(relu ?a)=>(tanh ?a)\n"
+    )
+    code, found = answer(capsys, "rules", "check", str(file))
+    assert code == 0 and found["ok"] is True and found["schema"] == 1
+    rules = found["rules"]
+    assert isinstance(rules, list)
+    assert [r["index"] for r in rules] == [0, 1, 2, 3]
+    assert [r["verdict"] for r in rules] == ["refuted", "proved", "unknown", "refuted"]
+    assert "left  =" in rules[0]["detail"] and set(rules[0]) == {"index", "text", "verdict", "detail"}
+    assert found["counts"] == {"proved": 1, "tested": 0, "refuted": 2, "unknown": 1}
+    assert run(["rules", "check", str(file), "--strict"]) == 5
+
+
+def test_rules_check_reads_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pairs.txt"
+    file.write_text("(matmul 0 ?a ?b)=>(split_0 (split 1 (matmul 0 ?a (concat 1 2 ?b ?c))))\n"
+                    "(matmul 0 ?a ?c)=>(split_1 (split 1 (matmul 0 ?a (concat 1 2 ?b ?c))))\n")  # fmt: skip
+    code, found = answer(capsys, "rules", "check", str(file), "--pairs")
+    assert code == 0 and [r["verdict"] for r in found["rules"]] == ["proved"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("content", [b"(relu ?a)=>(relu ?a)\n(relu ?a", b"\xff\xfe\x00", b"nothing like a rule"])
+def test_rules_check_refuses_malformed_files(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.txt"
+    file.write_bytes(content)
+    code, found = answer(capsys, "rules", "check", str(file))
+    assert code == 2 and found["ok"] is False
+
+
+def test_rules_check_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "rules", "check", str(tmp_path / "missing.txt"))[0] == 2
+    file = tmp_path / "empty.txt"
+    file.write_text("\n# only a comment\n")
+    code, found = answer(capsys, "rules", "check", str(file))
+    assert code == 0 and found["rules"] == [] and counts([]) == found["counts"]
+
+
+# ---------------------------------------------------------------- stored verdicts
+def test_no_stored_verdict_refutes_a_rule_in_force() -> None:
+    found = [verdicts.stored().get(verdicts.key(r)) for r in ALL]
+    known = [v.status for v in found if v is not None]
+    assert set(known) <= {"proved", "tested"} and known.count("proved") > 100
+
+
+def test_a_changed_rule_is_checked_again() -> None:
+    rule = Rule("new", "x + y", "x - y")
+    assert verdicts.key(rule) not in verdicts.stored()
+    assert verdicts.of(rule).status == "refuted"
+    assert "| **all** | 1 | 0 | 0 | 1 | 0 |" in verdicts.table([rule])
