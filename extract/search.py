@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import ExtractionError, NoPlanError
+from .budgets import Budget, undominated
 from .candidates import Hypergraph
 from .clock import Clock
 from .collection import no_collection
@@ -39,6 +40,7 @@ class Choice:
     optimism_us: float = 0.0  # how much cheaper the unmeasured kernels were taken to be than predicted
     stopped: str = "measured"  # measured | budget | prices only
     seconds: dict[str, float] = field(default_factory=dict)
+    budgets: tuple[Budget, ...] = ()
 
     @property
     def cost(self) -> float:
@@ -57,9 +59,9 @@ class Choice:
 
 class Rows:
     """The hypergraph as a plain extraction problem: one class per vertex; of candidates that make the same vertex from
-    the same vertices only the cheapest is kept."""
+    the same vertices only the cheapest is kept, or where there are budgets, those that none beats in all."""
 
-    def __init__(self, hypergraph: Hypergraph, cost: Sequence[float]) -> None:
+    def __init__(self, hypergraph: Hypergraph, cost: Sequence[float], budgets: Sequence[Budget] = ()) -> None:
         numbered, alike = hypergraph.numbered, hypergraph.alike
         self.vertices, self.roots = numbered.vertices, numbered.roots
         best = [-1] * (max(alike, default=-1) + 1)
@@ -67,12 +69,20 @@ class Rows:
             if price < math.inf and (best[group] < 0 or price < cost[best[group]]):
                 best[group] = i
         self.candidate = [i for i in best if i >= 0]
+        uses = [budget.use(hypergraph.candidates) for budget in budgets]
+        if budgets:
+            groups: list[list[int]] = [[] for _ in best]
+            for i, group in enumerate(alike):
+                if cost[i] < math.inf:
+                    groups[group].append(i)
+            self.candidate = [i for same in groups for i in undominated(same, cost, uses)]
         nodes = [(numbered.made[i], numbered.needs[i], cost[i]) for i in self.candidate]
         for root, number in zip(dict.fromkeys(hypergraph.roots), self.roots):
             if hypergraph.given.get(root.cls) == root.strides:
                 nodes.append((number, (), 0.0))
                 self.candidate.append(-1)
-        self.problem = Problem.build(nodes, self.roots, n_classes=len(self.vertices))
+        limits = [budget.limit(use, self.candidate) for budget, use in zip(budgets, uses)]
+        self.problem = Problem.build(nodes, self.roots, n_classes=len(self.vertices), limits=limits)
 
     def ordered(self, extraction: Extraction) -> list[int]:
         """The chosen candidates, inputs before users."""
@@ -104,12 +114,14 @@ def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
 
 @no_collection()
 def _solve(
-    hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool
+    hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget] = ()
 ) -> tuple[list[int], Extraction]:
-    rows = Rows(hypergraph, cost)
+    rows = Rows(hypergraph, cost, budgets)
     try:
         found = solve(rows.problem, time_limit=seconds, deterministic=deterministic)
     except ExtractionError as error:
+        if budgets and not error.message.startswith("a root"):
+            raise NoPlanError(f"no plan: {error.message}", where=error.where, hint=error.hint) from None
         raise NoPlanError(f"no kernels cover the outputs: {error.message}", hint="allow another backend") from None
     return rows.ordered(found), found
 
@@ -122,12 +134,14 @@ def search(
     seconds: float = 60.0,
     solve_seconds: float = 5.0,
     deterministic: bool = False,
+    budgets: Sequence[Budget] = (),
     progress: Callable[[str], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Choice:
-    """The cheapest known set of kernels. Measures through `measurer` (none: prices only) for at most `seconds`.
+    """The cheapest known set of kernels that keeps the budgets. Measures through `measurer` (none: prices only) for at
+    most `seconds`.
 
-    NoPlanError if some output cannot be made by the backends' kernels.
+    NoPlanError if some output cannot be made by the backends' kernels, or not within the budgets.
     """
     start, clock = time.monotonic(), Clock(dict.fromkeys(("price", "solve", "measure"), 0.0))
     rounds, measured, stopped = 0, 0, "measured" if measurer else "prices only"
@@ -143,7 +157,7 @@ def search(
         open_ = [measurer is not None and _is_open(c, p, done) for c, p in zip(hypergraph.candidates, prices)]
         optimistic = [p.low if o else p.us for p, o in zip(prices, open_)]
         with clock.running("solve"):
-            chosen, found = _solve(hypergraph, optimistic, solve_seconds, deterministic)
+            chosen, found = _solve(hypergraph, optimistic, solve_seconds, deterministic, budgets)
         lacking = _lacking(hypergraph, chosen, prices, open_)
         if measurer is None or not lacking:
             break
@@ -158,10 +172,10 @@ def search(
         measured += len(done) - before
     if measurer is not None and any(prices[i].source != "measured" for i in chosen):
         with clock.running("solve"):  # believe predictions now, not their optimistic ends
-            chosen, believed = _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic)
+            chosen, believed = _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic, budgets)
         found = replace(believed, lower_bound=min(believed.lower_bound, found.lower_bound))
     optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
-    return Choice(hypergraph, chosen, prices, found, rounds, measured, optimism, stopped, clock.seconds)
+    return Choice(hypergraph, chosen, prices, found, rounds, measured, optimism, stopped, clock.seconds, tuple(budgets))
 
 
 def _until(ended: Callable[[], bool], wanted: Iterable[Candidate], done: set[Token]) -> Iterator[Candidate]:
@@ -203,8 +217,14 @@ def _lacking(
     return list(unique.values())
 
 
-def alternatives(choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0) -> Iterator[Choice]:
-    """Distinct complete choices in rising estimated cost, the best first."""
-    rows = Rows(choice.hypergraph, [p.us for p in choice.prices])
-    for found in k_best(rows.problem, count=count, max_gap=max_gap, time_limit=seconds):
+def alternatives(
+    choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0, diversity: float = 0.0
+) -> Iterator[Choice]:
+    """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
+    share of each one's kernels (views are none) that every earlier one does without."""
+    rows = Rows(choice.hypergraph, [p.us for p in choice.prices], choice.budgets)
+    kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
+    for found in k_best(
+        rows.problem, count=count, max_gap=max_gap, time_limit=seconds, diversity=diversity, kernels=kernels
+    ):
         yield replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)

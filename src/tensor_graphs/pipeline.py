@@ -38,6 +38,7 @@ from .egraph.widen import widen
 from .egraph.worker import default_pool
 from .errors import NoPlanError, UsageError, WorkerError
 from .explorer import Explorer
+from .extract import budgets
 from .extract.ahead import load_solvers
 from .extract.candidates import Hypergraph, candidates
 from .extract.clock import Clock
@@ -76,6 +77,7 @@ class Options:
     deterministic: bool = False
     seed: int = 0
     rules: tuple[Rule, ...] = ALL
+    memory_limit: float | None = None
 
     @property
     def exact(self) -> bool:
@@ -266,6 +268,7 @@ def choose(
         return search(
             graph, pricer, measurer, seconds=max(0.0, session.left * 0.8), deterministic=session.options.deterministic,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
+            budgets=[] if session.options.memory_limit is None else [budgets.memory(session.options.memory_limit)],
         )  # fmt: skip
 
     with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
@@ -301,6 +304,7 @@ def optimize(
     measure: bool = True,
     deterministic: bool = False,
     seed: int = 0,
+    memory_limit: float | None = None,
     progress: Progress | None = None,
     trust: bool = False,
 ) -> Program:
@@ -310,6 +314,8 @@ def optimize(
     `example_inputs`, or the path of a model. `params` binds weights by name. `dims` fixes free dimensions (default:
     batch 1, sequence 128). `deterministic` gives the same plan for the same store: nothing is measured. `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast"
     (2 times), "exact" (bitwise) or a relative error. `measure=False` uses stored and predicted prices only.
+    `memory_limit`: the values that kernels write take at most so many bytes, all of them together: less than that is in use at
+    any time (`program.memory()`). NoPlanError where no plan is that small.
     Raises the named errors of `tensor_graphs.errors`; VerificationError only for a miscompile.
     """
     options = Options(
@@ -322,6 +328,7 @@ def optimize(
         measure,
         deterministic,
         seed,
+        memory_limit=memory_limit,
     )
     session = Session(options, progress or Progress())
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""):

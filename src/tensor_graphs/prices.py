@@ -56,6 +56,13 @@ class CostPricer:
         prices = self._prices(queries)
         return [_cheapest(variants, prices, failed) for variants in asked]
 
+    def errors(self, found: Sequence[Candidate]) -> list[float]:
+        """Relative Frobenius error of each candidate against float64, the largest that any of its schedules was measured
+        to have; 0 for views and for what the store does not know."""
+        asked = [[] if c.is_view else [v.query.key.digest for v in self.variants(c)] for c in found]
+        known = self.store.accuracies({digest for digests in asked for digest in digests})
+        return [max([r.rel_fro for d in digests for r in known.get(d, ())], default=0.0) for digests in asked]
+
     def _prices(self, queries: Mapping[str, Query]) -> dict[str, Price]:
         """Digest to price, each in the regime of its device."""
         prices: dict[str, Price] = {}

@@ -1,0 +1,149 @@
+"""Budgets of plans: memory and error, from candidates to whole optimizations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.backends.keys import key_of
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.costdb.key import Work
+from tensor_graphs.costdb.schema import Accuracy
+from tensor_graphs.costdb.store import Store
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.view import view_of
+from tensor_graphs.errors import NoPlanError, UsageError
+from tensor_graphs.extract import budgets
+from tensor_graphs.extract.candidates import Hypergraph, candidates
+from tensor_graphs.extract.kernel import Candidate, Priced, Template
+from tensor_graphs.extract.search import Choice, alternatives, search
+from tensor_graphs.extract.work import call_work
+from tensor_graphs.prices import CostPricer
+
+FAST, FINE, FUSED = (
+    Template("fast", "numpy", "exp(x)", "np.exp({x}, out={out})"),
+    Template("fine", "numpy", "exp(x)", "np.exp({x}, out={out})", version="2"),
+    Template("fused", "numpy", "tanh(exp(x))", "np.tanh(np.exp({x}), out={out})"),
+)
+US = {"fast": 1.0, "fine": 3.0, "np.tanh": 1.0, "fused": 9.0}
+ERROR = {"fast": 1e-3, "fine": 1e-7, "fused": 1e-4}
+
+
+class Backend:
+    name = device = "cpu"
+    helpers: dict[str, str] = {}
+    templates = (FAST, FINE, FUSED, *(t for t in backend("numpy").templates if t.name != "np.exp"))
+
+    def unavailable(self) -> str:
+        return ""
+
+
+class Prices:
+    def price(self, found: Sequence[Candidate]) -> list[Priced]:
+        return [Priced(us, us, us, "measured") for us in (US.get(c.template.name, 50.0) for c in found)]
+
+
+def errors(found: Sequence[Candidate]) -> list[float]:
+    return [ERROR.get(c.template.name, 0.0) for c in found]
+
+
+def graph() -> Hypergraph:
+    """tanh(exp(x)) of 8 floats, for two inputs: each value takes 32 bytes."""
+    outputs = [tg.tanh(tg.exp(tg.input(n, (8,)))) for n in "xy"]
+    return candidates(view_of(Graph.of(outputs)), [Backend()], view_strides)
+
+
+def names(choice: Choice) -> list[str]:
+    return sorted(choice.hypergraph.candidates[i].template.name for i in choice.chosen)
+
+
+@pytest.mark.parametrize(
+    ("most", "wanted", "cost"),
+    [
+        (1.0, ["fast", "fast", "np.tanh", "np.tanh"], 4.0),
+        (1.5e-3, ["fast", "fine", "np.tanh", "np.tanh"], 6.0),
+        (1e-5, ["fine", "fine", "np.tanh", "np.tanh"], 8.0),
+    ],
+)
+def test_an_error_budget_chooses_finer_kernels(most: float, wanted: list[str], cost: float) -> None:
+    choice = search(graph(), Prices(), budgets=[budgets.error(most, errors)])
+    assert names(choice) == wanted and choice.cost == cost and choice.extraction.optimal
+
+
+@pytest.mark.parametrize(("most", "fused", "cost"), [(128, 0, 4.0), (127, 1, 11.0), (64, 2, 18.0)])
+def test_a_memory_limit_chooses_fused_kernels(most: int, fused: int, cost: float) -> None:
+    choice = search(graph(), Prices(), budgets=[budgets.memory(most)])
+    assert names(choice).count("fused") == fused and choice.cost == cost
+    assert sum(budgets.memory(0).use([choice.hypergraph.candidates[i] for i in choice.chosen])) <= most
+
+
+def test_budgets_hold_together_and_for_alternatives() -> None:
+    both = [budgets.memory(96), budgets.error(1.2e-4, errors)]
+    choice = search(graph(), Prices(), budgets=both)
+    assert names(choice) == ["fine", "fused", "np.tanh"]
+    found = list(alternatives(choice, 10, max_gap=10.0))
+    assert len(found) > 1
+    for one in found:
+        used = [one.hypergraph.candidates[i] for i in one.chosen]
+        assert all(sum(b.use(used)) <= b.most * (1 + 1e-9) for b in both)
+
+
+def test_alternatives_can_be_asked_to_differ() -> None:
+    choice = search(graph(), Prices())
+    first, second = list(alternatives(choice, 2, max_gap=10.0, diversity=1.0))
+    assert not set(first.chosen) & set(second.chosen)
+    first, second = list(alternatives(choice, 2, max_gap=10.0))
+    assert set(first.chosen) & set(second.chosen)
+
+
+@pytest.mark.parametrize("budget", [budgets.memory(63), budgets.error(0.0, errors)])
+def test_what_no_plan_keeps_is_said(budget: budgets.Budget) -> None:
+    found = graph()
+    if budget.name == "error":
+        found.candidates = [c for c in found.candidates if c.template.name in ("fast", "np.tanh") or c.is_view]
+    with pytest.raises(NoPlanError, match="no extraction keeps the limits") as caught:
+        search(found, Prices(), budgets=[budget])
+    assert budget.name in caught.value.where
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+def test_bad_budgets(wrong: float) -> None:
+    with pytest.raises(UsageError, match="budget must be"):
+        budgets.memory(wrong)
+
+
+def test_stored_accuracies_are_the_errors_of_candidates(tmp_path: Any) -> None:
+    found, store = graph(), Store(tmp_path)
+    rows = []
+    for c in found.candidates:
+        if c.template in (FAST, FUSED):
+            common: Any = {"key": key_of(c.template, c.call), "work": Work(*call_work(c.template, c.call))}
+            rows += [Accuracy(rel_fro=e, **common) for e in (ERROR[c.template.name], 1e-9)]
+    store.add(rows)
+    known = CostPricer(store).errors
+    assert known(found.candidates) == [
+        ERROR.get(c.template.name, 0.0) if c.template is not FINE else 0.0 for c in found.candidates
+    ]
+    choice = search(found, Prices(), budgets=[budgets.error(1.5e-3, known)])
+    assert names(choice) == ["fast", "fine", "np.tanh", "np.tanh"]
+
+
+def test_optimizing_within_a_memory_limit(tmp_path: Any) -> None:
+    x = tg.input("x", (64, 64))
+    y = tg.softmax(tg.tanh(x) * 2.0 + x)
+    free = tg.optimize(y, costdb=tmp_path, measure=False)
+    tight = tg.optimize(y, costdb=tmp_path, measure=False, memory_limit=4 * 64 * 64 * 4)
+    given = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    np.testing.assert_allclose(tight(given), free(given), rtol=1e-5)
+    assert tight.plan is not None
+    assert sum(s.call.output.type.nbytes for s in tight.plan.steps if not s.is_view) <= 4 * 64 * 64 * 4
+    with pytest.raises(NoPlanError, match="keeps the limits"):
+        tg.optimize(y, costdb=tmp_path, measure=False, memory_limit=100)
+    with pytest.raises(UsageError, match="budget must be"):
+        tg.optimize(y, costdb=tmp_path, measure=False, memory_limit=-1)
