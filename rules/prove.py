@@ -6,7 +6,7 @@ pair are in one class: the proof may go either way or meet in the middle. Nothin
 
 The rules are those in force without the conditions that only say where a rule pays, and those towards a normal form
 (normal.py) in the place of the few that would go on for ever without such a condition. Constants are spelled out first
-(constants.py), for rules speak of ops.
+(spell.py), for rules speak of ops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..egraph.rule import Rule
 from ..egraph.saturate import DECLARE_SECONDS, Limits, Session
 from ..errors import RuleError, WorkerError
 from .check import about_cost
-from .constants import spelled_out
+from .spell import spelled_out
 
 Claim = Sequence[tuple[Tensor, Tensor]]
 
@@ -98,11 +98,11 @@ class Prover:
         RuleError where a rule of ours gives one value two types.
         """
         spelled = [c for c in map(_spelled, claims) if c]
+        if any(a.type != b.type for c in spelled for a, b in c):
+            return Proof(False, "the sides have different types")
         graphs = [Graph.of(list(dict.fromkeys(t for pair in c for t in pair))) for c in spelled]
         if any(0 in n.shape for g in graphs for n in g.nodes()):
             return Proof(False, "empty values: no law holds")
-        if any(a.type != b.type for c in spelled for a, b in c):
-            return Proof(False, "the sides have different types")
         proof = Proof(True, "one term")
         for claim, graph in zip(spelled, graphs):
             search = _Search(session, replace(limits, seconds=limits.seconds - proof.seconds), stop)

@@ -53,6 +53,12 @@ def test_params_with_different_data_are_not_the_same() -> None:
     assert not tg.equivalent(graph(one), graph(other))
 
 
+def test_leaves_of_one_name_and_other_types_are_not_the_same() -> None:
+    x = tg.input("x", (4, 3))
+    assert not tg.equivalent(X, t.permute(x, (1, 0)))
+    assert not tg.equivalent([X, X + X], [t.permute(x, (1, 0)), t.permute(x + x, (1, 0))])
+
+
 def test_new_values_of_states_are_compared() -> None:
     state = t.state("s", (3, 4))
     graph = lambda new: Graph.of(X, updates={"s": new})

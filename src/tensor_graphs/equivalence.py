@@ -14,6 +14,7 @@ from .errors import ShapeError
 from .pipeline import as_graph
 from .rules.prove import LIMITS, Prover
 
+NAMED = ("input", "param", "state")
 _prover: list[Prover] = []
 
 
@@ -76,18 +77,25 @@ def _at_positions(graph: Graph, other: Graph) -> Graph:
 
 
 def _apart(graph: Graph, other: Graph) -> Graph:
-    """The graph with other names for params that both graphs bind, to different data."""
-    both = set(graph.params) & set(other.params)
-    clash = {n for n in both if not _same(graph.params[n], other.params[n])}
-    taken = {str(leaf.attr("name")) for g in (graph, other) for leaf in g.leaves("param")}
+    """The graph with other names for leaves that are not the other's of that name: another type, or other data."""
+    theirs = {(n.op, n.attr("name")): n for n in other.nodes() if n.op in NAMED}
+    ours = [n for n in graph.nodes() if n.op in NAMED]
+    taken = {*theirs, *((n.op, n.attr("name")) for n in ours)}
     new = {}
-    for leaf in graph.leaves("param"):
-        name = str(leaf.attr("name"))
-        if name in clash:
-            while name in taken:
+    for leaf in ours:
+        name = leaf.attr("name")
+        twin = theirs.get((leaf.op, name))
+        if twin is not None and (twin is not leaf or _rebound(name, graph, other)):
+            while (leaf.op, name) in taken:
                 name += "'"
-            new[leaf] = make("param", (), {**dict(leaf.attrs), "name": name})
+            taken.add((leaf.op, name))
+            new[leaf] = make(leaf.op, (), {**dict(leaf.attrs), "name": name})
     return _renamed(graph, new)
+
+
+def _rebound(name: str, a: Graph, b: Graph) -> bool:
+    """Whether both graphs bind a weight, and not to the same bits."""
+    return name in a.params and name in b.params and not _same(a.params[name], b.params[name])
 
 
 def _renamed(graph: Graph, new: Mapping[Tensor, Tensor]) -> Graph:
