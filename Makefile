@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test check bench lint types wheel clean size
+.PHONY: demo test check bench bench-gpu lint types wheel clean size
 
 # The CPU build of PyTorch is pinned: an open requirement would fetch gigabytes of CUDA libraries.
 $(READY): pyproject.toml hatch_build.py
@@ -34,6 +34,12 @@ wheel: $(READY)  ## sdist -> wheel -> clean environment -> command line from ano
 
 bench: $(READY)  ## measure the figures of benchmarks/ and write benchmarks/results/
 	$(BIN)/python -m benchmarks.run
+
+# On a GPU machine, with whatever Python has its PyTorch: GPU_PYTHON=python3. BENCH_ARGS="--only NAME" "--ours-only" ...
+GPU_PYTHON ?= python3
+
+bench-gpu:  ## measure workloads on the GPU here for nine minutes, those measured longest ago first
+	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu $(BENCH_ARGS)
 
 size: $(READY)  ## lines per folder: growth is a choice
 	@$(BIN)/python .ci/size.py

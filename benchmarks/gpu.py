@@ -1,0 +1,522 @@
+"""The GPU table: `python -m benchmarks.gpu [--only NAME ...] [--seconds 540] [--ours-only] [--render]`.
+
+Prepare a bare machine with `. benchmarks/gpu_setup.sh`. Each workload runs in a process of its own: eager PyTorch, torch.compile (default and max-autotune), XLA where JAX is
+installed, our program, and the best of generated kernels only, side by side. All are captured in CUDA graphs over rotating
+arguments, so that weights come from memory, and replayed in turn. Results are written at once to results/gpu/NAME.json;
+results/gpu.md is made from all of them. A run begins with what was measured longest ago and ends in time: several short runs
+do the work of a long one. With --ours-only, peers' times of an earlier run on the same kind of machine are kept, and marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.run import commit
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results/gpu"
+TABLE = HERE / "results/gpu.md"
+PEERS = ("eager", "default", "max-autotune", "xla")
+OURS = ("ours", "generated")
+BACKENDS = {"ours": "cuda", "generated": "triton-only"}
+CASE_S, WARM_S, LAST_S = (
+    240.0,
+    150.0,
+    45.0,
+)  # most seconds of a case, of compiling ahead; least seconds to begin one with
+ROUNDS, REPLAY_US, MOST_SETS = 15, 1500.0, 64
+
+Record = dict[str, Any]
+Run = Callable[[], Any]
+
+
+# ---------------------------------------------------------------- one case
+class Case:
+    """A workload under measurement in this process; its record is written after every step."""
+
+    def __init__(self, name: str, target: Path, device: str, small: bool, budget: float, store: Path) -> None:
+        import torch
+
+        from benchmarks import workloads
+        from tensor_graphs.backends.gpu_device import device_of
+
+        self.torch, self.target, self.budget, self.store = torch, target, budget, store
+        work = workloads.WORKLOADS[name]
+        self.full, self.work = work, workloads.small(work) if small else work
+        self.device = device_of(device)
+        self.inputs, self.weights = self.work.arguments(device)
+        arguments = [*self.inputs, *self.weights]
+        nbytes = sum(x.numel() * x.itemsize for x in arguments)
+        count = min(MOST_SETS, -(-5 * self.device.cache_bytes // nbytes), max(1, (16 << 30) // nbytes))
+        self.sets = [arguments, *([x.clone() for x in arguments] for _ in range(count - 1))]
+        with torch.no_grad():
+            wide = [x.double() for x in arguments]
+            self.exact = [x.cpu() if small else x for x in workloads.flat(self.work.call(*wide))]
+        self.calls: dict[str, list[Run]] = {}
+        self.record: Record = {
+            "name": name,
+            "device": device,
+            "small": small,
+            "sets": count,
+            "variants": {},
+            **machine(self.device),
+        }
+        self.record["limit_us"] = limit_us(work, self.record)
+
+    def write(self) -> None:
+        """Keep what is known so far."""
+        part = self.target.with_suffix(".tmp")
+        part.write_text(json.dumps(self.record, indent=1, default=str) + "\n")
+        part.replace(self.target)
+
+    @contextlib.contextmanager
+    def variant(self, name: str) -> Iterator[Record]:
+        """The record of one way to run the workload; what goes wrong is kept in it, and the case goes on."""
+        found: Record = self.record["variants"].setdefault(name, {})
+        print(f"{self.work.name}: {name}", file=sys.stderr, flush=True)
+        try:
+            yield found
+        except Exception as problem:
+            traceback.print_exc()
+            found["failed"] = f"{type(problem).__name__}: {problem}"[:400]
+            self.calls.pop(name, None)
+        self.write()
+
+    # ------------------------------------------------------------ ways to run it
+    def add(self, name: str, found: Record, calls: list[Run]) -> None:
+        """Check the first call's results, and time these calls with the others from now on."""
+        from benchmarks.workloads import flat
+
+        results = flat(calls[0]())
+        found["error"] = max(error(got, want) for got, want in zip(results, self.exact, strict=True))
+        self.calls[name] = calls
+
+    def peers(self) -> None:
+        """Eager, and compiled in both modes."""
+        torch, work = self.torch, self.work
+        with self.variant("eager") as found:
+            self.add("eager", found, [lambda s=s: work.call(*s) for s in self.sets])
+        for name in ("default", "max-autotune"):
+            with self.variant(name) as found:
+                compiled = compiled_as(work.call, name)
+                start = time.monotonic()
+                for _ in range(2):
+                    compiled(*self.sets[0])
+                self.device.synchronize()
+                found["seconds"] = time.monotonic() - start
+                self.add(name, found, [lambda s=s, f=compiled: f(*s) for s in self.sets])
+                torch._dynamo.reset()
+
+    def xla(self) -> None:
+        """XLA: one program over all argument sets, by the wall clock."""
+        if not self.work.jax or not installed("jax"):
+            return
+        with self.variant("xla") as found:
+            from benchmarks.jax_workloads import on_all
+
+            rounds = max(1, 32 // len(self.sets))
+            start = time.monotonic()
+            run, first = on_all(self.work.jax, self.sets * rounds)
+            found["seconds"] = time.monotonic() - start
+            results = [self.torch.from_dlpack(x) for x in (first if isinstance(first, tuple) else (first,))]
+            found["error"] = max(error(got, want) for got, want in zip(results, self.exact, strict=True))
+            samples = []
+            for _ in range(ROUNDS):
+                began = time.perf_counter_ns()
+                run()
+                samples.append((time.perf_counter_ns() - began) / 1e3 / len(self.sets) / rounds)
+            found |= {"us": median(samples), "fastest_us": min(samples)}
+
+    def ours(self) -> None:
+        """Our program with every kernel there is, then with generated ones only; each optimized twice: cold, then with what
+        the first time has measured. (Both share a store: the second program's cold time is none.)"""
+        import tensor_graphs as tg
+
+        module = self.work.module([w.cpu() for w in self.weights])
+        inputs = tuple(x.cpu() for x in self.inputs)
+        for name in OURS:
+            with self.variant(name) as found:
+                chosen = BACKENDS[name] if self.device.name == "cuda" else "torch"
+                for label in ("cold_s", "warm_s"):
+                    start = time.monotonic()
+                    program = tg.optimize(module, inputs, backend=chosen, costdb=self.store, budget=self.budget)
+                    found[label] = time.monotonic() - start
+                    found.setdefault("stages", {})[label] = dict(program.report.seconds)
+                    found.setdefault("measured", {})[label] = program.report.measured_now
+                    self.write()
+                found |= described(program)
+                self.add(name, found, self.instances(program))
+
+    def instances(self, program: Any) -> list[Run]:
+        """The program bound to a copy of its weights for each set of arguments, its inputs in their places."""
+        if program.manifest.device != "cuda":
+            return [lambda s=s: program.flat(*s[: len(self.inputs)]) for s in self.sets]
+        from tensor_graphs.backends.emission import executed
+        from tensor_graphs.backends.emit_cuda_helpers import uploaded
+
+        bind = executed(program.source, program.manifest.name)["bind"]
+        uploads = {key: _tensor(program._weights[key], uploaded) for key, _, _ in program.manifest.weights}
+        calls: list[Run] = []
+        for given in self.sets:
+            replay = bind({key: x.clone() for key, x in uploads.items()}, None, "cuda", graph=False)
+            replay.reuse = True
+            for place, x in zip(replay.inputs, given):
+                place.copy_(x)
+            calls.append(lambda replay=replay: replay(*replay.inputs))
+        return calls
+
+    # ------------------------------------------------------------ time
+    def time(self) -> None:
+        """Replay all variants in turn, each after the cache was filled with other data."""
+        from tensor_graphs.backends.gpu_worker import reference
+
+        replays: dict[str, tuple[Run, int]] = {}
+        with self.torch.no_grad():
+            for name, calls in list(self.calls.items()):
+                with self.variant(name):
+                    for call in calls[:2]:
+                        call()
+                    self.device.synchronize()
+                    once = self.device.elapsed(lambda calls=calls: [c() for c in calls]) / len(calls)
+                    laps = max(1, min(40, round(REPLAY_US / once / len(calls))))
+                    replays[name] = self.device.capture(calls * laps), laps * len(calls)
+            samples: dict[str, list[float]] = {name: [] for name in replays}
+            for turn in range(ROUNDS + 2):
+                for name, (replay, count) in replays.items():
+                    reference(self.device)()
+                    took = self.device.elapsed(replay) / count
+                    if turn >= 2:
+                        samples[name].append(took)
+        for name, found in samples.items():
+            middle = median(found)
+            spread = median(abs(s - middle) for s in found)
+            self.record["variants"][name] |= {"us": middle, "mad_us": spread, "fastest_us": min(found)}
+        self.write()
+
+
+def _tensor(array: Any, uploaded: Callable[[Any, Any], Any]) -> Any:
+    return uploaded(array, "cuda")
+
+
+def compiled_as(call: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """`torch.compile`'s function in a mode; graphs are captured here, not by it."""
+    import torch
+
+    more = {"mode": "max-autotune-no-cudagraphs"} if mode == "max-autotune" else {}
+    if more:
+        torch._inductor.config.coordinate_descent_tuning = True
+    return torch.compile(call, fullgraph=True, dynamic=False, **more)
+
+
+def described(program: Any) -> Record:
+    """What a program consists of, and how sure the search was."""
+    report = program.report
+    steps = [
+        {"kernel": s.template.name, "backend": s.template.backend, "pattern": s.template.pattern[:400], "us": s.cost.us,
+         "source": s.cost.source, "schedule": dict(s.call.schedule)}
+        for s in program.plan.steps if not s.is_view
+    ]  # fmt: skip
+    return {
+        "kernels": steps, "candidates": report.candidates, "estimated_us": report.cost_us, "optimal": report.optimal,
+        "stopped": report.search_stopped, "warnings": report.warnings, "verification": report.verification,
+        "e_nodes": report.e_nodes, "source": program.source,
+    }  # fmt: skip
+
+
+def error(got: Any, want: Any) -> float:
+    """Relative Frobenius error; infinite for NaN and wrong shapes."""
+    if tuple(got.shape) != tuple(want.shape):
+        return float("inf")
+    found = got.to(want.device).double()
+    off = float((found - want).norm() / want.norm())
+    return off if off == off else float("inf")
+
+
+def installed(name: str) -> bool:
+    """Whether a package is there."""
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def machine(device: Any) -> Record:
+    """The device and its rates: bytes and operations a second, measured now."""
+    from tensor_graphs.backends.gpu_calibrate import calibrate
+    from tensor_graphs.costdb.device import gpu_machine
+
+    probes = calibrate(device, 0.7)
+    rates = {(p["name"], p["dtype"]): max(p["flops"], p["bytes"]) / median(p["samples"]) for p in probes}
+    found = gpu_machine()
+    return {
+        "machine": found.device, "driver": found.driver, "toolchain": found.toolchain,
+        "copy_bytes_per_us": rates["copy", "float32"], "read_bytes_per_us": rates["read", "float32"],
+        "flops_per_us": rates["gemm", "bfloat16"],
+        "launch_us": next(median(p["samples"]) for p in probes if p["name"] == "launch"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"), "commit": os.environ.get("BENCH_COMMIT") or commit(),
+    }  # fmt: skip
+
+
+def limit_us(work: Any, record: Record) -> float:
+    """The least time: compulsory bytes at the measured bandwidth, or arithmetic at the measured rate."""
+    bandwidth = max(record["copy_bytes_per_us"], record["read_bytes_per_us"])
+    return float(max(work.bytes / bandwidth, work.flops / record["flops_per_us"]))
+
+
+def child(options: argparse.Namespace) -> None:
+    """Measure one case in this process, or only compile its peers' kernels into the caches on disk."""
+    if options.child == "warm":
+        warm(options.case, options.device, options.small)
+        return
+    case = Case(options.case, options.to, options.device, options.small, options.budget, options.store)
+    case.write()
+    if not options.ours_only:
+        with case.torch.no_grad():
+            case.peers()
+        case.time()
+        case.xla()
+    case.ours()
+    case.time()
+    case.record["finished"] = True
+    case.write()
+
+
+def warm(name: str, device: str, small: bool) -> None:
+    """Compile a workload as torch.compile's modes do. The processes of several workloads share the GPU: whoever times takes
+    it alone."""
+    import torch
+
+    from benchmarks import workloads
+
+    share_the_gpu()
+    work = workloads.small(workloads.WORKLOADS[name]) if small else workloads.WORKLOADS[name]
+    inputs, weights = work.arguments(device)
+    with torch.no_grad():
+        for mode in ("default", "max-autotune"):
+            compiled_as(work.call, mode)(*inputs, *weights)
+            torch._dynamo.reset()
+
+
+def share_the_gpu() -> None:
+    """Let Inductor's own timing wait for the lock, where this version has the places to do so."""
+    import fcntl
+
+    try:
+        from torch._inductor.runtime.benchmarking import benchmarker
+    except ImportError:
+        return
+    lock = open(os.environ.get("BENCH_GPU_LOCK", os.devnull), "a")  # noqa: SIM115
+
+    def alone(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **named: Any) -> Any:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                return call(*args, **named)
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        return run
+
+    with contextlib.suppress(AttributeError):
+        benchmarker.benchmark_gpu = alone(benchmarker.benchmark_gpu)
+
+
+# ---------------------------------------------------------------- all cases
+def stored(name: str) -> Record | None:
+    """The last result of a case."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def started(arguments: Sequence[str], options: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """A process of this module."""
+    more = ["--device", options.device, *(["--small"] if options.small else [])]
+    lock = options.work / "gpu.lock"
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "BENCH_GPU_LOCK": str(lock)}
+    environment.setdefault("TENSOR_GRAPHS_HOME", str(options.work / "home"))
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.gpu", *arguments, *more],
+        cwd=HERE.parent,
+        start_new_session=True,
+        env=environment,
+    )
+
+
+def waited(process: subprocess.Popen[bytes], seconds: float) -> str:
+    """How a process ended, empty if well; it is killed with all its children when the time is up."""
+    try:
+        code = process.wait(max(seconds, 0.1))
+        return "" if code == 0 else f"the process ended with code {code}"
+    except subprocess.TimeoutExpired:
+        return f"stopped after {seconds:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run_case(name: str, options: argparse.Namespace, seconds: float) -> Record:
+    """One case's record: what its process wrote, and how it ended."""
+    target = options.work / f"{name}.json"
+    target.unlink(missing_ok=True)
+    arguments = ["--child", "time", "--case", name, "--to", str(target), "--budget", str(options.budget),
+                 "--store", str(options.store / name), *(["--ours-only"] if options.ours_only else [])]  # fmt: skip
+    ended = waited(started(arguments, options), seconds)
+    found: Record = json.loads(target.read_text()) if target.exists() else {"name": name, "variants": {}}
+    if ended:
+        found["failed"] = ended
+    return found
+
+
+def merged(old: Record | None, new: Record) -> Record:
+    """A new record with the peers of an old one of the same machine and tools where it measured none itself."""
+    if old is None or any(old.get(k) != new.get(k) for k in ("machine", "small")):
+        return new
+    for name in (*PEERS, *OURS):
+        found, before = new["variants"].get(name), old["variants"].get(name)
+        if before and "us" in before and "us" not in (found or {}):
+            kept = {**before, "kept_from": before.get("kept_from", f"{old['date']}, {old['toolchain']}")}
+            new["variants"][name] = {**kept, **({"failed": found["failed"]} if found and "failed" in found else {})}
+    return new
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the stalest cases first until the time is up; how many failed."""
+    from benchmarks.workloads import WORKLOADS
+
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    names = options.only or list(WORKLOADS)
+    if unknown := set(names) - set(WORKLOADS):
+        raise SystemExit(f"no workloads are called {sorted(unknown)}; there are {', '.join(WORKLOADS)}")
+    names = sorted(names, key=lambda n: (stored(n) or {}).get("date", ""))
+    until, failed = time.monotonic() + options.seconds, 0
+    while names and until - time.monotonic() > LAST_S:
+        batch, names = names[: options.parallel], names[options.parallel :]
+        if not options.ours_only:
+            compiling = [started(["--child", "warm", "--case", n], options) for n in batch]
+            end = time.monotonic() + min(WARM_S, 0.4 * (until - time.monotonic()))
+            for process in compiling:
+                waited(process, end - time.monotonic())
+        for name in batch:
+            left = until - time.monotonic()
+            if left < LAST_S:
+                break
+            print(f"== {name} ({left:.0f} s left)", file=sys.stderr, flush=True)
+            found = merged(stored(name), run_case(name, options, min(options.case_seconds, left)))
+            failed += "failed" in found
+            if found.get("date"):
+                (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            TABLE.write_text(render())
+            print(line(found), flush=True)
+    return failed
+
+
+# ---------------------------------------------------------------- the table
+def best_peer(record: Record) -> tuple[str, float] | None:
+    """The fastest peer and its µs."""
+    times = {n: record["variants"][n]["us"] for n in PEERS if "us" in record["variants"].get(n, {})}
+    return min(times.items(), key=lambda item: item[1]) if times else None
+
+
+def how(found: Record) -> str:
+    """A plan in a few words: how many kernels, and which."""
+    if "kernels" not in found:
+        return str(found.get("failed", ""))[:80]
+    names: dict[str, int] = {}
+    for k in found["kernels"]:
+        names[k["kernel"]] = names.get(k["kernel"], 0) + 1
+    return ", ".join(f"{n} x{count}" if count > 1 else n for n, count in names.items())
+
+
+def line(record: Record) -> str:
+    """One row of the table."""
+    from benchmarks.workloads import WORKLOADS
+
+    work, variants = WORKLOADS[record["name"]], record["variants"]
+
+    def us(name: str) -> str:
+        found = variants.get(name, {})
+        if "us" not in found:
+            return "failed" if "failed" in found else ""
+        return f"{found['us']:.1f}" + ("†" if "kept_from" in found else "")
+
+    ours, peer, limit = variants.get("ours", {}), best_peer(record), record.get("limit_us")
+    mine = ours.get("us")
+    share = f"{100 * limit / mine:.0f} %" if mine and limit else ""
+    ratio = f"{peer[1] / mine:.2f}" if mine and peer else ""
+    seconds = " / ".join(f"{ours[n]:.3g}" for n in ("cold_s", "warm_s") if n in ours)
+    errors = " / ".join(f"{variants[n]['error']:.1e}" for n in ("ours", "eager") if "error" in variants.get(n, {}))
+    wanted = f"{work.wanted:g}" if work.wanted else ""
+    mark = "" if not (mine and work.wanted) else " yes" if mine <= work.wanted else " **no**"
+    cells = [record["name"], f"{limit:.1f}" if limit else "", *map(us, PEERS), us("ours"), share, ratio, us("generated"),
+             wanted + mark, seconds, errors, how(ours)]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = ("workload", "limit µs", "eager", "compile", "max-autotune", "XLA", "ours µs", "of limit", "× best peer", "generated only",
+        "wanted", "optimize s cold / warm", "error ours / eager", "our kernels")  # fmt: skip
+
+
+def render() -> str:
+    """The table of all stored results."""
+    from benchmarks.workloads import WORKLOADS
+
+    found = [r for n in WORKLOADS if (r := stored(n)) is not None]
+    rows = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD), *map(line, found)]
+    notes = sorted({f"- {r['machine']}, {r['driver']}, {r['toolchain']}: copy {r['copy_bytes_per_us'] / 1e6:.2f} TB/s, "
+                    f"read {r['read_bytes_per_us'] / 1e6:.2f} TB/s, {r['flops_per_us'] / 1e6:.0f} bf16 TFLOP/s, "
+                    f"{r['launch_us']:.2f} µs a launch ({r['date'][:10]}, {r['commit']})" for r in found if "machine" in r})  # fmt: skip
+    legend = (
+        "µs a call: median of replays of CUDA graphs over rotating arguments, more than five times the L2 cache, all variants in "
+        "turn. XLA: wall clock of one program over many argument sets. The limit is the larger of compulsory bytes over "
+        "measured bandwidth and arithmetic over the measured rate. Errors are relative to float64 (Frobenius). † kept from an "
+        "earlier run."
+    )
+    return "\n".join(["# Workloads on a GPU", "", *rows, "", legend, "", *notes]) + "\n"
+
+
+def main() -> int:
+    """Parse, run, render; how many cases failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--seconds", type=float, default=540.0, help="of the whole run")
+    parser.add_argument("--case-seconds", type=float, default=CASE_S, help="of one workload")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of each optimization")
+    parser.add_argument("--ours-only", action="store_true", help="keep peers' times of an earlier run")
+    parser.add_argument("--parallel", type=int, default=4, help="workloads whose peers compile side by side")
+    parser.add_argument("--store", type=Path, help="folder of cost stores, one per workload (default: new ones)")
+    parser.add_argument("--work", type=Path, default=HERE.parent / "out/bench/gpu", help="folder for caches and parts")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: does everything run?")
+    parser.add_argument("--small", action="store_true", help="small sizes")
+    parser.add_argument("--render", action="store_true", help="only write the table again")
+    parser.add_argument("--child", choices=("time", "warm"), help=argparse.SUPPRESS)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options)
+        return 0
+    options.store = options.store or options.work / f"stores-{int(time.time())}"
+    if options.small or options.device == "cpu":  # not for the table
+        global RESULTS, TABLE
+        RESULTS, TABLE = options.work / "small", options.work / "small.md"
+    failed = 0 if options.render else run(options)
+    TABLE.write_text(render())
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The GPU benchmark's workloads and its table, without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the workloads are PyTorch's")
+
+ROOT = Path(__file__).parents[1]
+LIMITS = {"rmsnorm_linear_b1": 7.9, "gated_mlp_up_b16": 15.9, "rmsnorm_qkv_b1": 11.9, "lora_b16": 8.1, "gqa_decode_b16": 63,
+          "gemma_mlp_b1": 1.9, "qknorm_attention_t2048": 44, "layernorm_mlp_t4096": 49.7, "normalised_update_4096": 24,
+          "softmax_131072x128": 15.9, "pointwise_64mi": 127, "matmul_chain_16": 16, "shared_factor_4096": 177,
+          "nasrnn_b16": 8.1, "gated_mlp_t2048": 927, "dit_block_b8": 86, "bottleneck_b32": 24, "unet_resblock_b2": 38}  # fmt: skip
+"""µs at 4.23 TB/s and 778 TFLOP/s, worked out by hand."""
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    if not (ROOT / "benchmarks").is_dir():
+        pytest.skip("benchmarks/ is not part of the installed package")
+    sys.path.insert(0, str(ROOT))
+    try:
+        return importlib.import_module("benchmarks.gpu"), importlib.import_module("benchmarks.workloads")
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def test_limits_are_what_the_workloads_need(bench: Any) -> None:
+    gpu, workloads = bench
+    rates = {"copy_bytes_per_us": 4.23e6, "read_bytes_per_us": 4.08e6, "flops_per_us": 778e6}
+    for name, limit in LIMITS.items():
+        assert gpu.limit_us(workloads.WORKLOADS[name], rates) == pytest.approx(limit, rel=0.03), name
+
+
+def test_small_workloads_run_and_halves_are_near_float64(bench: Any) -> None:
+    gpu, workloads = bench
+    for work in map(workloads.small, workloads.WORKLOADS.values()):
+        inputs, weights = work.arguments("cpu")
+        assert all(float(x.double().abs().min(-1).values.max()) > 0 for x in (*inputs, *weights)), work.name  # no zeros
+        got = workloads.flat(work.call(*inputs, *weights))
+        again = workloads.flat(work.module(weights)(*inputs))
+        exact = workloads.flat(work.call(*(x.double() for x in (*inputs, *weights))))
+        assert all(g.equal(a) and w.dtype == torch.float64 for g, a, w in zip(got, again, exact, strict=True)), (
+            work.name
+        )
+        assert max(gpu.error(g, w) for g, w in zip(got, exact)) < 3e-2, work.name
+
+
+def record(**variants: Any) -> dict[str, Any]:
+    return {"name": "rmsnorm_linear_b1", "machine": "gpu", "small": False, "toolchain": "torch=1", "date": "2026-01-01",
+            "limit_us": 8.0, "variants": variants}  # fmt: skip
+
+
+def test_the_table_compares_with_the_best_peer(bench: Any) -> None:
+    gpu, _ = bench
+    ours = {"us": 10.0, "cold_s": 30.0, "warm_s": 0.5, "error": 1e-3, "kernels": [{"kernel": "a"}, {"kernel": "a"}]}
+    found = record(eager={"us": 30.0, "error": 2e-3}, default={"us": 16.0}, ours=ours)
+    row = gpu.line(found)
+    assert "| 80 % | 1.60 |" in row and "12 yes" in row and "30 / 0.5" in row and "a x2" in row
+    assert "**no**" in gpu.line(record(ours={**ours, "us": 13.0}))
+    assert "failed" in gpu.line(record(ours={"failed": "no plan"}))
+
+
+def test_peers_of_an_earlier_run_are_kept_and_marked(bench: Any) -> None:
+    gpu, _ = bench
+    old = record(eager={"us": 30.0}, default={"us": 16.0}, ours={"us": 20.0})
+    new = gpu.merged(old, record(ours={"us": 10.0}, eager={"us": 29.0}, default={"failed": "no"}))
+    assert new["variants"]["ours"] == {"us": 10.0} and new["variants"]["eager"] == {"us": 29.0}
+    assert new["variants"]["default"]["us"] == 16.0 and "torch=1" in new["variants"]["default"]["kept_from"]
+    assert "16.0†" in gpu.line(new)
+    other = gpu.merged({**old, "machine": "another"}, record(ours={"us": 10.0}))
+    assert set(other["variants"]) == {"ours"}
