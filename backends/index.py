@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,13 @@ class Division:
 Atom = Axis | Division
 
 
+@cache
+def _name(atom: Atom) -> str:
+    return repr(atom)
+
+
 def _key(term: tuple[Atom, int]) -> tuple[str, int]:
-    return repr(term[0]), term[1]
+    return _name(term[0]), term[1]
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
-from ..errors import ShapeError
 from ..extract.kernel import Call, Template, contiguous
 from ..extract.regions import Region, Regions
 from ..extract.work import graph_flops
 from .index import Axis
-from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of
+from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, walk
 from .kir_split import scratch_bytes, split
 from .tiling import Shape, shape_of
 from .triton_source import Launch, emit, emit_joined
@@ -33,6 +32,7 @@ def counters(device):
     if device not in _counters:
         _counters[device] = torch.zeros(65536, dtype=torch.int32, device=device)
     return _counters[device]'''
+BODIES = 2  # ways to compute one value from the same others that are kept
 EMITTER = "1"  # raised when the same body and schedule give another source
 NAME = "triton"
 
@@ -89,6 +89,9 @@ class Generated(Template):
         leaves = {t: str(t.attr("name")) for t in topological([self.root]) if t.op == "input"}
         operands = {**call.operands, "out": call.output}
         buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in operands.items()}
+        for name in self.prep:
+            rows, cols = buffers[name].shape
+            buffers[name] = Buffer(buffers[name].dtype, (rows, cols), (1, rows))
         try:
             kernel = base_two(kernel_of(self.root, leaves, buffers))
             shape = shape_of(kernel)
@@ -174,8 +177,11 @@ def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
     return found.space if found is not None else ()
 
 
-def generated(root: Tensor, reach: str = "") -> Generated:
-    """The template of a term over inputs."""
+TRANSPOSED = "{w}.t().contiguous()"  # a weight laid out so that what one output needs is contiguous
+
+
+def generated(root: Tensor, transposed: Sequence[str] = ()) -> Generated:
+    """The template of a term over inputs; the weights `transposed` are laid out anew at load."""
     made: list[Generated] = []
     template = Generated(
         name=f"triton.{_family(root)}", backend=NAME, pattern=spelled(root),
@@ -183,6 +189,7 @@ def generated(root: Tensor, reach: str = "") -> Generated:
         flops=lambda call: made[0].work, scratch=lambda call: _scratch(made[0], call),
         source=lambda call: {x.name: x.source for x in launches(made[0], call)},
         space=lambda call: _space(made[0], call), version=EMITTER, root=root, setup=("counters",),
+        prep=dict.fromkeys(transposed, TRANSPOSED),
     )  # fmt: skip
     made.append(template)
     return template
@@ -209,7 +216,7 @@ class Triton:
     device: str = "cuda"
     helpers: Mapping[str, str] = field(default_factory=lambda: {"counters": COUNTERS})
     templates: tuple[Template, ...] = ()
-    known: dict[Tensor, Generated] = field(default_factory=dict)
+    known: dict[tuple[Tensor, tuple[str, ...]], Generated] = field(default_factory=dict)
 
     def unavailable(self) -> str:
         """Why it cannot be used here; empty when it can."""
@@ -223,24 +230,43 @@ class Triton:
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type]
     ) -> Iterator[tuple[Template, int, tuple[int, ...]]]:
-        """(template, class, operands' classes) of every region that a kernel can be generated for."""
+        """(template, class, operands' classes) of the regions that a kernel can be generated for: of those that make one
+        value from the same others, the `BODIES` with the least arithmetic and the smallest kernels."""
+        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, tuple[int, ...]]]] = {}
         for region in Regions(view, given):
-            template = self._template(region)
-            operands = [c for _, c in region.leaves]
+            operands = tuple(c for _, c in region.leaves)
+            weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank == 2]
             call = Call(
-                {o: _operand(types[c]) for o, c in zip(template.operands, operands)}, _operand(types[region.cls]), {}
+                {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}, _operand(types[region.cls]), {}
             )
-            try:
-                if template.lower(call) is not None:
-                    yield template, region.cls, tuple(operands)
-            except ShapeError:
-                continue
+            for template in self._templates(region, call, tuple(weights)):
+                lowered = template.lower(call)
+                assert lowered is not None
+                group = alike.setdefault((region.cls, frozenset(operands), bool(template.prep)), [])
+                group.append((template.work, len(lowered.kernel.exprs), template, operands))
+        for (cls, _, _), group in alike.items():
+            for _, _, template, operands in sorted(group, key=lambda g: g[:2])[:BODIES]:
+                yield template, cls, operands
 
-    def _template(self, region: Region) -> Generated:
-        found = self.known.get(region.term)
-        if found is None:
-            found = self.known[region.term] = generated(region.term, region.reach)
-        return found
+    def _templates(self, region: Region, call: Call, weights: tuple[str, ...]) -> Iterator[Generated]:
+        """The region's template, and that over transposed weights where a vector meets them."""
+        plain = self._template(region.term, ())
+        lowered = plain.lower(call)
+        if lowered is None:
+            return
+        yield plain
+        rights = {e.value[0] for d in lowered.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
+        turned = tuple(w for w in weights if w in rights)
+        if turned and not lowered.shape.rows and lowered.shape.kind == "contraction":
+            template = self._template(region.term, turned)
+            if template.lower(call) is not None:
+                yield template
+
+    def _template(self, term: Tensor, transposed: tuple[str, ...]) -> Generated:
+        key = term, transposed
+        if key not in self.known:
+            self.known[key] = generated(term, transposed)
+        return self.known[key]
 
 
 def _operand(kind: Type) -> Any:

@@ -152,8 +152,10 @@ def _streamed(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
     batch = _product(a.size for a in shape.batch)
     dense = width * main.size * shape.n * accumulators * batch
     m = padded(max(shape.m, 16)) if shape.rows else 1
-    depths = _blocks(main.size, (16, 32, 64, 128, 256, 512), 16 if shape.rows else 1)
-    for n, k in product(_blocks(shape.n, (16, 32, 64, 128, 256), 16), depths):
+    depths = _blocks(main.size, (16, 32, 64, 128, 256, 512, 1024), 16 if shape.rows else 1)
+    for n, k in product(
+        _blocks(shape.n, (16, 32, 64, 128, 256) if shape.rows else (4, 8, 16, 32, 64, 128, 256)), depths
+    ):
         tile = n * k * accumulators
         if not 512 <= tile <= 32768 or m * n * accumulators > TILE:
             continue
