@@ -38,6 +38,9 @@ from .view import EGraphView, SaturationReport, view_of
 SLACK_LAUNCHES = 3
 """Default slack of pruning, in launches: it must exceed the extra tree cost of a form that pays when shared."""
 
+BEAM = 4
+"""Default beam where pruning is on: the least width at which no graph measured got a dearer plan (benchmarks/anytime.py)."""
+
 DECLARE_SECONDS = 30.0
 """Time to declare ops and rules once per worker; it is not charged to a block."""
 
@@ -45,17 +48,18 @@ DECLARE_SECONDS = 30.0
 @dataclass(frozen=True)
 class Limits:
     """Bounds of one block's saturation: live e-nodes, rounds, wall-clock seconds, the worker's resident bytes, and the
-    beam: with `beam` = k > 0 each class keeps, after every round, its k cheapest e-nodes and the best one of every op."""
+    beam: of each class only the k cheapest e-nodes and the best one of every op are rewritten further (all of them if
+    k = 0; None is `BEAM` where the cost guard is on, else 0). The others stay in the view and can be chosen."""
 
     nodes: int = 20_000
     iterations: int = 10
     seconds: float = 5.0
     bytes: int = 2 << 30
-    beam: int = 0
+    beam: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("nodes", "iterations", "beam", "bytes", "seconds"):
-            if not getattr(self, name) >= 0:
+            if not (getattr(self, name) or 0) >= 0:
                 raise UsageError(f"limit {name}={getattr(self, name)} is negative")
 
 
@@ -309,7 +313,8 @@ def saturate_blocks(
         raise UsageError(f"slack={slack} is negative")
     slack = SLACK_LAUNCHES * pricing.launch if slack is None else slack
     chosen = [r for r in rules if r.exact or not exact]
-    program = make_program(graphs, chosen, pricing, slack if guard else None, limits.beam, parts=not exact)
+    limits = limits if limits.beam is not None else replace(limits, beam=BEAM if guard else 0)
+    program = make_program(graphs, chosen, pricing, slack if guard else None, limits.beam or 0, parts=not exact)
     if pool is None:
         from .worker import default_pool
 
