@@ -59,7 +59,7 @@ def claims(line: Line) -> list[Claim]:
 
 
 def derive(index: int, line: Line, prover: Prover, session: Session, limits: Limits = LIMITS) -> Derived:
-    """One rule; `limits.seconds` is for all its instances together. The seconds reported also hold reading the shapes and
+    """One rule, at all its instances together. The seconds reported also hold reading the shapes and
     telling egglog the rules, where the session does not know them yet."""
     begin = time.perf_counter()
 

@@ -59,8 +59,14 @@ _BOX = (
     " (size(x, 2) + q[0] + q[2] - d[0] * (s[2] - 1) - 1) // p[0] + 1, (size(x, 3) + q[1] + q[3] - d[1] * (s[3] - 1) - 1) // p[1] + 1))"
 )
 _WINDOW = "strides=p, pads=q, dilations=d"
-_IOTA_OF = "iota(axis={axis}, shape=replace(replace(s, 0, {size}), 1, {size}), dtype='int64')"
-_BOX_OF = "cast(eq({0}, {1}), dtype=f)".format(*(_IOTA_OF.format(axis=i, size="size({0}, 1)") for i in (0, 1)))
+
+
+def _box(size: str) -> str:
+    """The unit kernel of so many channels with the windows of s."""
+    first, second = (f"iota(axis={i}, shape=replace(replace(s, 0, {size}), 1, {size}), dtype='int64')" for i in (0, 1))
+    return f"cast(eq({first}, {second}), dtype=f)"
+
+
 KERNELS = table("kernels", "proof", [
     Rule("defer-filter-scale", "conv(x, w * z, strides=s, pads=p, dilations=d, groups=g)",
          "conv(x, w, strides=s, pads=p, dilations=d, groups=g) * reshape(z, shape=replace(ones(rank(w)), 1, size(z, 0)))",
@@ -80,10 +86,10 @@ KERNELS = table("kernels", "proof", [
     Rule("unit-box-filter", f"conv(x, {_UNIT}, strides=p, pads=q, dilations=d, groups=1)", _BOX,
          when=("len(s) == 4", "s[0] == s[1]"), growth="expands", doc="one weight for the whole window of a channel: a sum of the window"),
     Rule("split-box", f"conv(concat(x, y, axis=1), {_UNIT}, {_WINDOW}, groups=1)",
-         f"concat(conv(x, {_BOX_OF.format('x')}, {_WINDOW}, groups=1), conv(y, {_BOX_OF.format('y')}, {_WINDOW}, groups=1), axis=1)",
+         f"concat(conv(x, {_box('size(x, 1)')}, {_WINDOW}, groups=1), conv(y, {_box('size(y, 1)')}, {_WINDOW}, groups=1), axis=1)",
          when=("s[0] == s[1]",), growth="expands", doc="sums of windows, channel by channel"),
     Rule("slice-box", f"slice(conv(x, {_UNIT}, {_WINDOW}, groups=1), axis=1, start=a, stop=b)",
-         f"conv(slice(x, axis=1, start=a, stop=b), {_BOX_OF.format('x').replace('size(x, 1)', 'b - a')}, {_WINDOW}, groups=1)",
+         f"conv(slice(x, axis=1, start=a, stop=b), {_box('b - a')}, {_WINDOW}, groups=1)",
          when=("s[0] == s[1]",), doc="sums of windows of some channels"),
     Rule("box-filter", "conv(x, full(value=v, shape=s, dtype=f), strides=p, pads=q, dilations=d, groups=g)",
          f"{_BOX} * full(value=v, shape=(1, 1, 1, 1), dtype=f)",

@@ -1,6 +1,6 @@
 """Do the rules prove that terms are equal? Both sides go into one e-graph, which says whether they meet.
 
-A claim is a list of pairs of terms over shared leaves (a multi-pattern rule claims several equalities at once). Its terms are
+A claim is a list of pairs of terms over shared leaves (a multi-pattern rule claims several equalities at once). All terms are
 lowered together, the rules run round by round, and after each round the e-graph is asked whether the two sides of every
 pair are in one class: the proof may go either way or meet in the middle. Nothing is pruned.
 
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ..egraph.engine import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
-from ..egraph.graph import Graph, Tensor, topological
+from ..egraph.graph import Graph, Tensor, make, rebuild, topological
 from ..egraph.lower import Lowered, with_parts
 from ..egraph.pricing import Roofline
 from ..egraph.program import Program, make_program
@@ -30,8 +30,9 @@ from .spell import spelled_out
 
 Claim = Sequence[tuple[Tensor, Tensor]]
 
-LIMITS = Limits(nodes=30_000, iterations=16, seconds=4.0, bytes=1 << 30)
-"""E-nodes, rounds, seconds and bytes for one claim."""
+NAMED = ("input", "param", "state")
+LIMITS = Limits(nodes=60_000, iterations=16, seconds=5.0, bytes=1 << 30)
+"""E-nodes, rounds, seconds and bytes for the claims that are proved together."""
 
 #: Rules that make ever new terms once their condition on cost is gone. What they say follows from the normal form's.
 ENDLESS = (
@@ -83,39 +84,32 @@ class Prover:
         self.rules = all_for_proofs() if rules is None else for_proofs(rules)
         self.programs: dict[tuple[frozenset[str], frozenset[int]], Program] = {}
 
-    def program(self, graphs: Sequence[Graph]) -> Program:
+    def program(self, graph: Graph) -> Program:
         """The declaration for graphs of these ops and ranks."""
-        nodes = [n for g in graphs for n in with_parts(g)[0]]
+        nodes = with_parts(graph)[0]
         key = (frozenset(n.op for n in nodes), frozenset(n.rank for n in nodes))
         if key not in self.programs:
-            self.programs[key] = make_program(graphs, self.rules, Roofline(), None, parts=True)
+            self.programs[key] = make_program([graph], self.rules, Roofline(), None, parts=True)
         return self.programs[key]
 
     def prove(self, claims: Sequence[Claim], session: Session, limits: Limits = LIMITS, stop: Stop = never) -> Proof:
-        """Whether every claim is proved, all within `limits.seconds` together and each within the other limits; what
-        stopped the first that was not, and the rounds and e-nodes of the longest search.
+        """Whether every claim is proved within the limits. All are searched at once, each over leaves of its own.
 
         RuleError where a rule of ours gives one value two types.
         """
-        spelled = [c for c in map(_spelled, claims) if c]
-        if any(a.type != b.type for c in spelled for a, b in c):
+        pairs = [pair for i, claim in enumerate(claims) for pair in _spelled(claim, f"#{i}" if len(claims) > 1 else "")]
+        if any(a.type != b.type for a, b in pairs):
             return Proof(False, "the sides have different types")
-        graphs = [Graph.of(list(dict.fromkeys(t for pair in c for t in pair))) for c in spelled]
-        if any(0 in n.shape for g in graphs for n in g.nodes()):
+        if not pairs:
+            return Proof(True, "one term")
+        graph = Graph.of(list(dict.fromkeys(side for pair in pairs for side in pair)))
+        if any(0 in n.shape for n in graph.nodes()):
             return Proof(False, "empty values: no law holds")
-        proof = Proof(True, "one term")
-        for claim, graph in zip(spelled, graphs):
-            search = _Search(session, replace(limits, seconds=limits.seconds - proof.seconds), stop)
-            found = search.run(claim, graph, self.program(graphs))
-            proof = Proof(found.proved, found.stopped, max(proof.rounds, found.rounds),
-                          proof.seconds + found.seconds, max(proof.nodes, found.nodes))  # fmt: skip
-            if not found:
-                break
-        return proof
+        return _Search(session, limits, stop).run(pairs, graph, self.program(graph))
 
 
 class _Search:
-    """One claim on its way."""
+    """Claims on their way."""
 
     def __init__(self, session: Session, limits: Limits, stop: Stop) -> None:
         self.session, self.limits, self.stop = session, limits, stop
@@ -168,9 +162,15 @@ class _Search:
         return self.session.request(method, payload, Bounds(left, self.limits.bytes, self.stop))[0]
 
 
-def _spelled(claim: Claim) -> list[tuple[Tensor, Tensor]]:
-    """The pairs that are not one term already, constants spelled out."""
-    sides = spelled_out([side for pair in claim for side in pair])
+def _spelled(claim: Claim, mark: str) -> list[tuple[Tensor, Tensor]]:
+    """The pairs that are not one term already, constants spelled out, the mark added to the names of leaves."""
+
+    def renamed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+        if node.op not in NAMED or not mark:
+            return None
+        return make(node.op, (), {**dict(node.attrs), "name": f"{node.attr('name')}{mark}"})
+
+    sides = spelled_out(rebuild([side for pair in claim for side in pair], renamed))
     return [(a, b) for a, b in zip(sides[::2], sides[1::2]) if a is not b]
 
 

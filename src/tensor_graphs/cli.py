@@ -398,8 +398,8 @@ def rules_derive(
     file: Annotated[Path, typer.Argument(help="rules, one per line: Tensat's text format, or our own spelling")],
     pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of Tensat's format are one rule")] = False,
     time_limit: Annotated[float, typer.Option(help="seconds for one rule at all its sizes")] = 5.0,
-    rounds: Annotated[int, typer.Option(help="rounds of rewriting for one rule at one size")] = 16,
-    nodes: Annotated[int, typer.Option(help="e-nodes of one search")] = 30_000,
+    rounds: Annotated[int, typer.Option(help="rounds of rewriting for one rule")] = 16,
+    nodes: Annotated[int, typer.Option(help="e-nodes for one rule at all its sizes")] = 60_000,
     jobs: Annotated[int, typer.Option(help="worker processes; 0: one per core")] = 0,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip

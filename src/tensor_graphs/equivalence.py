@@ -12,9 +12,8 @@ from .egraph.simplify import simplify
 from .egraph.worker import default_pool
 from .errors import ShapeError
 from .pipeline import as_graph
-from .rules.prove import LIMITS, Prover
+from .rules.prove import LIMITS, NAMED, Prover
 
-NAMED = ("input", "param", "state")
 _prover: list[Prover] = []
 
 

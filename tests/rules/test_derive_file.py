@@ -18,9 +18,9 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.saturate import InProcess, Limits
 from tensor_graphs.egraph.worker import Pool
 from tensor_graphs.rules import check_file
-from tensor_graphs.rules.spell import said, spelled_out
 from tensor_graphs.rules.derive_file import Derived, claims, derive, derive_all
 from tensor_graphs.rules.prove import LIMITS, Prover, for_proofs
+from tensor_graphs.rules.spell import said, spelled_out
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 PROVER, SESSION = Prover(), InProcess()
