@@ -291,16 +291,18 @@ def wrong_region(original: Tensor, mutant: Tensor) -> list[Box]:
 
 def joined(boxes: Sequence[Box]) -> list[Box]:
     """The same positions in fewer boxes: neighbours that differ along one axis only become one."""
-    found = sorted(boxes)
-    for axis in range(len(found[0]) if found else 0):
-        lines: dict[Any, list[tuple[int, int]]] = {}
-        for box in sorted(found, key=lambda b: b[axis]):
-            line = lines.setdefault((box[:axis], box[axis + 1 :]), [])
-            if line and line[-1][1] == box[axis][0]:
-                line[-1] = (line[-1][0], box[axis][1])
-            else:
-                line.append(box[axis])
-        found = sorted((*head, part, *tail) for (head, tail), parts in lines.items() for part in parts)
+    found, before = sorted(boxes), 0
+    while len(found) != before:
+        before = len(found)
+        for axis in range(len(found[0]) if found else 0):
+            lines: dict[Any, list[tuple[int, int]]] = {}
+            for part, rest in sorted((b[axis], (b[:axis], b[axis + 1 :])) for b in found):
+                line = lines.setdefault(rest, [])
+                if line and line[-1][1] == part[0]:
+                    line[-1] = (line[-1][0], part[1])
+                else:
+                    line.append(part)
+            found = sorted((*head, part, *tail) for (head, tail), parts in lines.items() for part in parts)
     return found
 
 
@@ -408,10 +410,21 @@ def _meet(a: Box, b: Box) -> Box | None:
     return None if any(lo >= hi for lo, hi in found) else found
 
 
+def _picked(node: Tensor, box: Box) -> Tensor:
+    """A part of a value that is computed anyway: of a concat, the parts that the box meets."""
+    if node.op == "concat" and box != whole(node):
+        axis, seam = node.attr("axis"), concrete(node.args[0].shape)[node.attr("axis")]
+        (start, stop) = box[axis]
+        if stop <= seam or start >= seam:
+            behind = start >= seam
+            return _picked(node.args[behind], _at(box, axis, (start - seam * behind, stop - seam * behind)))
+    return _cut(node, box)
+
+
 def _spliced(original: Tensor, mutant: Tensor, box: Box, wrong: Sequence[Box]) -> Tensor:
     here = joined([m for m in (_meet(box, w) for w in wrong) if m is not None])
     if not here:
-        return restricted(mutant, box) if mutant.op in ("concat", "permute") else _cut(mutant, box)
+        return _picked(mutant, box)
     if here == [box]:
         return restricted(original, box)
     cuts = [
