@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,19 +159,12 @@ def test_profile_measures_and_times_distinct_plans(model: str, capsys: pytest.Ca
     assert not any(p["resumed"] for p in found["paths"]) and Path(found["times"]).is_file()
 
 
+@pytest.mark.usefixtures("even")
 def test_a_sweep_goes_on_where_it_ended(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensor_graphs import sweep
-    from tensor_graphs.backends.measure import CpuMeasurer, Timing
 
-    time = CpuMeasurer.time
-
-    def even(self: CpuMeasurer, *call: Any) -> Any:  # uneven times may be taken again, and change the plans
-        found = time(self, *call)
-        return replace(found, samples_us=(found.median,) * 5) if isinstance(found, Timing) else found
-
-    monkeypatch.setattr(CpuMeasurer, "time", even)
     short = ("--backend", "numpy", "--budget", "5", "--workers", "1")
     first = document(capsys, "profile", model, *short, "--paths", "1")
     file = Path(first["times"])

@@ -86,6 +86,7 @@ def test_hostile_names_are_only_names(kind: str, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"out"}
 
 
+@pytest.mark.usefixtures("even")
 def test_hostile_names_reach_the_store_as_text(tmp_path: Path) -> None:
     x = tg.input(HOSTILE["sql"], (8,))
     tg.optimize(Graph.of(tg.exp(x), name=HOSTILE["sql"]), backend="numpy", costdb=tmp_path / "db", budget=10.0)
@@ -375,6 +376,7 @@ def test_a_full_disk_while_saving_leaves_the_older_program(tmp_path: Path) -> No
     assert np.array_equal(tg.load_program(folder)(normal(4, 64)), newer(normal(4, 64)))
 
 
+@pytest.mark.usefixtures("even")
 def test_a_full_disk_under_the_store_does_not_stop_a_run(tmp_path: Path) -> None:
     expression = tg.exp(tg.input("x", (8,)))
     with full_disk(512):
@@ -403,6 +405,7 @@ def test_a_full_disk_is_no_bug_of_ours(tmp_path: Path, capsys: pytest.CaptureFix
         assert not output.exists()
 
 
+@pytest.mark.usefixtures("even")
 def test_an_empty_shard_is_set_aside_and_the_others_are_used(tmp_path: Path) -> None:
     x, root = tg.input("x", (8,)), tmp_path / "db"
     tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=10.0)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.backends.measure import CpuMeasurer, Failure, Timing
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
@@ -245,18 +244,6 @@ def test_the_report_says_everything(program: Any) -> None:
     for text in ("kernels", "plan", "error", "e-graph"):
         assert text in str(report)
     assert report.html().startswith("<!doctype html>") and "<script" not in report.html()
-
-
-@pytest.fixture
-def even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quiet machine: all samples of a kernel are its median."""
-    time = CpuMeasurer.time
-
-    def timed(self: CpuMeasurer, *call: Any) -> Timing | Failure:
-        found = time(self, *call)
-        return replace(found, samples_us=(found.median,) * 5) if isinstance(found, Timing) else found
-
-    monkeypatch.setattr(CpuMeasurer, "time", timed)
 
 
 @pytest.mark.usefixtures("even")
