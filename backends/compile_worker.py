@@ -7,6 +7,7 @@ with it, which costs one schedule.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 from collections.abc import Mapping
@@ -119,5 +120,14 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"ok": False, "status": "compile-error", "stage": "compile", "message": message}
 
 
+def begin() -> None:
+    """Load the compiler while the parent has other things to do."""
+    with contextlib.suppress(ImportError):
+        import torch
+        import triton
+
+        assert torch and triton
+
+
 if __name__ == "__main__":
-    main(answer)
+    main(answer, begin)

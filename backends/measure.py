@@ -133,6 +133,10 @@ class Worker:
         """Whether the child runs: the next job need not wait for it to start."""
         return self._process is not None and self._process.poll() is None
 
+    def start(self) -> None:
+        """Let the child start while there are other things to do; `ask` would do it too."""
+        self._started()
+
     def close(self) -> None:
         """End the child, with whatever it is doing."""
         process, self._process = self._process, None

@@ -22,6 +22,7 @@ from ..costdb.schema import REGIMES, Accuracy, Row
 from ..costdb.schema import Failure as FailureRow
 from ..costdb.schema import Timing as TimingRow
 from ..costdb.source import source_hash
+from ..errors import WorkerError
 from ..extract.kernel import Call, Candidate, Template
 from ..extract.work import call_work
 from .kernel_text import KernelText, call_json, kernel_text
@@ -32,8 +33,10 @@ SCHEDULES = 16  # of one kernel that are compiled
 BEST = 3  # of those tried that get the full protocol
 HOPELESS = 3.0  # a first time this many times the best one's gets none
 AHEAD = 4  # candidates that compile while others are timed
-START_S, COMPILE_S, RUN_S = 180.0, 60.0, 20.0  # most seconds for starting a process, one schedule's compiler, one job
+START_S, COMPILE_S, RUN_S = 180.0, 60.0, 15.0  # most seconds for starting a process, one schedule's compiler, one job
 CAPABILITY = 90  # compiled for where no GPU is seen
+
+GIVE_UP = 3  # schedules of one kernel that fault, crash or hang before the others are not tried
 
 Reply = dict[str, Any]
 
@@ -125,6 +128,7 @@ class GpuMeasurer:
     def measure(self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None) -> None:
         """Time each distinct call in its schedules and store timing, accuracy and failures; returns when the rows are
         durable. Candidates are taken from the iterable a few ahead of the one being timed."""
+        self.worker.start()
         waiting: list[Measured | None] = []
         source, seen, done = iter(candidates), set[str](), 0
         while True:
@@ -154,8 +158,6 @@ class GpuMeasurer:
 
     def calibrate(self, seconds: float = 4.0) -> list[Row]:
         """Measure what bounds every kernel here, and store it; the rows. WorkerError where the device gives none."""
-        from ..errors import WorkerError
-
         reply = self._ask({"job": "calibrate", "seconds": seconds}, START_S)
         if not reply["ok"]:
             raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
@@ -209,13 +211,18 @@ class GpuMeasurer:
 
     def _tried(self, kernel: Measured, alive: Mapping[int, Try]) -> None:
         """Try all schedules, then measure the best few of them in full."""
-        best = float("inf")
+        best, broken = float("inf"), 0
         for i, one in alive.items():
             assert one.text is not None
+            if broken >= GIVE_UP:
+                one.failure = Failure("not-tried", f"{broken} other schedules ended the process", "try")
+                continue
             reply = self._in_context(kernel, {"job": "try", "index": i, "text": one.text.to_json()})
             if not _failed(one, reply):
                 one.accuracy, one.cold = reply["accuracy"], reply["cold"]
                 best = min(best, one.us)
+            elif one.failure is not None and one.failure.status in ("fault", "crash", "timeout"):
+                broken += 1
         right = sorted((i for i, t in alive.items() if t.failure is None), key=lambda i: alive[i].us)
         for i in right[:BEST]:
             one = alive[i]
@@ -233,6 +240,8 @@ class GpuMeasurer:
             opened = self._ask(
                 {"job": "open", "pattern": kernel.template.pattern, "call": call_json(kernel.call)}, START_S
             )
+            if opened.get("fatal"):  # nothing of the kernel has run yet
+                raise WorkerError(f"the GPU cannot be used: {opened['message']}")
             if not opened["ok"]:
                 return opened
             self._open, self._known = kernel, set()

@@ -269,14 +269,17 @@ def _own_output() -> TextIO:
     return pipe
 
 
-def main(handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer) -> None:
-    """Answer jobs until the input ends. An interrupt is the parent's business."""
+def main(
+    handle: Callable[[Mapping[str, Any]], dict[str, Any]] = answer, begin: Callable[[], None] = lambda: None
+) -> None:
+    """Answer jobs until the input ends, after `begin`. An interrupt is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     out = _own_output()
     threads = int(os.environ.get("TENSOR_GRAPHS_THREADS") or 0)
     if threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
+    begin()
     for line in sys.stdin:
         job = json.loads(line)
         out.write(json.dumps({"id": job["id"], **handle(job)}) + "\n")

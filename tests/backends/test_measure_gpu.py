@@ -172,6 +172,30 @@ def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
     assert kinds == {64: "crash", 128: "timeout", 256: "accuracy", 32: "accuracy"}
 
 
+def test_a_kernel_that_always_crashes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies at every schedule, told without any process."""
+    asked: list[str] = []
+
+    class Dying:
+        alive = True
+
+        def start(self) -> None: ...
+
+        def ask(self, job: dict[str, object], timeout: float) -> dict[str, object]:
+            asked.append(str(job["job"]))
+            if job["job"] == "open":
+                return {"ok": True}
+            return {"ok": False, "status": "crash", "message": "gone"}
+
+        def close(self) -> None: ...
+
+    space = lambda call: [{"BLOCK": 2**i} for i in range(3, 10)]
+    with GpuMeasurer(Rows(), device="cpu", worker=Dying()) as measurer:  # type: ignore[arg-type]
+        found = rows(measurer, candidate(template(space=space)))
+    assert [r.status for r in found] == ["crash"] * 3 + ["not-tried"] * 4
+    assert asked.count("try") == 3
+
+
 # ---------------------------------------------------------------- layouts and values
 def test_operands_lie_as_the_call_says(measurer: GpuMeasurer) -> None:
     turned = operand(6, 10, strides=(1, 6))
