@@ -98,24 +98,22 @@ def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
 
 
 def _wide(rule: TextRule, scope: Scope, families: Families) -> Families:
-    """The families without those in which right sides force an axis to have size 1 that the left sides leave open: the
-    rule would match many shapes and be typed at a corner of them, where almost anything holds."""
+    """The families without those whose types force an axis of a variable to have size 1: at such a corner almost anything
+    holds, and a rule is not meant for it unless it names a kernel of size 1."""
     calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
-    if any(v == 1 for c in calls for k, v in c.params if k in ("kernel_h", "kernel_w") and c.op != "conv2d"):
-        return families  # a kernel of size 1 is meant
-    ones = [_ones(f) for f in families.found]
-    if not any(ones):
-        return families
-    open_ = [_ones(f) for f in typings(rule, scope, only_left=True).found]
-    meant = set.union(*open_) if open_ else set()
-    kept = [f for f, axes in zip(families.found, ones) if axes <= meant]
+    meant = any(v == 1 for c in calls for k, v in c.params if k in ("kernel_h", "kernel_w")) or any(
+        c.op == "reshape" for c in calls
+    )
+    kept = [f for f in families.found if meant or not _collapsed(f)]
+    if scope.constants and any(f.agrees() for f in kept):
+        kept = [f for f in kept if f.agrees()]
     return Families(kept, families.why or "its types force sizes of 1", families.complete)
 
 
-def _ones(family: Typing) -> set[tuple[str, int]]:
-    """Axes of variables that have size 1 in the whole family."""
-    return {(n, i) for n, t in family.inputs.items() for i, s in enumerate(t.sizes)
-            if family.system.reduce(s).number == 1}  # fmt: skip
+def _collapsed(family: Typing) -> bool:
+    """Whether an axis of a variable has size 1 (or none) in the whole family."""
+    numbers = (family.system.reduce(s).number for t in family.inputs.values() for s in t.sizes)
+    return any(n is not None and n <= 1 for n in numbers)
 
 
 def _evaluate(rule: TextRule, families: Families, seed: int) -> _Tally:
@@ -190,7 +188,7 @@ def _meaningless(rule: TextRule, seed: int) -> Verdict:
     both = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side)]
     if not families.complete or rule.attributes or any(isinstance(n, Apply) and n.op in VAGUE for n in both):
         return Verdict("unknown", f"no shapes were found at which all sides have types: {families.why}")
-    left = typings(rule, only_left=True)
+    left = _wide(rule, SCOPES[0], typings(rule, only_left=True))
     for family in left.found:
         for member in family.instances(random.Random(seed), 1, tries=200):
             shapes = ", ".join(str(list(t.shape)) for t in member.lefts())
@@ -198,5 +196,7 @@ def _meaningless(rule: TextRule, seed: int) -> Verdict:
                            f"  {member}\n  left: {shapes}, right: no type")  # fmt: skip
     why = left.why or "no sizes fit"
     return Verdict(
-        "refuted", f"the left side has no type at any shape: {why}", f"  left: {'; '.join(map(str, rule.lefts))}"
+        "refuted",
+        f"the left side has no type but where sizes are 1: {why}",
+        f"  left: {'; '.join(map(str, rule.lefts))}",
     )

@@ -45,13 +45,15 @@ class Scope:
     """Which shapes a rule is read for, where the format says too little: how convolutions may be grouped.
 
     `groups` are the counts tried where the shapes leave them open; with `plain`, a convolution of two variables has one
-    group; with `kin`, the variables that are kernels of convolutions share a shape.
+    group; with `kin`, the variables that are kernels of convolutions share a shape, and with `constants` constant kernels have
+    as many outputs as they, and groups are chosen so that the sides have one shape.
     """
 
     said: str
     groups: tuple[int, ...] = (1,)
     plain: bool = False
     kin: bool = False
+    constants: bool = False
 
 
 #: From the widest to the narrowest. The rules of TASO were verified for one group and kernels of one shape, and some of
@@ -62,6 +64,13 @@ SCOPES = (
     Scope("convolutions of variables have one group and kernels of one shape", plain=True, kin=True),
     Scope("the first convolution has one group"),
     Scope("the first convolution has one group, kernels have one shape", kin=True),
+    Scope(
+        "convolutions of variables have one group and all kernels one shape",
+        (1, 2),
+        plain=True,
+        kin=True,
+        constants=True,
+    ),
 )
 MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
 
@@ -285,6 +294,7 @@ class _Typer:
         ] = []  # size, kernel, (stride, pad), positions
         self.at_least: list[tuple[Affine, int]] = []
         self.inputs: dict[str, Typed] = {}
+        self.kernels: list[Typed] = []
 
     def rank(self, i: int) -> int:
         """A rank, chosen if it is free."""
@@ -460,6 +470,8 @@ class _Typer:
 
     def _kernel(self, args: Any, params: Any, term: Apply) -> Typed:
         n = self.fresh(eager=True)
+        if self.scope.constants and self.kernels:
+            self.system.equate(n, self.kernels[0].axes[0].size)
         return Typed(term.op, [Axis(n), Axis(n), *(Axis(Affine.of(params["kernel_" + i])) for i in "hw")], (), params)
 
     _Iconv = _Cpool = _kernel
@@ -481,6 +493,7 @@ class _Typer:
             if self.scope.plain and isinstance(conv.args[0], Input):
                 x, w = map(self.visit, conv.args)
                 self.system.equate(x.axes[1].size, w.axes[1].size)
+        self.kernels = [self.visit(k) for k in kernels]
         for other in kernels[1:] if self.scope.kin else []:
             for p, q in zip(self.visit(kernels[0]).sizes, self.visit(other).sizes):
                 self.system.equate(p, q)
@@ -739,13 +752,17 @@ def members(rule: TextRule, scope: Scope, *, seed: int = 0, count: int = 12) -> 
     are that many."""
     rng = random.Random(seed)
     families = typings(rule, scope).found
+    families = [f for f in families if f.agrees()] or families
     each = -(-count // max(1, len(families)))
     return [x for family in families for x in family.instances(rng, max(2, each))]
 
 
 def instances(rule: TextRule, *, seed: int = 0, count: int = 12) -> list[TextInstance]:
     """`members` under the narrowest scope that has any: shapes at which a right rule is right however it is read."""
-    for scope in SCOPES[::-1]:
+    kernels = any(
+        isinstance(n, Apply) and n.op in ("Iconv", "Cpool") for side in (*rule.lefts, *rule.rights) for n in nodes(side)
+    )
+    for scope in SCOPES[::-1] if kernels else SCOPES[-2::-1]:
         if found := members(rule, scope, seed=seed, count=count):
             return found
     return []
