@@ -1,4 +1,5 @@
-"""End to end: on small graphs, saturated by all rules, every way to run them is enumerated, and none is cheaper than the plan."""
+"""End to end: on small graphs, each saturated by a third of the rules, every way to run them is enumerated, and none is cheaper
+than the plan."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def random_graph(seed: int) -> Graph:
     rng = random.Random(seed)
     x, w = tg.input("x", (4, 4)), tg.param("w", (4, 4))
     values: list[Tensor] = [x, w]
-    for _ in range(rng.randint(2, 4)):
-        a, b = rng.choice(values[-2:]), rng.choice(values)
+    for _ in range(rng.randint(3, 4)):
+        a, b = rng.choice([x, values[-1]]), rng.choice(values)
         values.append(
             rng.choice([
                 lambda a, b: a @ b, lambda a, b: a + b, lambda a, b: a * b, lambda a, b: tg.tanh(a), lambda a, b: a.T,
@@ -96,7 +97,7 @@ def small_hypergraphs(count: int) -> list[tuple[int, Graph, Hypergraph, list[flo
     found = []
     for seed in range(200):
         graph = random_graph(seed)
-        view = saturate_block(graph, ALL, Limits(iterations=2, nodes=2000), session=InProcess())
+        view = saturate_block(graph, ALL[seed % 3 :: 3], Limits(iterations=2, nodes=2000), session=InProcess())
         kernels = candidates(view, [backend("numpy")], view_strides)
         prices = Prices(seed)
         costs: list[float] = []
