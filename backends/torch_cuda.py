@@ -89,7 +89,7 @@ def row(
 #: Not taken over: packed for the CPU, or spelled otherwise here.
 _CPU_ONLY = (
     "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "linear",
-    "mm", "bmm", "addmm", "cast", "sum", "mean", "square",
+    "matmul", "mm", "bmm", "addmm", "cast", "sum", "mean", "square",
 )  # fmt: skip
 
 #: Pointwise rows that promote operands of several dtypes themselves.
@@ -155,9 +155,10 @@ def _widenable(t: Template) -> bool:
 #: Rows that take floats of any dtypes themselves, take none, or have another row that is widened.
 _NOT_WIDENED = frozenset([
     "cast", "square", "square_wide", "sum", "mean", "prod", "and", "or", "xor", "not", "eq", "lt", "le", "is_nan", "is_inf",
-    "argmax", "argmin", "softplus_double", "linear", "linear_wide", "rope_out", "rope_wide",
+    "argmax", "argmin", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
+    "rope_wide",
 ])  # fmt: skip
-_VARIANTS = ("_int", "_bool", "_cast", "_nothing", "_tuned", "_flash", "_cudnn", "_efficient")
+_VARIANTS = ("_int", "_bool", "_cast", "_nothing", "_tuned", "_flash", "_cudnn")
 
 
 # ---------------------------------------------------------------- pointwise and reductions
@@ -299,6 +300,10 @@ def _products() -> list[Template]:
     residual = both(flat, _residual, merges("r"))
     found = [
         row("bmm", "matmul(x, w)", _batched_code("torch.bmm({x}, {w}, out={out})"), applies=both(_FLOAT, _batches_merge), **more),
+        row("matmul", "matmul(x, w)", "torch.matmul({x}, {w}, out={out})",
+            applies=both(_FLOAT, lambda c: not flat(c) and not _batches_merge(c)), **more),
+        row("matmul_wide", "matmul(x, w)", "{out}.copy_(torch.matmul({x}.float(), {w}.float()))",
+            applies=lambda c: not uniform(c), mixed=True, **more),
         row("matmul_int", "matmul(x, w)", "{out}.copy_(int_matmul({x}, {w}))", setup=("int_matmul",), applies=_not_float),
         row("linear", "linear(x, w, b)", "torch.add(torch.matmul({x}, {w}), {b}, out={out})",
             applies=both(_FLOAT, lambda c: not flat(c)), **more),
@@ -448,7 +453,7 @@ def _pools() -> list[Template]:
 _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 #: Torch's fused attention kernels by the suffix of our row: its own choice, and each by name.
-KERNELS = {"": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION", "_efficient": "EFFICIENT_ATTENTION"}
+KERNELS = {"": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
 
 
 def _causal(call: Call) -> bool:
@@ -530,11 +535,8 @@ def _attentions() -> list[Template]:
                 row(f"sdpa{masked}{suffix}_rows", pattern, _sdpa_code(kernel, True), setup=("attended",), applies=shaped,
                     layout=heads_inside, **more),
             ]  # fmt: skip
-            if suffix != "_efficient":
-                name = f"sdpa{masked}_grouped{suffix}"
-                found.append(
-                    row(name, pattern, _grouped_code(kernel), setup=("grouped",), applies=both(fits, _packable), **more)
-                )
+            found.append(row(f"sdpa{masked}_grouped{suffix}", pattern, _grouped_code(kernel), setup=("grouped",),
+                             applies=both(fits, _packable), **more))  # fmt: skip
         text = spelling.replace("MASK", "{m}" if masked else "None")
         found.append(row(f"attention{masked}", pattern, spell(text), setup=("attention_spelled",),
                          applies=both(_FLOAT, lambda call: not _fusable(call)), **more))  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs import accept, diagnose, pipeline
 from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends import single
+from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.program import Program
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.torch_cuda import TorchCudaBackend
@@ -20,7 +23,11 @@ from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.dtypes import numpy_dtype
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.simplify import simplify
 from tensor_graphs.errors import DeviceUnavailableError
+from tensor_graphs.models import zoo
+from tensor_graphs.models.load import load
+from tensor_graphs.verify import index_bounds, relative_error, sample_inputs
 
 torch = pytest.importorskip("torch")
 NO_GPU = backend("torch_cuda").unavailable()
@@ -116,6 +123,22 @@ def test_diagnosis_of_a_plan_that_stores_16_bits() -> None:
               for s in plan.steps]  # fmt: skip
     seen = diagnose.diagnose(replace(graph, params=params), replace(plan, steps=tuple(broken)))
     assert seen.miscompiled and seen.wrong == ["cuda.silu"]
+
+
+@pytest.mark.usefixtures("rehearsal")
+@pytest.mark.parametrize("kind", ["llama", "unet"])
+def test_models_run_as_they_are_written(tmp_path: Path, kind: str) -> None:
+    """The unoptimized plan of a 16-bit model: a kernel for every node, and not less accurate than the interpreter."""
+    if kind == "llama":
+        sizes: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "intermediate": 64, "vocab": 40}
+        graph = load(zoo.write_llama(tmp_path, **sizes, positions=64), dims={"batch": 2, "sequence": 6})
+    else:
+        graph = zoo.unet(image=16, channels=8, dtype="bfloat16")
+    graph = simplify(graph)
+    given = sample_inputs(graph.inputs, np.random.default_rng(0), index_bounds(graph))
+    found = Program(direct_plan(graph, [backend("torch_cuda")]), device="cpu").flat(**given)
+    for a, own, exact in zip(found, evaluate(graph, given), evaluate(graph, given, float64=True)):
+        assert relative_error(a, exact) < 1.5 * relative_error(own, exact) + 1e-3
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")

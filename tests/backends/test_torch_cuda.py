@@ -24,11 +24,11 @@ CUDA = backend("torch_cuda")
 KERNELS = [t for t in CUDA.templates if t.family != "view"]
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
 
-NAMED = ("_flash", "_cudnn", "_efficient")  # attention kernels that are asked for by name
+NAMED = ("_flash", "_cudnn")  # attention kernels that are asked for by name
 
 #: Kernels that Torch has on a GPU only, or with another meaning on the CPU: never tried here.
 GPU_ONLY = {t.name: "cuDNN's fused convolution" for t in KERNELS if "relu_last" in t.name}
-GPU_ONLY |= {t.name: "not for the CPU" for t in KERNELS if "_cudnn" in t.name or "_efficient" in t.name}
+GPU_ONLY |= {t.name: "not for the CPU" for t in KERNELS if "_cudnn" in t.name}
 GPU_ONLY |= {
     t.name: "its epilogue is the exact gelu on the CPU" for t in KERNELS if "mm_bias" in t.name and "gelu" in t.name
 }

@@ -74,8 +74,7 @@ def scattered(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) 
     """x with updates written at the index along one axis. x may be out."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)
-    index, updates = index.long(), updates.to(out.dtype)
-    index = torch.where(index < 0, index + x.shape[axis], index)
+    index, updates = index.long().remainder(x.shape[axis]), updates.to(out.dtype)
     if mode == "set":
         out.scatter_(axis, index, updates)
     else:
