@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .backends.keys import key_of
+from .backends.measure_gpu import SCHEDULES
 from .costdb.key import Work
 from .costdb.predict import Price, Query
 from .costdb.store import Store
@@ -79,10 +80,11 @@ def regime_of(device: str) -> str:
 
 def _variants(candidate: Candidate, every: bool) -> list[Variant]:
     template, call = candidate.template, candidate.call
-    work = Work(*call_work(template, call))
-    space = [call.schedule] if template.space is None or call.schedule else list(template.space(call))
-    calls = [replace(call, schedule=dict(s)) for s in (space or [{}])[: None if every else 1]]
-    return [Variant(tuple(sorted(c.schedule.items())), Query(key_of(template, c), work)) for c in calls]
+    work, key = Work(*call_work(template, call)), key_of(template, call)
+    if template.space is None or call.schedule:
+        return [Variant(tuple(sorted(call.schedule.items())), Query(key, work))]
+    space = list(template.space(call))[:SCHEDULES] or [{}]
+    return [Variant(tuple(sorted(s.items())), Query(key.with_schedule(s), work)) for s in space[: None if every else 1]]
 
 
 def _cheapest(variants: Sequence[Variant], prices: Mapping[str, Price], failed: set[str]) -> Priced:

@@ -36,6 +36,18 @@ def test_digests_tell_values_apart_exactly_when_canonical_forms_differ(a: Any, b
 
 
 @few
+@given(st.dictionaries(st.text(max_size=4), st.integers(), max_size=5), st.booleans())
+def test_another_schedule_is_another_key_by_either_way(schedule: dict[str, int], asked: bool) -> None:
+    fixed = {"kernel": "k", "name": "n", "family": "f", "backend": "triton", "emitter": "1", "source": "s"}
+    base, direct = KernelKey(**fixed, shapes=((1, 2),)), KernelKey(**fixed, shapes=((1, 2),), schedule=schedule)
+    if asked:
+        assert base.digest
+    made = base.with_schedule(schedule)
+    assert made == direct and made.digest == direct.digest and made.columns == direct.columns
+    assert base.schedule == () and (made.digest == base.digest) == (not schedule)
+
+
+@few
 @given(st.dictionaries(st.text(max_size=4), st.integers(), max_size=5), st.randoms())
 def test_a_mapping_has_no_order(schedule: dict[str, int], random: Any) -> None:
     shuffled = list(schedule.items())
