@@ -159,6 +159,22 @@ def test_a_cache_of_another_version_is_rebuilt(filled: Path, timing: Make, state
         assert all_found(Store(filled), timing)
 
 
+def test_ctrl_c_during_a_query_is_no_damage(filled: Path, timing: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB turns what a signal handler raises into an error of its own."""
+
+    def interrupted(*given: object) -> None:
+        raise RuntimeError("Query interrupted")
+
+    assert all_found(Store(filled), timing)
+    before = sorted(p.name for p in filled.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_synchronised", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Store(filled).lookup([timing().key])
+    assert sorted(p.name for p in filled.rglob("*")) == before
+    assert all_found(Store(filled), timing)
+
+
 def test_newer_formats_are_named_and_left_alone(filled: Path) -> None:
     (filled / "v2" / "device=x").mkdir(parents=True)
     (filled / "v2" / "device=x" / "a.parquet").write_bytes(b"future")
