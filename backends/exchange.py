@@ -29,6 +29,10 @@ class Exchange(Protocol):
         """Results as the caller wants them."""
         ...
 
+    def near(self, x: Array) -> Any:
+        """An array on the program's device."""
+        ...
+
     def zeros(self, spec: Spec) -> Any:
         """A state."""
         ...
@@ -58,6 +62,10 @@ class OnCpu:
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
         """See Exchange."""
         return [tensor_of(r) for r in results] if any(map(is_torch, given)) else results
+
+    def near(self, x: Array) -> Array:
+        """See Exchange."""
+        return x
 
     def zeros(self, spec: Spec) -> Array:
         """See Exchange."""
@@ -94,6 +102,10 @@ class OnTensors:
         if any(x.device.type == "cuda" for x in tensors):
             return results
         return [r.cpu() for r in results] if tensors else [array_of(r) for r in results]
+
+    def near(self, x: Array) -> Any:
+        """See Exchange."""
+        return tensor_of(x).to(self.device)
 
     def zeros(self, spec: Spec) -> Any:
         """See Exchange."""

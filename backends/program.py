@@ -180,6 +180,10 @@ class Program:
                 raise
             raise found from error
 
+    def near(self, values: Sequence[Array]) -> list[Any]:
+        """Arrays as inputs that a call need not fetch: tensors on its GPU, or the arrays themselves."""
+        return [self._exchange.near(v) for v in values]
+
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         if len(args) > len(self.input_names):
             raise UsageError(f"{len(args)} inputs given, the program has {len(self.input_names)}: {self.input_names}")

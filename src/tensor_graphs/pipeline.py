@@ -19,7 +19,6 @@ import numpy as np
 from . import settings
 from .accept import Acceptance, renamed
 from .backends.direct import direct_plan
-from .backends.exchange import tensor_of
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
 from .backends.program import Program
@@ -444,11 +443,10 @@ def _time_whole(
     session: Session, prepared: Prepared, program: Program, backends: Sequence[Backend], report: Report
 ) -> None:
     """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget."""
-    from .timing import gpu_us, interleaved, wall_us
+    from .timing import clock_of, interleaved
     from .verify import index_bounds, sample_inputs
 
-    gpu = on_gpu(backends)
-    graph = prepared.narrow if gpu else prepared.work
+    graph = prepared.narrow if on_gpu(backends) else prepared.work
     plan = direct_plan(graph, eager(backends))
     report.kernels_before = plan.kernels
     if not session.options.measure or session.progress.stopped:
@@ -458,8 +456,8 @@ def _time_whole(
         inputs = sample_inputs(
             prepared.graph.inputs, np.random.default_rng(session.options.seed), index_bounds(prepared.graph)
         )
-        values = [tensor_of(inputs[n]).to(program.device) if gpu else inputs[n] for n in program.input_names]
-        timed = partial(interleaved, seconds=2.0, clock=gpu_us if gpu else wall_us)
+        values = program.near([inputs[n] for n in program.input_names])
+        timed = partial(interleaved, seconds=2.0, clock=clock_of(program.device))
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
         if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
             times = timed(calls)

@@ -21,7 +21,7 @@ from .diagnose import meaning
 from .egraph.graph import Graph, structural_digest
 from .errors import UsageError
 from .extract.kernel import Plan
-from .timing import interleaved
+from .timing import clock_of, interleaved
 from .verify import index_bounds, sample_inputs
 
 LEAST, MOST = 0.2, 3.0  # seconds for one plan
@@ -94,7 +94,8 @@ def profile(
         if digest not in times.us and not progress.stopped:
             progress.say("time", repr(path))
             pair = {"best": calls.of(found[0]), "this": calls.of(path)} if path.rank else {"this": calls.of(path)}
-            times.add(digest, interleaved(pair, seconds=min(MOST, max(LEAST, budget / len(found))))["this"])
+            seconds = min(MOST, max(LEAST, budget / len(found)))
+            times.add(digest, interleaved(pair, seconds=seconds, clock=clock_of(first.device))["this"])
         if digest in times.us:
             rows.append({
                 "path": f"path {path.rank}", "estimated_us": path.cost, "measured_us": times.us[digest],
@@ -118,7 +119,7 @@ class _Calls:
             return self.best
         program = path.program()
         run_flat(program, self.inputs)
-        values = [self.inputs[n] for n in program.input_names]
+        values = program.near([self.inputs[n] for n in program.input_names])
         call = lambda: program.flat(*values)
         if path.rank == 0:
             self.best = call

@@ -29,6 +29,11 @@ def gpu_us(call: Run) -> float:
     return float(start.elapsed_time(end)) * 1e3
 
 
+def clock_of(device: str) -> Callable[[Run], float]:
+    """What times a call on a device."""
+    return wall_us if device == "cpu" else gpu_us
+
+
 def interleaved(
     calls: Mapping[str, Run], *, seconds: float = 2.0, least: int = 5, most: int = 200,
     clock: Callable[[Run], float] = wall_us,
