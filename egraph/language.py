@@ -327,8 +327,10 @@ LAW_TEXT: dict[str, Callable[[Op, Sequence[int]], Cases]] = {
 
 
 #: Contractions whose right operands may be merged into one. Chains are runs of neighbours among the weights that meet one
-#: left operand: k weights give k²/2 chains, where chains of any subset would give 2ᵏ.
+#: left operand: all runs of up to `RUN` weights, and from the first weight on runs of any length. That makes RUN·k chains
+#: of k weights, where all runs would be k²/2 (and their slices k³/6), and chains of any subset 2ᵏ.
 MERGING = ("matmul", "linear", "conv")
+RUN = 4
 
 
 # ---------------------------------------------------------------- declarations
@@ -346,6 +348,9 @@ def base_declarations(*, guarded: bool) -> list[str]:
         "(function wk (T) i64 :merge (min old new))",
         "(function wid (T) i64 :merge (min old new))",  # number of an original weight
         "(function last (T) i64 :merge (max old new))",  # number of the last weight in a chain of concats
+        "(function links (T) i64 :merge (min old new))",  # how many weights a chain has
+        "(function start (T) i64 :merge (min old new))",  # number of its first weight
+        "(function least (T) i64 :merge (min old new))",  # number of the first weight that meets a left operand
         "(function after (T i64) i64 :merge (min old new))",  # number of the next weight that meets the same left operand
         "(relation Ones (Dims))",
         "(function OnesOf (i64) Dims :no-merge)",
@@ -366,7 +371,7 @@ def base_declarations(*, guarded: bool) -> list[str]:
         "(rule ((i_equal a b)) ((union (H a) (H b))) :ruleset r_load)",
         "(relation i_weight (i64))",
         "(rule ((i_weight o)) ((set (wid (H o)) o)) :ruleset r_load)",
-        "(rule ((= i (wid e))) ((set (last e) i)) :ruleset r_shape)",
+        "(rule ((= i (wid e))) ((set (last e) i) (set (start e) i) (set (links e) 1)) :ruleset r_shape)",
     ]
 
 
@@ -407,7 +412,10 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
         weight = f"(wk {x})" if i == 0 else f"(max {weight} (wk {x}))"
     yield f"(rule ((= e {term}) (= w {weight})) ((set (wk e) w)) :ruleset r_shape)"
     if op == "concat":
-        yield (f"(rule ((= e {term}) (= i (last x0)) (= j (wid x1)) (< i j)) ((set (last e) j)) :ruleset r_shape)")
+        yield (
+            f"(rule ((= e {term}) (= i (last x0)) (= j (wid x1)) (< i j) (= s (start x0)) (= n (links x0)))"
+            " ((set (last e) j) (set (start e) s) (set (links e) (+ n 1))) :ruleset r_shape)"
+        )
         stacked = term.replace("a_axis", "0")  # one weight above another takes the first one's place
         yield f"(rule ((= e {stacked}) (= i (wid x0)) (wid x1)) ((set (wid e) i)) :ruleset r_shape)"
     if op == "pad":  # an enlarged kernel takes its original's place in a chain
@@ -418,6 +426,7 @@ def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]
             f"(rule ((= e {term}) (= i (wid x1)) (= f {other}) (= j (wid y1)) (< i j)) ((set (after x0 i) j))"
             " :ruleset r_shape)"
         )
+        yield f"(rule ((= e {term}) (= i (wid x1))) ((set (least x0) i)) :ruleset r_shape)"
 
 
 def _loader(op: str, sig: str, guarded: bool) -> Iterator[str]:
@@ -438,5 +447,5 @@ def constructors(ops: Iterable[str]) -> list[str]:
     return sorted(op for op in ops if op not in LEAVES)
 
 
-__all__ = ["DTYPE_ID", "FIRST_FLOAT", "LAW_TEXT", "SNAP", "Interner", "arguments", "base_declarations", "constructors",
+__all__ = ["DTYPE_ID", "FIRST_FLOAT", "LAW_TEXT", "RUN", "SNAP", "Interner", "arguments", "base_declarations", "constructors",
            "declare_op", "number_key", "operands", "pattern", "rank_facts", "signature"]  # fmt: skip

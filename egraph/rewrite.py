@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import RuleError
 from .dims import Expr
-from .language import FIRST_FLOAT, STATUS_PROTECTED, Interner
+from .language import FIRST_FLOAT, RUN, STATUS_PROTECTED, Interner
 from .ops import OPS
 from .pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, subterms
 from .rule import Rule
@@ -347,6 +347,9 @@ class _Compiler:
             first, second = names[-2:]
             atom = f"(< (last {first}) (wid {second}))"
             self.atoms.append(atom if len(names) == 2 else f"(= (after {names[0]} (last {first})) (wid {second}))")
+            if len(names) == 3:  # a long chain grows only if it begins with the first weight
+                beyond = f"(max 0 (- (links {first}) {RUN - 1}))"
+                self.atoms.append(f"(= 0 (* {beyond} (- (start {first}) (least {names[0]}))))")
         else:
             raise self.fail(f"{f} is not a condition")
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,6 +25,7 @@ from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.engine import Bounds, Deadline, MemoryLimit, Stopped
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.language import RUN
 from tensor_graphs.egraph.pricing import Roofline, node_prices
 from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block, saturate_blocks
@@ -356,7 +358,7 @@ def test_bounds_of_a_request(worker: Worker) -> None:
     worker.prepare()
     with pytest.raises(MemoryLimit):
         while True:
-            worker.request("declare", {"key": str(time.perf_counter()), "signatures": {}, "pruned": 0, "beam": 0,
+            worker.request("declare", {"key": str(time.perf_counter()), "signatures": {}, "needs": {}, "pruned": 0, "beam": 0,
                                        "commands": ["(sort T)"] * 1}, Bounds(5.0, 1))  # fmt: skip
 
 
@@ -501,3 +503,15 @@ def test_a_rule_whose_ops_come_up_later_sees_everything() -> None:
     sums = [i for i in view.nodes_of(view.roots[0]).tolist() if view.op[i] == "add"]
     assert view.report.matches == {"sub-as-add": 1, "add-neg-neg": 1}
     assert [view.classes[x], view.classes[y]] in [view.kids(i).tolist() for i in sums]
+
+
+@pytest.mark.parametrize("count", [3, 6, 12])
+def test_merges_of_many_weights_grow_linearly(count: int) -> None:
+    from tensor_graphs.rules import ALL
+
+    merging = [r for r in ALL if r.name in ("merge-matmuls", "slice-slice")]
+    x = t.input("x", (8, 16))
+    graph = Graph.of([t.exp(x @ t.param(f"w{i}", (16, 4))) for i in range(count)])
+    view = saturate_block(graph, merging, Limits(iterations=count + 2, seconds=60), session=InProcess())
+    widths = Counter(view.types[int(view.cls[i])].shape[1] // 4 for i in range(len(view)) if view.op[i] == "matmul")
+    assert widths == {n: count + 1 - n if n <= RUN else 1 for n in range(1, count + 1)}  # runs up to 4, then prefixes
