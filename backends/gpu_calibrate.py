@@ -21,12 +21,11 @@ def calibrate(device: Device, seconds: float) -> list[Probe]:
     source, target = (torch.randn(large // 4, device=device.name) for _ in range(2))
     near, far = (torch.randn(device.cache_bytes // 32, device=device.name) for _ in range(2))
     total = torch.empty(1, device=device.name)
-    tiny = torch.zeros(4, device=device.name)
     probes: list[tuple[str, str, float, float, int, Callable[[], object]]] = [
         ("copy", "float32", 0.0, 2.0 * large, 4, lambda: target.copy_(source)),
         ("read", "float32", large / 4.0, 1.0 * large, 4, lambda: torch.sum(source, 0, keepdim=True, out=total)),
         ("cache", "float32", 0.0, 2.0 * near.numel() * 4, 50, lambda: far.copy_(near)),
-        ("launch", "float32", 4.0, 32.0, launches, lambda: tiny.add_(1.0)),
+        ("launch", "float32", 0.0, 1.0, launches, device.nothing),
     ]
     for dtype in ("bfloat16", "float16", "float32"):
         a, b = (torch.randn(order, order, device=device.name, dtype=getattr(torch, dtype)) for _ in range(2))

@@ -36,6 +36,10 @@ class Device(Protocol):
         """µs on the device from before to after it."""
         ...
 
+    def nothing(self) -> object:
+        """Launch a kernel that does nothing."""
+        ...
+
     def clock_mhz(self) -> float:
         """The multiprocessors' clock now; NaN where unknown."""
         ...
@@ -89,6 +93,10 @@ class Cuda:
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) * 1000.0
 
+    def nothing(self) -> object:
+        """A kernel of one thread that waits for no cycle."""
+        return self.torch.cuda._sleep(0)
+
     def clock_mhz(self) -> float:
         """As the driver says, where its library is installed."""
         try:
@@ -124,6 +132,10 @@ class Host:
         start = time.perf_counter_ns()
         run()
         return (time.perf_counter_ns() - start) / 1000.0
+
+    def nothing(self) -> object:
+        """Nothing."""
+        return None
 
     def clock_mhz(self) -> float:
         """Unknown."""

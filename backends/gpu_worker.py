@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -272,11 +272,25 @@ _JOBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Have the device to oneself among processes that name the same file in TENSOR_GRAPHS_GPU_LOCK; else nothing."""
+    path = os.environ.get("TENSOR_GRAPHS_GPU_LOCK")
+    if not path:
+        yield
+        return
+    from filelock import FileLock
+
+    with FileLock(path):
+        yield
+
+
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """The reply to one job. `fatal` says that the device is unusable from now on."""
     stage = str(job["job"])
     try:
-        return {"ok": True, **_JOBS[stage](job)}
+        with alone():
+            return {"ok": True, **_JOBS[stage](job)}
     except Wrong as error:
         return {"ok": False, "status": "wrong", "stage": stage, "message": str(error)}
     except Exception as error:

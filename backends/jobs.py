@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..costdb import shards
-from ..costdb.device import gpu_facts
+from ..costdb.device import gpu_facts, gpu_machine
 from ..costdb.schema import Row, checked, to_table
 from ..egraph import dtypes
 from ..egraph.graph import Tensor, topological
@@ -209,16 +209,18 @@ def known(root: Path) -> set[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a file of jobs: how many were measured now, were known, could not be read; rows written by kind."""
+    """What became of a file of jobs: how many were measured now, were known, could not be read; rows written by kind; and
+    the GPU's name for plans made elsewhere (the setting `gpu`)."""
 
     measured: int
     known: int
     bad: Mapping[int, str]
     rows: Mapping[str, int]
+    gpu: str
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return {"measured": self.measured, "known": self.known, "rows": dict(self.rows),
+        return {"measured": self.measured, "known": self.known, "rows": dict(self.rows), "gpu": self.gpu,
                 "bad": {str(n): why for n, why in self.bad.items()}}  # fmt: skip
 
 
@@ -254,7 +256,7 @@ def measure_jobs(
                 cpu.measure(taken([c for c in found if not _on_gpu(c)]))
     finally:
         sink.flush()
-    return Outcome(done, old, bad, dict(sink.counts))
+    return Outcome(done, old, bad, dict(sink.counts), "|".join(gpu_machine()))
 
 
 def _wanted(

@@ -36,6 +36,7 @@ AHEAD = 4  # candidates that compile while others are timed
 START_S, COMPILE_S, RUN_S = 180.0, 60.0, 15.0  # most seconds for starting a process, one schedule's compiler, one job
 CAPABILITY = 90  # compiled for where no GPU is seen
 
+CALIBRATE_S = 1.5
 GIVE_UP = 3  # schedules of one kernel that fault, crash or hang before the others are not tried
 
 Reply = dict[str, Any]
@@ -129,6 +130,7 @@ class GpuMeasurer:
         """Time each distinct call in its schedules and store timing, accuracy and failures; returns when the rows are
         durable. Candidates are taken from the iterable a few ahead of the one being timed."""
         self.worker.start()
+        self._calibrate_once()
         waiting: list[Measured | None] = []
         source, seen, done = iter(candidates), set[str](), 0
         while True:
@@ -146,6 +148,13 @@ class GpuMeasurer:
         flush = getattr(self.sink, "flush", None)
         if flush is not None and seen:
             flush()
+
+    def _calibrate_once(self) -> None:
+        """Calibrate where the store knows no limits of this device."""
+        predictor = getattr(self.sink, "predictor", None)
+        if predictor is not None and self.device == "cuda":
+            if gpu_machine().device not in predictor("cold").rooflines.measured():
+                self.calibrate(CALIBRATE_S)
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement of a call in the schedule that it names, not stored."""

@@ -16,9 +16,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -126,6 +128,7 @@ class Case:
             return
         with self.variant("xla") as found:
             from benchmarks.jax_workloads import on_all
+            from tensor_graphs.backends.gpu_worker import alone
 
             rounds = max(1, 32 // len(self.sets))
             start = time.monotonic()
@@ -134,10 +137,11 @@ class Case:
             results = [self.torch.from_dlpack(x) for x in (first if isinstance(first, tuple) else (first,))]
             found["error"] = max(error(got, want) for got, want in zip(results, self.exact, strict=True))
             samples = []
-            for _ in range(ROUNDS):
-                began = time.perf_counter_ns()
-                run()
-                samples.append((time.perf_counter_ns() - began) / 1e3 / len(self.sets) / rounds)
+            with alone():
+                for _ in range(ROUNDS):
+                    began = time.perf_counter_ns()
+                    run()
+                    samples.append((time.perf_counter_ns() - began) / 1e3 / len(self.sets) / rounds)
             found |= {"us": median(samples), "fastest_us": min(samples)}
 
     def ours(self) -> None:
@@ -181,10 +185,10 @@ class Case:
     # ------------------------------------------------------------ time
     def time(self) -> None:
         """Replay all variants in turn, each after the cache was filled with other data."""
-        from tensor_graphs.backends.gpu_worker import reference
+        from tensor_graphs.backends.gpu_worker import alone, reference
 
         replays: dict[str, tuple[Run, int]] = {}
-        with self.torch.no_grad():
+        with self.torch.no_grad(), alone():
             for name, calls in list(self.calls.items()):
                 with self.variant(name):
                     for call in calls[:2]:
@@ -255,9 +259,12 @@ def installed(name: str) -> bool:
 def machine(device: Any) -> Record:
     """The device and its rates: bytes and operations a second, measured now."""
     from tensor_graphs.backends.gpu_calibrate import calibrate
+    from tensor_graphs.backends.gpu_worker import alone, keep_busy
     from tensor_graphs.costdb.device import gpu_machine
 
-    probes = calibrate(device, 0.7)
+    with alone():
+        keep_busy(device)
+        probes = calibrate(device, 0.7)
     rates = {(p["name"], p["dtype"]): max(p["flops"], p["bytes"]) / median(p["samples"]) for p in probes}
     found = gpu_machine()
     return {
@@ -280,7 +287,9 @@ def child(options: argparse.Namespace) -> None:
     if options.child == "warm":
         warm(options.case, options.device, options.small)
         return
+    share_the_gpu()
     case = Case(options.case, options.to, options.device, options.small, options.budget, options.store)
+    case.record["together"] = options.together
     case.write()
     if not options.ours_only:
         with case.torch.no_grad():
@@ -310,27 +319,22 @@ def warm(name: str, device: str, small: bool) -> None:
 
 
 def share_the_gpu() -> None:
-    """Let Inductor's own timing wait for the lock, where this version has the places to do so."""
-    import fcntl
+    """Let Inductor's timing of kernels and our timing of programs have the GPU alone, as our timing of kernels has."""
+    from tensor_graphs import timing
+    from tensor_graphs.backends.gpu_worker import alone
 
-    try:
-        from torch._inductor.runtime.benchmarking import benchmarker
-    except ImportError:
-        return
-    lock = open(os.environ.get("BENCH_GPU_LOCK", os.devnull), "a")  # noqa: SIM115
-
-    def alone(call: Callable[..., Any]) -> Callable[..., Any]:
+    def locked(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **named: Any) -> Any:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
+            with alone():
                 return call(*args, **named)
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)
 
         return run
 
-    with contextlib.suppress(AttributeError):
-        benchmarker.benchmark_gpu = alone(benchmarker.benchmark_gpu)
+    timing.gpu_us = locked(timing.gpu_us)
+    with contextlib.suppress(ImportError, AttributeError):  # other versions of Torch keep it elsewhere
+        from torch._inductor.runtime.benchmarking import benchmarker
+
+        benchmarker.benchmark_gpu = locked(benchmarker.benchmark_gpu)
 
 
 # ---------------------------------------------------------------- all cases
@@ -344,7 +348,7 @@ def started(arguments: Sequence[str], options: argparse.Namespace) -> subprocess
     """A process of this module."""
     more = ["--device", options.device, *(["--small"] if options.small else [])]
     lock = options.work / "gpu.lock"
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "BENCH_GPU_LOCK": str(lock)}
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TENSOR_GRAPHS_GPU_LOCK": str(lock)}
     environment.setdefault("TENSOR_GRAPHS_HOME", str(options.work / "home"))
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.gpu", *arguments, *more],
@@ -372,7 +376,8 @@ def run_case(name: str, options: argparse.Namespace, seconds: float) -> Record:
     target = options.work / f"{name}.json"
     target.unlink(missing_ok=True)
     arguments = ["--child", "time", "--case", name, "--to", str(target), "--budget", str(options.budget),
-                 "--store", str(options.store / name), *(["--ours-only"] if options.ours_only else [])]  # fmt: skip
+                 "--store", str(options.store / name), "--together", str(options.together),
+                 *(["--ours-only"] if options.ours_only else [])]  # fmt: skip
     ended = waited(started(arguments, options), seconds)
     found: Record = json.loads(target.read_text()) if target.exists() else {"name": name, "variants": {}}
     if ended:
@@ -404,24 +409,34 @@ def run(options: argparse.Namespace) -> int:
     names = sorted(names, key=lambda n: (stored(n) or {}).get("date", ""))
     until, failed = time.monotonic() + options.seconds, 0
     while names and until - time.monotonic() > LAST_S:
-        batch, names = names[: options.parallel], names[options.parallel :]
+        count = max(options.parallel, options.together)
+        batch, names = names[:count], names[count:]
         if not options.ours_only:
             compiling = [started(["--child", "warm", "--case", n], options) for n in batch]
             end = time.monotonic() + min(WARM_S, 0.4 * (until - time.monotonic()))
             for process in compiling:
                 waited(process, end - time.monotonic())
-        for name in batch:
-            left = until - time.monotonic()
-            if left < LAST_S:
-                break
-            print(f"== {name} ({left:.0f} s left)", file=sys.stderr, flush=True)
-            found = merged(stored(name), run_case(name, options, min(options.case_seconds, left)))
-            failed += "failed" in found
-            if found.get("date"):
-                (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-            TABLE.write_text(render())
-            print(line(found), flush=True)
+        with ThreadPoolExecutor(options.together) as threads:
+            failed += sum(threads.map(lambda name: finished(name, options, until), batch))
     return failed
+
+
+def finished(name: str, options: argparse.Namespace, until: float) -> bool:
+    """Measure a case, if there is time, and write what was found; whether it failed."""
+    left = until - time.monotonic()
+    if left < LAST_S:
+        return False
+    print(f"== {name} ({left:.0f} s left)", file=sys.stderr, flush=True)
+    found = merged(stored(name), run_case(name, options, min(options.case_seconds, left)))
+    if found.get("date"):
+        (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    with _writing:
+        TABLE.write_text(render())
+        print(line(found), flush=True)
+    return "failed" in found
+
+
+_writing = threading.Lock()
 
 
 # ---------------------------------------------------------------- the table
@@ -497,6 +512,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of each optimization")
     parser.add_argument("--ours-only", action="store_true", help="keep peers' times of an earlier run")
     parser.add_argument("--parallel", type=int, default=4, help="workloads whose peers compile side by side")
+    parser.add_argument("--together", type=int, default=1, help="workloads optimized side by side (timing stays alone)")
     parser.add_argument("--store", type=Path, help="folder of cost stores, one per workload (default: new ones)")
     parser.add_argument("--work", type=Path, default=HERE.parent / "out/bench/gpu", help="folder for caches and parts")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: does everything run?")

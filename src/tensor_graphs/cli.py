@@ -315,6 +315,7 @@ def measure(
         )  # fmt: skip
     text = (
         f"{found.measured} measured, {found.known} were known, {len(found.bad)} are no jobs; rows: {dict(found.rows)}"
+        f"\nto plan for this GPU elsewhere: TENSOR_GRAPHS_GPU={found.gpu!r}"
     )
     stopped = Interrupted(
         "stopped on request; what was measured is kept", where=str(output), hint="the same again goes on"
@@ -488,6 +489,7 @@ def rules_synthesize(
 def rules_list(as_json: Json = False) -> Answer:
     """Every rewrite rule, with what is known of its truth."""
     from .rules import ALL, verdicts
+    from .rules.check import STATUSES
 
     found = [verdicts.of(r) for r in ALL]
     rows = [
@@ -495,7 +497,7 @@ def rules_list(as_json: Json = False) -> Answer:
          "exact": r.exact, "both": r.both, "shortcut": r.shortcut, "doc": r.doc, "verdict": v.status, "detail": v.detail}
         for r, v in zip(ALL, found)
     ]  # fmt: skip
-    counts = {s: sum(v.status == s for v in found) for s in verdicts.STATUSES}
+    counts = {s: sum(v.status == s for v in found) for s in STATUSES}
     text = "\n".join(f"{r['family']:>16}  {r['name']:<34} {r['verdict']:<8} {r['doc']}" for r in rows)
     return Answer({"rules": rows, "counts": counts}, text)
 
