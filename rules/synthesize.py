@@ -1,0 +1,740 @@
+"""Rule synthesis: equalities met while enumerating terms become rules that are general, tested and independent.
+
+The loop is that of Ruler (Nandi et al., "Rewrite rule inference using equality saturation", OOPSLA 2021,
+https://doi.org/10.1145/3485496), on typed tensor terms as in TASO's generator (SOSP 2019,
+https://doi.org/10.1145/3341301.3359630): terms grow size by size (universe.py), equal ones are candidates, the smallest
+candidate is made a rule, whatever the rules so far derive by saturation is dropped, and so on until no candidate is left.
+What is added here is generalisation. An equality of terms over square matrices becomes a statement about all shapes:
+
+- an attribute (an axis, a stride, an offset) is replaced by a variable if the rule stays true, else by a condition
+  relative to the rank, else it stays;
+- if the rule is false without conditions it is tried under everything that holds where it was found (equal shapes, ranks,
+  a floating dtype), and then each condition is dropped without which it still passes.
+
+Truth is judged by `check.py` alone: fingerprints only propose.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, combinations, count, product
+from typing import Any
+
+from ..egraph import api
+from ..egraph.graph import Graph, Tensor, topological
+from ..egraph.ops import OPS, Type
+from ..egraph.pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, build, subterms, variables
+from ..egraph.rule import Growth, Rule
+from ..egraph.saturate import InProcess, Limits, Session, saturate_block
+from ..errors import RuleError, ShapeError
+from .check import Verdict, check, verdict
+from .sample import FAILURES, Instance, instances
+from .universe import Equality, Universe, World, worlds
+
+LIMITS = Limits(nodes=25_000, iterations=6, seconds=20.0)
+BATCH = 300  # candidates in one e-graph
+CHOSEN = 6  # candidates made rules between two saturations
+#: How hard a rule is tried, as (seed, instances): while it is generalised, again if that let too much through, for good.
+EFFORTS = (((0, 8),), ((1, 24), (2, 24)), ((1, 24), (2, 24), (3, 36), (4, 36), (5, 36)))
+BACK = "-back"  # ends the name of a rule that is another one's reverse
+SHAPES = 2  # instances at which a candidate must be derived to be dropped
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An equality with variables named in order of use. `free`: it holds with elementwise functions uninterpreted."""
+
+    left: Term
+    right: Term
+    size: int
+    free: bool
+    world: str
+
+    @property
+    def ops(self) -> tuple[list[str], list[str]]:
+        """The ops of either side, outermost first."""
+        left, right = (
+            [t.op for t in reversed(list(subterms(s))) if isinstance(t, Call)] for s in (self.left, self.right)
+        )
+        return left, right
+
+    @property
+    def skeleton(self) -> tuple[str, str]:
+        """The ops alone: candidates that differ in axes or variables only are tried one after the other."""
+        return (_outline(self.left), _outline(self.right))
+
+    @property
+    def rank(self) -> tuple[int, int, int, bool, int, str]:
+        """What is tried first: small terms over few ops and many distinct variables, in one order on both sides."""
+        names, text = variables(self.left), render(self.left)
+        return (
+            self.size,
+            len({*self.ops[0], *self.ops[1]}),
+            -len(names),
+            names != variables(self.right),
+            len(text),
+            text,
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A rule with its verdict and where it came from. `known`: the existing rules derive it."""
+
+    rule: Rule
+    verdict: Verdict
+    size: int
+    world: str
+    free: bool
+    known: bool | None = None
+
+
+@dataclass
+class Synthesis:
+    """What a run found. `counts` books terms, equalities, candidates and what became of them."""
+
+    ops: tuple[str, ...]
+    size: int
+    variables: int
+    seed: int
+    broadcast: bool
+    found: list[Found] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    reached: dict[str, int] = field(default_factory=dict)
+    stopped: str = "complete"
+    seconds: float = 0.0
+
+    @property
+    def rules(self) -> list[Rule]:
+        """The rules alone."""
+        return [f.rule for f in self.found]
+
+    @property
+    def command(self) -> str:
+        """The command that repeats this run."""
+        broadcast = " --broadcast" if self.broadcast else ""
+        return (f"tensor-graphs rules synthesize --ops {','.join(self.ops)} --size {self.size} --variables {self.variables}"
+                f" --seed {self.seed}{broadcast}")  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """The run's entry in a JSON document."""
+        rows = [
+            {"name": f.rule.name, "text": line(f.rule), "left": f.rule.left, "right": f.rule.right, "when": list(f.rule.when),
+             "both": f.rule.both, "exact": f.rule.exact, "growth": f.rule.growth, "verdict": f.verdict.status,
+             "detail": f.verdict.detail, "size": f.size, "world": f.world, "uninterpreted": f.free, "known": f.known}
+            for f in self.found
+        ]  # fmt: skip
+        return {"command": self.command, "rules": rows, "counts": dict(self.counts), "reached": self.reached,
+                "stopped": self.stopped, "seconds": self.seconds}  # fmt: skip
+
+    def text(self) -> str:
+        """The rules as a table in the rule language, with provenance in comments; `rules check` reads it."""
+        reached = ", ".join(f"{w} up to size {s}" for w, s in self.reached.items())
+        lines = [f"# {self.command}", f"# {len(self.found)} rules; {reached}; {self.stopped}",
+                 "# " + ", ".join(f"{n} {k}" for k, n in self.counts.items())]  # fmt: skip
+        for one in self.found:
+            known = {True: "derived by the rules in force", False: "new", None: "not compared"}[one.known]
+            scope = ", for any elementwise functions" if one.free else ""
+            lines += ["", f"# {one.verdict.status} ({one.verdict.detail}); size {one.size}, {one.world}{scope}; {known}",
+                      line(one.rule)]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+
+def line(rule: Rule) -> str:
+    """A rule on one line as `rules check` reads it: `name: left -> right when condition, condition; exact`."""
+    arrow = "<->" if rule.both else "->"
+    when = f" when {', '.join(rule.when)}" if rule.when else ""
+    return f"{rule.name}: {rule.left} {arrow} {rule.right}{when}{'; exact' if rule.exact else ''}"
+
+
+# ---------------------------------------------------------------- terms as text
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "floordiv": "//",
+    "mod": "%",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+}
+
+
+def render_attr(attr: Attr) -> str:
+    """An attribute expression or a condition in the rule language."""
+    if isinstance(attr, Value):
+        return repr(attr.value)
+    if isinstance(attr, Name):
+        return attr.name
+    parts = [render_attr(a) for a in attr.args]
+    if attr.function == "vec":
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    if attr.function == "at":
+        return f"{parts[0]}[{parts[1]}]"
+    if attr.function in _INFIX:
+        nested = [f"({p})" if isinstance(a, Apply) and a.function in _INFIX and attr.function not in ("eq", "ne", "lt", "le", "add")
+                  else p for a, p in zip(attr.args, parts)]  # fmt: skip
+        return f" {_INFIX[attr.function]} ".join(nested)
+    return f"{attr.function}({', '.join(parts)})"
+
+
+def render(term: Term) -> str:
+    """A term in the rule language, attributes of their default value left out."""
+    if isinstance(term, Var):
+        return term.name
+    if isinstance(term, Literal):
+        return f"lit({term.value!r}, {term.like})" if term.like else repr(term.value)
+    defaults = OPS[term.op].defaults
+    given = [
+        f"{n}={render_attr(a)}"
+        for n, a in term.attrs
+        if not (isinstance(a, Value) and n in defaults and defaults[n] == a.value)
+    ]
+    name = f"{term.op}_" if term.op in ("and", "or", "not", "xor") else term.op
+    return f"{name}({', '.join([*map(render, term.args), *given])})"
+
+
+def _outline(term: Term) -> str:
+    if isinstance(term, Call):
+        return f"{term.op}({','.join(map(_outline, term.args))})"
+    return "." if isinstance(term, Var) else repr(term.value)
+
+
+def _renamed(attr: Attr, names: dict[str, str]) -> Attr:
+    if isinstance(attr, Name):
+        return Name(names.get(attr.name, attr.name))
+    return Apply(attr.function, tuple(_renamed(a, names) for a in attr.args)) if isinstance(attr, Apply) else attr
+
+
+def rename(term: Term, names: dict[str, str]) -> Term:
+    """The term with other names for its tensor variables."""
+    if isinstance(term, Var):
+        return Var(names[term.name])
+    if isinstance(term, Call):
+        return Call(
+            term.op, tuple(rename(a, names) for a in term.args), tuple((n, _renamed(a, names)) for n, a in term.attrs)
+        )
+    return term
+
+
+def substitute(term: Term, old: tuple[str, Attr], new: Attr) -> Term:
+    """The term with an attribute expression replaced wherever it is the value of an attribute of that name."""
+    if not isinstance(term, Call):
+        return term
+    attrs = tuple((n, new if (n, a) == old else _inside(a, old, new)) for n, a in term.attrs)
+    return Call(term.op, tuple(substitute(a, old, new) for a in term.args), attrs)
+
+
+def _inside(attr: Attr, old: tuple[str, Attr], new: Attr) -> Attr:
+    """An expression in which a permutation is replaced: `(1, 0)[i]` reads one."""
+    if old[0] != "perm" or not isinstance(attr, Apply):
+        return attr
+    return new if attr == old[1] else Apply(attr.function, tuple(_inside(a, old, new) for a in attr.args))
+
+
+def along(term: Term, axis: Attr, new: Attr) -> Term:
+    """The term with an axis replaced in the sizes that its attributes read."""
+
+    def change(attr: Attr) -> Attr:
+        if not isinstance(attr, Apply):
+            return attr
+        if attr.function == "size" and attr.args[1] == axis:
+            return Apply("size", (attr.args[0], new))
+        return Apply(attr.function, tuple(map(change, attr.args)))
+
+    if not isinstance(term, Call):
+        return term
+    return Call(term.op, tuple(along(a, axis, new) for a in term.args), tuple((n, change(a)) for n, a in term.attrs))
+
+
+def replace_use(term: Term, old: str, new: str, which: int) -> Term:
+    """The term with one use of a variable, counted from the left, given another name; unchanged if there are fewer."""
+    count = -1
+
+    def walk(t: Term) -> Term:
+        nonlocal count
+        if t == Var(old):
+            count += 1
+            return Var(new) if count == which else t
+        return Call(t.op, tuple(map(walk, t.args)), t.attrs) if isinstance(t, Call) else t
+
+    return walk(term)
+
+
+def slots(term: Term) -> list[tuple[str, Attr]]:
+    """The distinct (attribute, expression) pairs of a term that are not variables yet, in order."""
+    found = [(n, a) for t in subterms(term) if isinstance(t, Call) for n, a in t.attrs if not isinstance(a, Name)]
+    return list(dict.fromkeys(found))
+
+
+# ---------------------------------------------------------------- candidates
+def candidate(equality: Equality, world: World) -> Candidate | None:
+    """The equality with canonical names, read from the side that binds all variables; None if neither does, or if it
+    says nothing."""
+    left, right = equality.left, equality.right
+    if not set(variables(right)) <= set(variables(left)) or not isinstance(left, Call):
+        left, right = right, left
+    if not set(variables(right)) <= set(variables(left)) or not isinstance(left, Call):
+        return None
+    kinds: dict[object, list[str]] = {}
+    for name in world.types:
+        kinds.setdefault(_SORTS.get(name, name), []).append(name)
+    names: dict[str, str] = {}
+    for name in variables(left):
+        kind = next(k for k in kinds.values() if name in k)
+        names[name] = kind[sum(n in kind for n in names)]
+    size = sum(isinstance(t, Call) for side in (left, right) for t in subterms(side))
+    return Candidate(rename(left, names), rename(right, names), size, equality.free, world.name)
+
+
+def as_rule(left: Term, right: Term, guards: Sequence[Attr] = (), name: str = "candidate") -> Rule:
+    """The two terms as a one-way rule."""
+    counts = [sum(isinstance(t, Call) for t in subterms(side)) for side in (left, right)]
+    growth: Growth = "collects" if counts[1] < counts[0] else "expands" if counts[1] > counts[0] else "rearranges"
+    return Rule(name, render(left), render(right), when=tuple(map(render_attr, guards)), growth=growth)
+
+
+# ---------------------------------------------------------------- what rules derive
+def shapes(rule: Rule, count: int, seed: int = 0) -> list[Instance]:
+    """Instances without empty values: the least special of a dozen first."""
+
+    def typed(found: Instance) -> bool:
+        try:
+            sides = [side for pair in found.sides(rule) for side in pair]
+        except (ShapeError, *FAILURES):
+            return False
+        return all(0 not in n.shape for n in topological(sides)) and all(a.type == b.type for a, b in found.sides(rule))
+
+    def special(found: Instance) -> tuple[int, int]:
+        sizes = [d for t in found.types.values() for d in t.shape]
+        return (
+            sum(t.dtype not in ("float32", "bool") for t in found.types.values()) * 9 + sizes.count(1),
+            -len(set(sizes)),
+        )
+
+    drawn = list(instances(rule, random.Random(seed), 6 * count, accept=typed, attempts=300))
+    return sorted(drawn, key=special)[:count]
+
+
+Claim = list[tuple[Tensor, Tensor]]
+
+
+def claim(rule: Rule, count: int = SHAPES) -> Claim:
+    """The sides of a one-way rule at a few shapes; empty if it has no instance. Variables of one name and type are one
+    leaf throughout, so that claims share terms."""
+    try:
+        drawn = shapes(rule, count)
+    except RuleError:
+        return []
+    found: Claim = []
+    for one in drawn:
+        names = {n: f"{n}:{t}" for n, t in one.types.items()}
+        leaves = Instance(
+            {names[n]: t for n, t in one.types.items()}, {}, frozenset(names[n] for n in one.weights)
+        ).tensors()
+        found += _sides(rule, one, {n: leaves[m] for n, m in names.items()})
+    return found
+
+
+def derived(rules: Sequence[Rule], claims: Sequence[Claim], session: Session, limits: Limits = LIMITS) -> list[bool]:
+    """For each claim: do the rules unite both sides of all its pairs, both sides given?"""
+    found = [bool(c and rules) for c in claims]
+    pairs = [(i, a, b) for i, c in enumerate(claims) if found[i] for a, b in c if a is not b]
+    for start in range(0, len(pairs), BATCH):
+        chunk = [p for p in pairs[start : start + BATCH] if found[p[0]]]
+        if chunk:
+            for (i, _, _), yes in zip(chunk, _met(rules, [(a, b) for _, a, b in chunk], session, limits)):
+                found[i] = found[i] and yes
+    return found
+
+
+def _sides(rule: Rule, one: Instance, tensors: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return [(build(a, tensors, one.attrs), build(b, tensors, one.attrs)) for a, b in zip(rule.lefts, rule.rights)]
+
+
+def _met(rules: Sequence[Rule], pairs: Sequence[tuple[Tensor, Tensor]], session: Session, limits: Limits) -> list[bool]:
+    """Which pairs end up in one class."""
+    roots = list(dict.fromkeys(side for pair in pairs for side in pair))
+    view = saturate_block(Graph.of(roots), rules, limits, guard=False, session=session)
+    at = dict(zip(roots, view.roots, strict=True))
+    return [at[a] == at[b] for a, b in pairs]
+
+
+# ---------------------------------------------------------------- generalisation
+def holds(rule: Rule, effort: int = 0) -> bool:
+    """Whether a rule passes; a malformed one, or one without instances, does not."""
+    return tested(rule, effort) is not None
+
+
+def tested(rule: Rule, effort: int) -> Verdict | None:
+    """The last verdict if a rule passes at all seeds of an effort."""
+    found = None
+    for seed, samples in EFFORTS[effort]:
+        try:
+            found = check(rule, seed=seed, samples=samples)
+        except RuleError:
+            return None
+        if found.status not in ("proved", "tested"):
+            return None
+    return found
+
+
+CUTS = ("start", "stop")
+_SORTS = {n: sort for sort in ("abcd", "xyz", "uvw") for n in sort}
+_LETTERS = {"axis": "i", "axes": "k", "perm": "p", "start": "s", "stop": "e", "step": "q", "strides": "t", "pads": "h",
+            "dilations": "d", "groups": "g", "kernel": "n", "lo": "l", "hi": "j", "value": "f", "eps": "o"}  # fmt: skip
+
+
+def conditions(left: Term, types: Mapping[str, Type]) -> list[Attr]:
+    """What holds of the variables where the rule was found and may not hold elsewhere. Those that say least about other
+    shapes come last: they are the last to be given up."""
+    names = variables(left)
+    floats = [x for x in names if types[x].dtype == "float32"]
+    found: list[Attr] = [Apply("floating", (Name(x),)) for x in floats[:1]]
+    for x in names:
+        found.append(Apply("eq", (Apply("rank", (Name(x),)), Value(types[x].rank))))
+        found += [
+            Apply("eq", (Apply("size", (Name(x), Value(i))), Value(1))) for i, d in enumerate(types[x].shape) if d == 1
+        ]
+    for x, y in combinations(names, 2):
+        if types[x].rank == types[y].rank:
+            same = "shape" if types[x].shape == types[y].shape else "rank"
+            found.append(Apply("eq", (Apply(same, (Name(x),)), Apply(same, (Name(y),)))))
+    return found
+
+
+def _weaker(guard: Attr, names: Sequence[str]) -> list[Attr]:
+    """Conditions to try in the place of one, from the weakest."""
+    match guard:
+        case Apply("eq", (Apply("rank", (Name(x),)), Value())):
+            ranks = {n: Apply("rank", (Name(n),)) for n in names}
+            return [Apply(f, (ranks[x], ranks[n])) for f in ("le", "eq") for n in names if n != x]
+        case Apply("eq", (Apply("shape", (x,)) as one, Apply("shape", (y,)) as other)):
+            pairs = (("le", x, y), ("le", y, x), ("eq", x, y))
+            places = (Value(-1), Value(-2), Value(0), Value(1))
+            return [*(Apply(f, (Apply("rank", (v,)), Apply("rank", (w,)))) for f, v, w in pairs),
+                    *(Apply("eq", (Apply("drop", (one, i)), Apply("drop", (other, i)))) for i in places)]  # fmt: skip
+    return []
+
+
+def _fixed(slot: tuple[str, Attr]) -> bool:
+    """Whether an attribute kept the number that it was found with: a reverse that holds there only is no law."""
+    return slot[0] in ("axis", *CUTS) and isinstance(slot[1], Value) and slot != ("start", Value(0))
+
+
+@dataclass
+class _Draft:
+    """A rule on its way to its most general form."""
+
+    left: Term
+    right: Term
+    guards: list[Attr]
+    effort: int = 0
+
+    def rule(self) -> Rule:
+        """The draft as a rule."""
+        return as_rule(self.left, self.right, self.guards)
+
+    def passes(self, other: _Draft) -> bool:
+        """Take over another draft if it passes."""
+        if holds(other.rule(), self.effort):
+            self.left, self.right, self.guards = other.left, other.right, other.guards
+            return True
+        return False
+
+    def free(self, slot: tuple[str, Attr], taken: set[str]) -> bool:
+        """Replace an attribute by a variable: unconditionally, or under a condition."""
+        letter = _LETTERS.get(slot[0], "v")
+        name = next(n for n in (letter, *(f"{letter}{k}" for k in range(1, 9))) if n not in taken)
+        for left, right in dict.fromkeys(self.forms(slot, Name(name))):
+            guards = [_apart(g, slot, Name(name)) for g in self.guards]
+            for guard in (None, *_relative(slot, name, self.left)):
+                if self.passes(_Draft(left, right, guards + ([guard] if guard is not None else []))):
+                    taken.add(name)
+                    return True
+        return False
+
+    def split(self, name: str, types: dict[str, Type]) -> None:
+        """Give one use of a variable on the left, and one or none on the right, a name of its own, where the rule allows:
+        so rules hold more variables than the terms that were enumerated."""
+        uses = [sum(v == Var(name) for v in subterms(t)) for t in (self.left, self.right)]
+        fresh = next(
+            (n for n in _SORTS.get(name, "") if n not in {*variables(self.left), *variables(self.right)}), None
+        )
+        if uses[0] < 2 or fresh is None:
+            return
+        types[fresh] = types[name]
+        for i, j in product(range(1, uses[0]), range(uses[1] + 1)):
+            left, right = (replace_use(t, name, fresh, k) for t, k in ((self.left, i), (self.right, j)))
+            if self.passes(_Draft(left, right, [] if not self.guards else conditions(left, types))):
+                return self.split(name, types)
+
+    def forms(self, slot: tuple[str, Attr], name: Name) -> Iterator[tuple[Term, Term]]:
+        """The sides with an attribute replaced. An axis may also stand in sizes, and on the right, under a permutation,
+        be the place that the permutation takes it from or to."""
+        left, right = (substitute(t, slot, name) for t in (self.left, self.right))
+        if slot[0] == "axis":
+            left, right = (along(t, slot[1], name) for t in (left, right))
+            others = [s for s in slots(right) if s[0] == "axis" and isinstance(s[1], Value)]
+            perms = [a for t in subterms(left) if isinstance(t, Call) for n, a in t.attrs if n == "perm"]
+            for other, perm in ((o, p) for o in others[:1] for p in perms[:1]):
+                for place in (Apply("at", (perm, name)), Apply("index", (perm, name))):
+                    yield left, along(substitute(right, other, place), other[1], place)
+            yield left, right
+        left, right = (substitute(t, slot, name) for t in (self.left, self.right))
+        yield left, right
+        if slot[0] in CUTS and slot[1] != Value(0):  # where one part ends the next may begin
+            other = (CUTS[CUTS[0] == slot[0]], slot[1])
+            yield substitute(left, other, name), substitute(right, other, name)
+
+
+def _apart(guard: Attr, slot: tuple[str, Attr], new: Name) -> Attr:
+    """A condition `i != axis` on an axis that has become a variable."""
+    match guard:
+        case Apply("ne", (one, other)) if slot == ("axis", other):
+            return Apply("ne", (one, new))
+    return guard
+
+
+def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
+    """Conditions under which an attribute that is not free may still be a variable."""
+    kind, attr = slot
+    rank = Apply("rank", (Name(variables(left)[0]),))
+    if kind == "axis":
+        axes = [a for t in subterms(left) if isinstance(t, Call) for n, a in t.attrs if n == "axis" and a != attr]
+        yield from (Apply("ne", (Name(name), a)) for a in dict.fromkeys(axes))
+        for back in (1, 2):
+            yield Apply("eq", (Name(name), Apply("sub", (rank, Value(back)))))
+    elif kind == "axes":
+        for back in (1, 2):
+            yield Apply("eq", (Name(name), Apply("vec", (Apply("sub", (rank, Value(back))),))))
+    elif kind == "perm":
+        yield Apply("eq", (Name(name), Apply("swap_last", (rank,))))
+    elif isinstance(attr, Apply) and kind in ("start", "stop"):
+        yield Apply("eq", (Name(name), attr))
+
+
+def generalise(one: Candidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
+    """The most general form that passes, as terms and conditions; None if the candidate is false under all conditions."""
+    draft, types = _Draft(one.left, one.right, [], effort), dict(world.types)
+    if not holds(draft.rule(), effort):
+        draft.guards = conditions(one.left, types)
+        if not holds(draft.rule(), effort):
+            return None
+    for name in variables(one.left):
+        draft.split(name, types)
+    taken = set(types)
+    for slot in sorted(slots(draft.left), key=lambda s: s[0] != "perm"):
+        draft.free(slot, taken)
+    for guard in list(draft.guards):
+        rest = [g for g in draft.guards if g is not guard]
+        for weaker in (None, *_weaker(guard, variables(draft.left))):
+            if draft.passes(_Draft(draft.left, draft.right, rest + ([weaker] if weaker is not None else []))):
+                break
+    for slot in slots(draft.left):  # what an attribute or a condition forbade may be free without it
+        draft.free(slot, taken)
+    return draft.left, draft.right, draft.guards
+
+
+def _made(left: Term, right: Term, guards: Sequence[Attr], name: str) -> tuple[Rule, Verdict] | None:
+    """The rule with its directions, growth and exactness, and its verdict; None if it does not stand up to many samples."""
+    rule = as_rule(left, right, guards, name)
+    found = tested(rule, -1)
+    if found is None:
+        return None
+    both = replace(rule, both=True, growth="rearranges" if rule.growth == "rearranges" else "expands")
+    try:
+        both.check()
+        returned = None if right in subterms(left) or name.endswith(BACK) else tested(both, -1)
+    except RuleError:
+        returned = None
+    if returned is not None:
+        rule, found = both, returned
+    exact = replace(rule, exact=True)
+    return (exact, found) if holds(exact, 1) else (rule, found)
+
+
+# ---------------------------------------------------------------- the loop
+class _Search:
+    """One world's candidates and rules."""
+
+    def __init__(
+        self, result: Synthesis, world: World, session: Session, say: Callable[[str], None], stop: Callable[[], bool]
+    ) -> None:
+        self.result, self.world, self.session, self.say, self.stop = result, world, session, say, stop
+        self.pool: list[Candidate] = []
+        self.seen: set[tuple[Term, Term]] = set()
+        self.tried: set[tuple[str, str, tuple[str, ...]]] = set()
+
+    def run(self, universe: Universe) -> None:
+        """Size by size: grow, drop what is derived, make rules of the rest."""
+        for size in range(1, self.result.size + 1):
+            for equality in universe.grow(self.stop):
+                self.result.counts["equalities"] += 1
+                one = candidate(equality, self.world)
+                if one is not None and (one.left, one.right) not in self.seen:
+                    self.seen.add((one.left, one.right))
+                    self.pool.append(one)
+                    self.result.counts["candidates"] += 1
+            self.result.counts["terms"] += universe.terms
+            universe.terms = 0
+            self.say(f"{self.world.name}, size {size}: {len(self.pool)} candidates, {len(self.result.found)} rules")
+            self.settle(size)
+            if self.stop():
+                return
+            self.result.reached[self.world.name] = size
+
+    def settle(self, size: int) -> None:
+        """Turn candidates into rules until none is left."""
+        self.drop(self.result.rules)
+        while self.pool and not self.stop():
+            fresh: list[Rule] = []
+            for one in self.choose():
+                if self.stop():
+                    return
+                for found in self.judge(one, size):
+                    self.result.found.append(found)
+                    fresh.append(found.rule)
+                    self.say(line(found.rule))
+            if fresh:
+                self.drop(self.result.rules)
+
+    def drop(self, rules: Sequence[Rule]) -> None:
+        """Forget candidates that the rules derive."""
+        known = derived(rules, [[self.sides(c)] for c in self.pool], self.session)
+        self.result.counts["derived"] += sum(known)
+        self.pool = [c for c, yes in zip(self.pool, known) if not yes]
+
+    def sides(self, one: Candidate) -> tuple[Tensor, Tensor]:
+        """A candidate at the world's own shapes, where all candidates share their terms."""
+        leaves = {n: api.input(n, t.shape, t.dtype) for n, t in self.world.types.items()}
+        return build(one.left, leaves, {}), build(one.right, leaves, {})
+
+    def choose(self) -> list[Candidate]:
+        """The next few candidates, no two of one skeleton; they leave the pool."""
+        picked: dict[tuple[str, str], Candidate] = {}
+        for one in sorted(self.pool, key=lambda c: c.rank):
+            if len(picked) < CHOSEN:
+                picked.setdefault(one.skeleton, one)
+        chosen = list(picked.values())
+        self.pool = [c for c in self.pool if c not in chosen]
+        return chosen
+
+    def judge(self, one: Candidate, size: int) -> Iterator[Found]:
+        """A candidate as a rule, and its reverse under conditions of its own where the rule goes one way only; nothing if
+        it is false in general, or if its general form was met before."""
+        found = self.form(one, size, self.name(one))
+        if found is None:
+            return
+        yield found
+        back = replace(one, left=one.right, right=one.left)
+        if (
+            found.rule.both
+            or set(one.ops[0]) != set(one.ops[1])
+            or set(variables(one.left)) != set(variables(one.right))
+        ):
+            return
+        if back.left in subterms(back.right) or back.right in subterms(back.left):
+            return
+        returned = self.form(back, size, found.rule.name + BACK)
+        if returned is not None and not any(_fixed(slot) for slot in slots(returned.rule.lefts[0])):
+            yield returned
+
+    def form(self, one: Candidate, size: int, name: str) -> Found | None:
+        """The most general rule that a candidate stands for, with its verdict."""
+        for effort in range(len(EFFORTS)):  # what a few samples let through too easily is generalised with more care
+            form = generalise(one, self.world, effort)
+            if form is None:
+                break
+            left, right, guards = form
+            key = (render(left), render(right), tuple(map(render_attr, guards)))
+            if key in self.tried:
+                return None
+            made = _made(left, right, guards, name)
+            if made is not None:
+                self.tried.add(key)
+                return Found(made[0], made[1], size, self.world.name, one.free)
+        self.result.counts["refuted"] += 1
+        return None
+
+    def name(self, one: Candidate) -> str:
+        """A name that says which ops meet, numbered if it is taken."""
+        stem = "-".join(dict.fromkeys(op.replace("_", "-") for side in one.ops for op in side))
+        taken = {f.rule.name for f in self.result.found}
+        return next(n for n in chain([stem], (f"{stem}-{k}" for k in count(2))) if n not in taken)
+
+
+def minimise(found: Sequence[Found], session: Session) -> list[Found]:
+    """Drop rules that the others derive, the last found first. A reverse goes with its rule: with both sides given, the
+    one always derives the other."""
+    kept = list(found)
+    order = {f.rule.name: i for i, f in enumerate(found)}
+    for one in sorted(found, key=lambda f: (-len(f.rule.when), -order[f.rule.name])):
+        if not one.rule.name.endswith(BACK):
+            pair = (one.rule.name, one.rule.name + BACK)
+            rest = [f.rule for f in kept if f.rule.name not in pair]
+            if rest and all(derived(rest, [claim(d, 3) for d in one.rule.directions], session)):
+                kept = [f for f in kept if f.rule.name not in pair]
+    return kept
+
+
+def compare(found: Sequence[Found], base: Sequence[Rule], session: Session) -> list[Found]:
+    """The rules, each with whether the base derives it in every direction."""
+    claims = [claim(d, 4) for f in found for d in f.rule.directions]
+    yes = iter(derived(base, claims, session))
+    answers = [[next(yes) for _ in f.rule.directions] for f in found]
+    return [replace(f, known=all(a)) for f, a in zip(found, answers)]
+
+
+def synthesize(
+    ops: Sequence[str],
+    size: int,
+    *,
+    variables: int = 3,
+    seed: int = 0,
+    broadcast: bool = False,
+    base: Iterable[Rule] | None = None,
+    prove: bool = True,
+    time_limit: float = float("inf"),
+    say: Callable[[str], None] = lambda text: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Synthesis:
+    """Rules over `ops` whose larger side has at most `size` ops, minimal among themselves.
+
+    `prove`: try to prove what passed all tests. `base`: rules to compare with; each found rule says whether they derive it. `time_limit` (seconds) and `stop` end the
+    search early with what was found; `Synthesis.stopped` says so. UsageError for ops that cannot be enumerated.
+    """
+    begin = time.perf_counter()
+    result = Synthesis(tuple(ops), size, variables, seed, broadcast)
+    todo = worlds(ops, variables, broadcast=broadcast)
+    session = InProcess()
+
+    def ended() -> bool:
+        return stop() or time.perf_counter() - begin > time_limit
+
+    for world in todo:
+        _Search(result, world, session, say, ended).run(Universe(world, seed))
+    complete = all(result.reached.get(w.name) == size for w in todo)
+    say(f"{len(result.found)} rules; dropping what the others derive")
+    if not stop():
+        before = len(result.found)
+        result.found = minimise(result.found, session)
+        result.counts["redundant"] = before - len(result.found)
+    proofs = []
+    for one in result.found if prove else ():
+        if stop():
+            break
+        say(f"trying to prove {one.rule.name}")
+        proofs.append(replace(one, verdict=verdict(one.rule, seed=seed)))
+    result.found[: len(proofs)] = proofs
+    if base is not None and not stop():
+        say("comparing with the rules in force")
+        result.found = compare(result.found, list(base), session)
+    result.stopped = "complete" if complete else "interrupted" if stop() else "out of time"
+    result.seconds = time.perf_counter() - begin
+    return result
