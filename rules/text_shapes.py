@@ -72,6 +72,7 @@ SCOPES = (
         constants=True,
     ),
 )
+LARGEST = (2, 3, 4, 6, 3, 5)  # how large the sizes of a member are drawn
 MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
 
 
@@ -555,9 +556,9 @@ class Typing:
     ) -> Iterator[TextInstance]:
         """Up to `count` members with different sizes, small ones; `tries` draws for each."""
         seen = set()
-        for i in range(count):
+        for _ in range(count):
             for attempt in range(tries):
-                values = self.draw(rng, 1 + (i + attempt // 4) % 6)
+                values = self.draw(rng, rng.choice(LARGEST[attempt % 2 :]))
                 if values is None or (key := tuple(sorted(values.items()))) in seen:
                     continue
                 seen.add(key)
