@@ -9,6 +9,8 @@ import pytest
 
 from tensor_graphs.backends import gpu_worker
 from tensor_graphs.backends.kernel_text import KernelText, call_json, call_of_json, kernel_text
+from tensor_graphs.backends.keys import key_of
+from tensor_graphs.backends.measure import Timing
 from tensor_graphs.backends.measure_gpu import (
     CompilePool,
     GpuMeasurer,
@@ -292,3 +294,30 @@ def test_without_a_gpu_the_process_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TENSOR_GRAPHS_MEASURE_DEVICE", "cuda")
     reply = gpu_worker.answer({"job": "calibrate", "seconds": 0.1})
     assert not reply["ok"] and reply["status"] == "fault" and reply["fatal"]
+
+
+# ---------------------------------------------------------------- on a GPU
+FAR = {
+    "far_kernel": '''@triton.jit
+def far_kernel(x, y, out, n, BLOCK: tl.constexpr):
+    """Writes where there is no memory."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at + (n.to(tl.int64) << 40), tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)'''
+}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_fault_costs_one_kernel(tmp_path: object) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    far = lambda call: launch(call).replace("add_kernel", "far_kernel")
+    faulty = replace(template(far, source=lambda call: FAR, space=lambda call: [{"BLOCK": 64}]), name="far")
+    store = Store(tmp_path)  # type: ignore[arg-type]
+    with GpuMeasurer(store, workers=2) as measurer:
+        measurer.measure([candidate(faulty), candidate(template())])
+        library = Template("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
+        assert isinstance(measurer.time(library, CALL), Timing)
+    bad, good = CostPricer(store).price([candidate(faulty), candidate(template())])
+    assert bad.source == "failed" and good.source == "measured" and 0.1 < good.us < 100
+    (record,) = store.failures([key_of(faulty, schedules_of(faulty, CALL)[0])]).values()
+    assert record[0].status == "fault"
