@@ -170,7 +170,7 @@ def test_a_sweep_goes_on_where_it_ended(
     file = Path(first["times"])
     known = json.loads(file.read_text())
     assert list(known.values()) == [p["measured_us"] for p in first["paths"]] and known
-    monkeypatch.setattr(sweep, "interleaved", lambda pair, seconds: dict.fromkeys(pair, 7.0))
+    monkeypatch.setattr(sweep, "interleaved", lambda pair, **given: dict.fromkeys(pair, 7.0))
     found = document(capsys, "profile", model, *short, "--paths", "3", "--resume")
     again = {p["measured_us"] for p in found["paths"] if p["resumed"]}
     assert again == set(known.values()) and all(p["resumed"] or p["measured_us"] == 7.0 for p in found["paths"])
