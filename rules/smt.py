@@ -528,19 +528,35 @@ def _bound(rule: Rule) -> dict[str, tuple[str, str]]:
     return found
 
 
+#: Functions of whole shapes or permutations: what they do at one rank says little about the next, so all ranks are tried.
+WHOLE = ("swap_last", "identity", "ones", "drop", "insert", "replace", "compose", "inverse", "permuted", "contains", "index",
+         "at", "len")  # fmt: skip
+
+
+def _parts(attr: Attr) -> Iterator[Attr]:
+    """An attribute expression and all below it."""
+    yield attr
+    for a in attr.args if isinstance(attr, Apply) else ():
+        yield from _parts(a)
+
+
 def _named(rule: Rule) -> int:
-    """How many axes the attributes of a rule name, and so how many ranks decide; Beyond if too many."""
-    exprs, largest = set(), -1
-    for side in (*rule.lefts, *rule.rights):
-        for t in subterms(side):
-            for name, attr in t.attrs if isinstance(t, Call) else ():
-                if name == "axis":
-                    exprs.add(attr)
-                    largest = max(largest, attr.value if isinstance(attr, Value) else -1)
-    needed = max(len(exprs) + 1, largest + 2)
+    """How many ranks decide, from how many axes the attributes and conditions name; Beyond if too many."""
+    given = [
+        (n, a)
+        for side in (*rule.lefts, *rule.rights)
+        for t in subterms(side)
+        if isinstance(t, Call)
+        for n, a in t.attrs
+    ]
+    axes = {a for n, a in given if n == "axis"}
+    asked = [p for a in (*(a for _, a in given), *rule.guards) for p in _parts(a) if isinstance(p, Apply)]
+    axes |= {p.args[1] for p in asked if p.function == "size"}
+    constants = [abs(a.value) for a in axes if isinstance(a, Value)]
+    needed = max(len(axes) + 1, *(c + 2 for c in constants), 2)
     if needed > RANKS:
         raise Beyond("more axes are named than ranks are tried")
-    return needed
+    return RANKS if any(p.function in WHOLE for p in asked) else needed
 
 
 def _axes(ranks: Sequence[int]) -> list[Any]:

@@ -154,8 +154,11 @@ def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMB
 
 def _proved(rule: TextRule, scope: Scope, families: Families, tally: _Tally, bits: float) -> Verdict:
     """The verdict on a rule that was proved under a scope."""
+    calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
     said = [f"normal forms are equal for all sizes and ranks in {len(families.found)} families of shapes"]
-    if len(scope.groups) > 1 and any("conv2d" in str(side) for side in rule.lefts):
+    if any(c.op == "matmul" for c in calls) and any(c.op == "concat" and c.param("ndim") is None for c in calls):
+        said.append("axes without a rank are those of matrices")
+    if len(scope.groups) > 1 and any(c.op == "conv2d" for c in calls):
         said.append(f"convolutions of up to {max(scope.groups)} groups")
     if scope.said:
         said.append(scope.said)

@@ -56,6 +56,7 @@ class Scope:
     constants: bool = False
 
 
+_PLAIN = "convolutions of variables, and those whose groups the shapes leave open, have one group"
 #: From the widest to the narrowest. The rules of TASO were verified for one group and kernels of one shape, and some of
 #: them hold for no others: joining two convolutions into a grouped one needs as many outputs in each.
 SCOPES = (
