@@ -57,24 +57,17 @@ class Scope:
 
 
 _PLAIN = "convolutions of variables, and those whose groups the shapes leave open, have one group"
+_OPEN = "convolutions whose groups the shapes leave open have one group"
 #: From the widest to the narrowest. The rules of TASO were verified for one group and kernels of one shape, and some of
 #: them hold for no others: joining two convolutions into a grouped one needs as many outputs in each.
 SCOPES = (
     Scope("", (1, 2, 3)),
-    Scope("convolutions of variables have one group", plain=True),
-    Scope("convolutions of variables have one group and kernels of one shape", plain=True, kin=True),
-    Scope("the first convolution has one group"),
-    Scope("the first convolution has one group, kernels have one shape", kin=True),
-    Scope(
-        "convolutions of variables have one group and all kernels one shape",
-        (1, 2),
-        plain=True,
-        kin=True,
-        constants=True,
-    ),
+    Scope(_PLAIN, plain=True),
+    Scope(f"{_PLAIN}, kernels one shape", plain=True, kin=True),
+    Scope(_OPEN),
+    Scope(f"{_OPEN}, kernels one shape", kin=True),
+    Scope(f"{_PLAIN} or two, all kernels one shape", (1, 2), plain=True, kin=True, constants=True),
 )
-LARGEST = (2, 3, 4, 6, 3, 5)  # how large the sizes of a member are drawn
-MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
 
 
 class NoMeaning(Exception):
