@@ -1,0 +1,79 @@
+"""How many plans of whole models are proved to be the cheapest: `python -m benchmarks.proved`.
+
+Prices are the stated roofline, nothing is measured, so the problems are the same on every machine; the time to solve them is
+not. A block counts as proved where the whole plan is, or where its own problem (the block alone) is solved to the optimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensor_graphs import pipeline
+from tensor_graphs.backends.registry import select
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.egraph.blocks import find_blocks
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.extract.candidates import candidates
+from tensor_graphs.extract.search import search
+from tensor_graphs.models import zoo
+from tensor_graphs.models.field import load_field_json
+
+from .common import QUICK, data, row
+from .stages import run, stated_prices
+
+SECONDS = 5.0
+
+MODELS: dict[str, Callable[[], Graph]] = {
+    "transformer, 12 layers": lambda: zoo.transformer(12, hidden=256, heads=4),
+    "ResNet-50": lambda: zoo.resnet50(),
+    "U-Net": lambda: zoo.unet(),
+    "DiT, 4 blocks": lambda: zoo.dit_block(blocks=4, hidden=256, heads=4, tokens=64),
+    "NasRNN": lambda: zoo.nasrnn(),
+    "BERT (Tensat)": lambda: load_field_json(data("models/bert_tensat.json")),
+    "SqueezeNet": lambda: load_field_json(data("models/squeezenet.json")),
+}
+FIRST = 2 if QUICK else len(MODELS)
+
+
+def measure(graph: Graph) -> dict[str, Any]:
+    """The whole plan of a model, and each of its unique blocks alone."""
+    pricer = stated_prices()
+    found = run(graph, pricer=pricer, solve_seconds=SECONDS)
+    whole = found.choice.extraction
+    session = pipeline.Session(pipeline.Options(measure=False))
+    blocks = find_blocks(pipeline.prepare(session, graph, None).work, max_nodes=96)
+    alone = [
+        search(candidates(view, select("auto"), view_strides), pricer, solve_seconds=SECONDS).extraction
+        for view in found.views
+    ]
+    counts = [sum(i.block == k for i in blocks.instances) for k in range(len(alone))]
+    proved = [whole.optimal or e.optimal for e in alone]
+    return {
+        "candidates": len(found.choice.hypergraph.candidates), "proved": whole.optimal, "gap": whole.gap,
+        "seconds": found.seconds["solve"],
+        "method": whole.method, "blocks": sum(counts), "proved_blocks": sum(n for n, p in zip(counts, proved) if p),
+        "open_gaps": [e.gap for e, p in zip(alone, proved) if not p],
+    }  # fmt: skip
+
+
+def main() -> dict[str, Any]:
+    """One row a model, and the share of all blocks."""
+    rows, details = [], {}
+    for name, make in list(MODELS.items())[:FIRST]:
+        details[name] = one = measure(make())
+        state = "proved" if one["proved"] else f"gap {one['gap']:.2%}"
+        rows.append(
+            row(f"plan of {name} proved", "optimum at stated prices",
+                f"{state} in {one['seconds']:.1f} s ({one['candidates']} kernels; {one['method']}); "
+                f"{one['proved_blocks']} of {one['blocks']} blocks", one["proved"])
+        )  # fmt: skip
+        print(rows[-1]["figure"], rows[-1]["measured"], sep=": ", flush=True)
+    blocks, proved = (sum(one[k] for one in details.values()) for k in ("blocks", "proved_blocks"))
+    rows.append(row("blocks whose plan is proved", "", f"{proved} of {blocks} ({proved / max(blocks, 1):.0%})"))
+    print(rows[-1]["measured"])
+    return {"rows": rows, "details": details}
+
+
+if __name__ == "__main__":
+    main()
