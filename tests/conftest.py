@@ -1,4 +1,5 @@
-"""Every test run has a home of its own: no test reads or writes the user's cost store."""
+"""Every test run has a home of its own: no test reads or writes the user's cost store. Without a GPU, Triton's kernels run in
+its interpreter, which must be said before Triton is imported."""
 
 from __future__ import annotations
 
@@ -8,6 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
+from tensor_graphs.backends.torch_cuda import BACKEND
+
+if BACKEND.unavailable():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
