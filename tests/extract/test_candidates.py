@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.views import view_strides
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.ops import OPS, Type
+from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view import view_of
-from tensor_graphs.extract.candidates import MAX_COMBINATIONS, MAX_LAYOUTS, Hypergraph, candidates
+from tensor_graphs.extract.candidates import MAX_COMBINATIONS, MAX_LAYOUTS, Hypergraph, _Builder, candidates
 from tensor_graphs.extract.kernel import Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.rules import ALL
 
 NUMPY = [backend("numpy")]
 
@@ -210,6 +213,32 @@ def test_every_value_can_be_made_row_major(data: Any) -> None:
     assert direct_plan(Graph.of(x), NUMPY).kernels <= len([c for c in found.candidates if not c.is_view]) + 1
     for c in found.candidates:
         _check(found, c)
+
+
+def test_sharing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same candidates in the same order whether or not matches with alike operands share what was found for them,
+    over a saturated model of repeated layers, views, merged weights and both backends."""
+    x, scale = tg.input("x", (4, 8)), tg.param("scale", (8,))
+    for i in range(2):
+        q, k, v = (x @ tg.param(f"{n}{i}", (8, 8)) for n in "qkv")
+        x = tg.layer_norm(
+            x + tg.attention(q.reshape((1, 4, 8)), k.reshape((1, 4, 8)), v.reshape((1, 4, 8)))[0], scale, scale
+        )
+    view = saturate_block(Graph.of(x), ALL, Limits(iterations=3), session=InProcess())
+    both = [backend("numpy"), backend("torch")]
+    shared = candidates(view, both, view_strides)
+    kind, fresh = _Builder._kind, itertools.count()
+    monkeypatch.setattr(_Builder, "_kind", lambda self, cls: (kind(self, cls), next(fresh))[1])
+    alone = candidates(view, both, view_strides)
+
+    def said(found: Hypergraph) -> list[Any]:
+        return [
+            (c.template.name, c.output, c.inputs, c.weights, dict(c.call.operands), c.call.output, dict(c.call.attrs))
+            for c in found.candidates
+        ]
+
+    assert len(shared.candidates) > 300 and said(shared) == said(alone)
+    assert next(fresh) > len(view), "nothing was shared the second time"
 
 
 def _check(found: Hypergraph, c: Candidate) -> None:
