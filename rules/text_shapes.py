@@ -70,6 +70,10 @@ SCOPES = (
 )
 
 
+LARGEST = (2, 3, 4, 6, 3, 5)  # how large the sizes of a member are drawn
+MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
+
+
 class NoMeaning(Exception):
     """A side has no value under these choices, whatever the sizes."""
 
