@@ -396,7 +396,8 @@ class _Search:
                 deadline=deadline,
                 stop=self.stop,
             )
-            leaf.take(Answer(found.chosen, found.cost, found.lower, found.exact), "frontier")
+            found_by = "frontier" if found.exact or width is None else f"frontier beam of {width}"
+            leaf.take(Answer(found.chosen, found.cost, found.lower, found.exact), found_by)
             if found.exact:
                 return
 

@@ -299,3 +299,16 @@ def test_k_best_bad_arguments() -> None:
     for wrong in ({"count": 0}, {"count": 1, "max_gap": -0.1}, {"count": 1, "min_distance": 0}):
         with pytest.raises(UsageError):
             k_best(chain(1), **wrong)  # type: ignore[arg-type]
+
+
+def test_a_beam_says_so() -> None:
+    """Layers that read each other at random are too wide to keep every set of needed classes."""
+    rng = np.random.default_rng(0)
+    nodes: list[tuple[int, tuple[int, ...], float]] = [(c, (), float(rng.integers(1, 9))) for c in range(20)]
+    for c in range(20, 120):
+        low = (c // 20 - 1) * 20
+        nodes += [(c, tuple(low + rng.integers(0, 20, 3)), float(rng.integers(1, 9))) for _ in range(4)]
+    problem = Problem.build(nodes, range(100, 120))
+    found = solve(problem, method="frontier", time_limit=1)
+    assert "frontier beam of" in found.method and not found.optimal
+    assert evaluate(problem, found.choice) == found.cost >= found.lower_bound > 0
