@@ -158,6 +158,7 @@ class Emitter:
     each: list[str] = field(default_factory=list)  # lines of run
     names: dict[tuple[int, str], str] = field(default_factory=dict)  # (value, numpy | torch) -> name in the source
     prepared: dict[str, str] = field(default_factory=dict)
+    packed: int = 0  # bytes of the weights that were prepared
     plain: set[str] = field(default_factory=set)
     shared: dict[str, str] = field(default_factory=dict)  # definition -> name: one object for one place in memory
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -326,6 +327,7 @@ class Emitter:
             name = identifier((self.plan.values[value].name or f"w{value}") + "_prepared", self.taken)
             self.once.append(f"{name} = {text}")
             self.prepared[text] = name
+            self.packed += self.plan.values[value].type.nbytes
         return self.prepared[text]
 
     def _state_types(self) -> dict[str, Type]:

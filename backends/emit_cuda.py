@@ -125,10 +125,11 @@ class CudaEmitter(Emitter):
         self.each.append(f"return {', '.join(results)}{',' if len(results) == 1 else ''}")
 
     def _fresh_bytes(self) -> int:
-        """What `launch` allocates at its peak, inputs' places, and the results' copies."""
+        """What `launch` allocates at its peak, inputs' places, the results' copies, and weights laid out once more."""
+        again = self.packed - sum(term.type.nbytes for key, term in self.weights.items() if key not in self.plain)
         places = sum(memory.nbytes(leaf.type) for leaf in self.plan.graph.inputs)
         copies = 0 if self.reuse_outputs else sum(memory.nbytes(self.plan.values[v].type) for v in self.plan.outputs)
-        return super()._fresh_bytes() + places + copies
+        return super()._fresh_bytes() + places + copies + max(again, 0)
 
     def _function(self) -> list[str]:
         self._use("Replay")

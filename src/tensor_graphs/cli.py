@@ -36,7 +36,7 @@ app.add_typer(rules_app, name="rules")
 
 Model = Annotated[str, typer.Argument(help=".onnx, .pt2, .safetensors with a graph, or a folder with config.json")]
 Dims = Annotated[list[str] | None, typer.Option("--dim", help="NAME=INT, a free dimension's size; may be repeated")]
-Backend = Annotated[str, typer.Option(help="auto, numpy, torch, triton or cuda")]
+Backend = Annotated[str, typer.Option(help="auto, numpy, torch, cuda, triton or triton-only")]
 Budget = Annotated[float, typer.Option(help="seconds for the whole optimization")]
 ToleranceOption = Annotated[str, typer.Option(help="eager, fast, exact, or a relative error")]
 CostDb = Annotated[Path | None, typer.Option(help="folder of the cost store")]

@@ -226,6 +226,18 @@ def test_memory_is_known_before_anything_is_allocated() -> None:
     assert weights + 3 * values < program.memory()["cuda"] < weights + 20 * values + 20 * 256
 
 
+def test_weights_that_are_laid_out_anew_are_counted() -> None:
+    """Read as it is and by columns, a weight is there twice; by columns alone, once."""
+    x, w = t.input("x", (4, 64)), t.param("w", (64, 64))
+    columns = next(k for k in CUDA.templates if k.name == "cuda.mm_columns")
+    for count, graph in ((1, Graph.of(t.matmul(x, w))), (2, Graph.of([t.matmul(x, w), t.matmul(t.exp(x), w)]))):
+        found = plan(graph)
+        products = [i for i, s in enumerate(found.steps) if s.template.name == "cuda.mm"]
+        steps = tuple(replace(s, template=columns) if i == products[-1] else s for i, s in enumerate(found.steps))
+        said = Program(replace(found, steps=steps)).memory()["cuda"]
+        assert count * 64 * 64 * 4 < said < (count + 0.6) * 64 * 64 * 4
+
+
 def test_too_large_programs_are_refused_before_anything_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, params = encoder()
     program = Program(plan(graph), params)
