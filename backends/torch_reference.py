@@ -1,7 +1,7 @@
-"""What a term means in float64, computed by Torch where its operands are: the reference for kernels on a GPU.
+"""What a term or a graph means, computed by Torch where its operands are: the reference for kernels and programs on a GPU.
 
-As in `egraph.interpret` with float64: every float is carried in float64, casts between floats change nothing, and
-composites are what their decompositions say. Values are freed after their last use.
+As in `egraph.interpret`, of which this is the fast twin: with float64 every float is carried in float64 and casts between
+floats change nothing; composites are what their decompositions say. Values are freed after their last use.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..egraph import dtypes
-from ..egraph.graph import Tensor, load_data, topological
+from ..egraph.graph import Graph, Tensor, load_data, topological
 from ..egraph.interpret import expand_all
 from ..errors import UsageError
 
@@ -37,57 +39,78 @@ def evaluate(root: Tensor, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
     import torch
 
     where = next(iter(values.values())).device if values else torch.device("cpu")
-    (top,) = expand_all([root])
-    order = topological([top])
+    return _run([root], lambda name: values.get(name), where, wide=True)[0]
+
+
+def evaluate_graph(
+    graph: Graph, values: Mapping[str, Any], *, float64: bool = False, device: str = "cuda"
+) -> list[np.ndarray[Any, Any]]:
+    """As `egraph.interpret.evaluate`: the roots' values from inputs and states by name, computed on a device."""
+    import torch
+
+    from .exchange import array_of, tensor_of
+
+    def given(name: str) -> torch.Tensor | None:
+        data = graph.params.get(name, values.get(name))
+        return None if data is None else tensor_of(np.array(load_data(data))).to(device)
+
+    with torch.no_grad():
+        return [array_of(x.contiguous()) for x in _run(graph.roots, given, torch.device(device), wide=float64)]
+
+
+def _run(
+    roots: Sequence[Tensor], given: Callable[[str], torch.Tensor | None], where: torch.device, *, wide: bool
+) -> list[torch.Tensor]:
+    tops = expand_all(list(roots))
+    order = topological(tops)
     uses: dict[int, int] = {}
-    for node in order:
-        for a in node.args:
-            uses[id(a)] = uses.get(id(a), 0) + 1
+    for used in (*(a for node in order for a in node.args), *tops):
+        uses[id(used)] = uses.get(id(used), 0) + 1
     live: dict[int, torch.Tensor] = {}
     for node in order:
-        live[id(node)] = _value(node, [live[id(a)] for a in node.args], values, where)
+        live[id(node)] = _value(node, [live[id(a)] for a in node.args], given, where, wide)
         for a in node.args:
             uses[id(a)] -= 1
             if not uses[id(a)]:
                 live.pop(id(a), None)
-    return live[id(top)]
+    return [live[id(top)] for top in tops]
 
 
 def _value(
-    node: Tensor, args: Sequence[torch.Tensor], values: Mapping[str, torch.Tensor], where: torch.device
-) -> torch.Tensor:
+    node: Tensor, args: Sequence[torch.Tensor], given: Callable[[str], torch.Tensor | None], where: torch.device,
+    wide: bool,
+) -> torch.Tensor:  # fmt: skip
+    attrs = dict(node.attrs)
+    if wide and "dtype" in attrs and dtypes.is_float(attrs["dtype"]):
+        attrs["dtype"] = "float64"
     if node.entry.kind == "leaf":
-        return _wide(_leaf(node, values, where))
+        found = _leaf(node, attrs, given, where)
+        return found.double() if wide and found.is_floating_point() else found
     if node.op not in FUNCTIONS:
         raise UsageError(f"the reference knows no op called {node.op!r}", hint="add it to backends/torch_reference.py")
-    found: torch.Tensor = FUNCTIONS[node.op](dict(node.attrs), *args)
-    return found
+    made: torch.Tensor = FUNCTIONS[node.op](attrs, *args)
+    return made
 
 
-def _leaf(node: Tensor, values: Mapping[str, torch.Tensor], where: torch.device) -> torch.Tensor:
+def _leaf(
+    node: Tensor, attrs: Attrs, given: Callable[[str], torch.Tensor | None], where: torch.device
+) -> torch.Tensor:  # fmt: skip
     import torch
 
-    attrs = dict(node.attrs)
+    from .exchange import tensor_of
+
     if node.op == "constant":
         assert node.data is not None
-        return torch.as_tensor(load_data(node.data), device=where)
+        return tensor_of(np.array(load_data(node.data))).to(where)
     if node.op == "full":
-        return torch.full(attrs["shape"], attrs["value"], dtype=_carried(attrs["dtype"]), device=where)
+        return torch.full(attrs["shape"], attrs["value"], dtype=torch_dtype(attrs["dtype"]), device=where)
     if node.op == "iota":
-        line = torch.arange(attrs["shape"][attrs["axis"]], device=where).to(_carried(attrs["dtype"]))
+        line = torch.arange(attrs["shape"][attrs["axis"]], device=where).to(torch_dtype(attrs["dtype"]))
         return line.reshape([-1 if i == attrs["axis"] else 1 for i in range(node.rank)]).expand(attrs["shape"])
-    name = attrs["name"]
-    if name not in values:
-        raise UsageError(f"no data for {node.op} {name!r} ({node.type})")
-    return values[name]
-
-
-def _carried(dtype: str) -> torch.dtype:
-    return torch_dtype("float64" if dtypes.is_float(dtype) else dtype)
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.double() if x.is_floating_point() else x
+    found = given(attrs["name"])
+    if found is None:
+        raise UsageError(f"no data for {node.op} {attrs['name']!r} ({node.type})")
+    return found
 
 
 # ---------------------------------------------------------------- the table
@@ -114,7 +137,7 @@ def _arithmetic(name: str) -> Function:
 
 
 def _cast(attrs: Attrs, x: Any) -> Any:
-    return x.to(_carried(attrs["dtype"]))  # towards an integer Torch truncates, as the op says
+    return x.to(torch_dtype(attrs["dtype"]))  # towards an integer Torch truncates, as the op says
 
 
 def _reduction(name: str) -> Function:

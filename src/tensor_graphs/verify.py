@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .costdb.device import gpu_facts
 from .egraph import dtypes
 from .egraph.dims import concrete
 from .egraph.graph import Graph, Tensor
@@ -30,6 +31,7 @@ WRONG = 0.02  # beyond this in itself, is no rounding
 NEAR_TIES = 0.01  # share of integers and bools that may differ: an argmax or a comparison of nearly equal numbers
 MOSTLY = 0.5  # integers and bools: more wrong places than this are no near-ties
 LARGE_FLOPS = 2e10  # above this, one seed instead of three (the report says so)
+LARGE_BYTES = 1 << 28  # of inputs and outputs: above this too
 
 
 @dataclass(frozen=True)
@@ -200,25 +202,38 @@ def verify(
 
     `references` keeps (inputs, float64 run, own-dtype run) per seed between attempts on the same graph.
     """
-    seeds = 1 if flops > LARGE_FLOPS else 3
+    size = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
+    seeds = 1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3
     known = references if references is not None else {}
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
     for k in range(seeds):
         if k not in known:
-            known[k] = _reference(graph, np.random.default_rng((seed, k)))
+            known[k] = _reference(graph, np.random.default_rng((seed, k)), bitwise=tolerance == "exact")
         inputs, exact, own = known[k]
         found = run({n: v.copy() for n, v in inputs.items()})
         for name, root, y, r, o in zip(names, graph.roots, found, exact, own, strict=True):
             worst[name].append(_compare(name, root.dtype, np.asarray(y), r, o, tolerance))
     outputs = tuple(max(worst[n], key=lambda o: (not o.finite, o.plan / max(o.allowed, 1e-30))) for n in names)
-    note = f"one input, the model has {flops / 1e9:.0f} GFLOP" if seeds == 1 else ""
+    note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if seeds == 1 else ""
     return Verification(outputs, seeds, tolerance, note)
 
 
-def _reference(graph: Graph, rng: np.random.Generator) -> tuple[dict[str, Array], list[Array], list[Array]]:
+def _reference(
+    graph: Graph, rng: np.random.Generator, *, bitwise: bool
+) -> tuple[dict[str, Array], list[Array], list[Array]]:
+    """Inputs, the float64 run, and the run in the graph's own dtypes; on the GPU if there is one and bits do not count."""
     leaves = [*graph.inputs, *graph.leaves("state")]
     inputs = sample_inputs(leaves, rng, index_bounds(graph))
+    if not bitwise and gpu_facts():
+        import torch
+
+        from .backends.torch_reference import evaluate_graph
+
+        try:
+            return inputs, evaluate_graph(graph, inputs, float64=True), evaluate_graph(graph, inputs)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()  # the host has more memory, and takes more time
     with np.errstate(all="ignore"):
         return inputs, evaluate(graph, inputs, float64=True), evaluate(graph, inputs)
 

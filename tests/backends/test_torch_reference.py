@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import tensor_graphs as tg
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.sample import sample
 from tensor_graphs.backends.single import meaning, random_values
-from tensor_graphs.egraph.graph import topological
+from tensor_graphs.egraph.dtypes import numpy_dtype
+from tensor_graphs.egraph.graph import Graph, topological
 from tensor_graphs.egraph.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ops import OPS
 
@@ -43,3 +47,22 @@ def test_it_agrees_with_the_interpreter(dtype: str) -> None:
         assert got.shape == want.shape and (got.dtype.kind == want.dtype.kind), template.name
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12, err_msg=template.name)
     assert {"matmul", "conv", "sum", "gather", "scatter_elements", "windows", "argsort", "erf"} <= met
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("float64", [True, False])
+def test_whole_graphs_agree_with_the_interpreter(dtype: str, float64: bool) -> None:
+    """Inputs, params, states, constants and updates; in their own dtypes up to rounding."""
+    x, w = tg.input("x", (4, 6), dtype), tg.param("w", (6, 5), dtype)
+    s = tg.state("s", (4, 5), dtype)
+    y = tg.softmax(tg.rms_norm(x, tg.constant(np.ones(6).astype(numpy_dtype(dtype))), eps=1e-6) @ w + s)
+    graph = Graph.of([y, s * 0.5 + y])
+    rng = np.random.default_rng(0)
+    graph = replace(graph, params={"w": random_values(w.type, rng)})
+    values = {"x": random_values(x.type, rng), "s": random_values(s.type, rng)}
+    want = evaluate(graph, values, float64=float64)
+    got = torch_reference.evaluate_graph(graph, values, float64=float64, device="cpu")
+    for g, r in zip(got, want, strict=True):
+        assert g.dtype == r.dtype and g.shape == r.shape
+        close = 1e-12 if float64 else {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+        np.testing.assert_allclose(g.astype(np.float64), r.astype(np.float64), rtol=close, atol=close)
