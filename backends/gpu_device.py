@@ -23,6 +23,7 @@ class Device(Protocol):
     budget_bytes: int  # that rotating copies of operands may take
     longest_us: float  # of calls captured together
     rounds: int  # replays in the full protocol
+    sound: bool  # whether no recording broke off, which leaves Torch's memory pools as if it went on
 
     def synchronize(self) -> None:
         """Wait until all work is done; raises what it did wrong."""
@@ -51,6 +52,7 @@ class Cuda:
     name = "cuda"
     longest_us = 1000.0
     rounds = 15
+    sound = True
 
     def __init__(self) -> None:
         import torch
@@ -77,6 +79,7 @@ class Cuda:
                 for call in calls:
                     call()
             except BaseException:
+                self.sound = False
                 with contextlib.suppress(RuntimeError):  # the capture is void: what made it so is the better message
                     graph.capture_end()
                 raise
@@ -114,6 +117,7 @@ class Host:
     budget_bytes: int = 1 << 20
     longest_us: float = 100.0
     rounds: int = 3
+    sound: bool = True
 
     def synchronize(self) -> None:
         """Everything is done when its call returns."""
