@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ExtractionError
+from .collection import no_collection
 from .problem import Extraction, Problem, reachable
 
 MAX_BYTES = 1 << 30
@@ -30,6 +31,7 @@ def read_egraph(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Problem:
     return parse_egraph(read_document(path, max_bytes=max_bytes), where=str(path))
 
 
+@no_collection()
 def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
     """The problem of a parsed document. Nodes flagged `subsumed` are deleted, and so is what only they could feed."""
     nodes = _member(document, "nodes", Mapping, where)
@@ -37,12 +39,10 @@ def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
     classes: dict[str, int] = {}
     owner: dict[str, int] = {}
     for name, node in nodes.items():
-        place = f"{where}: nodes[{_short(name)}]"
-        if not isinstance(node, Mapping):
-            raise ExtractionError(f"a node must be an object, not {type(node).__name__}", where=place)
-        if "eclass" not in node:
-            raise ExtractionError("a node without eclass", where=place)
-        owner[name] = classes.setdefault(_identifier(node["eclass"], place + ".eclass"), len(classes))
+        eclass = node.get("eclass") if isinstance(node, dict) else None
+        if not isinstance(eclass, str):  # texts for messages are made where they are needed: files have 100,000 nodes
+            eclass = _eclass(node, f"{where}: nodes[{_short(name)}]")
+        owner[name] = classes.setdefault(eclass, len(classes))
     if isinstance(known := document.get("class_data"), Mapping):
         for name in known:  # a class whose nodes were all subsumed: nothing can build it
             classes.setdefault(name, len(classes))
@@ -112,6 +112,7 @@ def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
     }
 
 
+@no_collection()
 def read_document(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Any:
     """The JSON of a plain or gzipped file, bounded in size; ExtractionError names what is wrong with it."""
     path = Path(path)
@@ -158,29 +159,44 @@ def _identifier(value: Any, where: str) -> str:
     raise ExtractionError(f"an id must be text or an integer, not {type(value).__name__}", where=where)
 
 
+def _eclass(node: Any, place: str) -> str:
+    """The class of a node that does not simply name it by text."""
+    if not isinstance(node, Mapping):
+        raise ExtractionError(f"a node must be an object, not {type(node).__name__}", where=place)
+    if "eclass" not in node:
+        raise ExtractionError("a node without eclass", where=place)
+    return _identifier(node["eclass"], place + ".eclass")
+
+
 def _children_and_cost(
     node: Mapping[str, Any], name: str, owner: Mapping[str, int], classes: Mapping[str, int], where: str
 ) -> tuple[list[int], float]:
     children = node.get("children", [])
     if not isinstance(children, list):
         raise ExtractionError("children must be a list", where=f"{where}: nodes[{_short(name)}]")
-    kids: list[int] = []
-    for i, child in enumerate(children):
-        found = owner.get(child) if isinstance(child, str) else None
-        if found is None:
-            place = f"{where}: nodes[{_short(name)}].children[{i}]"
-            text = _identifier(child, place)
-            found = owner.get(text, classes.get(text))
-            if found is None:
-                raise ExtractionError(f"no node or class is called {_short(text)}", where=place)
-        kids.append(found)
+    try:
+        kids = [owner[child] for child in children]
+    except (KeyError, TypeError):  # some name classes, or nothing
+        kids = [_child(c, i, name, owner, classes, where) for i, c in enumerate(children)]
     cost = node.get("cost", 1.0)
+    if type(cost) is float and "subsumed" not in node:
+        return kids, cost
     if isinstance(cost, bool) or not isinstance(cost, int | float):
         raise ExtractionError("cost must be a number", where=f"{where}: nodes[{_short(name)}].cost")
     try:
         return kids, math.inf if node.get("subsumed") else float(cost)
     except OverflowError:
         raise ExtractionError("cost is too large", where=f"{where}: nodes[{_short(name)}].cost") from None
+
+
+def _child(child: Any, i: int, name: str, owner: Mapping[str, int], classes: Mapping[str, int], where: str) -> int:
+    """The class that a child means: its node's, or itself."""
+    place = f"{where}: nodes[{_short(name)}].children[{i}]"
+    text = _identifier(child, place)
+    found = owner.get(text, classes.get(text))
+    if found is None:
+        raise ExtractionError(f"no node or class is called {_short(text)}", where=place)
+    return found
 
 
 def _short(name: object) -> str:

@@ -158,14 +158,17 @@ class _Search:
     stats: dict[str, Any] = field(default_factory=dict)
     memo: dict[bytes, _Leaf] = field(default_factory=dict)
     pace: float = 0.0  # seconds per row of one pass, as it turned out
+    finish: float = 0.0  # seconds kept for the end
     start: str = ""  # what found the solution that the leaves start from
 
     @property
     def left(self) -> float:
-        """Seconds left; 0 once `stop` says so. Deterministic runs have no clock."""
+        """Seconds left for searching; 0 once `stop` says so. Deterministic runs have no clock."""
         if self.stop is not None and self.stop():
             return 0.0
-        return self.time_limit if self.deterministic else self.began + self.time_limit - time.perf_counter()
+        if self.deterministic:
+            return self.time_limit
+        return self.began + self.time_limit - self.finish - time.perf_counter()
 
     def _expired(self) -> bool:
         return self.left <= 0
@@ -185,7 +188,7 @@ class _Search:
         reduced = detach(rows, self._short_of(rows)) if not self._short_of(rows)() else None
         self.stats["detach_seconds"] = time.perf_counter() - self.began
         if reduced is None or self._expired():
-            chosen = polish(rows, chosen, self._short_of(rows, FINISH))
+            chosen = polish(rows, chosen, self._expired)
             return self._finish(chosen, lower, "local search" if rows.total(chosen) < cost else name)
         kept = set(chosen)
         blocks = [self._block(part, kept, reduced) for part in split(reduced.rows)]
@@ -205,7 +208,8 @@ class _Search:
         began = time.perf_counter()
         bounds = path_bounds(rows)
         if not self.deterministic:
-            self.pace = (time.perf_counter() - began) / max(len(rows), 1)
+            seconds = time.perf_counter() - began
+            self.pace, self.finish = seconds / max(len(rows), 1), FINISH * seconds
         lower = max(bounds[r] for r in rows.roots)
         if lower < math.inf:
             return lower
@@ -216,9 +220,9 @@ class _Search:
             hint="every node of it is deleted, cyclic, or reads a class without a term",
         )
 
-    def _short_of(self, rows: Rows, passes: float = PASSES) -> Callable[[], bool]:
-        """Whether too little time is left for some passes over some rows."""
-        need = passes * self.pace * len(rows)
+    def _short_of(self, rows: Rows) -> Callable[[], bool]:
+        """Whether too little time is left for a whole step over some rows."""
+        need = PASSES * self.pace * len(rows)
         return lambda: self.left <= need
 
     @property
