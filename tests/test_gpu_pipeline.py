@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,6 +93,24 @@ def test_a_plan_for_a_gpu_is_verified(dtype: str, choice: str) -> None:
     program = tg.optimize(graph, params=params, backend=choice, measure=False, budget=20)
     check(program, graph, params, dtype)
     assert program.report.verification["passed"] and program.report.kernels_before >= program.report.kernels_after
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_saved_programs_bring_their_kernels(tmp_path: Path) -> None:
+    """Triton reads a kernel's source where it was defined: that works for a loaded program and for the file as a module."""
+    _, params = block("float32")
+    only = Graph.of(c.softmax(t.matmul(t.input("x", (4, 32)), t.param("w", (32, 32))), axis=1), name="block")
+    tg.optimize(only, params={"w": params["w"]}, backend="triton-only", measure=False, budget=20).save(tmp_path / "p")
+    script = (
+        "import sys; sys.path.insert(0, 'p')\n"
+        "import program\nfrom tensor_graphs.backends.program import load_program\n"
+        "from tensor_graphs.backends.emission import executed\nfrom triton.runtime.jit import JITFunction\n"
+        "for space in (vars(program), executed(load_program('p', device='cpu').source, 'p')):\n"
+        "    kernels = [v for v in space.values() if isinstance(v, JITFunction)]\n"
+        "    assert kernels and all(f'def {k.__name__}(' in k.src for k in kernels)"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, env=environment)
 
 
 @pytest.mark.usefixtures("rehearsal")
