@@ -282,7 +282,7 @@ def alone() -> Iterator[None]:
         return
     from filelock import FileLock
 
-    with FileLock(path):
+    with FileLock(path).acquire(poll_interval=0.002):
         yield
 
 
