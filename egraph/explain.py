@@ -471,6 +471,8 @@ def derive(
 ) -> Explanation | None:
     """The steps from one term to another, found by saturating both in one e-graph without pruning; None where the rules
     do not connect them within the limits."""
+    if start.type != goal.type:
+        raise UsageError(f"{start.type} and {goal.type} cannot be equal")
     view = saturate_block(Graph.of([start, goal]), rules, limits, guard=False, session=session)
     if view.roots[0] != view.roots[1]:
         return None

@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 #: public name -> (module, name there)
 _PUBLIC: dict[str, tuple[str, str]] = {
     **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths", "Progress")},
-    "explain_rewrites": ("rewrites", "explain_rewrites"),
+    **{n: ("rewrites", n) for n in ("explain_equality", "explain_rewrites")},
     "equivalent": ("equivalence", "equivalent"),
     "extract": ("extract", ""),
     "load_program": ("backends.program", "load_program"),
@@ -95,4 +95,5 @@ if TYPE_CHECKING:
     from .pipeline import optimize as optimize
     from .pipeline import paths as paths
     from .pipeline import saturate as saturate
+    from .rewrites import explain_equality as explain_equality
     from .rewrites import explain_rewrites as explain_rewrites

@@ -9,7 +9,7 @@ from typing import Any
 from . import pipeline
 from .backends.registry import select
 from .egraph.blocks import Blocks
-from .egraph.explain import Explanation, explain
+from .egraph.explain import Explanation, derive, explain
 from .egraph.graph import Graph, Tensor
 from .egraph.pattern import build
 from .egraph.replay import Checked, check
@@ -19,11 +19,13 @@ from .egraph.view import EGraphView
 from .extract.kernel import Vertex
 from .extract.plan import WeightTerms
 from .extract.search import Choice
+from .extract.work import graph_flops
 from .prices import CostPricer
 from .rules import ALL
 from .verify import index_bounds
 
-REPLAYED_BYTES = 1 << 24  # blocks with larger values are explained, but replayed only if asked for
+REPLAYED_FLOPS = 1e11  # blocks with more arithmetic are explained, but replayed only if asked for
+WHOLE_FLOPS = 1e9  # where all steps together have more, each is replayed on its subterm alone
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,20 @@ def chosen_terms(choice: Choice) -> list[Tensor]:
 def explain_choice(
     graph: Graph, view: EGraphView, choice: Choice, rules: Iterable[Rule] = ALL, *, replay: bool | None = None
 ) -> tuple[list[Explanation], list[Checked | None]]:
-    """Steps from a graph's roots to the chosen terms, and their check (`replay` None: unless the values are large)."""
+    """Steps from a graph's roots to the chosen terms, and their check (`replay` None: unless that takes long)."""
     fired = [d for r in rules for d in r.directions if not view.report.matches or view.report.matches.get(d.name)]
     found = explain(view, fired, graph.roots, chosen_terms(choice))
-    sizes = [n.type.nbytes for n in graph.nodes() if n.op != "param"]
-    replayed = max(sizes, default=0) <= REPLAYED_BYTES if replay is None else replay
+    flops = graph_flops(list(graph.roots))
+    replayed = flops <= REPLAYED_FLOPS if replay is None else replay
+    whole = flops * sum(len(e.steps) for e in found) <= WHOLE_FLOPS
     bounds = index_bounds(graph)
-    return found, [check(e, rules, bounds=bounds) if replayed else None for e in found]
+    return found, [check(e, rules, bounds=bounds, whole=whole) if replayed else None for e in found]
+
+
+def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> Explanation | None:
+    """Why two expressions are equal: the rule applications that lead from the one to the other; None where the rules do
+    not prove it within the limits. UsageError: their types differ."""
+    return derive(a, b, ALL, limits)
 
 
 def explain_rewrites(
@@ -135,4 +144,4 @@ def _blocks(
             )  # fmt: skip
 
 
-__all__ = ["BlockRewrites", "chosen_terms", "explain_choice", "explain_rewrites"]
+__all__ = ["BlockRewrites", "chosen_terms", "explain_choice", "explain_equality", "explain_rewrites"]

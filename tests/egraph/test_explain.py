@@ -88,7 +88,7 @@ def test_known_rewrites_are_explained(case: Callable[[], tuple[Tensor, Tensor]],
     assert found is not None and found.complete
     assert needed <= {r.removesuffix("-reversed") for r in found.rules}
     assert len(found.steps) < 16
-    assert check(found, ALL).ok
+    assert check(found, ALL).ok and check(found, ALL, whole=False).ok
     for step in found.steps:
         at_old, at_new = step.old, step.new
         for i in step.position:
@@ -126,7 +126,8 @@ def test_wrong_steps_are_found(spoil: str) -> None:
         steps[i] = replace(s, old=t.exp(s.old), new=t.exp(s.new))
     else:
         del steps[-1]
-    assert not check(replace(found, steps=tuple(steps)), ALL).ok
+    for whole in (True, False):
+        assert not check(replace(found, steps=tuple(steps)), ALL, whole=whole).ok
 
 
 def test_a_step_without_a_rule_must_still_keep_the_value() -> None:
@@ -147,6 +148,8 @@ def test_what_no_rule_explains_is_said() -> None:
 
 def test_terms_that_no_rule_connects() -> None:
     assert derive(x(2, 3) + 1.0, x(2, 3) + 2.0, ALL, LIMITS, session=SESSION) is None
+    with pytest.raises(UsageError, match="cannot be equal"):
+        derive(x(2, 3), x(3, 2), ALL, session=SESSION)
     with pytest.raises(UsageError):
         explain(saturate_block(Graph.of(x(2, 3) + 1.0), [], LIMITS, session=SESSION), [], [x(2, 3)], [x(3, 2)])
 
@@ -163,6 +166,7 @@ def test_any_extraction_of_a_random_graph_is_explained(graph: Graph, seed: int) 
     for found in explain(view, ALL, list(graph.roots), chosen):
         assert found.complete, str(found)
         assert not check(found, ALL, bounds=bounds).wrong, str(found)
+        assert not check(found, ALL, bounds=bounds, whole=False).wrong, str(found)
 
 
 @settings(max_examples=40, deadline=None)
