@@ -213,7 +213,8 @@ class Program:
         m = self.manifest
         rows = {
             "kernels": m.kernels, "estimated": f"{m.cost:.1f} µs", "lower bound": f"{m.lower_bound:.1f} µs",
-            "memory": ", ".join(f"{n / 2**20:.1f} MiB on {d}" for d, n in self.memory().items()), "workspace": f"{m.workspace / 2**20:.2f} MiB",
+            "memory": ", ".join(f"{n / 2**20:.1f} MiB on {d}" for d, n in self.memory().items()),
+            "workspace": f"{m.workspace / 2**20:.2f} MiB",
         }  # fmt: skip
         cells = "".join(f"<tr><th>{k}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
         code = f"<details><summary>source</summary><pre>{escape(self.source)}</pre></details>"
