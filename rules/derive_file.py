@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
+from ..egraph.graph import topological
 from ..egraph.rule import Rule
 from ..egraph.saturate import Limits, Session, Sessions
 from ..errors import RuleError, ShapeError
@@ -54,8 +55,16 @@ def claims(line: Line) -> list[Claim]:
             families.setdefault(id(found.typing), []).append(found.sides())
         except ShapeError:  # this member only: its sizes do not fit after all
             continue
-    best = [sorted(members, key=size_one_axes)[:EACH] for members in families.values()]
+    meant = [members for members in families.values() if not any(map(_groups_constants, members))]
+    best = [sorted(members, key=size_one_axes)[:EACH] for members in meant or families.values()]
     return [claim for members in best[:FAMILIES] for claim in members]
+
+
+def _groups_constants(claim: Claim) -> bool:
+    """Whether a convolution in groups has a constant kernel: identities and averages are meant for all channels at once."""
+    nodes = topological([side for pair in claim for side in pair])
+    kernels = [n.args[1] for n in nodes if n.op == "conv" and n.attr("groups") > 1]
+    return any(all(leaf.op != "input" for leaf in topological([kernel])) for kernel in kernels)
 
 
 def derive(index: int, line: Line, prover: Prover, session: Session, limits: Limits = LIMITS) -> Derived:

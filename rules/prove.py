@@ -5,7 +5,8 @@ lowered together, the rules run round by round, and after each round the e-graph
 pair are in one class: the proof may go either way or meet in the middle. Nothing is pruned.
 
 The rules are those in force without the conditions that only say where a rule pays, and those towards a normal form
-(normal.py) in the place of the few that would go on for ever without such a condition. Constants are spelled out first
+(normal.py) in the place of the few that would go on for ever without such a condition. A second search adds rules that
+change the kind of a contraction, behind which associativity finds very many forms. Constants are spelled out first
 (spell.py), for rules speak of ops.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -39,6 +40,8 @@ ENDLESS = (
     "merge-matmuls", "merge-linears", "merge-convs", "sum-of-products", "concat-inputs", "enlarge-kernel",
     "pointwise-after-conv", "fold-input-shift", "fold-conv-input-shift", "factor-one",
 )  # fmt: skip
+#: Rules of the second search.
+LATE = ("pointwise-conv-is-matmul", "strided-pointwise-conv")
 
 
 def for_proofs(rules: Iterable[Rule]) -> tuple[Rule, ...]:
@@ -81,15 +84,16 @@ class Prover:
     """
 
     def __init__(self, rules: Iterable[Rule] | None = None) -> None:
-        self.rules = all_for_proofs() if rules is None else for_proofs(rules)
-        self.programs: dict[tuple[frozenset[str], frozenset[int]], Program] = {}
+        every = all_for_proofs() if rules is None else for_proofs(rules)
+        self.searches = (tuple(r for r in every if r.name not in LATE), every)
+        self.programs: dict[tuple[int, frozenset[str], frozenset[int]], Program] = {}
 
-    def program(self, graph: Graph) -> Program:
-        """The declaration for graphs of these ops and ranks."""
+    def program(self, graph: Graph, search: int) -> Program:
+        """The declaration of a search's rules for graphs of these ops and ranks."""
         nodes = with_parts(graph)[0]
-        key = (frozenset(n.op for n in nodes), frozenset(n.rank for n in nodes))
+        key = (search, frozenset(n.op for n in nodes), frozenset(n.rank for n in nodes))
         if key not in self.programs:
-            self.programs[key] = make_program([graph], self.rules, Roofline(), None, parts=True)
+            self.programs[key] = make_program([graph], self.searches[search], Roofline(), None, parts=True)
         return self.programs[key]
 
     def prove(self, claims: Sequence[Claim], session: Session, limits: Limits = LIMITS, stop: Stop = never) -> Proof:
@@ -105,7 +109,14 @@ class Prover:
         graph = Graph.of(list(dict.fromkeys(side for pair in pairs for side in pair)))
         if any(0 in n.shape for n in graph.nodes()):
             return Proof(False, "empty values: no law holds")
-        return _Search(session, limits, stop).run(pairs, graph, self.program(graph))
+        first = _Search(session, limits, stop).run(pairs, graph, self.program(graph, 0))
+        late = self.program(graph, 1)
+        if first or first.stopped == "interrupted" or not {*LATE} & {*late.names}:
+            return first
+        found = _Search(session, replace(limits, seconds=max(0.0, limits.seconds - first.seconds)), stop).run(
+            pairs, graph, late
+        )
+        return found if found else replace(first, seconds=first.seconds + found.seconds)
 
 
 class _Search:
