@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import re
@@ -21,6 +22,7 @@ from tensor_graphs.rules.symbolic import proves
 from tensor_graphs.rules.text_shapes import SCOPES, typings
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
+needs_z3 = pytest.mark.skipif(importlib.util.find_spec("z3") is None, reason="the extra `rules` (z3) is not installed")
 needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="the samples of Tensat's rules are not here")
 
 RIGHT = """\
@@ -265,6 +267,7 @@ def test_unknown_ops_make_one_rule_unknown() -> None:
     assert check("wibble(x) => x\n(wibble ?x)=>?x\n(relu (relu ?x))=>(relu ?x)") == ["unknown", "unknown", "proved"]
 
 
+@needs_z3
 def test_our_rules_are_proved_by_smt_or_tested_or_refuted() -> None:
     text = """
 permute(permute(x, perm=p), perm=inverse(p)) => x
@@ -277,6 +280,7 @@ x / y => x * y
     assert check(text)[1:] == ["proved", "refuted", "proved", "tested", "refuted"]
 
 
+@needs_z3
 def test_smt_proves_no_wrong_rule() -> None:
     wrong = [
         Rule("a", "maximum(x, y)", "maximum(y, x)", exact=True),  # 0.0 and -0.0
@@ -338,6 +342,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
     return code, json.loads(capsys.readouterr().out)
 
 
+@needs_z3
 def test_rules_check_answers_in_file_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rules.txt"
     file.write_text(
