@@ -1,0 +1,68 @@
+"""How many rules of a file follow from ours: `python benchmarks/derivability.py [FILE ...] > docs/derivability.md`.
+
+Files whose name ends in `pairs.txt` or `multi.txt` are read two lines a rule. The files beside this script always come
+along; of Tensat's repository, converted.txt and converted_multi.txt are worth giving.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tensor_graphs.egraph.worker import Pool
+from tensor_graphs.rules.check_file import read
+from tensor_graphs.rules.derive_file import counts, derive_all
+from tensor_graphs.rules.prove import LIMITS
+
+HERE = Path(__file__).parent / "rules"
+TEXT = """# Derivability
+
+Which substitution rules of others follow from our rules. A rule is derived if at several sizes (and ranks, parameters and
+groups, where it leaves them open) both its sides, put into one e-graph, end up in one e-class within {seconds:g} s,
+{iterations} rounds and {nodes:,} e-nodes; of a two-line rule, both equalities. Nothing of the files is copied into the rule base: the
+laws that prove them are in `rules/*.py`, those that only serve proofs in `rules/normal.py`. How: `rules/prove.py`.
+
+    tensor-graphs rules derive FILE [--pairs] [--json]        one file, rule by rule
+    python benchmarks/derivability.py FILE ... > docs/derivability.md        this page
+
+Seconds are wall-clock per rule, {cores} at a time on {cores} cores, all sizes together, with telling egglog the rules wherever the
+ops differ from those of the rule before.
+
+| file | rules | derived | seconds, median | seconds, largest |
+|---|---|---|---|---|
+{rows}
+`converted.txt` and `converted_multi.txt` are the rule files of [Tensat](https://github.com/uwplse/tensat);
+`single.txt` and `pairs.txt` are ours (`benchmarks/rules`): equations over transposition, scalar factors, pooling,
+enlarged and constant kernels, and merges of two operators.
+
+What is not expected to be derived: equalities that hold for more than algebraic reasons, say because a mean of positive
+numbers is positive, beyond the cases that `rules/algebra.py` lists; and rules that are right only at special sizes.
+"""
+
+
+def row(path: Path, pool: Pool) -> str:
+    """A file's line of the table; what was not derived goes to stderr."""
+    pairs = path.stem.endswith(("pairs", "multi"))
+    found = list(derive_all(read(path.read_text(encoding="utf-8"), pairs=pairs), pool))
+    for one in found:
+        if not one.derived:
+            print(f"{path.name}: {one.text}: {one.detail}", file=sys.stderr)
+    n = counts(found)
+    return f"| {path.name} | {n['rules']} | {n['derived']} | {n['seconds_median']:.2f} | {n['seconds_max']:.2f} |\n"
+
+
+def main(files: list[str]) -> None:
+    """Print the page."""
+    cores = os.cpu_count() or 1
+    pool = Pool(cores)
+    try:
+        rows = "".join(row(path, pool) for path in (*map(Path, files), *sorted(HERE.glob("*.txt"))))
+    finally:
+        pool.close()
+    limits = {name: getattr(LIMITS, name) for name in ("seconds", "iterations", "nodes")}
+    print(TEXT.format(rows=rows, cores=cores, **limits), end="")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
