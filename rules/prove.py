@@ -110,8 +110,10 @@ class Prover:
         if any(0 in n.shape for n in graph.nodes()):
             return Proof(False, "empty values: no law holds")
         first = _Search(session, limits, stop).run(pairs, graph, self.program(graph, 0))
+        if first or first.stopped == "interrupted":
+            return first
         late = self.program(graph, 1)
-        if first or first.stopped == "interrupted" or not {*LATE} & {*late.names}:
+        if not {*LATE} & {*late.names}:
             return first
         found = _Search(session, replace(limits, seconds=max(0.0, limits.seconds - first.seconds)), stop).run(
             pairs, graph, late
