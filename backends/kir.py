@@ -156,6 +156,9 @@ class Builder:
 
     def product(self, over: Sequence[Expr], under: Sequence[Expr]) -> Expr:
         """prod(over) / prod(under)."""
+        roots = [f for f in under if f.op == "sqrt"]
+        over = [*over, *(self.pointwise("rsqrt", f.args) for f in roots)]
+        under = [f for f in under if f not in roots]
         found: Expr | None = None
         for f in over:
             found = f if found is None else self.mul(found, f)
@@ -229,6 +232,8 @@ def _simple_mul(b: Builder, x: Expr, y: Expr) -> Expr | None:
 
 def _simple_div(b: Builder, x: Expr, y: Expr) -> Expr | None:
     n = _number(y)
+    if x.kind == "float" and y.op == "sqrt":
+        return b.mul(x, b.pointwise("rsqrt", y.args))
     if x.kind != "float" or n is None:
         return None
     return x if n == 1 else b.mul(x, b.const(1.0 / n)) if n else None
@@ -248,6 +253,8 @@ def _simple_compare(test: Callable[[Any, Any], bool], least: bool) -> Callable[[
 
 
 def _simple_where(b: Builder, c: Expr, x: Expr, y: Expr) -> Expr | None:
+    if x.kind == "bool" and x.op == y.op == "const" and x.value != y.value:
+        return c if x.value else b.pointwise("not", (c,))
     return (x if c.value else y) if c.op == "const" else x if x is y else None
 
 
@@ -260,7 +267,7 @@ def _simple_or(b: Builder, x: Expr, y: Expr) -> Expr | None:
 
 
 def _simple_not(b: Builder, x: Expr) -> Expr | None:
-    return b.const(not x.value, "bool") if x.op == "const" else None
+    return b.const(not x.value, "bool") if x.op == "const" else x.args[0] if x.op == "not" else None
 
 
 def _simple_pow(b: Builder, x: Expr, y: Expr) -> Expr | None:

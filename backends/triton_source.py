@@ -17,6 +17,7 @@ from .index import Axis, Index, index
 from .kir import Expr, Kernel, Unfusable, factors, walk
 from .tiling import Dot, Shape, Tiling, padded, shape_of
 
+LARGEST = 1 << 16  # elements of a tile: beyond, the compiler takes minutes and registers spill
 WIDE = 1 << 31  # elements beyond which positions need 64 bits
 
 
@@ -296,6 +297,8 @@ class _Emitter:
         dtype = "bool" if e.kind == "bool" else self.wide if e.kind == "float" else _widest(t.dtype for t in tiles)
         if dtype == self.wide and all(t.dtype == "const" for t in tiles):
             raise Unfusable("arithmetic on numbers alone")
+        if math.prod(self.block[d] for d in dims) > LARGEST:
+            raise Unfusable(f"a tile of {' x '.join(str(self.block[d]) for d in dims)}")
         return Tile(text.format(*(self.spread(t, dims) for t in tiles)), dims, dtype)
 
     def _below_maximum(self, e: Expr) -> Tile | None:

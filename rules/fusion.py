@@ -109,6 +109,16 @@ ATTENTION = table("attention", "fuse", [
     Rule("mask-as-summand", "softmax(where(c, x, full(value=-inf, shape=s, dtype=d)), axis=i)",
          "softmax(x + where(c, full(value=0.0, shape=s, dtype=d), full(value=-inf, shape=s, dtype=d)), axis=i)",
          doc="hidden scores by adding -inf, which attention takes as a mask"),
+    Rule("mask-as-summand-hidden", "softmax(where(c, full(value=-inf, shape=s, dtype=d), x), axis=i)",
+         "softmax(x + where(c, full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d)), axis=i)",
+         doc="hidden scores by adding -inf, where the condition says what is hidden"),
+    Rule("is-causal-attention",
+         "masked_attention(q, k, v, where(reshape(lt(full(value=0.0, shape=p, dtype=n), iota(axis=1, shape=h, dtype=n)"
+         " - iota(axis=0, shape=h, dtype=n)), shape=r), full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d)),"
+         " scale=c, causal=False, window=0, softcap=y)",
+         "attention(q, k, v, scale=c, causal=True, window=0, softcap=y)",
+         when=("h == (size(q, -2), size(k, -2))", "r == replace(replace(ones(rank(q)), -2, size(q, -2)), -1, size(k, -2))",
+               "size(q, -2) == size(k, -2)"), growth="collects", doc="a mask that hides what lies ahead of the diagonal"),
     Rule("is-rope",
          "x * c + concat(neg(slice(x, axis=i, start=h, stop=n)), slice(x, axis=i, start=0, stop=h), axis=i) * s", "rope(x, c, s)",
          when=("floating(x)", "i == rank(x) - 1", "n == size(x, -1)", "h + h == size(x, -1)", "fits(c, x)", "fits(s, x)"), growth="collects",

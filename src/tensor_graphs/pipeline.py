@@ -29,6 +29,7 @@ from .egraph.blocks import Blocks, find_blocks
 from .egraph.empty import without_empty
 from .egraph.graph import Graph, Tensor
 from .egraph.interpret import expand_all
+from .egraph.masks import canonical_masks
 from .egraph.rule import Rule
 from .egraph.saturate import Limits, saturate_blocks
 from .egraph.simplify import simplify
@@ -203,7 +204,7 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> 
         original, used = bound(graph, sizes)
         exact = session.options.exact
         narrow = work = simplify(without_empty(original), exact=exact)
-        work = work.with_roots(expand_all(work.roots)) if exact else simplify(widen(work))
+        work = work.with_roots(expand_all(work.roots)) if exact else simplify(widen(canonical_masks(work)))
     return Prepared(original, work, used, narrow)
 
 
