@@ -25,17 +25,24 @@ LEAST_GAIN = 1e-12
 """Relative to the cost of the solution; smaller gains are rounding."""
 
 
-def polish(rows: Rows, chosen: Sequence[int], expired: Callable[[], bool] = lambda: False) -> list[int]:
-    """A solution no dearer than `chosen` (rows, children first; so is the answer), at most SWEEPS passes over it."""
+def polish(
+    rows: Rows, chosen: Sequence[int], expired: Callable[[], bool] = lambda: False, least: float = 0.0
+) -> list[int]:
+    """A solution no dearer than `chosen` (rows, children first; so is the answer), at most SWEEPS passes over it; none
+    after one that gained less than a share `least` of the cost."""
     best = list(chosen)
     idle = 0
     for sweep in range(SWEEPS):
         if expired() or idle == 2:
             break
         found = _Swaps(rows, best, upwards=sweep % 2 == 0).run(expired)
-        better = found is not None and rows.total(found) < rows.total(best)
-        idle = 0 if better else idle + 1
-        best = found if better and found is not None else best
+        before = rows.total(best)
+        gain = before - rows.total(found) if found is not None else 0.0
+        if found is not None and gain > 0:
+            best = found
+        idle = 0 if gain > 0 else idle + 1
+        if gain < least * before:
+            break
     return best
 
 

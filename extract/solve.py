@@ -35,8 +35,9 @@ EXACT_ROWS = 20_000
 RESTRICTED_ROWS = 4_000
 """Rows of such a leaf that are offered to the exact solvers at a time."""
 
-POLISH_SHARE = 0.4
-"""Share of the time that local search on the whole e-graph may take."""
+POLISH_SHARE = 0.6
+POLISH_GAIN = 0.005
+"""Share of the time that local search on the whole e-graph may take, as long as each pass over it gains so much."""
 
 PASSES = 6
 """Whole steps (light reductions, presolve) take about this many times the first pass over the rows: with less time left
@@ -183,7 +184,7 @@ class _Search:
         if self.method == "greedy" or cost <= lower or self.left <= 0:
             return self._finish(chosen, lower, name)
         least = (1 - POLISH_SHARE) * self.time_limit
-        chosen = polish(rows, chosen, lambda: self.left <= least)
+        chosen = polish(rows, chosen, lambda: self.left <= least, POLISH_GAIN)
         self.start = name = "local search" if rows.total(chosen) < cost else name
         reduced = detach(rows, self._short_of(rows)) if not self._short_of(rows)() else None
         self.stats["detach_seconds"] = time.perf_counter() - self.began
