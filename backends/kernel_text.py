@@ -7,6 +7,7 @@ write the same text, so that what one has compiled, the other finds in Triton's 
 from __future__ import annotations
 
 import importlib.util
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from ..extract.kernel import Call, Operand, Template
 
 _PLAIN = "from __future__ import annotations\n\nimport math\nfrom math import inf, nan\n\nimport torch\n"
 _TRITON = _PLAIN + "import triton\nimport triton.language as tl\n"
+OUT = "out_"  # no name that code has of its own
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,19 @@ def kernel_text(template: Template, call: Call) -> KernelText:
     from .registry import helper_source
 
     names = tuple(template.operands)
-    named = Call(call.operands, call.output, call.attrs, {o: o for o in (*names, "out", "scratch")}, call.schedule)
+    written = {**{o: o for o in names}, "out": OUT, "scratch": "scratch"}
+    named = Call(call.operands, call.output, call.attrs, written, call.schedule)
     definitions = [*helper_source((), [(template.backend, name) for name in template.setup])]
     own = dict(template.source(named)) if template.source is not None else {}
     definitions += own.values()
     definitions += [
         f"def prepare_{o}({o}):\n    return {template.write_prep(o, o, named)}" for o in sorted(template.prep)
     ]
-    fresh, code = not template.writes_out(named), template.write(named)
+    code = template.write(named)  # writing generated code takes longer than compiling some of it: once
+    fresh = re.search(rf"\b{OUT}\b", code) is None
     body = f"return {code}" if fresh else code
     lines = "\n".join(f"    {line}" if line.strip() else "" for line in body.splitlines())
-    definitions.append(f"def run({', '.join((*names, 'out', 'scratch'))}):\n{lines}")
+    definitions.append(f"def run({', '.join((*names, OUT, 'scratch'))}):\n{lines}")
     header = _TRITON if own or any("triton" in d for d in definitions) else _PLAIN
     scratch = int(template.scratch(call)) if template.scratch is not None else 0
     text = "\n\n\n".join((header.rstrip("\n"), *definitions)) + "\n"

@@ -70,6 +70,9 @@ class Measured:
     call: Call
     tries: list[Try] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.work = Work(*call_work(self.template, self.call))  # here: terms are made in one thread only
+
 
 class CompilePool:
     """Processes that compile kernel texts, each with a thread that waits for it."""
@@ -122,6 +125,7 @@ class GpuMeasurer:
         count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
         capability = int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
         self.pool = CompilePool(count, capability) if count else None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # writes what is next while the device is busy
         self._open: Measured | None = None
         self._known: set[int] = set()
 
@@ -131,14 +135,14 @@ class GpuMeasurer:
         durable. Candidates are taken from the iterable a few ahead of the one being timed."""
         self.worker.start()
         self._calibrate_once()
-        waiting: list[Measured | None] = []
+        waiting: list[Future[Measured | None]] = []
         source, seen, done = iter(candidates), set[str](), 0
         while True:
             for candidate in itertools.islice(source, AHEAD - len(waiting)):
-                waiting.append(self._begun(candidate, seen))
+                waiting.append(self._writer.submit(self._begun, candidate, seen))
             if not waiting:
                 break
-            kernel = waiting.pop(0)
+            kernel = waiting.pop(0).result()
             if kernel is not None:
                 self._finish(kernel)
                 self.sink.add(rows_of(kernel))
@@ -176,6 +180,7 @@ class GpuMeasurer:
 
     def close(self) -> None:
         """End all processes."""
+        self._writer.shutdown(wait=False, cancel_futures=True)
         self.worker.close()
         if self.pool is not None:
             self.pool.close()
@@ -313,9 +318,8 @@ def _failed(one: Try, reply: Reply) -> bool:
 def rows_of(kernel: Measured) -> list[Row]:
     """Timing (cold, and hot where taken), accuracy and failure rows of a kernel's schedules."""
     rows: list[Row] = []
-    work = Work(*call_work(kernel.template, kernel.call))
     for one in kernel.tries:
-        common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": work}
+        common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": kernel.work}
         if one.failure is not None:
             failure = one.failure
             rows.append(FailureRow(status=failure.status, stage=failure.stage, message=failure.message, **common))

@@ -203,7 +203,7 @@ def test_operands_lie_as_the_call_says(measurer: GpuMeasurer) -> None:
     turned = operand(6, 10, strides=(1, 6))
     row = operand(6, 10, strides=(0, 1))
     call = Call({"x": turned, "y": row}, operand(6, 10, strides=(1, 6)), {})
-    checks = "assert x.stride() == (1, 6) and y.stride() == (0, 1) and out.stride() == (1, 6)"
+    checks = "assert x.stride() == (1, 6) and y.stride() == (0, 1)"
     found = Template(
         "strided", "torch", "x + y", lambda c: f"{checks}; torch.add(x, y, out={c.names.get('out', 'out')})"
     )
