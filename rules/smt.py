@@ -9,9 +9,10 @@ the reals, and division by zero must happen on both sides or on none.
 
 Why a few ranks stand for all: an axis that no attribute names is carried along elementwise by every op treated here, so what
 holds with one such axis holds with any number of them; and how the named axes lie to each other is one of finitely many
-patterns, all of which occur at one rank more than there are names. Rules in permutations compare words of a few of them,
-and no word of one to six letters in two permutations and their inverses is trivial on all permutations of four axes. Contractions, reductions, reshapes
-and look-ups are beyond this method.
+patterns, all of which occur at one rank more than there are names. A reshape is an unknown map of indices that depends on
+the two shapes, whatever their ranks. Rules in permutations compare words of a few of them, and no word of one to six letters
+in two permutations and their inverses is trivial on all permutations of four axes. Contractions, reductions and look-ups are
+beyond this method.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from ..egraph.pattern import (
 from ..egraph.rule import Rule
 
 COST = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is true
-LAYOUT = ("permute", "slice", "concat", "pad", "flip", "broadcast_to", "full", "iota")
+LAYOUT = ("permute", "slice", "concat", "pad", "flip", "broadcast_to", "full", "iota", "reshape")
+BITWISE = ("and", "or", "xor")
 MILLISECONDS = 400  # per question to z3
 QUESTIONS = 4000
 RANKS = 4
@@ -110,13 +112,14 @@ class _World:
         z = self.z
         self.sort = z.RealSort() if real else z.DeclareSort("Value")
         self.env: dict[str, Any] = dict(fixed)
-        self.booleans = _booleans(rule)
+        bits = _bits(rule)
+        self.booleans = _booleans(rule) | bits
         for name, rank in ranks.items():
             shape = tuple(z.Int(f"{name}.{i}") for i in range(rank))
             self.facts.said += [d >= 0 for d in shape]
             boolean = name in self.booleans
             function = z.Function(name, *[z.IntSort()] * rank, z.BoolSort() if boolean else self.sort)
-            code = z.IntVal(BOOL) if boolean else z.Int(f"dtype.{name}")
+            code = z.IntVal(BOOL) if boolean and name not in bits else z.Int(f"dtype.{name}")
             if not boolean:
                 self.facts.said.append(code > OTHER)
             self.env[name] = Sym(shape, code, _reader(function), boolean)
@@ -319,6 +322,26 @@ class _World:
         facts.said += [d >= 0 for d in attrs["shape"]]
         return Sym(tuple(attrs["shape"]), dtype, lambda i: value)
 
+    def _reshape(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        """An unknown map of indices that depends on both shapes alone; volumes are unknown functions of shapes."""
+        (x,), shape, number = args, tuple(attrs["shape"]), self.z.IntSort()
+        volumes = [self.function(f"volume {len(s)}", *[number] * len(s), number)(*s) for s in (x.shape, shape)]
+        facts.said += [volumes[0] == volumes[1], *(d >= 0 for d in shape)]
+        label = f"place {len(x.shape)} {len(shape)}"
+        sorts = [number] * (len(x.shape) + 2 * len(shape) + 1)
+        places = [self.function(f"{label} {k}", *sorts) for k in range(len(x.shape))]
+
+        def at(i: Sequence[Any]) -> Any:
+            where = [p(*x.shape, *shape, *i) for p in places]
+            inside = self.z.And(*(c for k, d in zip(i, shape) for c in (k >= 0, k < d)), True)
+            facts.said += [self.z.Implies(inside, self.z.And(p >= 0, p < d)) for p, d in zip(where, x.shape)]
+            if len(shape) == len(x.shape):
+                same = self.z.And(*(a == b for a, b in zip(shape, x.shape)), True)
+                facts.said += [self.z.Implies(same, p == k) for p, k in zip(where, i)]
+            return x.at(where)
+
+        return Sym(shape, x.dtype, at, x.boolean)
+
     def _iota(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
         raise Beyond("iota")
 
@@ -356,7 +379,7 @@ class _World:
                 )
             shape.append(size)
         boolean = entry.law == "compare" or values[0].boolean
-        dtype = z.IntVal(BOOL) if boolean else values[0].dtype
+        dtype = z.IntVal(BOOL) if entry.law == "compare" else values[0].dtype
         if entry.law == "cast":
             dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
             if values[0].boolean:
@@ -515,6 +538,16 @@ def _booleans(rule: Rule) -> set[str]:
     return found
 
 
+def _bits(rule: Rule) -> set[str]:
+    """The variables of a rule in `and`, `or`, `xor` and layout alone: bits of integers or booleans, one by one."""
+    terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
+    calls = [t.op for t in terms if isinstance(t, Call)]
+    moves = [op for op in LAYOUT if op not in ("pad", "full", "iota")]
+    if not set(calls) & set(BITWISE) or any(op not in BITWISE and op not in moves for op in calls):
+        return set()
+    return set() if any(isinstance(t, Literal) for t in terms) else {t.name for t in terms if isinstance(t, Var)}
+
+
 # ---------------------------------------------------------------- enumeration
 def _bound(rule: Rule) -> dict[str, tuple[str, str]]:
     """Attribute variables of the left sides: (op, attribute) where each is bound."""
@@ -556,7 +589,8 @@ def _named(rule: Rule) -> int:
     needed = max(len(axes) + 1, *(c + 2 for c in constants), 2)
     if needed > RANKS:
         raise Beyond("more axes are named than ranks are tried")
-    return RANKS if any(p.function in WHOLE for p in asked) else needed
+    reshaped = any(n == "shape" for n, _ in given)
+    return RANKS if reshaped or any(p.function in WHOLE for p in asked) else needed
 
 
 def _axes(ranks: Sequence[int]) -> list[Any]:

@@ -293,6 +293,11 @@ def test_smt_proves_no_wrong_rule() -> None:
         Rule("h", "maximum(x + z, y + z)", "maximum(x, y) + z"),  # integers wrap around
         Rule("i", "x + y", "y + x - x"),
         Rule("j", "broadcast_to(x, shape=s)", "x"),
+        Rule("l", "reshape(x + y, shape=s)", "reshape(x, shape=s) + reshape(y, shape=s)"),  # sizes of 1 broadcast
+        Rule("m", "reshape(x, shape=s)", "reshape(permute(x, perm=swap_last(rank(x))), shape=s)"),
+        Rule("n", "reshape(x, shape=s)", "x", when=("rank(x) == len(s)",)),
+        Rule("o", "and_(x, or_(y, z))", "or_(x, and_(y, z))"),
+        Rule("p", "and_(x, y)", "or_(not_(x), not_(y))"),
         Rule("k", "pad(pad(x, axis=i, lo=a, hi=b, value=v), axis=i, lo=c, hi=d, value=w)", "pad(x, axis=i, lo=a + c, hi=b + d, value=v)"),
     ]  # fmt: skip
     assert [r.name for r in wrong if smt.prove(r)[0]] == []
