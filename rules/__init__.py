@@ -7,9 +7,11 @@ proofs only.
 from __future__ import annotations
 
 from ..egraph.rule import Rule
-from . import algebra, contraction, fusion, layout, normal, reduction
+from . import algebra, contraction, found, fusion, layout, normal, reduction
 
-ALL: tuple[Rule, ...] = (*algebra.RULES, *contraction.RULES, *reduction.RULES, *layout.RULES, *fusion.RULES)
+ALL: tuple[Rule, ...] = (
+    *algebra.RULES, *contraction.RULES, *reduction.RULES, *layout.RULES, *fusion.RULES, *found.RULES,
+)  # fmt: skip
 EVERY: tuple[Rule, ...] = (*ALL, *normal.RULES)
 
 if len({r.name for r in EVERY}) != len(EVERY):
