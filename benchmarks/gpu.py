@@ -106,11 +106,14 @@ class Case:
         found["error"] = max(error(got, want) for got, want in zip(results, self.exact, strict=True))
         self.calls[name] = calls
 
-    def peers(self) -> None:
-        """Eager, and compiled in both modes."""
-        torch, work = self.torch, self.work
+    def eager(self) -> None:
+        """As it is written."""
         with self.variant("eager") as found:
-            self.add("eager", found, [lambda s=s: work.call(*s) for s in self.sets])
+            self.add("eager", found, [lambda s=s: self.work.call(*s) for s in self.sets])
+
+    def peers(self) -> None:
+        """Compiled in both modes."""
+        torch, work = self.torch, self.work
         for name in ("default", "max-autotune"):
             with self.variant(name) as found:
                 compiled = compiled_as(work.call, name)
@@ -162,6 +165,7 @@ class Case:
                     found.setdefault("measured", {})[label] = program.report.measured_now
                     self.write()
                 found |= described(program)
+                self.target.with_name(f"{self.full.name}-{name}.py").write_text(program.source)
                 self.add(name, found, self.instances(program))
 
     def instances(self, program: Any) -> list[Run]:
@@ -232,7 +236,7 @@ def described(program: Any) -> Record:
     return {
         "kernels": steps, "candidates": report.candidates, "estimated_us": report.cost_us, "optimal": report.optimal,
         "stopped": report.search_stopped, "warnings": report.warnings, "verification": report.verification,
-        "e_nodes": report.e_nodes, "source": program.source,
+        "e_nodes": report.e_nodes,
     }  # fmt: skip
 
 
@@ -287,10 +291,12 @@ def child(options: argparse.Namespace) -> None:
     case = Case(options.case, options.to, options.device, options.small, options.budget, options.store)
     case.record["together"] = options.together
     case.write()
-    if not options.ours_only:
-        with case.torch.no_grad():
+    with case.torch.no_grad():
+        case.eager()
+        if not options.ours_only:
             case.peers()
-        case.time()
+    case.time()
+    if not options.ours_only:
         case.xla()
     case.ours()
     case.time()
@@ -506,7 +512,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=540.0, help="of the whole run")
     parser.add_argument("--case-seconds", type=float, default=CASE_S, help="of one workload")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of each optimization")
-    parser.add_argument("--ours-only", action="store_true", help="keep peers' times of an earlier run")
+    parser.add_argument("--ours-only", action="store_true", help="keep compiled peers' times of an earlier run")
     parser.add_argument("--parallel", type=int, default=4, help="workloads whose peers compile side by side")
     parser.add_argument("--together", type=int, default=1, help="workloads optimized side by side (timing stays alone)")
     parser.add_argument("--store", type=Path, help="folder of cost stores, one per workload (default: new ones)")
