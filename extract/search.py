@@ -59,9 +59,12 @@ class Choice:
 
 class Rows:
     """The hypergraph as a plain extraction problem: one class per vertex; of candidates that make the same vertex from
-    the same vertices only the cheapest is kept, or where there are budgets, those that none beats in all."""
+    the same vertices only the cheapest is kept, or where there are budgets, those that none beats in all; `every`:
+    the cheapest of each template."""
 
-    def __init__(self, hypergraph: Hypergraph, cost: Sequence[float], budgets: Sequence[Budget] = ()) -> None:
+    def __init__(
+        self, hypergraph: Hypergraph, cost: Sequence[float], budgets: Sequence[Budget] = (), *, every: bool = False
+    ) -> None:
         numbered, alike = hypergraph.numbered, hypergraph.alike
         self.vertices, self.roots = numbered.vertices, numbered.roots
         best = [-1] * (max(alike, default=-1) + 1)
@@ -70,7 +73,13 @@ class Rows:
                 best[group] = i
         self.candidate = [i for i in best if i >= 0]
         uses = [budget.use(hypergraph.candidates) for budget in budgets]
-        if budgets:
+        if every:
+            first: dict[tuple[int, int], int] = {}
+            for i in sorted(range(len(cost)), key=cost.__getitem__):
+                if cost[i] < math.inf:
+                    first.setdefault((alike[i], id(hypergraph.candidates[i].template)), i)
+            self.candidate = sorted(first.values())
+        elif budgets:
             groups: list[list[int]] = [[] for _ in best]
             for i, group in enumerate(alike):
                 if cost[i] < math.inf:
@@ -222,7 +231,7 @@ def alternatives(
 ) -> Iterator[Choice]:
     """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
     share of each one's kernels (views are none) that every earlier one does without."""
-    rows = Rows(choice.hypergraph, [p.us for p in choice.prices], choice.budgets)
+    rows = Rows(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
     kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
     for found in k_best(
         rows.problem, count=count, max_gap=max_gap, time_limit=seconds, diversity=diversity, kernels=kernels

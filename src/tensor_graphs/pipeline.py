@@ -514,9 +514,11 @@ class RunnablePlan:
 
 def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: Mapping[str, Any] | None = None,
           dims: Mapping[str, int] | None = None, backend: str | None = None, max_gap: float = 0.5,
-          costdb: str | Path | None = None, limits: Limits | None = None) -> Iterator[RunnablePlan]:  # fmt: skip
-    """Distinct complete plans in rising estimated cost, each runnable."""
+          diversity: float = 0.0, costdb: str | Path | None = None,
+          limits: Limits | None = None) -> Iterator[RunnablePlan]:  # fmt: skip
+    """Distinct complete plans in rising estimated cost, each runnable. `diversity`: least share of each one's kernels that
+    every earlier plan does without."""
     explorer = saturate(source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits)
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
-    for rank, choice in enumerate(alternatives(explorer.choice, count, max_gap=max_gap)):
+    for rank, choice in enumerate(alternatives(explorer.choice, count, max_gap=max_gap, diversity=diversity)):
         yield RunnablePlan(replace(plan_of(choice, explorer.work), graph=graph), graph, rank)

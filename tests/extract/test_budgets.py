@@ -147,3 +147,16 @@ def test_optimizing_within_a_memory_limit(tmp_path: Any) -> None:
         tg.optimize(y, costdb=tmp_path, measure=False, memory_limit=100)
     with pytest.raises(UsageError, match="budget must be"):
         tg.optimize(y, costdb=tmp_path, measure=False, memory_limit=-1)
+
+
+def test_paths_can_be_asked_to_differ(tmp_path: Any) -> None:
+    x = tg.input("x", (8, 8))
+    y = tg.tanh(x @ x) + x
+    assert len(list(tg.paths(y, count=3, max_gap=5.0, diversity=0.5, costdb=tmp_path))) == 3
+    choice = tg.saturate(y, costdb=tmp_path).choice
+    kernels = []
+    for one in alternatives(choice, 3, max_gap=5.0, diversity=0.5):
+        found = [one.hypergraph.candidates[i] for i in one.chosen]
+        kernels.append({(c.template.name, c.output, frozenset(v for _, v in c.inputs)) for c in found if not c.is_view})
+    for i, new in enumerate(kernels):
+        assert all(len(new - old) >= 0.5 * len(new) for old in kernels[:i])
