@@ -11,11 +11,12 @@ import numpy as np
 from . import dtypes
 from .composite import expand
 from .dims import concrete
-from .explain import CONSTANT, DEFINITION, GAP, Explanation, Step
+from .explain import DEFINITION, Explanation, Step
 from .graph import LEAVES, Tensor, make, topological
 from .instance import is_instance, number_of
 from .interpret import evaluate
 from .rule import Rule
+from .unfold import CONSTANT, GAP
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.congruence import Congruence, Equation, ShortProofs
-from tensor_graphs.egraph.explain import GAP, Explanation, Step, derive, explain
+from tensor_graphs.egraph.explain import Explanation, Step, derive, explain
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.replay import check
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.unfold import GAP
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
 

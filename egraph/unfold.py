@@ -1,0 +1,222 @@
+"""Proofs unfolded into chains of terms: which subterm becomes which, by what, one step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .congruence import Equation, Link, ShortProofs
+from .graph import Tensor, make
+from .instance import FAILURES, bind, is_instance
+from .pattern import Literal, Term, Var, build
+from .rule import Rule
+
+MOST_STEPS = 2000
+DEEPEST = 60  # nesting at which lazy unfolding is given up
+CONSTANT, GAP = "rounding of a constant", "no rule found"
+
+
+@dataclass
+class Chain:
+    """Terms from one to an equal one; `reasons[i]` leads from `terms[i]` to `terms[i + 1]`."""
+
+    terms: list[Tensor]
+    reasons: list[tuple[str, bool, Tensor, Tensor]] = field(default_factory=list)
+
+    def push(self, reason: tuple[str, bool, Tensor, Tensor], term: Tensor) -> None:
+        """Add a step; one that leads back to an earlier term undoes what came between."""
+        place = next((i for i, t in enumerate(self.terms) if t is term), None)
+        if place is not None:
+            del self.terms[place + 1 :], self.reasons[place:]
+            return
+        if len(self.reasons) >= MOST_STEPS:
+            raise TooDeep
+        self.reasons.append(reason)
+        self.terms.append(term)
+
+
+class TooDeep(Exception):
+    """A chain of too many steps, or lazy unfolding that went round in circles."""
+
+
+@dataclass
+class Unfolding:
+    """A proof as a chain of terms. With rules it is lazy: a term is rewritten only as far as the next rule's pattern
+    demands, and the rule is then applied to what the term holds, not to the terms that the equation was stated over.
+    That makes far shorter chains, but nothing bounds them."""
+
+    proofs: ShortProofs
+    rules: Mapping[str, Rule]
+    depth: int = 0
+
+    def chain(self, a: Tensor, b: Tensor) -> Chain:
+        """From one term to another. Operands that are not proved equal to their counterparts become gaps."""
+        chain = Chain([a])
+        if a is b:
+            return chain
+        if not self.proofs.closure.equal(a, b):
+            if a.op == b.op and a.attrs == b.attrs and len(a.args) == len(b.args) > 0:
+                self.lift(a, b, chain)
+            else:
+                chain.push((GAP, True, a, b), b)
+            return chain
+        self.depth += 1
+        if self.rules and self.depth > DEEPEST:
+            raise TooDeep
+        for link in self.proofs.path(a, b):
+            now = chain.terms[-1]
+            if link.equation is not None:
+                self.apply(link, link.equation, chain)
+            elif not link.before.args:
+                chain.push((CONSTANT, True, link.before, link.after), link.after)
+            elif not self.rules:
+                self.lift(now, link.after, chain)
+        self.become(b, chain)
+        self.depth -= 1
+        return chain
+
+    def congruent(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two terms are equal operand by operand."""
+        alike = a.op == b.op and a.attrs == b.attrs and len(a.args) == len(b.args) > 0
+        return alike and all(self.proofs.closure.equal(p, q) for p, q in zip(a.args, b.args))
+
+    def become(self, target: Tensor, chain: Chain) -> None:
+        """Go on to an equal term: operand by operand if that is all that differs."""
+        now = chain.terms[-1]
+        if now is target:
+            return
+        self.proofs.closure.add(now)
+        if self.congruent(now, target):
+            self.lift(now, target, chain)
+            return
+        part = self.chain(now, target)
+        for reason, term in zip(part.reasons, part.terms[1:]):
+            chain.push(reason, term)
+
+    def lift(self, a: Tensor, b: Tensor, chain: Chain) -> None:
+        """Rewrite the operands of a term one by one; a pair of subterms that occurs in several places in all of them."""
+        self.proofs.closure.add(a)
+        inner, order = _parts(self.proofs, a, b)
+        now: dict[Pair, Tensor] = {pair: pair[0] for pair in order}
+        for pair in order:
+            part = self.chain(*pair)
+            for reason, term in zip(part.reasons, part.terms[1:]):
+                now[pair] = term
+                chain.push(reason, _assembled((a, b), inner, now))
+
+    def apply(self, link: Link, equation: Equation, chain: Chain) -> None:
+        """Apply an equation's rule to the chain's end, which equals the equation's side by congruence."""
+        now, forward = chain.terms[-1], equation.left is link.before
+        rule = self.rules.get(equation.name)
+        if now is not link.before and rule is not None and len(rule.lefts) == 1:
+            sides = (rule.lefts[0], rule.rights[0])
+            pattern, other = sides if forward else sides[::-1]
+            fitted = self.fit(pattern, now, link.before)
+            made = self.instance(rule, forward, pattern, other, fitted.terms[-1])
+            if made is not None and self.proofs.closure.equal(made, link.after):
+                for reason, term in zip(fitted.reasons, fitted.terms[1:]):
+                    chain.push(reason, term)
+                chain.push((equation.name, forward, fitted.terms[-1], made), made)
+                return
+        self.become(link.before, chain)
+        chain.push((equation.name, forward, link.before, link.after), link.after)
+
+    def instance(self, rule: Rule, forward: bool, pattern: Term, other: Term, term: Tensor) -> Tensor | None:
+        """The other side of a rule over the subterms of a term that has the shape of its one side."""
+        binding: dict[str, Tensor] = {}
+        attrs: dict[str, Any] = {}
+        if not bind(pattern, term, binding, attrs):
+            return None
+        try:
+            made = build(other, binding, attrs)
+        except FAILURES:
+            return None
+        sides = (term, made) if forward else (made, term)
+        return made if made.type == term.type and is_instance(rule, 0, *sides) else None
+
+    def fit(self, pattern: Term, now: Tensor, target: Tensor) -> Chain:
+        """Give a term the shape of a pattern that an equal term, the target, has; variables take what is there."""
+        if isinstance(pattern, Var):
+            return Chain([now])
+        self.proofs.closure.add(now)
+        if isinstance(pattern, Literal) or not self.congruent(now, target):
+            return self.chain(now, target)
+        chain = Chain([now])
+        for i, inner in enumerate(pattern.args):
+            part = self.fit(inner, now.args[i], target.args[i])
+            for reason, term in zip(part.reasons, part.terms[1:]):
+                args = [*chain.terms[-1].args]
+                args[i] = term
+                chain.push(reason, make(now.op, args, dict(now.attrs)))
+        return chain
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _parts(proofs: ShortProofs, a: Tensor, b: Tensor) -> tuple[dict[Pair, list[Pair]], list[Pair]]:
+    """Pairs of terms that congruence takes apart, with their operands' pairs, and the pairs that rules connect."""
+    inner: dict[Pair, list[Pair]] = {}
+    outer: dict[Pair, None] = {}
+    stack: list[Pair] = [(a, b)]
+    while stack:
+        s, t = pair = stack.pop()
+        if pair in inner or pair in outer or s is t:
+            continue
+        congruent = pair == (a, b)
+        if not congruent and s.args and s.op == t.op and s.attrs == t.attrs and proofs.closure.equal(s, t):
+            path = proofs.path(s, t)
+            congruent = len(path) == 1 and path[0].equation is None
+        if congruent:
+            inner[pair] = list(zip(s.args, t.args))
+            stack += reversed(inner[pair])
+        else:
+            outer[pair] = None
+    return inner, list(outer)
+
+
+def _assembled(root: Pair, inner: Mapping[Pair, list[Pair]], now: Mapping[Pair, Tensor]) -> Tensor:
+    built: dict[Pair, Tensor] = {}
+    stack = [root]
+    while stack:
+        pair = stack[-1]
+        if pair in built:
+            stack.pop()
+        elif pair in now:
+            built[pair] = now[pair]
+        elif pair not in inner:
+            built[pair] = pair[0]  # the same on both sides
+        elif missing := [p for p in inner[pair] if p not in built]:
+            stack += missing
+        else:
+            old = pair[0]
+            built[pair] = make(old.op, [built[p] for p in inner[pair]], dict(old.attrs), data=old.data)
+    return built[root]
+
+
+def unfold(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor) -> Chain:
+    """The shorter of the strict and the lazy chain from one term to another. TooDeep where neither is short enough."""
+    found = []
+    for known in (rules, {}):
+        try:
+            found.append(Unfolding(proofs, known).chain(a, b))
+        except TooDeep:
+            if not known and not found:
+                raise
+    return min(found, key=lambda chain: len(chain.reasons))
+
+
+def position(old: Tensor, new: Tensor, before: Tensor) -> tuple[int, ...]:
+    """The way down to the first place where two terms differ and the old one holds the rewritten subterm."""
+    path: list[int] = []
+    while old is not before:
+        step = next((i for i, (p, q) in enumerate(zip(old.args, new.args)) if p is not q), None)
+        if step is None:
+            break
+        path.append(step)
+        old, new = old.args[step], new.args[step]
+    return tuple(path)
+
+
+__all__ = ["CONSTANT", "GAP", "Chain", "position", "unfold"]
