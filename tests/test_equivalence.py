@@ -8,7 +8,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.graph import Graph, make
 from tensor_graphs.errors import ShapeError, UsageError
 
 X, Y, W = tg.input("x", (3, 4)), tg.input("y", (3, 4)), tg.param("w", (4, 5))
@@ -44,6 +44,13 @@ def test_a_composite_is_its_parts() -> None:
     e = t.exp(X - t.max(X, 1, True))
     assert tg.equivalent(composite.softmax(X, axis=1), e / t.sum(e, 1, True))
     assert tg.equivalent(composite.silu(X), X / (t.exp(-X) + 1.0))
+
+
+def test_a_pointwise_convolution_is_a_product() -> None:
+    x, w = tg.input("x", (2, 3, 4, 5)), tg.param("w", (6, 3, 1, 1))
+    conv = make("conv", (x, w), {"strides": (1, 1), "pads": (0,) * 4, "dilations": (1, 1), "groups": 1})
+    product = t.reshape(w, (1, 6, 3)) @ t.reshape(x, (2, 3, 20))
+    assert tg.equivalent(conv, t.reshape(product, (2, 6, 4, 5)))
 
 
 def test_params_with_different_data_are_not_the_same() -> None:

@@ -401,7 +401,7 @@ def rules_derive(
     time_limit: Annotated[float, typer.Option(help="seconds for one rule at all its sizes")] = 5.0,
     rounds: Annotated[int, typer.Option(help="rounds of rewriting for one rule")] = 16,
     nodes: Annotated[int, typer.Option(help="e-nodes for one rule at all its sizes")] = 60_000,
-    jobs: Annotated[int, typer.Option(help="worker processes; 0: one per core")] = 0,
+    jobs: Annotated[int, typer.Option(help="worker processes; 0: one per core, at most 8")] = 0,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Whether our rules prove each rule of a file: at several sizes, both sides end up in one e-class."""
@@ -414,7 +414,8 @@ def rules_derive(
         raise UsageError(f"--jobs {jobs} is negative")
     limits = replace(prove.LIMITS, seconds=time_limit, iterations=rounds, nodes=nodes)
     lines = check_file.read(_text(file), pairs=pairs)
-    console, pool, found = Console(verbose, quiet=as_json and not verbose), Pool(jobs or os.cpu_count() or 1), []
+    console, found = Console(verbose, quiet=as_json and not verbose), []
+    pool = Pool(jobs or min(8, os.cpu_count() or 1))
     try:
         with console.live():
             for one in derive_file.derive_all(lines, pool, limits):
