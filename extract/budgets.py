@@ -34,9 +34,15 @@ class Budget:
 
 
 def memory(most: float) -> Budget:
-    """Bytes of all values that kernels write, each counted once; views write none. An upper bound on the memory that the
-    values take in any order of execution: buffers that are used again are counted again."""
-    return Budget("memory", most, lambda found: [0.0 if c.is_view else float(c.call.output.type.nbytes) for c in found])
+    """Bytes of all values that kernels write, and of their scratch memory, each counted once; views write none. An upper
+    bound (up to alignment) on what a plan's values take in any order of execution: buffers that are used again are counted
+    again."""
+    return Budget("memory", most, lambda found: [0.0 if c.is_view else _bytes(c) for c in found])
+
+
+def _bytes(candidate: Candidate) -> float:
+    call, scratch = candidate.call, candidate.template.scratch
+    return float(call.output.type.nbytes + (scratch(call) if scratch is not None else 0))
 
 
 def error(most: float, known: Uses) -> Budget:

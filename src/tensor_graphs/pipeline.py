@@ -314,8 +314,8 @@ def optimize(
     `example_inputs`, or the path of a model. `params` binds weights by name. `dims` fixes free dimensions (default:
     batch 1, sequence 128). `deterministic` gives the same plan for the same store: nothing is measured. `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast"
     (2 times), "exact" (bitwise) or a relative error. `measure=False` uses stored and predicted prices only.
-    `memory_limit`: the values that kernels write take at most so many bytes, all of them together: less than that is in use at
-    any time (`program.memory()`). NoPlanError where no plan is that small.
+    `memory_limit`: the values that kernels write and their scratch memory take at most so many bytes, all of them together: a
+    bound on what is in use at any time beside weights, inputs and states. NoPlanError where no plan is that small.
     Raises the named errors of `tensor_graphs.errors`; VerificationError only for a miscompile.
     """
     options = Options(

@@ -143,6 +143,7 @@ def test_optimizing_within_a_memory_limit(tmp_path: Any) -> None:
     np.testing.assert_allclose(tight(given), free(given), rtol=1e-5)
     assert tight.plan is not None
     assert sum(s.call.output.type.nbytes for s in tight.plan.steps if not s.is_view) <= 4 * 64 * 64 * 4
+    assert 0 < tight.manifest.workspace + tight.manifest.fresh <= 4 * 64 * 64 * 4 + 64 * tight.manifest.kernels
     with pytest.raises(NoPlanError, match="keeps the limits"):
         tg.optimize(y, costdb=tmp_path, measure=False, memory_limit=100)
     with pytest.raises(UsageError, match="budget must be"):
