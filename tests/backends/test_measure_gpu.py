@@ -85,13 +85,14 @@ def rows(measurer: GpuMeasurer, *candidates: Candidate) -> Rows:
 # ---------------------------------------------------------------- what is stored
 def test_every_schedule_is_checked_and_the_best_are_timed_cold_and_hot(measurer: GpuMeasurer) -> None:
     found = rows(measurer, candidate(template()), candidate(template()))
-    assert [r.kind for r in found] == ["timing", "timing", "accuracy"] * 3  # equal calls once
-    assert [r.key.schedule for r in found[::3]] == [
-        (("BLOCK", 64),), (("BLOCK", 128),), (("BLOCK", 64), ("num_warps", 8)),
-    ]  # fmt: skip
-    assert {r.regime for r in found if r.kind == "timing"} == {"cold", "hot"}
+    timed = [(r.key.schedule, r.regime) for r in found if r.kind == "timing"]
+    space = [(("BLOCK", 64),), (("BLOCK", 128),), (("BLOCK", 64), ("num_warps", 8))]
+    assert [schedule for schedule, regime in timed if regime == "cold"] == space  # equal calls once
+    assert {schedule for schedule, regime in timed if regime == "hot"} <= set(space)
+    assert any(regime == "hot" for _, regime in timed)  # the best; one that seems hopeless is not measured in full
     assert all(min(r.samples) > 0 for r in found if r.kind == "timing")
-    assert max(r.rel_fro for r in found if r.kind == "accuracy") < 1e-6
+    errors = [r.rel_fro for r in found if r.kind == "accuracy"]
+    assert len(errors) == 3 and max(errors) < 1e-6 and len(found) == len(timed) + 3
 
 
 def test_library_kernels_need_no_schedule_and_may_return_fresh_tensors(measurer: GpuMeasurer) -> None:
