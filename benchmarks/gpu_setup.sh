@@ -5,7 +5,7 @@
 # WHEELS is a folder of wheels of what Python lacks there (egglog, duckdb, ortools, ...); they are unpacked into a temporary folder.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 for folder in egraph rules extract backends costdb models; do
-  ln -sfn "../../$folder" "$root/src/tensor_graphs/$folder"
+  [ -e "$root/src/tensor_graphs/$folder" ] || ln -s "../../$folder" "$root/src/tensor_graphs/$folder"
 done
 export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "${1:-}" ]; then
