@@ -117,7 +117,9 @@ def test_wrong_rules_are_refuted_with_a_counterexample(line: str) -> None:
 def test_the_samples_are_accepted(file: str, pairs: bool) -> None:
     rules = read((SAMPLES / file).read_text(), pairs=pairs)
     some = random.Random(1).sample(rules, min(len(rules), 20))
-    assert {c.text: c.verdict.status for c in check_all(some)} == {r.text: "proved" for r in some}
+    found = list(check_all(some))
+    assert {c.verdict.status for c in found} <= {"proved", "tested"}
+    assert all(c.verdict.status == "proved" or "kernels one shape" in c.verdict.detail for c in found)
 
 
 def test_a_pair_fails_with_either_half() -> None:
@@ -134,6 +136,14 @@ def test_what_holds_for_ungrouped_convolutions_says_so() -> None:
     found = verdict(rule)
     assert found.status == "proved" and SCOPES[1].said in found.detail
     assert not all(proves(f)[0] for f in typings(rule, SCOPES[0]).found)
+
+
+def test_what_holds_for_kernels_of_one_shape_alone_is_not_proved() -> None:
+    (rule,) = read(
+        "(concat 1 4 (conv2d 1 1 0 0 ?x ?w) (conv2d 1 1 0 0 ?y ?v))=>(conv2d 1 1 0 0 (concat 1 4 ?x ?y) (concat 0 4 ?w ?v))"
+    )
+    found = verdict(rule)
+    assert found.status == "tested" and "kernels one shape" in found.detail
 
 
 def test_parameter_variables_that_have_endless_values_are_tested() -> None:
