@@ -28,10 +28,11 @@ from ..egraph import api
 from ..egraph.graph import Graph, Tensor, topological
 from ..egraph.ops import OPS, Type
 from ..egraph.pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, build, subterms, variables
+from ..egraph.pattern import holds as satisfied
 from ..egraph.rule import Growth, Rule
 from ..egraph.saturate import InProcess, Limits, Session, saturate_block
 from ..errors import RuleError, ShapeError
-from .check import Verdict, check, verdict
+from .check import Verdict, check, judge, verdict
 from .sample import FAILURES, Instance, instances
 from .universe import Equality, Universe, World, worlds
 
@@ -39,8 +40,9 @@ LIMITS = Limits(nodes=25_000, iterations=6, seconds=20.0)
 BATCH = 300  # candidates in one e-graph
 CHOSEN = 6  # candidates made rules between two saturations
 #: How hard a rule is tried, as (seed, instances): while it is generalised, again if that let too much through, for good.
-EFFORTS = (((0, 8),), ((1, 24), (2, 24)), ((1, 24), (2, 24), (3, 36), (4, 36), (5, 36)))
+EFFORTS = (((0, 8),), ((1, 24), (2, 24)), ((1, 24), (2, 24), (3, 36)))
 BACK = "-back"  # ends the name of a rule that is another one's reverse
+EVIDENCE = 5  # instances that must violate a condition before it is given up
 SHAPES = 2  # instances at which a candidate must be derived to be dropped
 
 
@@ -384,7 +386,35 @@ def tested(rule: Rule, effort: int) -> Verdict | None:
     return found
 
 
+def needless(rule: Rule, guard: Attr) -> bool:
+    """Whether a one-way rule holds where a condition that it no longer has fails: shown on instances that violate it, or the
+    condition follows from the others."""
+    violating = instances(
+        rule, random.Random(7), EVIDENCE, accept=lambda x: not satisfied([guard], x.env()), attempts=400
+    )
+    try:
+        found = [judge(rule, one).status for one in violating]
+    except RuleError:
+        return False
+    return all(s == "tested" for s in found) and (len(found) > 1 or implied(guard, rule.guards))
+
+
+def implied(guard: Attr, others: Sequence[Attr]) -> bool:
+    """Whether a condition says nothing beside others: it is about no shapes, or equal shapes follow from equal shapes."""
+    match guard:
+        case Apply("eq", (Apply("shape", (x,)), Apply("shape", (y,)))):
+            same = {x}
+            for _ in others:
+                for other in others:
+                    match other:
+                        case Apply("eq", (Apply("shape", (v,)), Apply("shape", (w,)))) if {v, w} & same:
+                            same |= {v, w}
+            return y in same
+    return True
+
+
 CUTS = ("start", "stop")
+WINDOWED = ("strides", "pads", "dilations", "groups", "kernel")
 _SORTS = {n: sort for sort in ("abcd", "xyz", "uvw") for n in sort}
 _LETTERS = {"axis": "i", "axes": "k", "perm": "p", "start": "s", "stop": "e", "step": "q", "strides": "t", "pads": "h",
             "dilations": "d", "groups": "g", "kernel": "n", "lo": "l", "hi": "j", "value": "f", "eps": "o"}  # fmt: skip
@@ -435,6 +465,7 @@ class _Draft:
     right: Term
     guards: list[Attr]
     effort: int = 0
+    equal: Sequence[Attr] = ()  # equalities of shapes that hold where the rule was found
 
     def rule(self) -> Rule:
         """The draft as a rule."""
@@ -453,8 +484,11 @@ class _Draft:
         name = next(n for n in (letter, *(f"{letter}{k}" for k in range(1, 9))) if n not in taken)
         for left, right in dict.fromkeys(self.forms(slot, Name(name))):
             guards = [_apart(g, slot, Name(name)) for g in self.guards]
-            for guard in (None, *_relative(slot, name, self.left)):
-                if self.passes(_Draft(left, right, guards + ([guard] if guard is not None else []))):
+            options = [[], *([g] for g in _relative(slot, name, self.left))]
+            if slot[0] in WINDOWED:  # windows of other sizes may fit by chance: at equal shapes only
+                options.append([g for g in self.equal if g not in guards])
+            for more in options:
+                if self.passes(_Draft(left, right, guards + more)):
                     taken.add(name)
                     return True
         return False
@@ -471,7 +505,8 @@ class _Draft:
         types[fresh] = types[name]
         for i, j in product(range(1, uses[0]), range(uses[1] + 1)):
             left, right = (replace_use(t, name, fresh, k) for t, k in ((self.left, i), (self.right, j)))
-            if self.passes(_Draft(left, right, [] if not self.guards else conditions(left, types))):
+            options = [conditions(left, types)] if self.guards else [[], conditions(left, types)]
+            if any(self.passes(_Draft(left, right, guards)) for guards in options):
                 return self.split(name, types)
 
     def forms(self, slot: tuple[str, Attr], name: Name) -> Iterator[tuple[Term, Term]]:
@@ -528,13 +563,17 @@ def generalise(one: Candidate, world: World, effort: int = 0) -> tuple[Term, Ter
             return None
     for name in variables(one.left):
         draft.split(name, types)
+    draft.equal = [
+        g for g in conditions(draft.left, types) if isinstance(g, Apply) and _weaker(g, ()) and g.function == "eq"
+    ]
     taken = set(types)
     for slot in sorted(slots(draft.left), key=lambda s: s[0] != "perm"):
         draft.free(slot, taken)
     for guard in list(draft.guards):
         rest = [g for g in draft.guards if g is not guard]
         for weaker in (None, *_weaker(guard, variables(draft.left))):
-            if draft.passes(_Draft(draft.left, draft.right, rest + ([weaker] if weaker is not None else []))):
+            other = _Draft(draft.left, draft.right, rest + ([weaker] if weaker is not None else []))
+            if needless(other.rule(), guard) and draft.passes(other):
                 break
     for slot in slots(draft.left):  # what an attribute or a condition forbade may be free without it
         draft.free(slot, taken)
