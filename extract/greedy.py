@@ -19,7 +19,7 @@ BITSET_BYTES = 400 << 20
 LARGEST_TREE = 1e300
 """Tree costs stop growing here: they double with every level of a deep shared term and would end as infinity."""
 
-QUEUE_ROWS = 20_000
+QUEUE_ROWS = 60_000
 SET_UPDATES = 3_000_000
 """Work limit of the queue greedy, in set elements touched: it is quadratic on deep graphs."""
 

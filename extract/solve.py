@@ -43,7 +43,7 @@ PASSES = 6
 """Whole steps (light reductions, presolve) take about this many times the first pass over the rows: with less time left
 none is begun, however slow the machine."""
 
-FINISH = 3
+FINISH = 2
 """The same for what comes last: reading the solution off and checking it."""
 
 LEAST_SECONDS = 0.5
