@@ -26,14 +26,15 @@ from typing import Any
 
 from ..egraph import api
 from ..egraph.graph import Graph, Tensor, topological
-from ..egraph.ops import OPS, Type
-from ..egraph.pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, build, subterms, variables
+from ..egraph.ops import Type
+from ..egraph.pattern import Apply, Attr, Call, Name, Term, Value, Var, build, subterms, variables
 from ..egraph.pattern import holds as satisfied
 from ..egraph.rule import Growth, Rule
 from ..egraph.saturate import InProcess, Limits, Session, saturate_block
 from ..errors import RuleError, ShapeError
 from .check import Verdict, check, judge, verdict
 from .sample import FAILURES, Instance, instances
+from .terms import along, outline, rename, render, render_attr, replace_use, slots, substitute
 from .universe import Equality, Universe, World, worlds
 
 LIMITS = Limits(nodes=25_000, iterations=6, seconds=20.0)
@@ -42,7 +43,7 @@ CHOSEN = 6  # candidates made rules between two saturations
 #: How hard a rule is tried, as (seed, instances): while it is generalised, again if that let too much through, for good.
 EFFORTS = (((0, 8),), ((1, 24), (2, 24)), ((1, 24), (2, 24), (3, 36)))
 BACK = "-back"  # ends the name of a rule that is another one's reverse
-EVIDENCE = 5  # instances that must violate a condition before it is given up
+EVIDENCE = 5  # instances that violate a condition, tried before it is given up
 SHAPES = 2  # instances at which a candidate must be derived to be dropped
 
 
@@ -67,7 +68,7 @@ class Candidate:
     @property
     def skeleton(self) -> tuple[str, str]:
         """The ops alone: candidates that differ in axes or variables only are tried one after the other."""
-        return (_outline(self.left), _outline(self.right))
+        return (outline(self.left), outline(self.right))
 
     @property
     def rank(self) -> tuple[int, int, int, bool, int, str]:
@@ -151,127 +152,6 @@ def line(rule: Rule) -> str:
     arrow = "<->" if rule.both else "->"
     when = f" when {', '.join(rule.when)}" if rule.when else ""
     return f"{rule.name}: {rule.left} {arrow} {rule.right}{when}{'; exact' if rule.exact else ''}"
-
-
-# ---------------------------------------------------------------- terms as text
-_INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "floordiv": "//",
-    "mod": "%",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-}
-
-
-def render_attr(attr: Attr) -> str:
-    """An attribute expression or a condition in the rule language."""
-    if isinstance(attr, Value):
-        return repr(attr.value)
-    if isinstance(attr, Name):
-        return attr.name
-    parts = [render_attr(a) for a in attr.args]
-    if attr.function == "vec":
-        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-    if attr.function == "at":
-        return f"{parts[0]}[{parts[1]}]"
-    if attr.function in _INFIX:
-        nested = [f"({p})" if isinstance(a, Apply) and a.function in _INFIX and attr.function not in ("eq", "ne", "lt", "le", "add")
-                  else p for a, p in zip(attr.args, parts)]  # fmt: skip
-        return f" {_INFIX[attr.function]} ".join(nested)
-    return f"{attr.function}({', '.join(parts)})"
-
-
-def render(term: Term) -> str:
-    """A term in the rule language, attributes of their default value left out."""
-    if isinstance(term, Var):
-        return term.name
-    if isinstance(term, Literal):
-        return f"lit({term.value!r}, {term.like})" if term.like else repr(term.value)
-    defaults = OPS[term.op].defaults
-    given = [
-        f"{n}={render_attr(a)}"
-        for n, a in term.attrs
-        if not (isinstance(a, Value) and n in defaults and defaults[n] == a.value)
-    ]
-    name = f"{term.op}_" if term.op in ("and", "or", "not", "xor") else term.op
-    return f"{name}({', '.join([*map(render, term.args), *given])})"
-
-
-def _outline(term: Term) -> str:
-    if isinstance(term, Call):
-        return f"{term.op}({','.join(map(_outline, term.args))})"
-    return "." if isinstance(term, Var) else repr(term.value)
-
-
-def _renamed(attr: Attr, names: dict[str, str]) -> Attr:
-    if isinstance(attr, Name):
-        return Name(names.get(attr.name, attr.name))
-    return Apply(attr.function, tuple(_renamed(a, names) for a in attr.args)) if isinstance(attr, Apply) else attr
-
-
-def rename(term: Term, names: dict[str, str]) -> Term:
-    """The term with other names for its tensor variables."""
-    if isinstance(term, Var):
-        return Var(names[term.name])
-    if isinstance(term, Call):
-        return Call(
-            term.op, tuple(rename(a, names) for a in term.args), tuple((n, _renamed(a, names)) for n, a in term.attrs)
-        )
-    return term
-
-
-def substitute(term: Term, old: tuple[str, Attr], new: Attr) -> Term:
-    """The term with an attribute expression replaced wherever it is the value of an attribute of that name."""
-    if not isinstance(term, Call):
-        return term
-    attrs = tuple((n, new if (n, a) == old else _inside(a, old, new)) for n, a in term.attrs)
-    return Call(term.op, tuple(substitute(a, old, new) for a in term.args), attrs)
-
-
-def _inside(attr: Attr, old: tuple[str, Attr], new: Attr) -> Attr:
-    """An expression in which a permutation is replaced: `(1, 0)[i]` reads one."""
-    if old[0] != "perm" or not isinstance(attr, Apply):
-        return attr
-    return new if attr == old[1] else Apply(attr.function, tuple(_inside(a, old, new) for a in attr.args))
-
-
-def along(term: Term, axis: Attr, new: Attr) -> Term:
-    """The term with an axis replaced in the sizes that its attributes read."""
-
-    def change(attr: Attr) -> Attr:
-        if not isinstance(attr, Apply):
-            return attr
-        if attr.function == "size" and attr.args[1] == axis:
-            return Apply("size", (attr.args[0], new))
-        return Apply(attr.function, tuple(map(change, attr.args)))
-
-    if not isinstance(term, Call):
-        return term
-    return Call(term.op, tuple(along(a, axis, new) for a in term.args), tuple((n, change(a)) for n, a in term.attrs))
-
-
-def replace_use(term: Term, old: str, new: str, which: int) -> Term:
-    """The term with one use of a variable, counted from the left, given another name; unchanged if there are fewer."""
-    count = -1
-
-    def walk(t: Term) -> Term:
-        nonlocal count
-        if t == Var(old):
-            count += 1
-            return Var(new) if count == which else t
-        return Call(t.op, tuple(map(walk, t.args)), t.attrs) if isinstance(t, Call) else t
-
-    return walk(term)
-
-
-def slots(term: Term) -> list[tuple[str, Attr]]:
-    """The distinct (attribute, expression) pairs of a term that are not variables yet, in order."""
-    found = [(n, a) for t in subterms(term) if isinstance(t, Call) for n, a in t.attrs if not isinstance(a, Name)]
-    return list(dict.fromkeys(found))
 
 
 # ---------------------------------------------------------------- candidates
@@ -386,17 +266,17 @@ def tested(rule: Rule, effort: int) -> Verdict | None:
     return found
 
 
-def needless(rule: Rule, guard: Attr) -> bool:
-    """Whether a one-way rule holds where a condition that it no longer has fails, as far as instances are found that violate
-    it: the other conditions and the left side's type often imply it."""
+def evidence(rule: Rule, guard: Attr) -> int:
+    """On how many instances that violate a condition a one-way rule without it holds; -1 where it fails on one. None is
+    found where the other conditions and the left side's type imply it."""
     violating = instances(
         rule, random.Random(7), EVIDENCE, accept=lambda x: not satisfied([guard], x.env()), attempts=1500
     )
     try:
         found = [judge(rule, one).status for one in violating]
     except RuleError:
-        return False
-    return all(s == "tested" for s in found)
+        return -1
+    return len(found) if all(s == "tested" for s in found) else -1
 
 
 CUTS = ("start", "stop")
@@ -557,9 +437,13 @@ def generalise(one: Candidate, world: World, effort: int = 0) -> tuple[Term, Ter
         draft.free(slot, taken)
     for guard in list(draft.guards):
         rest = [g for g in draft.guards if g is not guard]
-        for weaker in (None, *_weaker(guard, variables(draft.left))):
-            other = _Draft(draft.left, draft.right, rest + ([weaker] if weaker is not None else []))
-            if needless(other.rule(), guard) and draft.passes(other):
+        options = [
+            _Draft(draft.left, draft.right, [*rest, *w])
+            for w in ([], *([w] for w in _weaker(guard, variables(draft.left))))
+        ]
+        counts = {i: n for i, o in enumerate(options) if (n := evidence(o.rule(), guard)) >= 0}
+        for i in sorted(counts, key=lambda i: (i > 0, not counts[i], i)):  # rather one that instances show to be weaker
+            if draft.passes(options[i]):
                 break
     for slot in slots(draft.left):  # what an attribute or a condition forbade may be free without it
         draft.free(slot, taken)

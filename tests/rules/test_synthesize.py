@@ -28,9 +28,9 @@ from tensor_graphs.rules.synthesize import (
     generalise,
     line,
     minimise,
-    render,
     synthesize,
 )
+from tensor_graphs.rules.terms import render
 from tensor_graphs.rules.universe import PRIMES, Equality, Universe, residue, worlds
 
 MATRICES = worlds(["matmul", "add", "concat", "split"], 3)[0]
