@@ -282,7 +282,7 @@ def alone() -> Iterator[None]:
         return
     from filelock import FileLock
 
-    with FileLock(path).acquire(poll_interval=0.002):
+    with FileLock(path, is_singleton=True).acquire(poll_interval=0.002):  # one that is held is taken again at once
         yield
 
 

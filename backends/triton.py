@@ -33,7 +33,7 @@ def counters(device):
         _counters[device] = torch.zeros(65536, dtype=torch.int32, device=device)
     return _counters[device]'''
 BODIES = 2  # ways to compute one value from the same others that are kept
-EMITTER = "1"  # raised when the same body and schedule give another source
+EMITTER = "2"  # raised when the same body and schedule give another source
 NAME = "triton"
 
 

@@ -636,6 +636,10 @@ class _Emitter:
         head = Scope(1, set())
         with self.inside(head):
             self._program(tiles_m, tiles_n)
+        if not self.walked and not self.n_loop:  # all loads are under way before the first value is waited for
+            for e in self.kernel.exprs:
+                if e.op == "load" and e.axes <= self.top.bound and all(a.op != "load" for a in e.args):
+                    self.value(e)
         for store in self.kernel.stores:
             self._store(store.buffer, store.at, store.value)
         body = [*head.lines, *self.top.lines]

@@ -113,8 +113,8 @@ ATTENTION = table("attention", "fuse", [
          "softmax(x + where(c, full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d)), axis=i)",
          doc="hidden scores by adding -inf, where the condition says what is hidden"),
     Rule("is-causal-attention",
-         "masked_attention(q, k, v, where(reshape(lt(full(value=0.0, shape=p, dtype=n), iota(axis=1, shape=h, dtype=n)"
-         " - iota(axis=0, shape=h, dtype=n)), shape=r), full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d)),"
+         "masked_attention(q, k, v, where(reshape(lt(full(value=0.0, shape=p, dtype='int64'), iota(axis=1, shape=h, dtype='int64')"
+         " - iota(axis=0, shape=h, dtype='int64')), shape=r), full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d)),"
          " scale=c, causal=False, window=0, softcap=y)",
          "attention(q, k, v, scale=c, causal=True, window=0, softcap=y)",
          when=("h == (size(q, -2), size(k, -2))", "r == replace(replace(ones(rank(q)), -2, size(q, -2)), -1, size(k, -2))",
