@@ -46,7 +46,11 @@ def _canonical(mask: Tensor) -> Tensor | None:
     seen = not bool(values[-1, 0] if values[-1, 0] == values[0, 0] else values[0, 0])  # whether True hides
     hidden = values if seen else ~values
     off = int(np.count_nonzero(~hidden[0])) - 1
-    if hidden.all() or not hidden.any() or not np.array_equal(hidden, np.arange(columns) - np.arange(rows)[:, None] > off):
+    if (
+        hidden.all()
+        or not hidden.any()
+        or not np.array_equal(hidden, np.arange(columns) - np.arange(rows)[:, None] > off)
+    ):
         return None
     ahead = t.iota((rows, columns), 1) - t.iota((rows, columns), 0)
     found = t.lt(t.full((1, 1), off, ahead.dtype), ahead)
