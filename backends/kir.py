@@ -194,6 +194,15 @@ class Builder:
         return self.rebuilt(roots, one)
 
 
+def below_maximum(e: Expr) -> tuple[Expr, Expr] | None:
+    """(a, m) of an exponential exp(a - m) where m is the maximum of a: 0 wherever m is -inf, in every emitter. A part of a
+    row that a mask hides altogether then adds nothing."""
+    if e.op not in ("exp", "exp2") or e.args[0].op != "sub":
+        return None
+    a, m = e.args[0].args
+    return (a, m) if m.op == "reduce" and m.value[0] == "max" and m.args[0] is a else None
+
+
 def factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
     """The factors of a product over and under its fraction bar."""
     if e.op == "mul":

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from .index import Axis, Index, index
-from .kir import Expr, Kernel, Unfusable, factors, walk
+from .kir import Expr, Kernel, Unfusable, below_maximum, factors, walk
 from .tiling import Dot, Shape, Tiling, padded, shape_of
 
 LARGEST = 1 << 16  # elements of a tile: beyond, the compiler takes minutes and registers spill
@@ -285,7 +285,7 @@ class _Emitter:
             if e.args[0].kind == "bool" and target == "float32":
                 return Tile(f"tl.where({x.text}, 1.0, 0.0)", x.dims, "float32")
             return Tile(f"{x.atom}.to({TRITON[target]})", x.dims, target)
-        if e.op in ("exp", "exp2") and (safe := self._below_maximum(e)) is not None:
+        if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
             return safe
         text = _CALLS.get(e.op)
         if text is None or (e.kind == "int" and e.op in ("div", "pow")):
@@ -301,22 +301,14 @@ class _Emitter:
             raise Unfusable(f"a tile of {' x '.join(str(self.block[d]) for d in dims)}")
         return Tile(text.format(*(self.spread(t, dims) for t in tiles)), dims, dtype)
 
-    def _below_maximum(self, e: Expr) -> Tile | None:
-        """exp(a - max(a)) as 0 where everything is -inf: the part of a row that a mask leaves empty."""
-        sub = e.args[0]
-        if (
-            sub.op != "sub"
-            or sub.args[1].op != "reduce"
-            or sub.args[1].value[0] != "max"
-            or sub.args[1].args[0] is not sub.args[0]
-        ):
+    def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
+        """exp(a - max(a)) where a mask may hide a whole part of a row (see `below_maximum`); None where none can."""
+        low, top = self.floated(a), self.value(m)
+        if top.text.endswith("_safe") or not _allowed(a):
             return None
-        a, m = self.floated(sub.args[0]), self.value(sub.args[1])
-        if m.text.endswith("_safe") or not _allowed(sub.args[0]):
-            return None
-        dims = self.union([a, m])
-        safe = self.named(Tile(f"tl.where({m.text} == float('-inf'), 0.0, {m.text})", m.dims, m.dtype), "safe")
-        return Tile(f"tl.{e.op}({self.spread(a, dims)} - {self.spread(safe, dims)})", dims, self.wide)
+        dims = self.union([low, top])
+        safe = self.named(Tile(f"tl.where({top.text} == float('-inf'), 0.0, {top.text})", top.dims, top.dtype), "safe")
+        return Tile(f"tl.{e.op}({self.spread(low, dims)} - {self.spread(safe, dims)})", dims, self.wide)
 
     def axis_text(self, axis: Axis) -> str:
         """The variable that holds an axis' values; made at first use."""

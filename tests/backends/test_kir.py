@@ -1,0 +1,318 @@
+"""The kernel IR: index arithmetic, kernels against the interpreter, and the Triton emitter against both."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import kir, kir_numpy
+from tensor_graphs.backends.index import Axis, Index, index, linear, unravelled
+from tensor_graphs.backends.kir_split import split
+from tensor_graphs.backends.tiling import shape_of
+from tensor_graphs.backends.triton import generated, launches
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.extract.kernel import Call, Operand, contiguous
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+# ---------------------------------------------------------------- index arithmetic
+I, J, K = Axis("i", 6), Axis("j", 4), Axis("k", 8)
+
+
+def _at(i: Index, point: dict[Axis, int]) -> int:
+    total = i.const
+    for atom, factor in i.terms:
+        if isinstance(atom, Axis):
+            total += factor * point[atom]
+        else:
+            inner = _at(atom.index, point)
+            total += factor * (inner % atom.by if atom.rest else inner // atom.by)
+    return total
+
+
+@st.composite
+def indices(draw: Any, depth: int = 3) -> tuple[Index, Callable[[dict[Axis, int]], int]]:
+    """A non-negative index, and what it means."""
+    kind = draw(st.sampled_from(("axis", "number", "add", "mul", "div", "mod"))) if depth else draw(st.sampled_from(("axis", "number")))  # fmt: skip
+    if kind == "axis":
+        axis = draw(st.sampled_from((I, J, K)))
+        return index(axis), lambda p: p[axis]
+    if kind == "number":
+        n = draw(st.integers(0, 9))
+        return index(n), lambda p: n
+    x, fx = draw(indices(depth - 1))
+    if kind == "add":
+        y, fy = draw(indices(depth - 1))
+        return x + y, lambda p: fx(p) + fy(p)
+    n = draw(st.integers(1, 12))
+    if kind == "mul":
+        return x * n, lambda p: fx(p) * n
+    return (x // n, lambda p: fx(p) // n) if kind == "div" else (x % n, lambda p: fx(p) % n)
+
+
+@settings(max_examples=300)
+@given(indices())
+def test_normal_forms_keep_the_value_and_the_range(found: tuple[Index, Callable[[dict[Axis, int]], int]]) -> None:
+    form, meaning = found
+    low, high = form.range
+    for point in itertools.product(range(6), range(4), range(8)):
+        at = dict(zip((I, J, K), point))
+        assert _at(form, at) == meaning(at)
+        assert low <= meaning(at) <= high
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple))
+def test_ravelling_and_back_leaves_no_division(shape: tuple[int, ...]) -> None:
+    axes = [index(Axis(f"a{n}", d)) for n, d in enumerate(shape)]
+    assert unravelled(linear(axes, shape), shape) == tuple(axes)
+
+
+# ---------------------------------------------------------------- kernels of all classes
+def x(name: str, *shape: int) -> Tensor:
+    return t.input(name, shape)
+
+
+def _grouped(name: str, b: int, heads: int, group: int, length: int, width: int) -> Tensor:
+    """Key or value heads, each repeated for a group of query heads."""
+    own = t.reshape(x(name, b, heads, length, width), (b, heads, 1, length, width))
+    return t.reshape(t.broadcast_to(own, (b, heads, group, length, width)), (b, heads * group, length, width))
+
+
+def _naive_attention() -> Tensor:
+    q, k, v = (x(n, 2, 32, 16) for n in "qkv")
+    seen = t.le(t.iota((32, 32), 1), t.iota((32, 32), 0))
+    scores = t.matmul(c.rms_norm(q, x("g", 16), eps=1e-6), t.transpose(k)) * 0.25
+    hidden = t.where(t.reshape(seen, (1, 32, 32)), scores, t.full((1, 1, 1), float("-inf")))
+    return t.matmul(c.softmax(hidden, axis=2), v)
+
+
+KERNELS: dict[str, Callable[[], Tensor]] = {
+    "pointwise": lambda: c.gelu(x("a", 20, 48)) * x("b", 48),
+    "transposed": lambda: t.permute(x("a", 20, 48), (1, 0)) + x("b", 48, 20),
+    "joined": lambda: t.concat([x("a", 4, 5), x("b", 4, 11)], 1) * 2.0,
+    "padded": lambda: t.pad(x("a", 6, 5), [(1, 2), (0, 3)], 0.5) + 1.0,
+    "softmax": lambda: c.softmax(x("a", 20, 48) * 0.5, axis=1),
+    "log_softmax": lambda: c.log_softmax(x("a", 5, 100), axis=1),
+    "rms_norm": lambda: c.rms_norm(x("a", 20, 48), x("g", 48), eps=1e-6),
+    "layer_norm": lambda: c.layer_norm(x("a", 20, 48), x("g", 48), x("b", 48), eps=1e-5),
+    "column_sum": lambda: t.sum(x("a", 64, 48), axis=0, keepdims=True),
+    "whole_sum": lambda: t.sum(x("a", 16, 4, 8), axis=(0, 2), keepdims=True),
+    "row_max": lambda: t.max(x("a", 7, 30), axis=1, keepdims=True),
+    "product": lambda: t.matmul(x("a", 20, 48), x("w", 48, 40)) + x("b", 40),
+    "batched_product": lambda: t.matmul(x("a", 3, 20, 32), x("b", 3, 32, 40)),
+    "norm_product": lambda: t.matmul(c.rms_norm(x("a", 16, 64), x("g", 64), eps=1e-6), x("w", 64, 48)),
+    "norm_vector": lambda: t.matmul(c.rms_norm(x("a", 1, 128), x("g", 128), eps=1e-6), x("w", 128, 48)),
+    "gated": lambda: c.silu(t.matmul(x("a", 16, 64), x("v", 64, 48))) * t.matmul(x("a", 16, 64), x("w", 64, 48)),
+    "low_rank": lambda: t.matmul(x("a", 16, 64), x("w", 64, 48)) + t.matmul(t.matmul(x("a", 16, 64), x("u", 64, 16)), x("v", 16, 48)),
+    "attention": lambda: c.attention(x("q", 2, 2, 32, 16), x("k", 2, 2, 32, 16), x("v", 2, 2, 32, 16), scale=0.25, causal=True),
+    "windowed": lambda: c.attention(x("q", 2, 32, 16), x("k", 2, 32, 16), x("v", 2, 32, 16), scale=0.25, causal=True, window=7, softcap=3.0),
+    "decode": lambda: c.attention(x("q", 2, 4, 1, 16), _grouped("k", 2, 2, 2, 64, 16), _grouped("v", 2, 2, 2, 64, 16), scale=0.25),
+    "naive_attention": _naive_attention,
+}  # fmt: skip
+
+
+def leaves(root: Tensor) -> list[Tensor]:
+    return [n for n in topological([root]) if n.op == "input"]
+
+
+def kernel(root: Tensor) -> kir.Kernel:
+    found = {n: str(n.attr("name")) for n in leaves(root)}
+    buffers = {name: kir.Buffer("float32", tuple(n.shape), contiguous(n.shape)) for n, name in found.items()}  # type: ignore[arg-type]
+    return kir.kernel_of(
+        root, found, {**buffers, "out": kir.Buffer("float32", tuple(root.shape), contiguous(root.shape))}
+    )  # type: ignore[arg-type]
+
+
+def values(root: Tensor, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {str(n.attr("name")): rng.standard_normal(n.shape).astype(np.float32) for n in leaves(root)}
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want))
+
+
+def memory_for(one: kir.Kernel, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = {n: v.reshape(-1).astype(np.float64) for n, v in given.items()}
+    for name, b in one.buffers.items():
+        found.setdefault(name, np.full(int(np.prod(b.shape)), np.nan))
+    return found
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("two", [False, True], ids=["as read", "base two"])
+def test_a_kernel_means_what_its_term_means(name: str, two: bool) -> None:
+    root = KERNELS[name]()
+    given = values(root)
+    want = evaluate([root], given, float64=True)[0]
+    one = kir.base_two(kernel(root)) if two else kernel(root)
+    memory = memory_for(one, given)
+    kir_numpy.run(one, memory)
+    assert error(memory["out"].reshape(want.shape), want) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "name", ["norm_product", "norm_vector", "low_rank", "attention", "decode", "column_sum", "row_max"]
+)
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_split_reduction_means_the_same(name: str, parts: int) -> None:
+    root = KERNELS[name]()
+    one = kir.base_two(kernel(root))
+    axis = max(shape_of(one).outer, key=lambda a: a.size)
+    if axis.size % parts:
+        with pytest.raises(kir.Unfusable):
+            split(one, axis, parts)
+        return
+    first, second = split(one, axis, parts)
+    given = values(root)
+    memory = memory_for(first, given)
+    kir_numpy.run(first, memory)
+    kir_numpy.run(second, memory)
+    want = evaluate([root], given, float64=True)[0]
+    assert error(memory["out"].reshape(want.shape), want) < 1e-12
+
+
+def test_rows_that_wait_for_a_whole_row_cannot_be_split() -> None:
+    one = kernel(KERNELS["layer_norm"]())
+    with pytest.raises(kir.Unfusable, match="whole"):
+        split(one, one.reductions[0].axis, 2)
+
+
+@pytest.mark.parametrize("root", [t.cumsum(x("a", 4, 4), 0), t.argmax(x("a", 4, 4), 1)], ids=["cumsum", "argmax"])
+def test_what_has_no_index_expression_is_refused(root: Tensor) -> None:
+    with pytest.raises(kir.Unfusable):
+        kernel(root)
+
+
+# ---------------------------------------------------------------- what the algebra of the IR does
+def test_a_row_scale_leaves_the_product_behind_it() -> None:
+    """DEFER: the normalisation's scale is applied to the result, not to what is multiplied."""
+    one = kernel(KERNELS["norm_product"]())
+    products = [e for e in one.reductions if e in shape_of(one).dots]
+    assert len(products) == 1
+    assert not any(e.op == "rsqrt" for e in kir.walk(products[0].args))
+
+
+def test_attention_is_one_loop_over_the_keys() -> None:
+    """ROLL: maximum, sum and products share a loop; the scores are never stored."""
+    (only,) = launches(*_call("naive_attention", {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2}))
+    loops = re.findall(r"for (\w+) in", only.source)
+    assert len(loops) == 2  # one without the causal mask, one with it
+    assert len(set(loops)) == 1
+
+
+# ---------------------------------------------------------------- Triton
+def _call(name: str, schedule: dict[str, int]) -> tuple[Any, Call]:
+    root = KERNELS[name]()
+    kinds = {str(n.attr("name")): Operand(Type(n.shape, "float32"), contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
+    template = generated(root)
+    out = Operand(Type(root.shape, "float32"), contiguous(root.shape))  # type: ignore[arg-type]
+    call = Call({o: kinds[o] for o in template.operands}, out, {})
+    return template, replace(call, schedule=schedule)
+
+
+def interpreted(name: str, schedule: dict[str, int], dtype: str = "float32") -> float:
+    """The relative error of a schedule in Triton's interpreter; results and scratch begin as NaN."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tensor_graphs.backends.kernel_text import kernel_text, module_of
+
+    template, call = _call(name, schedule)
+    narrow = {o: replace(p, type=Type(p.type.shape, dtype)) for o, p in call.operands.items()}
+    call = replace(call, operands=narrow, output=replace(call.output, type=Type(call.output.type.shape, dtype)))
+    given = {n: v.astype(dtype) for n, v in values(template.root).items()}
+    want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]
+    out = torch.full(tuple(want.shape), float("nan"), dtype=getattr(torch, dtype))
+    scratch = torch.full((template.scratch(call),), 255, dtype=torch.uint8)
+    module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, scratch)
+    return error(out.float().numpy(), want)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_schedules_compute_the_same_in_the_interpreter(name: str) -> None:
+    template, call = _call(name, {})
+    space = list(template.space(call))
+    assert space
+    for schedule in [space[0], space[len(space) // 2], space[-1]]:
+        assert interpreted(name, dict(schedule)) < 2e-6, schedule
+
+
+TILES = {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2}
+
+
+@pytest.mark.parametrize("name", ["norm_product", "gated", "low_rank", "attention", "decode"])
+@pytest.mark.parametrize(
+    "more", [{}, {"split": 2}, {"split": 2, "join": 1}], ids=["one", "split", "joined by the last"]
+)
+def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
+    assert interpreted(name, TILES | more) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["softmax", "rms_norm", "layer_norm"])
+@pytest.mark.parametrize("tile", [16, 64])
+def test_rows_held_whole_and_rows_walked_agree(name: str, tile: int) -> None:
+    whole = {f"k{i}": tile for i in range(2)}
+    assert interpreted(name, {"m": 4, "n": tile, "warps": 4, "stages": 2, **whole}) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["norm_product", "attention", "softmax"])
+def test_sixteen_bits_in_memory(name: str) -> None:
+    template, call = _call(name, {})
+    assert interpreted(name, dict(template.space(call)[0]), "float16") < 2e-3
+
+
+@pytest.mark.parametrize("name", ["pointwise", "softmax", "gated", "naive_attention"])
+def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
+    template, call = _call(name, {})
+    schedule = template.space(call)[0] if name in ("pointwise", "softmax") else TILES
+    found = launches(template, replace(call, schedule=dict(schedule)))
+    text = "\n\n".join(re.sub(r"_[0-9a-f]{10}\b", "", one.source) for one in found)
+    path = GOLDEN / f"triton_{name}.py"
+    if update_golden:
+        path.write_text(f"# Generated; see test_kir.py.\n{text}", encoding="utf-8")
+    assert path.read_text(encoding="utf-8").partition("\n")[2] == text
+
+
+# ---------------------------------------------------------------- regions of an e-graph
+def test_regions_of_a_saturated_graph_compute_their_class() -> None:
+    """Every region's kernel against the value of its class, for the classes of a saturated graph."""
+    from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+    from tensor_graphs.extract.regions import Regions
+    from tensor_graphs.rules import ALL
+
+    a, w, g = t.input("a", (8, 32)), t.param("w", (32, 16)), t.param("g", (32,))
+    graph = Graph.of(c.softmax(t.matmul(c.rms_norm(a, g, eps=1e-6), w), axis=1))
+    view = saturate_block(graph, ALL, Limits(nodes=400, iterations=4, seconds=10), session=InProcess())
+    rng = np.random.default_rng(0)
+    data = {"a": rng.standard_normal((8, 32)), "w": rng.standard_normal((32, 16)), "g": rng.standard_normal(32)}
+    terms = view.terms(view.cheapest([1.0] * len(view))[1], range(view.n_classes))
+    known = evaluate(terms, data, params=data, float64=True)
+    given = frozenset(int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "param"))
+    count = 0
+    for region in Regions(view, given):
+        names = {leaf: str(leaf.attr("name")) for leaf, _ in region.leaves}
+        buffers = {str(n.attr("name")): kir.Buffer("float32", tuple(n.shape), contiguous(n.shape)) for n in names}  # type: ignore[arg-type]
+        kind = view.types[region.cls]
+        buffers["out"] = kir.Buffer("float32", tuple(kind.shape), contiguous(kind.shape))  # type: ignore[arg-type]
+        one = kir.kernel_of(region.term, names, buffers)
+        memory = memory_for(one, {names[leaf]: np.asarray(known[cls]) for leaf, cls in region.leaves})
+        kir_numpy.run(one, memory)
+        np.testing.assert_allclose(
+            memory["out"].reshape(known[region.cls].shape), known[region.cls], rtol=1e-9, atol=1e-9
+        )
+        count += 1
+    assert count > 20
