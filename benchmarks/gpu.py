@@ -443,8 +443,12 @@ _writing = threading.Lock()
 
 # ---------------------------------------------------------------- the table
 def best_peer(record: Record) -> tuple[str, float] | None:
-    """The fastest peer and its µs."""
+    """The fastest peer and its µs: of those timed here, and of what was seen of them before."""
+    from benchmarks.workloads import WORKLOADS
+
     times = {n: record["variants"][n]["us"] for n in PEERS if "us" in record["variants"].get(n, {})}
+    if WORKLOADS[record["name"]].seen:
+        times["seen"] = WORKLOADS[record["name"]].seen
     return min(times.items(), key=lambda item: item[1]) if times else None
 
 
@@ -473,17 +477,18 @@ def line(record: Record) -> str:
     ours, peer, limit = variants.get("ours", {}), best_peer(record), record.get("limit_us")
     mine = ours.get("us")
     share = f"{100 * limit / mine:.0f} %" if mine and limit else ""
-    ratio = f"{peer[1] / mine:.2f}" if mine and peer else ""
+    ratio = f"{peer[1] / mine:.2f}{'‡' if peer[0] == 'seen' else ''}" if mine and peer else ""
     seconds = " / ".join(f"{ours[n]:.3g}" for n in ("cold_s", "warm_s") if n in ours)
     errors = " / ".join(f"{variants[n]['error']:.1e}" for n in ("ours", "eager") if "error" in variants.get(n, {}))
     wanted = f"{work.wanted:g}" if work.wanted else ""
     mark = "" if not (mine and work.wanted) else " yes" if mine <= work.wanted else " **no**"
-    cells = [record["name"], f"{limit:.1f}" if limit else "", *map(us, PEERS), us("ours"), share, ratio, us("generated"),
+    seen = f"{work.seen:g}" if work.seen else ""
+    cells = [record["name"], f"{limit:.1f}" if limit else "", *map(us, PEERS), seen, us("ours"), share, ratio, us("generated"),
              wanted + mark, seconds, errors, how(ours)]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
-HEAD = ("workload", "limit µs", "eager", "compile", "max-autotune", "XLA", "ours µs", "of limit", "× best peer", "generated only",
+HEAD = ("workload", "limit µs", "eager", "compile", "max-autotune", "XLA", "best peer seen before", "ours µs", "of limit", "× best peer", "generated only",
         "wanted", "optimize s cold / warm", "error ours / eager", "our kernels")  # fmt: skip
 
 
@@ -493,16 +498,34 @@ def render() -> str:
 
     found = [r for n in WORKLOADS if (r := stored(n)) is not None]
     rows = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD), *map(line, found)]
-    notes = sorted({f"- {r['machine']}, {r['driver']}, {r['toolchain']}: copy {r['copy_bytes_per_us'] / 1e6:.2f} TB/s, "
-                    f"read {r['read_bytes_per_us'] / 1e6:.2f} TB/s, {r['flops_per_us'] / 1e6:.0f} bf16 TFLOP/s, "
-                    f"{r['launch_us']:.2f} µs a launch ({r['date'][:10]}, {r['commit']})" for r in found if "machine" in r})  # fmt: skip
+    notes = [
+        _machine_note([r for r in found if r.get("machine") == m])
+        for m in dict.fromkeys(r["machine"] for r in found if "machine" in r)
+    ]
     legend = (
         "µs a call: median of replays of CUDA graphs over rotating arguments, more than five times the L2 cache, all variants in "
         "turn. Optimization seconds leave out timing the finished program. XLA: wall clock of one program over many argument sets. The limit is the larger of compulsory bytes over "
         "measured bandwidth and arithmetic over the measured rate. Errors are relative to float64 (Frobenius). † kept from an "
-        "earlier run."
+        'earlier run. "Best peer seen before": the best of the same peers on this kind of machine the day before, with torch 2.11; '
+        "‡ the ratio is to that. Products of weights alone (the chain's, the shared factor's, LoRA's) may be folded when weights are bound."
     )
     return "\n".join(["# Workloads on a GPU", "", *rows, "", legend, "", *notes]) + "\n"
+
+
+def _machine_note(records: Sequence[Record]) -> str:
+    """The machine, and its rates as the cases found them."""
+
+    def between(key: str, unit: float, digits: int) -> str:
+        values = [r[key] / unit for r in records]
+        return f"{min(values):.{digits}f}-{max(values):.{digits}f}"
+
+    r = records[0]
+    dates, commits = (", ".join(sorted({str(x[k])[:10] for x in records})) for k in ("date", "commit"))
+    return (
+        f"- {r['machine']}, {r['driver']}, {r['toolchain']}: copy {between('copy_bytes_per_us', 1e6, 2)} TB/s, "
+        f"read {between('read_bytes_per_us', 1e6, 2)} TB/s, {between('flops_per_us', 1e6, 0)} bf16 TFLOP/s, "
+        f"{between('launch_us', 1, 2)} µs a launch ({dates}; commits {commits})"
+    )
 
 
 def main() -> int:
