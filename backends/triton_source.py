@@ -9,6 +9,7 @@ makes online softmax and, over products, flash attention out of the plain formul
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,7 @@ class Scope:
     bound: set[Axis]
     lines: list[str] = field(default_factory=list)
     known: dict[Expr, Tile] = field(default_factory=dict)
+    widened: dict[Expr, Tile] = field(default_factory=dict)  # values that several others need in float32
     outside: Scope | None = None
 
 
@@ -248,29 +250,22 @@ class _Emitter:
         return Tile(repr(v), (), "const" if e.kind == "float" else "bool" if e.kind == "bool" else "int32")
 
     def floated(self, e: Expr) -> Tile:
-        """The value in the width that arithmetic is done in."""
+        """The value in the width that arithmetic is done in; cast once where several need it."""
         tile = self.value(e)
-        if e.kind == "float" and tile.dtype not in (self.wide, "const"):
-            tile = Tile(f"{tile.atom}.to({TRITON[self.wide]})", tile.dims, self.wide)
-            if self.uses.get(e, 0) > 1:  # cast once
-                name = self.lookup_cast(e)
-                return name or self._store_cast(e, tile)
-        return tile
-
-    def lookup_cast(self, e: Expr) -> Tile | None:
+        if e.kind != "float" or tile.dtype in (self.wide, "const"):
+            return tile
         scope: Scope | None = self.scope
         while scope is not None:
-            if (e, "wide") in scope.known:  # type: ignore[comparison-overlap]
-                return scope.known[e, "wide"]  # type: ignore[index]
+            if e in scope.widened:
+                return scope.widened[e]
             scope = scope.outside
-        return None
-
-    def _store_cast(self, e: Expr, tile: Tile) -> Tile:
+        tile = Tile(f"{tile.atom}.to({TRITON[self.wide]})", tile.dims, self.wide)
+        if self.uses.get(e, 0) <= 1:
+            return tile
         home = self.home(e)
         with self.inside(home):
-            named = self.named(tile)
-        home.known[e, "wide"] = named  # type: ignore[index]
-        return named
+            home.widened[e] = self.named(tile)
+        return home.widened[e]
 
     def _made(self, e: Expr) -> Tile:
         if e.op == "index":
@@ -756,8 +751,6 @@ class _Emitter:
 
 
 def _names(line: str, name: str) -> bool:
-    import re
-
     return re.search(rf"\b{name}\b", line) is not None
 
 
