@@ -21,16 +21,16 @@ from .index import Axis
 from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, walk
 from .kir_split import scratch_bytes, split
 from .tiling import Shape, shape_of
-from .triton_source import Launch, emit, emit_joined
+from .triton_source import COUNTERS, Launch, emit, emit_joined
 from .triton_space import Schedule, schedules, tiling_of
 
-COUNTERS = '''_counters = {}
+COUNTING = f'''_counters = {{}}
 
 
 def counters(device):
     """Counters of the programs that have stored their part of a tile: zero between kernels."""
     if device not in _counters:
-        _counters[device] = torch.zeros(65536, dtype=torch.int32, device=device)
+        _counters[device] = torch.zeros({COUNTERS}, dtype=torch.int32, device=device)
     return _counters[device]'''
 BODIES = 2  # ways to compute one value from the same others that are kept
 EMITTER = "2"  # raised when the same body and schedule give another source
@@ -214,7 +214,7 @@ class Triton:
 
     name: str = NAME
     device: str = "cuda"
-    helpers: Mapping[str, str] = field(default_factory=lambda: {"counters": COUNTERS})
+    helpers: Mapping[str, str] = field(default_factory=lambda: {"counters": COUNTING})
     templates: tuple[Template, ...] = ()
     known: dict[tuple[Tensor, tuple[str, ...]], Generated] = field(default_factory=dict)
 

@@ -18,6 +18,7 @@ from .index import Axis, Index, index
 from .kir import Expr, Kernel, Unfusable, below_maximum, factors, walk
 from .tiling import Dot, Shape, Tiling, padded, shape_of
 
+COUNTERS = 1 << 16  # tiles whose parts can be counted
 LARGEST = 1 << 16  # elements of a tile: beyond, the compiler takes minutes and registers spill
 WIDE = 1 << 31  # elements beyond which positions need 64 bits
 
@@ -640,6 +641,8 @@ class _Emitter:
 
     def as_last(self, programs: int, parts: int, counter: int) -> list[str]:
         """The lines that join a tile's parts, in the program that finds all others done."""
+        if programs // parts > COUNTERS:
+            raise Unfusable(f"{programs // parts} tiles to be joined")
         self.counter, self.fresh_loads = counter, True
         self.top.indent = 2
         whole = [a for a in self.shape.inner if a not in self.walked]

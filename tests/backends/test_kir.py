@@ -262,6 +262,16 @@ def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
     assert interpreted(name, TILES | more) < 2e-6
 
 
+def test_more_tiles_than_can_be_counted_are_refused() -> None:
+    root = t.sum(x("a", 1 << 18, 64), axis=1, keepdims=True)
+    found = generated(root)
+    kind = Operand(Type((1 << 18, 64), "float32"), (64, 1))
+    call = Call({"a": kind}, Operand(Type((1 << 18, 1), "float32"), (1, 1)), {})
+    schedule = {"m": 1, "n": 1, "k0": 16, "warps": 1, "stages": 2, "split": 2, "join": 1}
+    with pytest.raises(kir.Unfusable, match="tiles"):
+        launches(found, replace(call, schedule=schedule))
+
+
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "layer_norm"])
 @pytest.mark.parametrize("tile", [16, 64])
 def test_rows_held_whole_and_rows_walked_agree(name: str, tile: int) -> None:
