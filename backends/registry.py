@@ -26,6 +26,7 @@ CHOICES = {
     "auto": ("numpy", "torch"), "numpy": ("numpy",), "torch": ("numpy", "torch"), "null": ("null",),
     "cuda": ("torch_cuda", "triton"), "triton": ("triton", "torch_cuda"), "triton-only": ("triton", "torch_cuda"),
 }  # fmt: skip
+HIDDEN = {"null", "torch_cuda"}  # parts of other choices, and what serves tests: not named to users
 
 
 @cache
@@ -44,7 +45,9 @@ def backend(name: str) -> Backend:
     """One backend. UsageError lists the known names."""
     known = backends()
     if name not in known:
-        raise UsageError(f"no backend is called {name!r}", hint=f"one of auto, {', '.join(sorted(known))}")
+        raise UsageError(
+            f"no backend is called {name!r}", hint=f"one of {', '.join(sorted({*CHOICES, *known} - HIDDEN))}"
+        )
     return known[name]
 
 

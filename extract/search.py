@@ -182,7 +182,8 @@ def search(
     if measurer is not None and any(prices[i].source != "measured" for i in chosen):
         with clock.running("solve"):  # believe predictions now, not their optimistic ends
             chosen, believed = _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic, budgets)
-        found = replace(believed, lower_bound=min(believed.lower_bound, found.lower_bound))
+        bound = min(believed.lower_bound, found.lower_bound)  # of the prices that were hoped for
+        found = replace(believed, lower_bound=bound, optimal=believed.optimal and bound >= believed.cost * (1 - 1e-9))
     optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
     return Choice(hypergraph, chosen, prices, found, rounds, measured, optimism, stopped, clock.seconds, tuple(budgets))
 

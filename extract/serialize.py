@@ -133,7 +133,9 @@ def read_document(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Any:
     except ExtractionError as error:
         raise ExtractionError(error.message, where=where) from None
     except ValueError as error:  # bad JSON, bad UTF-8, an integer of too many digits
-        raise ExtractionError(f"not JSON: {error}", where=where) from None
+        raise ExtractionError(
+            f"not JSON: {error}", where=where, hint="`saturate` makes such a file of a model"
+        ) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -78,7 +78,9 @@ def load_folder(path: Path | str) -> Graph:
     folder = Path(path)
     config_file = folder / "config.json"
     if not config_file.is_file():
-        raise BadModelError("the folder has no config.json", where=str(folder))
+        saved = (folder / "manifest.json").is_file()
+        hint = "it is a saved program: tg.load_program runs it" if saved else ""
+        raise BadModelError("the folder has no config.json", where=str(folder), hint=hint)
     config = Config(read_json_file(config_file), str(config_file))
     entry = architecture(config)
     ignored = list(entry.ignored)

@@ -40,7 +40,13 @@ def trace(
 
     args = [leaf(title, value) for title, value in zip(_names(function, len(example_tensors)), example_tensors)]
     kwargs = {key: leaf(key, value) for key, value in (example_kwargs or {}).items()}
-    returned = function(*args, **kwargs)
+    try:
+        returned = function(*args, **kwargs)
+    except TypeError as error:  # Torch's and NumPy's functions take their own arrays only
+        if "Tensor" not in str(error) and "ufunc" not in str(error):
+            raise
+        raise UsageError(f"{_title(function)} cannot be traced: {error}",
+                         hint="write it with tg.* functions and operators, or put Torch code into an nn.Module") from error  # fmt: skip
     outputs: list[Tensor] = []
     names: list[str] = []
     structure = _template(returned, "", outputs, names)

@@ -426,7 +426,7 @@ def rules_derive(
     counts = derive_file.counts(found)
     document = {"rules": [d.to_json() for d in found], "counts": counts,
                 "limits": {n: getattr(limits, n) for n in ("seconds", "iterations", "nodes", "bytes")}}  # fmt: skip
-    shown = [f"{d.index:>5}  {'derived' if d.derived else d.detail:<12} {d.seconds:6.2f} s  {' ; '.join(d.text.splitlines())}"
+    shown = [f"{d.index:>5}  {'derived' if d.derived else f'not derived ({d.detail})':<12} {d.seconds:6.2f} s  {' ; '.join(d.text.splitlines())}"
              for d in found]  # fmt: skip
     summary = f"{counts['derived']} of {len(found)} derived, {counts['seconds_median']:.2f} s a rule (at most {counts['seconds_max']:.2f} s)"
     return Answer(document, "\n".join([*shown, summary]))

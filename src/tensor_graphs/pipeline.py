@@ -437,6 +437,7 @@ def _kernels(choice: Choice) -> list[KernelReport]:
     return sorted(grouped.values(), key=lambda k: -k.us)
 
 
+SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # times the estimate, and µs beyond it, from which the report says so
 LARGE = 1 << 30  # bytes of two programs above which only one is bound at a time
 
 
@@ -468,6 +469,11 @@ def _time_whole(
             before.unbind()
             times |= timed({"after": calls["after"]})
         report.latency_before_us, report.latency_after_us = times["before"], times["after"]
+    if report.latency_after_us > SLOWER * report.cost_us + NEGLIGIBLE_US:
+        ratio = report.latency_after_us / report.cost_us
+        report.warnings.append(
+            f"the program as a whole takes {ratio:.1f} times the sum of its kernels' prices: a busy machine, or kernels that slow each other down"
+        )
 
 
 # ---------------------------------------------------------------- other entry points

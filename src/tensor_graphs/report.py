@@ -101,7 +101,8 @@ class Report:
             ("blocks", f"{len(self.blocks)} unique of {self.instances}"),
             ("kernels", f"{self.kernels_before} before, {self.kernels_after} after ({_counted(self.priced)})"),
             ("plan", f"{self.cost_us:.1f} µs, proven bound {self.lower_bound_us:.1f} µs "
-                     f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method})"),
+                     f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method}"
+                     f"{'; the budget ended the search' if self.search_stopped == 'budget' else ''})"),
         ]  # fmt: skip
         if self.latency_before_us and self.latency_after_us:
             before, after = self.latency_before_us, self.latency_after_us
