@@ -190,7 +190,7 @@ def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None
 
 def test_memory_limits_are_kept() -> None:
     a, b = tg.input("a", (4,)), tg.input("b", (4,))
-    limits = tg.Limits(nodes=10**8, iterations=10**6, seconds=60.0, bytes=1)
+    limits = tg.Limits(nodes=10**8, iterations=10**6, seconds=60.0, bytes=1, beam=0)
     made = optimize_graph(Session(Options(**FAST, limits=limits, rules=(exploding(),))), Graph.of((a + b) * a))
     assert "bytes" in made.report.stopped
     right(made, (a + b) * a, {"a": normal(4), "b": normal(4, seed=1)})
