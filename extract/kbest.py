@@ -127,6 +127,9 @@ class _Window:
             limit = math.floor(room * self.scale)
             self.encoding.model.add(self.encoding.objective <= limit)
         self.counted = [bool(wish.kernels[problem.live[at]]) for at in self.reduced.origin]
+        self.last = math.floor(
+            max(0.0, first.cost - self.reduced.constant) * self.scale + 1e-6
+        )  # of the one before, in units
         self.exclude(first)
 
     def _demand(self) -> None:
@@ -165,6 +168,16 @@ class _Window:
         status = run(engine, self.encoding.model, self.wish.stop)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
+        value = round(engine.objective_value)
+        if (
+            value > self.last
+        ):  # seen: an optimum was claimed above a solution that was there; the step up is asked for again
+            again = self.encoding.model.clone()
+            again.add(self.encoding.objective <= self.last)
+            second = solver(seconds, self.wish.workers, self.wish.deterministic)
+            if run(second, again, self.wish.stop) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+                engine, value = second, round(second.objective_value)
+        self.last = value
         choice = self.kept.choice_of([r for r, x in enumerate(self.encoding.x) if engine.boolean_value(x)])
         if not within(self.problem, choice):
             return None

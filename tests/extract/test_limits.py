@@ -262,3 +262,17 @@ def test_bad_placements() -> None:
     assert place(replace(problem, limits=limits), {"cpu": np.ones(1)}, {}, "cpu").problem.limits[0].use.tolist() == [
         1.0
     ]
+
+
+def test_a_step_up_in_cost_is_asked_for_twice() -> None:
+    """CP-SAT calls 0.5 the optimum here while extractions of cost 0 are left."""
+    use = np.array([1.0, 0, 0, 1, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1])
+    problem = Problem(
+        cls=np.array([0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 5, 5], np.int32),
+        off=np.array([0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 3, 5, 6], np.int32),
+        kid=np.array([5, 5, 0, 0, 4, 4], np.int32),
+        cost=np.array([0, 0, 0, 0, 0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        n_classes=6, roots=(1, 2), limits=(Limit("error", use, 5.3),),
+    )  # fmt: skip
+    costs = [e.cost for e in k_best(problem, count=40, max_gap=math.inf, time_limit=60)]
+    assert costs == sorted(costs) and len(costs) == 21
