@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 from .index import Axis, Index, index, linear
 from .kir import Buffer, Expr, Kernel, Store, Unfusable, walk
 from .triton_source import rolled
 
+ALIGNMENT = 256  # bytes between which states begin
 HELD = 64  # longest axis of a reduction around a split one: the split one's states have it as an axis of their own
 
 
@@ -82,13 +84,13 @@ def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Exp
     return b.rebuilt([e], change)[0]
 
 
-def scratch_bytes(buffers: Mapping[str, Buffer]) -> int:
-    """Bytes of all states."""
+def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], int]:
+    """Where the states lie in one piece of scratch memory: (first byte, bytes) of each, and the bytes in all."""
+    found: dict[str, tuple[int, int]] = {}
     total = 0
     for name, b in buffers.items():
         if name.startswith("part"):
-            size = 4
-            for d in b.shape:
-                size *= d
-            total += -(-size // 256) * 256
-    return total
+            size = 4 * prod(b.shape)
+            found[name] = total, size
+            total += -(-size // ALIGNMENT) * ALIGNMENT
+    return found, total

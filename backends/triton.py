@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from math import prod
 from typing import Any
 
 from ..egraph.dims import concrete
@@ -19,7 +18,7 @@ from ..extract.regions import Region, Regions
 from ..extract.work import graph_flops
 from .index import Axis
 from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, walk
-from .kir_split import scratch_bytes, split
+from .kir_split import places, split
 from .tiling import Shape, shape_of
 from .triton_source import COUNTERS, Launch, emit, emit_joined
 from .triton_space import Schedule, schedules, tiling_of
@@ -154,13 +153,9 @@ def _code(template: Generated, call: Call) -> str:
     parts = call.schedule.get("split", 1)
     if parts > 1:
         first, _ = split(found.kernel, _split_axis(found.shape), parts)
-        offset = 0
-        for name, b in first.buffers.items():
-            if name.startswith("part"):
-                size = 4 * prod(b.shape)
-                names[name] = f"{names['scratch']}[{offset}:{offset + size}].view(torch.float32)"
-                offset += -(-size // 256) * 256
-        names["counters"] = "counters(out.device)".replace("out", names["out"])
+        for name, (start, size) in places(first.buffers)[0].items():
+            names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
+        names["counters"] = f"counters({names['out']}.device)"
     return "\n".join(launch.call(names) for launch in launches(template, call))
 
 
@@ -169,7 +164,7 @@ def _scratch(template: Generated, call: Call) -> int:
     parts = call.schedule.get("split", 1)
     if found is None or parts == 1:
         return 0
-    return scratch_bytes(split(found.kernel, _split_axis(found.shape), parts)[0].buffers)
+    return places(split(found.kernel, _split_axis(found.shape), parts)[0].buffers)[1]
 
 
 def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
+from math import prod
 
 from .index import Axis
 from .kir import Kernel
@@ -117,7 +118,7 @@ def _contraction(kernel: Kernel, shape: Shape) -> Ranked:
 def _squared(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
     """A product with many rows: bound by the matrix unit where tiles are large and all multiprocessors have some."""
     accumulators, width = _accumulators(shape), 4 if _single(kernel) else 2
-    batch = _product(a.size for a in shape.batch)
+    batch = prod(a.size for a in shape.batch)
     rows = _blocks(shape.m, (32, 64, 128, 256), 16)[-3:]
     for m, n, k in product(rows, _blocks(shape.n, (32, 64, 128, 256), 16), _blocks(main.size, (32, 64, 128), 16)):
         programs = -(-shape.m // m) * -(-shape.n // n) * batch
@@ -149,7 +150,7 @@ IN_FLIGHT = 40 << 10  # bytes that a multiprocessor must be waiting for to keep 
 def _streamed(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
     """A product with few rows: bound by reading the right sides once. The rank is an estimate of the time in µs."""
     accumulators, width = _accumulators(shape), 4 if _single(kernel) else 2
-    batch = _product(a.size for a in shape.batch)
+    batch = prod(a.size for a in shape.batch)
     dense = width * main.size * shape.n * accumulators * batch
     m = padded(max(shape.m, 16)) if shape.rows else 1
     depths = _blocks(main.size, (16, 32, 64, 128, 256, 512, 1024), 16 if shape.rows else 1)
@@ -204,7 +205,7 @@ def _attention(kernel: Kernel, shape: Shape) -> Ranked:
     width = 4 if _single(kernel) else 2
     n = max(16, padded(shape.n)) if shape.n <= 512 else 128
     head = max([n, *(padded(a.size) for a in shape.inner if a != main)])
-    batch = _product(a.size for a in shape.batch)
+    batch = prod(a.size for a in shape.batch)
     for m, k in product(
         _blocks(shape.m, (16, 32, 64, 128), 16) if shape.rows else (1,), _blocks(main.size, (32, 64, 128, 256), 16)
     ):
@@ -230,13 +231,6 @@ def _attention(kernel: Kernel, shape: Shape) -> Ranked:
 
 def _single(kernel: Kernel) -> bool:
     return not any(b.dtype in ("bfloat16", "float16") for b in kernel.buffers.values())
-
-
-def _product(sizes: Iterator[int]) -> int:
-    found = 1
-    for s in sizes:
-        found *= s
-    return found
 
 
 _KINDS: dict[str, Callable[[Kernel, Shape], Ranked]] = {
