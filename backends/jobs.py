@@ -62,6 +62,8 @@ def kernel_of(job: Job) -> tuple[Template, list[Call]]:
         raise UsageError(f"not a job: {type(error).__name__}: {error}") from None
     if set(template.operands) != set(call.operands):
         raise UsageError(f"{template.name} takes {list(template.operands)}, not {list(call.operands)}")
+    if len(template.terms) != len(call.outputs):
+        raise UsageError(f"{template.name} makes {len(template.terms)} values, not {len(call.outputs)}")
     return template, calls
 
 
@@ -70,10 +72,8 @@ def _template(job: Job, call: Call) -> Template:
 
     if "leaves" not in job:
         found = template(job["backend"], job["template"])
-    elif job["backend"] == "triton":
-        found = _generated(job, call)
     else:
-        raise UsageError(f"the backend {job['backend']} generates no kernels")
+        found = _generated(job, call)
     if found.identity != job["identity"]:
         raise UsageError(f"{job['template']} is another kernel in this version", hint="write the jobs again")
     return found
@@ -82,17 +82,21 @@ def _template(job: Job, call: Call) -> Template:
 def _generated(job: Job, call: Call) -> Template:
     from ..egraph.api import input as placeholder
     from ..egraph.pattern import build, parse_term
-    from .triton import generated
+    from .generated import Generator, template_of
+    from .registry import backend
 
+    maker = backend(job["backend"])
+    if not isinstance(maker, Generator):
+        raise UsageError(f"the backend {maker.name} generates no kernels")
     leaves = {
         name: placeholder(name, call.operands[name].type.shape, dtypes.check(dtype))
         for name, dtype in job["leaves"].items()
     }
-    return generated(build(parse_term(job["pattern"]), leaves, {}))
+    return template_of(maker.emitter, build(parse_term(job["pattern"]), leaves, {}))
 
 
 def _checked(call: Call) -> Call:
-    for o in (*call.operands.values(), call.output):
+    for o in (*call.operands.values(), *call.outputs):
         size = 1
         for d in o.type.shape:
             size *= _natural(d)
@@ -281,7 +285,8 @@ def _wanted(
 
 
 def _unplaced(template: Template, call: Call) -> Candidate:
-    return Candidate(template, Vertex(-1, call.output.strides), (), call)
+    made, *more = (Vertex(-1 - n, o.strides) for n, o in enumerate(call.outputs))
+    return Candidate(template, made, (), call, more=tuple(more))
 
 
 def _on_gpu(candidate: Candidate) -> bool:

@@ -1,273 +1,59 @@
-"""The Triton backend: kernels generated for regions of the e-graph (extract/regions.py), through the kernel IR."""
+"""The Triton backend: generated kernels (generated.py) as `@triton.jit` functions."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from hashlib import blake2b
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from ..egraph.dims import concrete
-from ..egraph.graph import Tensor, topological
-from ..egraph.ops import Type
-from ..egraph.view import EGraphView
-from ..extract.kernel import Call, Template, contiguous
-from ..extract.regions import Region, Regions
-from ..extract.work import graph_flops
-from .index import Axis
-from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, walk
-from .kir_split import places, split
+from ..egraph.graph import Tensor
+from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, split_axis, template_of
+from .kir import Kernel
+from .kir_split import split
 from .tiling import Shape, shape_of
-from .triton_source import COUNTERS, Launch, emit, emit_joined
-from .triton_space import Schedule, schedules, tiling_of
-
-COUNTING = f'''_counters = {{}}
-
-
-def counters(device):
-    """Counters of the programs that have stored their part of a tile: zero between kernels."""
-    if device not in _counters:
-        _counters[device] = torch.zeros({COUNTERS}, dtype=torch.int32, device=device)
-    return _counters[device]'''
-BODIES = 2  # ways to compute one value from the same others that are kept
-EMITTER = "2"  # raised when the same body and schedule give another source
-NAME = "triton"
-
-
-def spelled(term: Tensor) -> str:
-    """A term in the pattern language, its inputs as variables."""
-    if term.op == "input":
-        return str(term.attr("name"))
-    if term.op == "full" and term.type.rank == 0:
-        return repr(term.attr("value"))
-    attrs = [f"{k}={v!r}" for k, v in term.attrs]
-    name = f"{term.op}_" if term.op in ("and", "or", "not") else term.op
-    return f"{name}({', '.join([*map(spelled, term.args), *attrs])})"
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A call's kernel with its shape and the schedules that fit."""
-
-    kernel: Kernel
-    shape: Shape
-    space: tuple[Schedule, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Generated(Template):
-    """A kernel generated for one term; everything else follows from it and from how the operands lie."""
-
-    root: Tensor = field(default=None)  # type: ignore[assignment]
-    lowered: dict[Any, Lowered | None] = field(default_factory=dict)
-
-    @cached_property
-    def operands(self) -> tuple[str, ...]:
-        """The term's inputs, in order of first use."""
-        return tuple(str(t.attr("name")) for t in topological([self.root]) if t.op == "input")
-
-    @cached_property
-    def work(self) -> float:
-        """Arithmetic of the term."""
-        return graph_flops([self.root])
-
-    def lower(self, call: Call) -> Lowered | None:
-        """The kernel of a call, None where there is none."""
-        key = (
-            tuple((o.strides, o.type.dtype) for o in call.operands.values()),
-            call.output.strides,
-            call.output.type.dtype,
-        )
-        if key not in self.lowered:
-            self.lowered[key] = self._lower(call)
-        return self.lowered[key]
-
-    def _lower(self, call: Call) -> Lowered | None:
-        leaves = {t: str(t.attr("name")) for t in topological([self.root]) if t.op == "input"}
-        operands = {**call.operands, "out": call.output}
-        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in operands.items()}
-        for name in self.prep:
-            rows, cols = buffers[name].shape
-            buffers[name] = Buffer(buffers[name].dtype, (rows, cols), (1, rows))
-        try:
-            kernel = base_two(kernel_of(self.root, leaves, buffers))
-            shape = shape_of(kernel)
-            space = schedules(kernel, shape, splits=_can_split(kernel, shape))
-            if not space:
-                return None
-            found = Lowered(kernel, shape, tuple(space))
-            _launches(found, space[0], "probe")
-        except Unfusable:
-            return None
-        return found
-
-
-def launches(template: Generated, call: Call) -> list[Launch]:
-    """The kernels that a scheduled call runs, in order."""
-    found = template.lower(call)
-    assert found is not None
-    schedule = dict(call.schedule) or found.space[0]
-    key = repr((template.identity, call.operands, call.output, sorted(schedule.items())))
-    return _launches(found, schedule, f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}")
-
-
-def _launches(found: Lowered, schedule: Mapping[str, int], name: str) -> list[Launch]:
-    parts = schedule.get("split", 1)
-    if parts == 1:
-        return [emit(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
-    first, second = split(found.kernel, _split_axis(found.shape), parts)
-    shape = shape_of(first)
-    tiling = tiling_of(shape, schedule)
-    if schedule.get("join"):
-        return [emit_joined(first, second, tiling, name, found.shape)]
-    joining = shape_of(second, products=False)
-    best = schedules(second, joining, 1)[0]
-    return [
-        emit(first, tiling, f"{name}_parts", shape),
-        emit(second, tiling_of(joining, best), f"{name}_join", joining),
-    ]
-
-
-def _split_axis(shape: Shape) -> Axis:
-    """The longest outermost reduction axis."""
-    return max(shape.outer, key=lambda a: a.size)
-
-
-def _can_split(kernel: Kernel, shape: Shape) -> bool:
-    """Whether the longest reduction can be cut into parts."""
-    if not shape.outer or (axis := _split_axis(shape)).size % 2:
-        return False
-    try:
-        split(kernel, axis, 2)
-    except Unfusable:
-        return False
-    return True
-
-
-def _code(template: Generated, call: Call) -> str:
-    names = dict(call.names)
-    found = template.lower(call)
-    assert found is not None
-    parts = call.schedule.get("split", 1)
-    if parts > 1:
-        first, _ = split(found.kernel, _split_axis(found.shape), parts)
-        for name, (start, size) in places(first.buffers)[0].items():
-            names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
-        names["counters"] = f"counters({names['out']}.device)"
-    return "\n".join(launch.call(names) for launch in launches(template, call))
-
-
-def _scratch(template: Generated, call: Call) -> int:
-    found = template.lower(call)
-    parts = call.schedule.get("split", 1)
-    if found is None or parts == 1:
-        return 0
-    return places(split(found.kernel, _split_axis(found.shape), parts)[0].buffers)[1]
-
-
-def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
-    found = template.lower(call)
-    return found.space if found is not None else ()
-
-
-TRANSPOSED = "{w}.t().contiguous()"  # a weight laid out so that what one output needs is contiguous
-
-
-def generated(root: Tensor, transposed: Sequence[str] = ()) -> Generated:
-    """The template of a term over inputs; the weights `transposed` are laid out anew at load."""
-    made: list[Generated] = []
-    template = Generated(
-        name=f"triton.{_family(root)}", backend=NAME, pattern=spelled(root),
-        code=lambda call: _code(made[0], call), family=_family(root), applies=lambda call: made[0].lower(call) is not None,
-        flops=lambda call: made[0].work, scratch=lambda call: _scratch(made[0], call),
-        source=lambda call: {x.name: x.source for x in launches(made[0], call)},
-        space=lambda call: _space(made[0], call), version=EMITTER, root=root, setup=("counters",),
-        prep=dict.fromkeys(transposed, TRANSPOSED),
-    )  # fmt: skip
-    made.append(template)
-    return template
-
-
-def _family(root: Tensor) -> str:
-    ops = {t.op for t in topological([root])}
-    if ops & {"attention", "masked_attention"}:
-        return "attention"
-    if ops & {"matmul", "linear"}:
-        return "contraction"
-    return (
-        "pointwise"
-        if all(t.is_leaf or t.entry.pointwise or t.entry.kind == "view" for t in topological([root]))
-        else "reduction"
-    )
+from .triton_source import emit, emit_joined
+from .triton_space import schedules, tiling_of
 
 
 @dataclass
-class Triton:
-    """The backend: nothing but what is generated for a view."""
+class TritonEmitter:
+    """One function for each kernel; a split reduction is two, or one whose last programs join."""
 
-    name: str = NAME
-    device: str = "cuda"
-    helpers: Mapping[str, str] = field(default_factory=lambda: {"counters": COUNTING})
-    templates: tuple[Template, ...] = ()
-    known: dict[tuple[Tensor, tuple[str, ...]], Generated] = field(default_factory=dict)
+    name: str = "triton"
+    version: str = "2"
+    setup: tuple[str, ...] = ("counters",)
+    needs: tuple[str, ...] = ("torch", "triton")
 
-    def unavailable(self) -> str:
-        """Why it cannot be used here; empty when it can."""
-        for module in ("torch", "triton"):
-            if importlib.util.find_spec(module) is None:
-                return f"{module} is not installed"
-        import torch
+    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
+        """See triton_space.py."""
+        return schedules(kernel, shape, splits=splits)
 
-        return "" if torch.cuda.is_available() else "no CUDA device"
-
-    def generated(
-        self, view: EGraphView, given: frozenset[int], types: Sequence[Type]
-    ) -> Iterator[tuple[Template, int, tuple[int, ...]]]:
-        """(template, class, operands' classes) of the regions that a kernel can be generated for: of those that make one
-        value from the same others, the `BODIES` with the least arithmetic and the smallest kernels."""
-        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, tuple[int, ...]]]] = {}
-        for region in Regions(view, given):
-            operands = tuple(c for _, c in region.leaves)
-            weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank == 2]
-            call = Call(
-                {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}, _operand(types[region.cls]), {}
-            )
-            for template in self._templates(region, call, tuple(weights)):
-                lowered = template.lower(call)
-                assert lowered is not None
-                group = alike.setdefault((region.cls, frozenset(operands), bool(template.prep)), [])
-                group.append((template.work, len(lowered.kernel.exprs), template, operands))
-        for (cls, _, _), group in alike.items():
-            for _, _, template, operands in sorted(group, key=lambda g: g[:2])[:BODIES]:
-                yield template, cls, operands
-
-    def _templates(self, region: Region, call: Call, weights: tuple[str, ...]) -> Iterator[Generated]:
-        """The region's template, and that over transposed weights where a vector meets them."""
-        plain = self._template(region.term, ())
-        lowered = plain.lower(call)
-        if lowered is None:
-            return
-        yield plain
-        rights = {e.value[0] for d in lowered.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
-        turned = tuple(w for w in weights if w in rights)
-        if turned and not lowered.shape.rows and lowered.shape.kind == "contraction":
-            template = self._template(region.term, turned)
-            if template.lower(call) is not None:
-                yield template
-
-    def _template(self, term: Tensor, transposed: tuple[str, ...]) -> Generated:
-        key = term, transposed
-        if key not in self.known:
-            self.known[key] = generated(term, transposed)
-        return self.known[key]
+    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
+        """See triton_source.py."""
+        parts = schedule.get("split", 1)
+        if parts == 1:
+            return [emit(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
+        first, second = split(found.kernel, split_axis(found.shape), parts)
+        shape = shape_of(first)
+        tiling = tiling_of(shape, schedule)
+        if schedule.get("join"):
+            return [emit_joined(first, second, tiling, name, found.shape)]
+        joining = shape_of(second, products=False)
+        best = schedules(second, joining, 1)[0]
+        return [
+            emit(first, tiling, f"{name}_parts", shape),
+            emit(second, tiling_of(joining, best), f"{name}_join", joining),
+        ]
 
 
-def _operand(kind: Type) -> Any:
-    from ..extract.kernel import Operand
+def generated(root: Tensor, transposed: Sequence[str] = ()) -> Generated:
+    """Triton's template of a term over inputs; the weights `transposed` are laid out anew at load."""
+    return template_of(BACKEND.emitter, root, transposed)
 
-    return Operand(kind, contiguous(concrete(kind.shape)))
+
+class Triton(Generator):
+    """The backend."""
 
 
-BACKEND = Triton()
+BACKEND = Triton(TritonEmitter(), {"counters": COUNTING})
+
+__all__ = ["BACKEND", "Triton", "TritonEmitter", "generated", "launches"]

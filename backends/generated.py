@@ -1,0 +1,303 @@
+"""Kernels generated for regions of the e-graph (extract/regions.py) through the kernel IR: what all emitters share.
+
+A region's term becomes a template whose code, scratch memory, schedules and source follow from the term and from how its
+operands lie. An `Emitter` says how a kernel of the IR is cut into tiles and written; everything else is here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, topological
+from ..egraph.ops import Type
+from ..egraph.view import EGraphView
+from ..extract.kernel import Call, Operand, Template, contiguous
+from ..extract.regions import Region, Regions
+from ..extract.work import graph_flops
+from .index import Axis
+from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, walk
+from .kir_split import places, split
+from .tiling import Shape, shape_of
+from .triton_source import COUNTERS
+
+COUNTING = f'''_counters = {{}}
+
+
+def counters(device):
+    """Counters of the programs that have stored their part of a tile: zero between kernels."""
+    if device not in _counters:
+        _counters[device] = torch.zeros({COUNTERS}, dtype=torch.int32, device=device)
+    return _counters[device]'''
+BODIES = 2  # ways to compute one value from the same others that are kept
+Schedule = dict[str, int]
+
+
+class Launch(Protocol):
+    """One kernel call: the name that `source` defines, and the statement that launches it."""
+
+    @property
+    def name(self) -> str:
+        """What the source defines."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The definition."""
+        ...
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The statement, over the names of buffers."""
+        ...
+
+
+class Emitter(Protocol):
+    """How kernels of the IR become text. `version` is raised when the same body and schedule give another text; `setup`
+    names the helpers that every kernel needs; `needs` the modules."""
+
+    name: str
+    version: str
+    setup: tuple[str, ...]
+    needs: tuple[str, ...]
+
+    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
+        """Schedules worth measuring, the best guess first. `splits`: whether the longest reduction can be cut into parts."""
+        ...
+
+    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
+        """The kernels of a schedule, in order. Unfusable where there is no text for one."""
+        ...
+
+
+def spelled(term: Tensor) -> str:
+    """A term in the pattern language, its inputs as variables."""
+    if term.op == "input":
+        return str(term.attr("name"))
+    if term.op == "full" and term.type.rank == 0:
+        return repr(term.attr("value"))
+    attrs = [f"{k}={v!r}" for k, v in term.attrs]
+    name = f"{term.op}_" if term.op in ("and", "or", "not") else term.op
+    return f"{name}({', '.join([*map(spelled, term.args), *attrs])})"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A call's kernel with its shape and the schedules that fit."""
+
+    kernel: Kernel
+    shape: Shape
+    space: tuple[Schedule, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Generated(Template):
+    """A kernel generated for one term; everything else follows from it and from how the operands lie."""
+
+    root: Tensor = field(default=None)  # type: ignore[assignment]
+    emitter: Emitter = field(default=None)  # type: ignore[assignment]
+    lowered: dict[Any, Lowered | None] = field(default_factory=dict)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """The term's inputs, in order of first use."""
+        return tuple(str(t.attr("name")) for t in topological([self.root]) if t.op == "input")
+
+    @cached_property
+    def work(self) -> float:
+        """Arithmetic of the term."""
+        return graph_flops([self.root])
+
+    def lower(self, call: Call) -> Lowered | None:
+        """The kernel of a call, None where there is none."""
+        key = (
+            tuple((o.strides, o.type.dtype) for o in call.operands.values()),
+            call.output.strides,
+            call.output.type.dtype,
+        )
+        if key not in self.lowered:
+            self.lowered[key] = self._lower(call)
+        return self.lowered[key]
+
+    def _lower(self, call: Call) -> Lowered | None:
+        leaves = {t: str(t.attr("name")) for t in topological([self.root]) if t.op == "input"}
+        operands = {**call.operands, "out": call.output}
+        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in operands.items()}
+        for name in self.prep:
+            rows, cols = buffers[name].shape
+            buffers[name] = Buffer(buffers[name].dtype, (rows, cols), (1, rows))
+        try:
+            kernel = base_two(kernel_of(self.root, leaves, buffers))
+            shape = shape_of(kernel)
+            found = Lowered(kernel, shape, tuple(self.emitter.space(kernel, shape, _can_split(kernel, shape))))
+            if not found.space:
+                return None
+            self.emitter.launches(found, found.space[0], "probe")
+        except Unfusable:
+            return None
+        return found
+
+
+def launches(template: Generated, call: Call) -> Sequence[Launch]:
+    """The kernels that a scheduled call runs, in order."""
+    found = template.lower(call)
+    assert found is not None
+    schedule = dict(call.schedule) or found.space[0]
+    key = repr((template.identity, call.operands, call.output, sorted(schedule.items())))
+    name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
+    return template.emitter.launches(found, schedule, name)
+
+
+def split_axis(shape: Shape) -> Axis:
+    """The longest outermost reduction axis."""
+    return max(shape.outer, key=lambda a: a.size)
+
+
+def _can_split(kernel: Kernel, shape: Shape) -> bool:
+    """Whether the longest reduction can be cut into parts."""
+    if not shape.outer or (axis := split_axis(shape)).size % 2:
+        return False
+    try:
+        split(kernel, axis, 2)
+    except Unfusable:
+        return False
+    return True
+
+
+def _code(template: Generated, call: Call) -> str:
+    names = dict(call.names)
+    found = template.lower(call)
+    assert found is not None
+    parts = call.schedule.get("split", 1)
+    if parts > 1:
+        first, _ = split(found.kernel, split_axis(found.shape), parts)
+        for name, (start, size) in places(first.buffers)[0].items():
+            names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
+        names["counters"] = f"counters({names['out']}.device)"
+    return "\n".join(launch.call(names) for launch in launches(template, call))
+
+
+def _scratch(template: Generated, call: Call) -> int:
+    found = template.lower(call)
+    parts = call.schedule.get("split", 1)
+    if found is None or parts == 1:
+        return 0
+    return places(split(found.kernel, split_axis(found.shape), parts)[0].buffers)[1]
+
+
+def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
+    found = template.lower(call)
+    return found.space if found is not None else ()
+
+
+TRANSPOSED = "{w}.t().contiguous()"  # a weight laid out so that what one output needs is contiguous
+
+
+def template_of(emitter: Emitter, root: Tensor, transposed: Sequence[str] = ()) -> Generated:
+    """The template of a term over inputs; the weights `transposed` are laid out anew at load."""
+    made: list[Generated] = []
+    template = Generated(
+        name=f"{emitter.name}.{_family(root)}", backend=emitter.name, pattern=spelled(root),
+        code=lambda call: _code(made[0], call), family=_family(root), applies=lambda call: made[0].lower(call) is not None,
+        flops=lambda call: made[0].work, scratch=lambda call: _scratch(made[0], call),
+        source=lambda call: {x.name: x.source for x in launches(made[0], call)},
+        space=lambda call: _space(made[0], call), version=emitter.version, root=root, emitter=emitter,
+        setup=emitter.setup, prep=dict.fromkeys(transposed, TRANSPOSED),
+    )  # fmt: skip
+    made.append(template)
+    return template
+
+
+def _family(root: Tensor) -> str:
+    ops = {t.op for t in topological([root])}
+    if ops & {"attention", "masked_attention"}:
+        return "attention"
+    if ops & {"matmul", "linear"}:
+        return "contraction"
+    return (
+        "pointwise"
+        if all(t.is_leaf or t.entry.pointwise or t.entry.kind == "view" for t in topological([root]))
+        else "reduction"
+    )
+
+
+@dataclass
+class Generator:
+    """A backend that has nothing but what it generates for a view."""
+
+    emitter: Emitter
+    helpers: Mapping[str, str]
+    device: str = "cuda"
+    templates: tuple[Template, ...] = ()
+    known: dict[tuple[Tensor, tuple[str, ...]], Generated] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The emitter's."""
+        return self.emitter.name
+
+    def unavailable(self) -> str:
+        """Why it cannot be used here; empty when it can."""
+        for module in self.emitter.needs:
+            if not _there(module):
+                return f"{module} is not installed"
+        import torch
+
+        return "" if torch.cuda.is_available() else "no CUDA device"
+
+    def generated(
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type]
+    ) -> Iterator[tuple[Template, int, tuple[int, ...]]]:
+        """(template, class, operands' classes) of the regions that a kernel can be generated for: of those that make one
+        value from the same others, the `BODIES` with the least arithmetic and the smallest kernels."""
+        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, tuple[int, ...]]]] = {}
+        for region in Regions(view, given):
+            operands = tuple(c for _, c in region.leaves)
+            weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank == 2]
+            call = Call(
+                {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}, _operand(types[region.cls]), {}
+            )
+            for template in self._templates(region, call, tuple(weights)):
+                lowered = template.lower(call)
+                assert lowered is not None
+                group = alike.setdefault((region.cls, frozenset(operands), bool(template.prep)), [])
+                group.append((template.work, len(lowered.kernel.exprs), template, operands))
+        for (cls, _, _), group in alike.items():
+            for _, _, template, operands in sorted(group, key=lambda g: g[:2])[:BODIES]:
+                yield template, cls, operands
+
+    def _templates(self, region: Region, call: Call, weights: tuple[str, ...]) -> Iterator[Generated]:
+        """The region's template, and that over transposed weights where a vector meets them."""
+        plain = self._template(region.term, ())
+        lowered = plain.lower(call)
+        if lowered is None:
+            return
+        yield plain
+        rights = {e.value[0] for d in lowered.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
+        turned = tuple(w for w in weights if w in rights)
+        if turned and not lowered.shape.rows and lowered.shape.kind == "contraction":
+            template = self._template(region.term, turned)
+            if template.lower(call) is not None:
+                yield template
+
+    def _template(self, term: Tensor, transposed: tuple[str, ...]) -> Generated:
+        key = term, transposed
+        if key not in self.known:
+            self.known[key] = template_of(self.emitter, term, transposed)
+        return self.known[key]
+
+
+def _operand(kind: Type) -> Operand:
+    return Operand(kind, contiguous(concrete(kind.shape)))
+
+
+def _there(module: str) -> bool:
+    """Whether a module, or one inside a package, can be imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
