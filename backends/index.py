@@ -126,11 +126,12 @@ class Index:
         """Python text, axes named by a function."""
         parts = []
         for atom, c in self.terms:
-            inner = (
-                name(atom)
-                if isinstance(atom, Axis)
-                else f"({atom.index.text(name)} {'%' if atom.rest else '//'} {atom.by})"
-            )
+            if isinstance(atom, Axis):
+                inner = name(atom)
+            else:
+                inner = atom.index.text(name)
+                inner = f"({inner})" if len(atom.index.terms) > 1 or atom.index.const else inner
+                inner = f"({inner} {'%' if atom.rest else '//'} {atom.by})"
             parts.append(inner if c == 1 else f"{inner} * {c}")
         if self.const or not parts:
             parts.append(str(self.const))

@@ -20,11 +20,12 @@ from typing import Any
 
 from ..egraph import dtypes
 from ..egraph.dims import concrete
-from ..egraph.graph import Tensor, topological
+from ..egraph.graph import Tensor, make, topological
 from ..egraph.interpret import expand_all
 from .index import Axis, Index, index, linear, unravelled
 
 Strides = tuple[int, ...]
+WINDOW = "w"  # names of axes that run over the elements of a window begin so: other axes move the window
 
 
 class Unfusable(Exception):
@@ -264,7 +265,14 @@ def _simple_compare(test: Callable[[Any, Any], bool], least: bool) -> Callable[[
 def _simple_where(b: Builder, c: Expr, x: Expr, y: Expr) -> Expr | None:
     if x.kind == "bool" and x.op == y.op == "const" and x.value != y.value:
         return c if x.value else b.pointwise("not", (c,))
+    if y.op == "const" and not y.value and x.op == "load" and set(_conjuncts(c)) <= set(x.args[len(x.value[2]) :]):
+        return x  # nothing is read there, which counts as 0
     return (x if c.value else y) if c.op == "const" else x if x is y else None
+
+
+def _conjuncts(c: Expr) -> list[Expr]:
+    """The conditions that must all hold."""
+    return [c] if c.op != "and" else [*_conjuncts(c.args[0]), *_conjuncts(c.args[1])]
 
 
 def _simple_and(b: Builder, x: Expr, y: Expr) -> Expr | None:
@@ -412,13 +420,21 @@ class _Reader:
             x, tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True)), guards
         )
 
-    def fresh(self, size: int, at: Iterable[Index]) -> Axis:
+    def fresh(self, size: int, at: Iterable[Index], stem: str = "r") -> Axis:
         """An axis for a reduction: the first of its size that does not occur in the surroundings."""
         used = frozenset().union(*(i.axes for i in at))
         k = 0
-        while (axis := Axis(f"r{size}" + "_" * k, size)) in used:
+        while (axis := Axis(f"{stem}{size}" + "_" * k, size)) in used:
             k += 1
         return axis
+
+    def within(self, x: Tensor, at: tuple[Index, ...], axis: int, guards: tuple[Expr, ...], fill: float = 0.0) -> Expr:
+        """The element of a tensor at an index that may lie before or behind an axis' elements: `fill` there."""
+        b = self.b
+        inside = b.pointwise("and", (b.less(index(-1), at[axis]), b.less(at[axis], index(int(x.shape[axis])))))  # type: ignore[arg-type]
+        more = () if inside.op == "const" else tuple(g for g in _conjuncts(inside) if g not in guards)
+        value = self.value(x, at, (*guards, *more))
+        return b.pointwise("where", (inside, value, b.const(fill, value.kind)))
 
 
 Rule = Callable[[_Reader, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]
@@ -448,7 +464,10 @@ def _reduce(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ..
         return r.value(t.args[0], at, guards)
     if 0 in sizes:
         raise Unfusable("an empty reduction")
-    axis = r.fresh(math.prod(sizes), at)
+    windows, x = 0, t.args[0]
+    while x.op == "windows":
+        windows, x = windows + 1, x.args[0]
+    axis = r.fresh(math.prod(sizes), at, WINDOW if axes[0] >= t.args[0].rank - windows else "r")
     inner = list(at)
     for a, i in zip(axes, unravelled(index(axis), sizes)):
         inner[a] = i
@@ -504,11 +523,34 @@ def _concat(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ..
 
 
 def _pad(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    a, x = t.attr("axis"), t.args[0]
-    moved = at[a] - t.attr("lo")
-    inside = r.b.pointwise("and", (r.b.less(index(-1), moved), r.b.less(moved, index(int(x.shape[a])))))
-    value = r.value(x, (*at[:a], moved, *at[a + 1 :]), (*guards, *(() if inside.op == "const" else (inside,))))
-    return r.b.pointwise("where", (inside, value, r.b.const(t.attr("value"), value.kind)))
+    a = t.attr("axis")
+    return r.within(t.args[0], (*at[:a], at[a] - t.attr("lo"), *at[a + 1 :]), a, guards, t.attr("value"))
+
+
+def _windows(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    moved = at[a] * t.attr("stride") + at[-1] * t.attr("dilation")
+    return r.value(t.args[0], (*at[:a], moved, *at[a + 1 : -1]), guards)
+
+
+def _conv(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    """A sum over kernel positions and channels, channels innermost: where tiles divide the channels, one kernel position
+    serves a whole tile. A convolution of channels one by one (depthwise) is a sum over a window."""
+    x, w = t.args
+    sizes, n = concrete(w.shape), x.rank - 2
+    pads, per_out = t.attr("pads"), sizes[0] // t.attr("groups")
+    taps, inner = sizes[2:], sizes[1]
+    axis = r.fresh(math.prod(taps) * inner, at, "r" if inner > 1 else WINDOW)
+    if axis.size == 0:
+        raise Unfusable("an empty contraction")
+    *tap, c = unravelled(index(axis), (*taps, inner))
+    padded = x
+    for i, (lo, hi) in enumerate(zip(pads[:n], pads[n:]), 2):
+        padded = make("pad", (padded,), {"axis": i, "lo": lo, "hi": hi, "value": 0.0}) if lo or hi else padded
+    place = (i * s + k * d for i, s, k, d in zip(at[2:], t.attr("strides"), tap, t.attr("dilations")))
+    channel = (at[1] // per_out if per_out < sizes[0] else Index()) * inner + c
+    image, weight = r.value(padded, (at[0], channel, *place), guards), r.value(w, (at[1], c, *tap), guards)
+    return r.b.reduce("sum", axis, r.b.mul(image, weight))
 
 
 def _gather(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
@@ -529,7 +571,7 @@ def _gather(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ..
 _RULES: dict[str, Rule] = {
     "full": _full, "iota": _iota, "cast": _cast, "sum": _reduce, "max": _reduce, "min": _reduce, "prod": _reduce,
     "matmul": _matmul, "reshape": _reshape, "permute": _permute, "slice": _slice, "flip": _flip, "concat": _concat,
-    "pad": _pad, "gather": _gather,
+    "pad": _pad, "windows": _windows, "conv": _conv, "gather": _gather,
     "broadcast_to": lambda r, t, at, guards: r._operand(t.args[0], at, guards),
 }  # fmt: skip
 
@@ -537,12 +579,14 @@ _RULES: dict[str, Rule] = {
 def kernel_of(root: Tensor, operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer], out: str = "out") -> Kernel:
     """The kernel that computes a tensor from the leaves `operands` (leaf -> buffer name) into buffer `out`.
 
-    Raises Unfusable for ops that have no index expression (sorting, convolution, scatter, argmax).
+    Raises Unfusable for ops that have no index expression (sorting, scatter, argmax).
     """
     builder = Builder()
     atomic = expand_all([root])[0]
     shape = concrete(root.shape)
-    axes = tuple(Axis(f"i{n}", d) for n, d in enumerate(shape))
+    strides = buffers[out].strides
+    lying = sorted(range(len(shape)), key=lambda n: -strides[n])  # axes in the order of the result's memory
+    axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
     reader = _Reader(builder, operands, buffers)
     for leaf in topological([atomic]):
         if leaf.is_leaf and leaf not in operands:
@@ -550,9 +594,9 @@ def kernel_of(root: Tensor, operands: Mapping[Tensor, str], buffers: Mapping[str
     at = tuple(map(index, axes))
     value = reader.value(atomic, at)
     place = Index()
-    for i, stride, size in zip(at, buffers[out].strides, shape, strict=True):
+    for i, stride, size in zip(at, strides, shape, strict=True):
         place = place + i * stride if size > 1 else place
-    kernel = Kernel(tuple(a for a in axes if a.size > 1), (Store(out, place, value),), buffers, builder)
+    kernel = Kernel(tuple(a for n in lying if (a := axes[n]).size > 1), (Store(out, place, value),), buffers, builder)
     return normalized(kernel)
 
 

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from .index import Axis, index
-from .kir import Expr, Kernel, Unfusable, factors, walk
+from .kir import WINDOW, Expr, Kernel, Unfusable, factors, walk
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,15 @@ class Dot:
     batch: frozenset[Axis]
 
 
+def is_window(axis: Axis) -> bool:
+    """Whether an axis runs over the elements of a window (of a pool, a depthwise convolution)."""
+    return axis.name.startswith(WINDOW)
+
+
 def as_dot(e: Expr) -> Dot | None:
     """The two sides of a sum reduction, if its body is a product of two parts that share only batch axes and the axis.
     The side with the later parallel axis is the right one (columns)."""
-    if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float":
+    if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
         return None
     over, under = factors(e.args[0])
     if under:
@@ -65,7 +70,7 @@ def _rank(axes: Iterable[Axis]) -> tuple[bool, str]:
     return names[-1].startswith("r"), names[-1]
 
 
-SHORT = 64  # a plain product over an axis that is not longer ends another product, it is no loop around it
+SHORT = 64  # a plain product over an axis that is not longer ends another product, it is no loop around it; a window is unrolled
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,13 @@ class Shape:
 
     @cached_property
     def kind(self) -> str:
-        """pointwise | rows | contraction | attention (a product inside another one)"""
+        """pointwise | rows | windows (short ones alone) | contraction | attention (a product inside another one)"""
         if self.dots:
             nested = [e for e in self.dots if any(x in self.dots for x in walk(e.args))]
             loops = [e for e in nested if e.axis.size > SHORT or any(x.value == ("max", e.axis) for x in walk(e.args))]
             return "attention" if loops else "contraction"
+        if self.inner and all(is_window(a) and a.size <= SHORT for a in self.inner):
+            return "windows"
         return "rows" if self.inner else "pointwise"
 
     @cached_property
@@ -174,7 +181,7 @@ def _joined(kernel: Kernel) -> dict[Axis, Axis]:
     loads = {e for e in kernel.exprs if e.op == "load"}
     found: dict[Axis, Axis] = {}
     for e in kernel.reductions:
-        if e.axis in found:
+        if e.axis in found or is_window(e.axis):
             continue
         own = [x for x in walk(e.args) if x.op == "load" and e.axis in x.axes]
         for axis in reversed(kernel.axes):

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from .index import Axis, Index, index
+from .index import Axis, Division, Index, index
 from .kir import Expr, Kernel, Unfusable, below_maximum, factors, walk
-from .tiling import Dot, Shape, Tiling, padded, shape_of
+from .tiling import Dot, Shape, Tiling, is_window, padded, shape_of
 
 COUNTERS = 1 << 16  # tiles whose parts can be counted
 LARGEST = 1 << 16  # elements of a tile: beyond, the compiler takes minutes and registers spill
@@ -139,6 +139,7 @@ class _Emitter:
         self.extent = {"m": shape.m, "n": shape.n, **{a.name: a.size for a in shape.inner}}
         self.block = {"m": tiling.m, "n": tiling.n, **{a.name: tiling.k[a] for a in shape.inner}}
         self.walked = {a for a in shape.inner if tiling.k[a] < a.size}
+        self.single = {a for a in self.walked if is_window(a) and tiling.k[a] == 1}  # taken one by one, unrolled
         self.n_loop = bool(shape.joined) and tiling.n < shape.n  # columns walked, not spread over programs
         whole = {a for a in shape.inner if a not in self.walked and a not in shape.joined}
         self.top = Scope(1, set(kernel.axes) | whole)
@@ -316,18 +317,27 @@ class _Emitter:
             return dim
         return f"{axis.name}_"
 
+    def _atom(self, atom: Axis | Division) -> tuple[tuple[str, ...], str]:
+        """Dimensions and text of a part of an index."""
+        if isinstance(atom, Axis):
+            return () if atom in self.shape.batch or atom in self.single else (self.dim_of(atom),), self.axis_text(atom)
+        for axis in self.walked & atom.index.axes:
+            step, others = self.block[axis.name], atom.index - index(axis)
+            if step > 1 and atom.by % step == 0 and _multiple(others, step, self.shape.batch):
+                # no tile crosses a multiple of the divisor: its quotient is one number
+                start = Index(((Axis(f"{axis.name}_", axis.size), 1),)) + others
+                part = Index(((Division(start, atom.by, atom.rest), 1),)).text(lambda a: a.name)
+                return ((axis.name,), f"({part} + tl.arange(0, {step}))") if atom.rest else ((), part)
+        inner = self.position(atom.index, atom.index.range[1] >= WIDE)
+        text = inner.text if len(atom.index.terms) == 1 and not atom.index.const else inner.atom
+        return inner.dims, f"({text} {'%' if atom.rest else '//'} {atom.by})"
+
     def position(self, index: Index, wide: bool = False) -> Tile:
         """The tile of an index."""
         parts: dict[tuple[str, ...], list[str]] = {}
         for atom, c in index.terms:
-            axes = {atom} if isinstance(atom, Axis) else atom.index.axes
-            dims = tuple(d for d in self.order if d in {self.dim_of(a) for a in axes if a not in self.shape.batch})
-            if len(dims) > 1:
-                inner = self.position(atom.index, wide)  # type: ignore[union-attr]
-                text = f"({inner.text}) {'%' if atom.rest else '//'} {atom.by}"  # type: ignore[union-attr]
-            else:
-                text = Index(((atom, 1),)).text(self.axis_text)
-            text = f"{text}.to(tl.int64)" if wide and text.isidentifier() and dims else text
+            dims, text = self._atom(atom)
+            text = f"{text}.to(tl.int64)" if wide and (dims or atom in self.shape.batch) else text
             parts.setdefault(dims, []).append(text if c == 1 else f"{text} * {c}")
         if index.const:
             parts.setdefault((), []).append(str(index.const))
@@ -459,11 +469,15 @@ class _Emitter:
         for low, high, assumed in self.segments(ready, axis):
             inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
             with self.inside(inner):
-                self.line(f"{axis.name} = {start} + tl.arange(0, {step})")
+                if axis not in self.single:
+                    self.line(f"{axis.name} = {start} + tl.arange(0, {step})")
                 for e, kept in assumed.items():
                     inner.known[e] = self.value(kept)
             finals = self._updates(ready, axis, names, inner, None if finals else outer)
-            self.line(f"for {start} in tl.range({low}, {high}, {step}{stages}):")
+            steps = f"tl.range({low}, {high}, {step}{stages})"
+            if axis in self.single:
+                start, steps = axis.name, f"tl.static_range({axis.size})"
+            self.line(f"for {start} in {steps}:")
             outer.lines += inner.lines
         for e in ready:
             outer.known[e] = finals[e]()
@@ -581,7 +595,7 @@ class _Emitter:
     def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
         """(first position, last position, masks that change nothing there) of the loops over an axis. Where a mask makes
         every body neutral beyond a bound, the loop ends there; a causal mask is left out of all tiles but the last ones."""
-        maxima = [e for e in ready if e.value[0] == "max"]
+        maxima = [e for e in ready if e.value[0] == "max" and axis not in self.single]
         if not maxima or any(e not in maxima and rolled(e, axis) not in maxima for e in ready):
             return [("0", str(axis.size), {})]
         found = [self._rooms(e, axis) for e in maxima]
@@ -751,6 +765,11 @@ class _Emitter:
                 else text
             )
         self.line(f"tl.store({target}, {text}{f', mask={mask}' if mask else ''})")
+
+
+def _multiple(i: Index, of: int, batch: Sequence[Axis]) -> bool:
+    """Whether an index of one value in each program is a multiple of a number."""
+    return i.const % of == 0 and all(a in batch and c % of == 0 for a, c in i.terms)
 
 
 def _names(line: str, name: str) -> bool:

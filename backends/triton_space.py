@@ -81,6 +81,17 @@ def _pointwise(kernel: Kernel, shape: Shape) -> Ranked:
                 yield {"m": m, "n": n, "warps": warps, "stages": 1}, rank
 
 
+def _windows(kernel: Kernel, shape: Shape) -> Ranked:
+    """Short windows: each program holds many results and takes the windows' elements one after the other."""
+    for m, warps in product(_blocks(shape.m, (64, 128, 256, 512, 1024, 2048)), (1, 2, 4, 8)):
+        each, programs = m / (32 * warps), -(-shape.m // m)
+        if 1 <= each <= 16 or m >= shape.m:
+            idle = max(0.0, PROGRAMS / programs - 1) / 8
+            rank = abs(each - 4) / 8 + idle + abs(warps - 4) / 16
+            ones = {f"k{i}": 1 for i in range(len(shape.inner))}
+            yield {"m": m, "n": 1, "warps": warps, "stages": 1} | ones, rank
+
+
 def _rows(kernel: Kernel, shape: Shape) -> Ranked:
     length = max((a.size for a in shape.inner), default=1)
     whole = padded(length)
@@ -234,5 +245,5 @@ def _single(kernel: Kernel) -> bool:
 
 
 _KINDS: dict[str, Callable[[Kernel, Shape], Ranked]] = {
-    "pointwise": _pointwise, "rows": _rows, "contraction": _contraction, "attention": _attention,
+    "pointwise": _pointwise, "rows": _rows, "windows": _windows, "contraction": _contraction, "attention": _attention,
 }  # fmt: skip
