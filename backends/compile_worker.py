@@ -96,7 +96,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     operands = {n: bare(o) for n, o in call.operands.items()}
     operands |= {n: getattr(module, f"prepare_{n}")(operands[n]) for n in text.prepared}
     scratch = torch.empty(text.scratch, dtype=torch.uint8, device="meta")
-    module.run(*(operands[o] for o in text.operands), bare(call.output), scratch)
+    module.run(*(operands[o] for o in text.operands), *map(bare, call.outputs), scratch)
     digest, shared, registers, spills = blake2b(digest_size=16), 0, 0, 0
     for kernel, grid, scalars in _launched:
         binary = kernel.asm["cubin"]

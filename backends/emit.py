@@ -25,7 +25,7 @@ from ..egraph import dims, dtypes
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, structural_digest
 from ..egraph.ops import Type
-from ..extract.kernel import Call, Operand, Plan, Step, Template, Value, contiguous
+from ..extract.kernel import Call, Operand, Plan, Step, Template, Value, contiguous, output_names
 from . import memory
 from .views import torch_view
 
@@ -131,7 +131,8 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
         operands = {k: Operand(kind(o.type), fix(o.strides)) for k, o in c.operands.items()}
         attrs = {k: fix(v) for k, v in c.attrs.items()}
         output = Operand(kind(c.output.type), fix(c.output.strides))
-        return replace(c, operands=operands, output=output, attrs=attrs)
+        more = tuple(Operand(kind(o.type), fix(o.strides)) for o in c.more)
+        return replace(c, operands=operands, output=output, attrs=attrs, more=more)
 
     values = tuple(replace(v, type=kind(v.type), strides=fix(v.strides)) for v in plan.values)
     steps = tuple(replace(s, call=call(s.call)) for s in plan.steps)
@@ -176,7 +177,7 @@ class Emitter:
         """The whole source, and what it needs."""
         plan = self.plan
         self.root = memory.roots(plan)
-        self.makers = {s.output: s for s in plan.steps}
+        self.makers = {v: s for s in plan.steps for v in s.outputs}
         self.fresh = {v for v, s in self.makers.items() if not s.is_view and not s.template.writes_out(s.call)}
         self.fresh_outputs = self._fresh_outputs()
         self.layout = memory.layout(plan, self.fresh | self.fresh_outputs, alignment=self.alignment)
@@ -386,7 +387,7 @@ class Emitter:
             name = self._named(step.output, kind, identifier(f"v{step.output}", self.taken))
             self.each.append(f"{name} = {self._written(step, names)}")
         else:
-            names["out"] = self.ref(step.output, kind)
+            names |= dict(zip(output_names(len(step.outputs)), [self.ref(v, kind) for v in step.outputs]))
             self.each += _STATEMENTS.split(self._written(step, names))
 
     def _scratch(self, step: Step, kind: str) -> str:
@@ -406,8 +407,8 @@ class Emitter:
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
         """The call, with reshapes of buffers that stay where they are, and arrays placed in them, made once, in bind."""
         text = step.template.write(replace(step.call, names=names))
-        values = {**dict(step.inputs), "out": step.output}
-        operands = {**step.call.operands, "out": step.call.output}
+        values = {**dict(step.inputs), **dict(zip(output_names(len(step.outputs)), step.outputs))}
+        operands = step.call.places
         fixed = {
             name for o, name in names.items()
             if o != "scratch" and o not in step.template.prep and not self._dynamic(values[o]) and operands[o].dense
@@ -477,11 +478,12 @@ class Emitter:
     def _fresh_bytes(self) -> int:
         changes: dict[int, int] = {}
         for i, step in enumerate(self.plan.steps):
-            if step.output in self.fresh | self.fresh_outputs:
-                size = memory.nbytes(self.plan.values[step.output].type)
-                changes[i] = changes.get(i, 0) + size
-                after = self.layout.last.get(step.output, i) + 1
-                changes[after] = changes.get(after, 0) - size
+            for v in step.outputs:
+                if v in self.fresh | self.fresh_outputs:
+                    size = memory.nbytes(self.plan.values[v].type)
+                    changes[i] = changes.get(i, 0) + size
+                    after = self.layout.last.get(v, i) + 1
+                    changes[after] = changes.get(after, 0) - size
         level = peak = 0
         for i in sorted(changes):
             level += changes[i]

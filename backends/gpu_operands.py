@@ -6,7 +6,7 @@ roots and logarithms of is positive; weights of products are scaled so that sums
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -41,10 +41,9 @@ class Role:
     distinct: bool = False  # indices that must not meet
 
 
-def roles(root: Tensor) -> dict[str, Role]:
-    """Operand to its role in a term over params named like operands."""
-    (top,) = expand_all([root])
-    order = topological([top])
+def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
+    """Operand to its role in terms over params named like operands."""
+    order = topological(expand_all(list(roots)))
     found = {n.attr("name"): Role() for n in order if n.op == "param"}
     tempered = set(_tempered(order))
     for node in order:

@@ -14,14 +14,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..egraph import dtypes
-from ..egraph.pattern import parse_term
-from ..extract.kernel import Call
-from ..extract.meaning import meaning
+from ..egraph.ops import Type
+from ..extract.kernel import Call, parse_terms
+from ..extract.meaning import meanings
 from . import gpu_operands
 from .gpu_calibrate import calibrate
 from .gpu_device import Device, Run, device_of, facts
@@ -33,6 +33,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2
 """Relative Frobenius error above which a kernel is wrong, by the narrowest float among operands and output: some ten times
 what rounding once costs. (Whether a program is accurate enough is judged on the program.)"""
 _PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+NORMS = ("rel_fro", "max_abs", "max_rel", "max_ulp")
 QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 400.0, 20, 3
 MOST_CALLS = 200
 ENOUGH, STEADY = 7, 0.002  # samples after which a deviation below this share of the median ends the sampling
@@ -52,11 +53,15 @@ class Tried:
 
 @dataclass
 class Arguments:
-    """One set of operands, with a guarded output of its own."""
+    """One set of operands, with guarded outputs of its own: (bytes, tensor) of each."""
 
     operands: Mapping[str, Any]
-    raw: Any
-    out: Any
+    rooms: Sequence[tuple[Any, Any]]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The tensors to write into."""
+        return [out for _, out in self.rooms]
 
 
 class Bench:
@@ -64,20 +69,20 @@ class Bench:
 
     def __init__(self, device: Device, pattern: str, call: Call) -> None:
         self.device, self.call = device, call
-        self.root = meaning(parse_term(pattern), call)
-        roles = gpu_operands.roles(self.root)
+        self.roots = meanings(parse_terms(pattern), call)
+        roles = gpu_operands.roles(self.roots)
         operands = {
             n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.Role()), device.name) for n, o in call.operands.items()
         }
         self.sets = [self._set(operands)]
-        self.want = evaluate(self.root, operands)
+        self.want = [evaluate(root, operands) for root in self.roots]
         self.before = self._sums()
         self.tried: dict[int, Tried] = {}
-        floats = [o.type.dtype for o in (*call.operands.values(), call.output) if dtypes.is_float(o.type.dtype)]
+        floats = [o.type.dtype for o in (*call.operands.values(), *call.outputs) if dtypes.is_float(o.type.dtype)]
         self.tolerance = max((TOLERANCE[d] for d in floats), default=0.0)
 
     def _set(self, operands: Mapping[str, Any]) -> Arguments:
-        return Arguments(operands, *gpu_operands.room(self.call.output, self.device.name))
+        return Arguments(operands, [gpu_operands.room(o, self.device.name) for o in self.call.outputs])
 
     def _sums(self) -> Any:
         """A checksum of each operand's bytes."""
@@ -96,7 +101,8 @@ class Bench:
         scratch = torch.full((text.scratch + 2 * gpu_operands.ZONE,), gpu_operands.POISON, dtype=torch.uint8,
                              device=self.device.name)  # fmt: skip
         tried = Tried(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared}, scratch)
-        self.sets[0].raw.fill_(gpu_operands.POISON)
+        for raw, _ in self.sets[0].rooms:
+            raw.fill_(gpu_operands.POISON)
         result = self._call(tried, self.sets[0])()
         self.device.synchronize()
         accuracy = self.check(tried, result)
@@ -110,24 +116,31 @@ class Bench:
         """The kernel on one set of operands, as a call without arguments."""
         operands = {**where.operands, **{n: p(where.operands[n]) for n, p in tried.prepare.items()}}
         scratch = tried.scratch[gpu_operands.ZONE : gpu_operands.ZONE + tried.text.scratch]
-        arguments = [*(operands[n] for n in tried.text.operands), where.out, scratch]
+        arguments = [*(operands[n] for n in tried.text.operands), *where.outputs, scratch]
         return lambda: tried.run(*arguments)
 
     def check(self, tried: Tried, result: Any) -> dict[str, float]:
-        """The error norms of an answer in the first set's output (or given fresh); Wrong says what is the matter."""
-        kind = self.call.output.type
-        got = result if tried.text.fresh else self.sets[0].out
-        if tuple(got.shape) != tuple(self.want.shape) or got.dtype != torch_dtype(kind.dtype):
-            raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
-        if not bool(gpu_operands.intact(self.sets[0].raw)) or not bool(gpu_operands.intact(tried.scratch)):
+        """The error norms of an answer in the first set's outputs (or given fresh), the largest of each; Wrong says what is
+        the matter."""
+        answers = [result] if tried.text.fresh else self.sets[0].outputs
+        rooms = [raw for raw, _ in self.sets[0].rooms]
+        if not all(bool(gpu_operands.intact(raw)) for raw in (*rooms, tried.scratch)):
             raise Wrong("it writes outside its output or scratch")
         if not bool((self._sums() == self.before).all()):
             raise Wrong("it writes to its inputs")
+        kinds = [o.type for o in self.call.outputs]
+        found = [self._compared(*one) for one in zip(answers, self.want, kinds, strict=True)]
+        return {norm: max(f[norm] for f in found) for norm in NORMS}
+
+    def _compared(self, got: Any, want: Any, kind: Type) -> dict[str, float]:
+        """The error norms of one output."""
+        if tuple(got.shape) != tuple(want.shape) or got.dtype != torch_dtype(kind.dtype):
+            raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
         if not dtypes.is_float(kind.dtype):
-            if not bool((got == self.want.to(got.dtype)).all()):
+            if not bool((got == want.to(got.dtype)).all()):
                 raise Wrong("integers or bools differ")
-            return dict.fromkeys(("rel_fro", "max_abs", "max_rel", "max_ulp"), 0.0)
-        found = accuracy(got, self.want, kind.dtype)
+            return dict.fromkeys(NORMS, 0.0)
+        found = accuracy(got, want, kind.dtype)
         if not found["rel_fro"] <= self.tolerance:
             raise Wrong(f"relative error {found['rel_fro']:.3g}")
         return found
@@ -135,7 +148,7 @@ class Bench:
     # ------------------------------------------------------------ time
     def _arguments(self, calls: int) -> list[Arguments]:
         """As many sets of operands as `calls` in a row need to find nothing in cache, memory allowing."""
-        nbytes = sum(x.numel() * x.itemsize for x in (*self.sets[0].operands.values(), self.sets[0].out)) or 1
+        nbytes = sum(x.numel() * x.itemsize for x in (*self.sets[0].operands.values(), *self.sets[0].outputs)) or 1
         wanted = min(calls, -(-5 * self.device.cache_bytes // nbytes), max(1, self.device.budget_bytes // nbytes))
         while len(self.sets) < wanted:
             first = self.sets[0].operands
@@ -205,7 +218,7 @@ def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
     wrong, off, norm, largest, relative, ulp = norms.tolist()
     if wrong:
         raise Wrong("NaN or infinity in other places, or places that were not written")
-    return {"rel_fro": off / norm if norm else float(off > 0), "max_abs": largest, "max_rel": relative, "max_ulp": ulp}
+    return dict(zip(NORMS, (off / norm if norm else float(off > 0), largest, relative, ulp)))
 
 
 # ---------------------------------------------------------------- the fixed reference kernel

@@ -10,7 +10,7 @@ import importlib.util
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -19,11 +19,16 @@ from typing import Any
 
 from ..egraph.dims import concrete
 from ..egraph.ops import Type
-from ..extract.kernel import Call, Operand, Template
+from ..extract.kernel import Call, Operand, Template, output_names
 
 _PLAIN = "from __future__ import annotations\n\nimport math\nfrom math import inf, nan\n\nimport torch\n"
 _TRITON = _PLAIN + "import triton\nimport triton.language as tl\n"
-OUT = "out_"  # no name that code has of its own
+OUT = "out_"  # no name that code has of its own; further outputs are out1_, out2_
+
+
+def out_argument(name: str) -> str:
+    """The argument of `run` for an output (out, out1, …)."""
+    return f"{name}_"
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class KernelText:
     """The module's text, and how to call what it defines."""
 
     text: str
-    operands: tuple[str, ...]  # arguments of run, followed by out and scratch
+    operands: tuple[str, ...]  # arguments of run, followed by the outputs and scratch
     prepared: tuple[str, ...]  # operands that `prepare_<name>` replaces once
     fresh: bool  # whether run returns a fresh tensor instead of writing into out
     scratch: int  # bytes
@@ -57,8 +62,8 @@ def kernel_text(template: Template, call: Call) -> KernelText:
     from .registry import helper_source
 
     names = tuple(template.operands)
-    written = {**{o: o for o in names}, "out": OUT, "scratch": "scratch"}
-    named = Call(call.operands, call.output, call.attrs, written, call.schedule)
+    outputs = {o: out_argument(o) for o in output_names(len(call.outputs))}
+    named = replace(call, names={**{o: o for o in names}, **outputs, "scratch": "scratch"})
     definitions = [*helper_source((), [(template.backend, name) for name in template.setup])]
     own = dict(template.source(named)) if template.source is not None else {}
     definitions += own.values()
@@ -69,7 +74,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
     fresh = re.search(rf"\b{OUT}\b", code) is None
     body = f"return {code}" if fresh else code
     lines = "\n".join(f"    {line}" if line.strip() else "" for line in body.splitlines())
-    definitions.append(f"def run({', '.join((*names, OUT, 'scratch'))}):\n{lines}")
+    definitions.append(f"def run({', '.join((*names, *outputs.values(), 'scratch'))}):\n{lines}")
     header = _TRITON if own or any("triton" in d for d in definitions) else _PLAIN
     scratch = int(template.scratch(call)) if template.scratch is not None else 0
     text = "\n\n\n".join((header.rstrip("\n"), *definitions)) + "\n"
@@ -104,12 +109,14 @@ def operand_of_json(data: list[Any]) -> Operand:
 
 
 def call_json(call: Call) -> dict[str, Any]:
-    """A call as JSON values: operands, output, attributes, schedule."""
+    """A call as JSON values: operands, outputs, attributes, schedule."""
+    more = {"more": [operand_json(o) for o in call.more]} if call.more else {}
     return {
         "operands": {name: operand_json(o) for name, o in call.operands.items()},
         "output": operand_json(call.output),
         "attrs": {name: list(v) if isinstance(v, tuple) else v for name, v in call.attrs.items()},
         "schedule": dict(call.schedule),
+        **more,
     }
 
 
@@ -118,4 +125,5 @@ def call_of_json(data: Mapping[str, Any]) -> Call:
     return Call(
         {n: operand_of_json(o) for n, o in data["operands"].items()}, operand_of_json(data["output"]),
         {n: tuple(v) if isinstance(v, list) else v for n, v in data["attrs"].items()}, {}, dict(data["schedule"]),
+        tuple(map(operand_of_json, data.get("more", ()))),
     )  # fmt: skip

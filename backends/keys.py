@@ -18,7 +18,7 @@ EMITTER = "1"  # of emit.py: raised when it writes the same template differently
 
 def key_of(template: Template, call: Call) -> KernelKey:
     """The key: meaning and code of the kernel, attributes, shapes, dtypes, layouts, and this machine."""
-    operands = [*(call.operands[o] for o in template.operands), call.output]
+    operands = [*(call.operands[o] for o in template.operands), *call.outputs]
     machine = machine_of(template.backend)
     return KernelKey(
         kernel=template.identity,

@@ -109,7 +109,7 @@ def layout(
     the scratch memory of each step."""
     root, end = roots(plan), len(plan.steps)
     last = _last_uses(plan, root, end)
-    made = {s.output: i for i, s in enumerate(plan.steps) if not s.is_view}
+    made = {v: i for i, s in enumerate(plan.steps) if not s.is_view for v in s.outputs}
     pinned = _pinned(plan, root, last, made, end)
     buffer = {v: v for v in made if v not in outside and v not in pinned}
     alive = {v: last.get(v, i) for v, i in made.items()}
@@ -198,6 +198,8 @@ def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: 
             continue
         state, step = states[name], plan.steps[made[v]]
         reads = [u for _, u in step.inputs if root[u] == state]
+        if reads and v != step.output:  # `inplace` speaks of the first output
+            continue
         legal = plan.values[v].type == plan.values[state].type and plan.values[v].strides == plan.values[state].strides
         if legal and step.template.writes_out(step.call) and last.get(state, -1) <= made[v]:
             if all(_same_place(plan, step, u, root) for u in reads) and _all_inplace(step, state, root):

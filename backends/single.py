@@ -23,14 +23,19 @@ Bound = Callable[[], tuple[Any, ...]]
 
 
 def meaning(template: Template, call: Call) -> Tensor:
-    """The template's pattern over params named like its operands. Floats that lie in other dtypes than the pattern reasons
+    """What the template's first output is; see `meanings`."""
+    return meanings(template, call)[0]
+
+
+def meanings(template: Template, call: Call) -> list[Tensor]:
+    """The template's terms over params named like its operands. Floats that lie in other dtypes than the pattern reasons
     about (storage.py) are of the pattern's: the widest, or float32."""
     kinds = {name: call.operands[name].type for name in template.operands}
     widest = max((k.dtype for k in kinds.values() if dtypes.is_float(k.dtype)), key=dtypes.itemsize, default="float32")
 
-    def built(dtype: str) -> Tensor:
+    def built(dtype: str) -> list[Tensor]:
         leaves = {n: api.param(n, k.shape, dtype if dtypes.is_float(k.dtype) else k.dtype) for n, k in kinds.items()}
-        return build(template.term, leaves, call.attrs)
+        return [build(term, leaves, call.attrs) for term in template.terms]
 
     try:
         return built(widest)
@@ -40,18 +45,19 @@ def meaning(template: Template, call: Call) -> Tensor:
 
 def kernel_plan(template: Template, call: Call) -> Plan:
     """A plan of this one step; its operands are weights, so that a call does nothing but the kernel."""
-    root = meaning(template, call)
+    roots = meanings(template, call)
     values = [Value(i, o.type, o.strides, "weight") for i, o in enumerate(call.operands.values())]
-    made = len(values)
-    values.append(Value(made, call.output.type, call.output.strides, "kernel"))
+    made = tuple(range(len(values), len(values) + len(roots)))
+    values += [Value(v, o.type, o.strides, "kernel") for v, o in zip(made, call.outputs, strict=True)]
     weights = {i: api.param(n, o.type.shape, o.type.dtype) for i, (n, o) in enumerate(call.operands.items())}
     price = Priced(0.0, 0.0, 0.0, "bound")
-    step = Step(template, call, tuple((n, i) for i, n in enumerate(call.operands)), made, price, template.pattern)
-    return Plan(Graph.of(root, name=template.name), tuple(values), (step,), weights, (made,), {}, 0.0, 0.0)
+    inputs = tuple((n, i) for i, n in enumerate(call.operands))
+    step = Step(template, call, inputs, made[0], price, template.pattern, made[1:])
+    return Plan(Graph.of(roots, name=template.name), tuple(values), (step,), weights, made, {}, 0.0, 0.0)
 
 
 def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapping[str, Any]], Bound]:
-    """operands -> a function without arguments that runs the kernel on them and returns (output,). `device`: where a kernel
+    """operands -> a function without arguments that runs the kernel on them and returns its outputs. `device`: where a kernel
     on tensors runs ("": where its backend's do)."""
     emitted = emit_for(kernel_plan(template, call), reuse_outputs=True)
     keys = {term.attr("name"): key for key, term in emitted.weights.items()}
@@ -66,7 +72,7 @@ def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapp
 
 
 def expected(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
-    """What the kernel must compute, in float64."""
+    """What the kernel's first output must be, in float64."""
     root = meaning(template, call)
     given = {
         leaf.attr("name"): operands[leaf.attr("name")].astype(dtypes.numpy_dtype(leaf.dtype), copy=False)
@@ -95,17 +101,22 @@ def laid(array: Array, operand: Operand) -> Array:
 
 
 def run_template(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> Array:
-    """A kernel's output on operands given in any layout and float dtype, as a fresh array. `device`: as for `compiled`."""
+    """A kernel's first output; see `run_outputs`."""
+    return run_outputs(template, call, operands, device)[0]
+
+
+def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> list[Array]:
+    """A kernel's outputs on operands given in any layout and float dtype, as fresh arrays. `device`: as for `compiled`."""
     given = {
         name: np.asarray(array).astype(dtypes.numpy_dtype(call.operands[name].type.dtype), copy=False)
         for name, array in operands.items()
     }
     if backend_device(template) == "cpu":
-        found: Array = compiled(template, call)({n: laid(a, call.operands[n]) for n, a in given.items()})()[0]
-        return found.copy()
+        found = compiled(template, call)({n: laid(a, call.operands[n]) for n, a in given.items()})()
+        return [a.copy() for a in found]
     where = device or "cuda"
     placed = {n: place(tensor_of(a), call.operands[n], where) for n, a in given.items()}
-    return array_of(compiled(template, call, where)(placed)()[0]).copy()
+    return [array_of(a).copy() for a in compiled(template, call, where)(placed)()]
 
 
 def random_values(kind: Any, rng: np.random.Generator, high: int = 5) -> Array:

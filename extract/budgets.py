@@ -42,7 +42,7 @@ def memory(most: float) -> Budget:
 
 def _bytes(candidate: Candidate) -> float:
     call, scratch = candidate.call, candidate.template.scratch
-    return float(call.output.type.nbytes + (scratch(call) if scratch is not None else 0))
+    return float(sum(o.type.nbytes for o in call.outputs) + (scratch(call) if scratch is not None else 0))
 
 
 def error(most: float, known: Uses) -> Budget:

@@ -30,12 +30,29 @@ ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
 
 class Numbered(NamedTuple):
     """A hypergraph in numbers: its vertices, what each candidate makes, which it needs (in rising order, without those
-    that are given), and the roots."""
+    that are given), and the roots. Several outputs of one candidate are a bundle, numbered after the vertices."""
 
     vertices: dict[Vertex, int]
     made: list[int]
     needs: list[tuple[int, ...]]
     roots: list[int]
+    bundles: list[tuple[int, ...]]  # the vertices of each
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return len(self.vertices) + len(self.bundles)
+
+    @property
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """(vertex, bundle that it is in)."""
+        for number, bundle in enumerate(self.bundles, len(self.vertices)):
+            yield from ((v, number) for v in bundle)
+
+    def outputs(self, candidate: int) -> tuple[int, ...]:
+        """The vertices that a candidate makes."""
+        made = self.made[candidate] - len(self.vertices)
+        return self.bundles[made] if made >= 0 else (self.made[candidate],)
 
 
 @dataclass
@@ -59,7 +76,8 @@ class Hypergraph:
         numbers: dict[Vertex, int] = {}
         known = numbers.get
         unneeded = {Vertex(c, s) for c, s in self.given.items()}
-        made, needs = [], []
+        outputs: list[tuple[int, ...]] = []
+        needs = []
         for candidate in self.candidates:
             kids = set()
             for _, vertex in candidate.inputs:
@@ -70,8 +88,12 @@ class Hypergraph:
                     number = numbers[vertex] = len(numbers)
                 kids.add(number)
             needs.append(tuple(sorted(kids)))
-            made.append(numbers.setdefault(candidate.output, len(numbers)))
-        return Numbered(numbers, made, needs, [numbers.setdefault(r, len(numbers)) for r in dict.fromkeys(self.roots)])
+            outputs.append(tuple([numbers.setdefault(v, len(numbers)) for v in candidate.outputs]))
+        roots = [numbers.setdefault(r, len(numbers)) for r in dict.fromkeys(self.roots)]
+        bundles = dict.fromkeys([o for o in outputs if len(o) > 1])
+        place = {bundle: len(numbers) + n for n, bundle in enumerate(bundles)}
+        made = [o[0] if len(o) == 1 else place[o] for o in outputs]
+        return Numbered(numbers, made, needs, roots, list(bundles))
 
     @cached_property
     def alike(self) -> list[int]:
@@ -109,12 +131,14 @@ def candidates(
 
 
 class _Match(NamedTuple):
-    """A template found at a class: the classes of its operands, the values of its attribute variables."""
+    """A template found at a class: the classes of its operands, the values of its attribute variables; `more` are the
+    classes of further outputs."""
 
     template: Template
     cls: int
     operands: tuple[int, ...]
     attrs: tuple[tuple[str, Any], ...]
+    more: tuple[int, ...] = ()
 
 
 class _Form(NamedTuple):
@@ -170,7 +194,9 @@ class _Builder:
         own, kernels over those: until nothing is new."""
         matches = [m for t in self.kernels for m in self._matches(t)]
         for generated in self.generators:
-            matches += [_Match(t, c, o, ()) for t, c, o in generated(self.view, frozenset(self.given), self.types)]
+            for template, made, operands in generated(self.view, frozenset(self.given), self.types):
+                first, *more = (made,) if isinstance(made, int) else made
+                matches.append(_Match(template, first, operands, (), tuple(more)))
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
             for c in match.operands:
@@ -192,7 +218,8 @@ class _Builder:
         found = [*views, *copies, *(c for i in sorted(kernels) for c in kernels[i])]
         roots = [Vertex(c, contiguous(self.shapes[c])) for c in self.view.roots]
         kept = _reachable(Hypergraph(self.view, found, self.given, roots))
-        stats = {"vertices": len({c.output for c in kept}), "candidates": len(kept), "matches": len(matches)}
+        vertices = {v for c in kept for v in c.outputs}
+        stats = {"vertices": len(vertices), "candidates": len(kept), "matches": len(matches)}
         return Hypergraph(self.view, kept, self.given, roots, stats, self.types)
 
     def _is_new(self, made: Vertex) -> bool:
@@ -299,13 +326,15 @@ class _Builder:
     def _bound(self, match: _Match) -> list[Candidate]:
         """The match over the layouts that its operands can have. Repeated layers ask the same many times: matches whose
         operands are alike share one answer."""
-        template, cls, operands, attrs = match
+        template, cls, operands, attrs, others = match
         row_major = self._row_major(cls)
-        key = (id(template), attrs, self._place(row_major)[0], *[self._kind(c) for c in operands])
+        more = tuple([self._row_major(c) for c in others])
+        places = tuple([self._place(v)[0] for v in (row_major, *more)])
+        key = (id(template), attrs, places, *[self._kind(c) for c in operands])
         forms = self._forms.get(key)
         if forms is None:
             forms = self._forms[key] = list(self._find_forms(match))
-        if not forms or cls in operands:
+        if not forms or cls in operands or not {*others}.isdisjoint(operands):
             return []
         options = [self._inputs_of(o, c) for o, c in zip(template.operands, operands)]
         return [
@@ -315,6 +344,7 @@ class _Builder:
                 tuple([o[i] for o, i in zip(options, picks)]),
                 call,
                 weights,
+                more,
             )
             for picks, call, made, weights in forms
         ]
@@ -332,7 +362,7 @@ class _Builder:
         return self._vertices_of(cls)[0]
 
     def _find_forms(self, match: _Match) -> Iterator[_Form]:
-        template, cls, operands, attrs = match
+        template, cls, operands, attrs, more = match
         if any(not self._weight[c] for o, c in zip(template.operands, operands) if o in template.prep):
             return
         options = [self._vertices_of(c) for c in operands]
@@ -344,7 +374,8 @@ class _Builder:
             for operand, vertices in zip(template.operands, options)
         ]
         for picks in islice(_combinations(allowed), MAX_COMBINATIONS):
-            call = self._call(template, attrs, [o[i] for o, i in zip(options, picks)], self._row_major(cls))
+            outputs = [self._row_major(c) for c in (cls, *more)]
+            call = self._call(template, attrs, [o[i] for o, i in zip(options, picks)], outputs)
             if call is not None:
                 yield _Form(picks, call, None if template.layout is None else call.output.strides, weights)
 
@@ -359,16 +390,21 @@ class _Builder:
             found = self._places[vertex] = (number, operand.dense)
         return found
 
-    def _call(self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], out: Vertex) -> Call | None:
+    def _call(
+        self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
+    ) -> Call | None:
         """The call of a template on operands that lie so, or None where it does not apply. Equal calls are one object."""
-        key = (id(template), tuple(self._place(v)[0] for v in chosen), self._place(out)[0], attrs)
+        places = [tuple(self._place(v)[0] for v in vertices) for vertices in (chosen, outputs)]
+        key = (id(template), *places, attrs)
         if key not in self._calls:
-            call = Call({o: self.operand(v) for o, v in zip(template.operands, chosen)}, self.operand(out), dict(attrs))
+            first, *more = map(self.operand, outputs)
+            operands = {o: self.operand(v) for o, v in zip(template.operands, chosen)}
+            call = Call(operands, first, dict(attrs), more=tuple(more))
             if template.applies is not None and not template.applies(call):
                 self._calls[key] = None
             else:
                 if template.layout is not None:
-                    strides = _normal(template.layout(call), self.shapes[out.cls])
+                    strides = _normal(template.layout(call), self.shapes[outputs[0].cls])
                     call = replace(call, output=Operand(call.output.type, strides))
                 self._calls[key] = call
         return self._calls[key]
@@ -392,8 +428,8 @@ def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
 
 def _reachable(graph: Hypergraph) -> list[Candidate]:
     """Candidates that some root may use, and whose inputs can all be made."""
-    made, needs = graph.numbered.made, graph.numbered.needs
-    size = len(graph.numbered.vertices)
+    numbered, needs = graph.numbered, graph.numbered.needs
+    size, count = len(numbered.vertices), len(needs)
     waiting: list[list[int]] = [[] for _ in range(size)]
     makers: list[list[int]] = [[] for _ in range(size)]
     for i, kids in enumerate(needs):
@@ -403,14 +439,16 @@ def _reachable(graph: Hypergraph) -> list[Candidate]:
     ready = [i for i, n in enumerate(missing) if not n]
     while ready:
         i = ready.pop()
-        v = made[i]
-        if not makers[v]:
-            for j in waiting[v]:
-                missing[j] -= 1
-                if not missing[j]:
-                    ready.append(j)
-        makers[v].append(i)
-    wanted, seen, keep = list(graph.numbered.roots), bytearray(size), bytearray(len(made))
+        for v in numbered.outputs(i):
+            if not makers[v]:
+                for j in waiting[v]:
+                    missing[j] -= 1
+                    if not missing[j]:
+                        ready.append(j)
+            makers[v].append(i)
+    wanted, seen, keep = list(numbered.roots), bytearray(size), bytearray(count)
+    for v in wanted:
+        seen[v] = 1
     while wanted:
         for i in makers[wanted.pop()]:
             keep[i] = 1
@@ -418,4 +456,6 @@ def _reachable(graph: Hypergraph) -> list[Candidate]:
                 if not seen[v]:
                     seen[v] = 1
                     wanted.append(v)
+    for i in range(count):  # a kernel of which only some outputs may be read does in vain what a smaller one leaves out
+        keep[i] = keep[i] and all(seen[v] for v in numbered.outputs(i))
     return [c for c, kept in zip(graph.candidates, keep) if kept]

@@ -54,8 +54,25 @@ class Call:
     attrs: Mapping[str, Any]
     names: Mapping[str, str] = field(default_factory=dict)  # operand (and "out", "scratch") -> expression in the source
     schedule: Mapping[str, int] = field(default_factory=dict)  # tiles and options of a generated kernel
+    more: tuple[Operand, ...] = ()  # outputs beyond the first, "out1", "out2" in the source
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """All outputs, in the order of the template's terms."""
+        return (self.output, *self.more)
+
+    @property
+    def places(self) -> dict[str, Operand]:
+        """Operands and outputs by the names that code has for them."""
+        return {**self.operands, **dict(zip(output_names(len(self.outputs)), self.outputs))}
 
 
+def output_names(count: int) -> tuple[str, ...]:
+    """What code calls a kernel's outputs: out, out1, out2, …"""
+    return ("out", *(f"out{n}" for n in range(1, count)))
+
+
+SEPARATOR = ";"  # between the terms of a pattern, one for each output
 Code = str | Callable[[Call], str]
 
 
@@ -63,7 +80,8 @@ Code = str | Callable[[Call], str]
 class Template:
     """One kernel of one backend.
 
-    `pattern` (rule language) is its meaning; its tensor variables are the operands. `code` is the call: a format string
+    `pattern` (rule language) is its meaning; its tensor variables are the operands. A kernel with several outputs has a term
+    for each, separated by semicolons; its code writes into `out`, `out1`, … `code` is the call: a format string
     over operand names, attribute names and `out`, or a function of a `Call` returning the text. Code that mentions
     `{out}` writes into a given buffer; other code is an expression whose value is a fresh array that aliases nothing.
     `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load, whose
@@ -98,9 +116,14 @@ class Template:
     version: str = "1"
 
     @cached_property
+    def terms(self) -> tuple[Term, ...]:
+        """The parsed pattern: what each output is."""
+        return parse_terms(self.pattern)
+
+    @property
     def term(self) -> Term:
-        """The parsed pattern."""
-        return parse_term(self.pattern)
+        """What the first output is."""
+        return self.terms[0]
 
     @cached_property
     def guards(self) -> tuple[Attr, ...]:
@@ -110,7 +133,7 @@ class Template:
     @cached_property
     def operands(self) -> tuple[str, ...]:
         """Tensor variables, in order of first use."""
-        return tuple(variables(self.term))
+        return tuple(dict.fromkeys(v for term in self.terms for v in variables(term)))
 
     @cached_property
     def identity(self) -> str:
@@ -132,8 +155,14 @@ class Template:
         """Whether the code writes into a given buffer (else it returns a fresh array)."""
         if isinstance(self.code, str):
             return "{out}" in self.code
-        names = {**{o: o for o in self.operands}, "scratch": "scratch", "out": "__OUT__"}
+        outputs = dict.fromkeys(output_names(len(call.outputs)), "__OUT__")
+        names = {**{o: o for o in self.operands}, "scratch": "scratch", **outputs}
         return "__OUT__" in self.code(replace(call, names=names))
+
+
+def parse_terms(pattern: str) -> tuple[Term, ...]:
+    """The terms of a pattern text, one for each output; RuleError says what is wrong."""
+    return tuple(map(parse_term, pattern.split(SEPARATOR)))
 
 
 def _source(code: Code) -> str:
@@ -173,7 +202,7 @@ class Vertex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A template at a place: reads `inputs` (operand -> vertex), makes `output`. Weight operands need no vertex of their
+    """A template at a place: reads `inputs` (operand -> vertex), makes `output` and, with several, `more`. Weight operands need no vertex of their
     own to be made: they are there from load on. Views (no work, an alias of their one input) have family "view"."""
 
     template: Template
@@ -181,6 +210,12 @@ class Candidate:
     inputs: tuple[tuple[str, Vertex], ...]
     call: Call
     weights: frozenset[str] = frozenset()  # operands that are weight-only
+    more: tuple[Vertex, ...] = ()  # outputs beyond the first
+
+    @property
+    def outputs(self) -> tuple[Vertex, ...]:
+        """All that it makes."""
+        return (self.output, *self.more)
 
     @property
     def is_view(self) -> bool:
@@ -229,7 +264,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call or view: `inputs` maps the template's operands to value ids."""
+    """One kernel call or view: `inputs` maps the template's operands to value ids; `more` are outputs beyond the first."""
 
     template: Template
     call: Call
@@ -237,6 +272,12 @@ class Step:
     output: int
     cost: Priced
     doc: str = ""  # the term it computes, for readers of the source
+    more: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Ids of all values that it makes."""
+        return (self.output, *self.more)
 
     @property
     def is_view(self) -> bool:
@@ -272,7 +313,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>%{s.output}</td><td>{escape(s.template.name)}({', '.join(f'{o}=%{i}' for o, i in s.inputs)})</td>"
+            f"<tr><td>{', '.join(f'%{v}' for v in s.outputs)}</td><td>{escape(s.template.name)}({', '.join(f'{o}=%{i}' for o, i in s.inputs)})</td>"
             f"<td>{escape(str(self.values[s.output].type))}</td>"
             f"<td>{'view' if s.is_view else f'{s.cost.us:.2f} µs, {escape(s.cost.source)}'}</td></tr>"
             for s in self.steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..egraph import dtypes
@@ -23,14 +23,20 @@ def meaning(term: Term, call: Call, leaf: Callable[..., Tensor] = param) -> Tens
     Where operands lie in memory in other floats than the term computes in (storage.py), all floats are alike: they are
     carried in one dtype, and casts between them are none. ShapeError where the operands do not fit.
     """
+    return meanings((term,), call, leaf)[0]
+
+
+def meanings(terms: Sequence[Term], call: Call, leaf: Callable[..., Tensor] = param) -> list[Tensor]:
+    """`meaning` for each output of a kernel, over the same leaves."""
     types = {name: o.type for name, o in call.operands.items()}
     try:
-        return build(term, _leaves(types, leaf), call.attrs)
+        return [build(term, _leaves(types, leaf), call.attrs) for term in terms]
     except ShapeError:
         if not any(dtypes.is_float(t.dtype) for t in types.values()):
             raise
     carried = {name: Type(t.shape, _carried(t.dtype)) for name, t in types.items()}
-    return build(_alike(term), _leaves(carried, leaf), {name: _carried(value) for name, value in call.attrs.items()})
+    attrs = {name: _carried(value) for name, value in call.attrs.items()}
+    return [build(_alike(term), _leaves(carried, leaf), attrs) for term in terms]
 
 
 def _leaves(types: Mapping[str, Type], leaf: Callable[..., Tensor]) -> dict[str, Tensor]:

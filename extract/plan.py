@@ -54,13 +54,14 @@ class _Builder:
     def _step(self, index: int) -> Step:
         candidate = self.choice.hypergraph.candidates[index]
         inputs = tuple((operand, self._read(v)) for operand, v in candidate.inputs)
-        kind = candidate.call.output.type
         origin, base = ("view", inputs[0][1]) if candidate.is_view else ("kernel", -1)
-        made = self._add(Value(-1, kind, candidate.output.strides, origin, base=base))
-        self.ids[candidate.output] = made
+        made = []
+        for vertex, operand in zip(candidate.outputs, candidate.call.outputs, strict=True):
+            made.append(self._add(Value(-1, operand.type, vertex.strides, origin, base=base)))
+            self.ids.setdefault(vertex, made[-1])  # what another kernel has made already is not read from here
         price = self.choice.prices[index]
         call = replace(candidate.call, schedule=dict(price.schedule)) if price.schedule else candidate.call
-        return Step(candidate.template, call, inputs, made, price, candidate.template.pattern)
+        return Step(candidate.template, call, inputs, made[0], price, candidate.template.pattern, tuple(made[1:]))
 
     def _read(self, vertex: Vertex) -> int:
         found = self.ids.get(vertex)

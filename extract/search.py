@@ -58,7 +58,8 @@ class Choice:
 
 
 class Rows:
-    """The hypergraph as a plain extraction problem: one class per vertex; of candidates that make the same vertex from
+    """The hypergraph as a plain extraction problem: one class per vertex, and one per bundle that kernels with several
+    outputs make, from which each of its vertices is read at no cost; of candidates that make the same vertex from
     the same vertices only the cheapest is kept, or where there are budgets, those that none beats in all; `every`:
     the cheapest of each template."""
 
@@ -66,7 +67,7 @@ class Rows:
         self, hypergraph: Hypergraph, cost: Sequence[float], budgets: Sequence[Budget] = (), *, every: bool = False
     ) -> None:
         numbered, alike = hypergraph.numbered, hypergraph.alike
-        self.vertices, self.roots = numbered.vertices, numbered.roots
+        self.vertices, self.bundles, self.roots = numbered.vertices, numbered.bundles, numbered.roots
         best = [-1] * (max(alike, default=-1) + 1)
         for i, (group, price) in enumerate(zip(alike, cost)):
             if price < math.inf and (best[group] < 0 or price < cost[best[group]]):
@@ -90,8 +91,11 @@ class Rows:
             if hypergraph.given.get(root.cls) == root.strides:
                 nodes.append((number, (), 0.0))
                 self.candidate.append(-1)
+        for vertex, bundle in numbered.parts:  # what a kernel with several outputs has made is there for each reader
+            nodes.append((vertex, (bundle,), 0.0))
+            self.candidate.append(-1)
         limits = [budget.limit(use, self.candidate) for budget, use in zip(budgets, uses)]
-        self.problem = Problem.build(nodes, self.roots, n_classes=len(self.vertices), limits=limits)
+        self.problem = Problem.build(nodes, self.roots, n_classes=numbered.size, limits=limits)
 
     def ordered(self, extraction: Extraction) -> list[int]:
         """The chosen candidates, inputs before users."""
@@ -215,12 +219,14 @@ def _lacking(
     makers: dict[Vertex, list[int]] = {}
     for i, c in enumerate(hypergraph.candidates):
         if open_[i]:
-            makers.setdefault(c.output, []).append(i)
+            for v in c.outputs:
+                makers.setdefault(v, []).append(i)
     wanted: list[int] = []
     for i in chosen:
         if open_[i]:
-            rivals = sorted(makers[hypergraph.candidates[i].output], key=lambda j: prices[j].low)
-            wanted += [i, *rivals[:RIVALS]]
+            wanted.append(i)
+            for v in hypergraph.candidates[i].outputs:
+                wanted += sorted(makers[v], key=lambda j: prices[j].low)[:RIVALS]
     unique: dict[Token, int] = {}
     for i in wanted:
         unique.setdefault(_token(hypergraph.candidates[i]), i)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
 from .kernel import Call, Template
-from .meaning import meaning
+from .meaning import meanings
 
 
 def node_flops(node: Tensor) -> float:
@@ -35,25 +36,26 @@ def graph_flops(roots: list[Tensor]) -> float:
 
 
 def call_work(template: Template, call: Call) -> tuple[float, float]:
-    """(flops, bytes) of one call: every operand read once and the output written once; a gather reads what it picks."""
+    """(flops, bytes) of one call: every operand read once and each output written once; a gather reads what it picks."""
     if template.family == "copy":
         return 0.0, 2.0 * call.output.type.nbytes
     read = {o: float(call.operands[o].type.nbytes) for o in template.operands}
+    written = sum(o.type.nbytes for o in call.outputs)
     if template.flops is not None and "gather" not in template.pattern:
-        return template.flops(call), sum(read.values()) + call.output.type.nbytes
-    root = meaning(template.term, call, placeholder)
-    for name, picked in _picked(root).items():
+        return template.flops(call), sum(read.values()) + written
+    roots = meanings(template.terms, call, placeholder)
+    for name, picked in _picked(roots).items():
         itemsize = call.operands[name].type.nbytes // max(1, prod(concrete(call.operands[name].type.shape)))
         read[name] = min(read[name], float(picked * itemsize))
-    flops = template.flops(call) if template.flops is not None else graph_flops([root])
-    return flops, sum(read.values()) + call.output.type.nbytes
+    flops = template.flops(call) if template.flops is not None else graph_flops(roots)
+    return flops, sum(read.values()) + written
 
 
-def _picked(root: Tensor) -> dict[str, int]:
+def _picked(roots: Sequence[Tensor]) -> dict[str, int]:
     """Elements read of the inputs that are only gathered from."""
     picked: dict[str, int] = {}
     other: set[str] = set()
-    for node in topological([root]):
+    for node in topological(roots):
         for i, a in enumerate(node.args):
             if a.op != "input":
                 continue

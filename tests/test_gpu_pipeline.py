@@ -46,7 +46,7 @@ def rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "unavailable", lambda self: "")
     monkeypatch.setattr(gpu_facts, "hardware", lambda: "rehearsal")
     monkeypatch.setattr(accept, "Program", partial(Program, device="cpu"))
-    monkeypatch.setattr(diagnose, "run_template", partial(single.run_template, device="cpu"))
+    monkeypatch.setattr(diagnose, "run_outputs", partial(single.run_outputs, device="cpu"))
 
 
 def block(dtype: str) -> tuple[Graph, dict[str, np.ndarray]]:

@@ -142,7 +142,7 @@ def faithful(view: EGraphView) -> Bools:
 def as_it_came(view: EGraphView) -> Callable[[Candidate], bool]:
     """Whether a candidate computes a value of the graph as it came, from such values."""
     known = faithful(view).tolist()
-    return lambda c: known[c.output.cls] and all(known[v.cls] for _, v in c.inputs)
+    return lambda c: all(known[v.cls] for v in c.outputs) and all(known[v.cls] for _, v in c.inputs)
 
 
 def rewritten_most(choice: Choice) -> str | None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .backends.emission import device_of
-from .backends.single import meaning as kernel_meaning
-from .backends.single import run_template
+from .backends.single import meanings as kernel_meanings
+from .backends.single import run_outputs
 from .egraph import dtypes
 from .egraph.graph import Graph, Tensor, make
 from .egraph.interpret import evaluate
@@ -73,7 +73,8 @@ def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
             leaf = make(value.origin, (), {"name": value.name, "shape": value.type.shape, "dtype": value.type.dtype})
             values[value.id] = _carried(leaf, stored)
     for step in plan.steps:
-        values[step.output] = _carried(step_meaning(step, values), stored)
+        for made, said in zip(step.outputs, step_meanings(step, values), strict=True):
+            values[made] = _carried(said, stored)
     return [values[i] for i in (*plan.outputs, *plan.updates.values())], values
 
 
@@ -82,14 +83,14 @@ def _carried(value: Tensor, stored: bool) -> Tensor:
     return make("cast", (value,), {"dtype": "float32"}) if stored and value.dtype in NARROW else value
 
 
-def step_meaning(step: Step, values: Mapping[int, Tensor]) -> Tensor:
-    """The expression of one step over its inputs' expressions."""
+def step_meanings(step: Step, values: Mapping[int, Tensor]) -> list[Tensor]:
+    """The expressions of one step's outputs over its inputs' expressions."""
     operands = {o: values[i] for o, i in step.inputs}
     if isinstance(step.template.term, Var):
-        return operands[step.template.term.name]
+        return [operands[step.template.term.name]]
     if step.is_view:  # a view's pattern names its op; the attributes are the call's
-        return make(step.template.name.rpartition(".")[2], [values[i] for _, i in step.inputs], dict(step.call.attrs))
-    return build(step.template.term, operands, step.call.attrs)
+        return [make(step.template.name.rpartition(".")[2], [values[i] for _, i in step.inputs], dict(step.call.attrs))]
+    return [build(term, operands, step.call.attrs) for term in step.template.terms]
 
 
 def diagnose(graph: Graph, plan: Plan, seed: int = 0) -> Diagnosis:
@@ -158,22 +159,29 @@ def _distinct(plan: Plan) -> list[Step]:
 
 
 def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
-    """(error of the kernel alone against float64, what is fair: the interpreter's in the same dtypes, and some ulp).
+    """(error of the kernel alone against float64, what is fair: the interpreter's in the same dtypes, and some ulp), of the
+    output where the one is the largest multiple of the other.
 
     Relative Frobenius error for floats, infinite where NaN or infinities are misplaced; the share of wrong places for
     integers and bools.
     """
-    call, root = step.call, kernel_meaning(step.template, step.call)
-    leaves = Graph.of(root).leaves("param")
-    operands = sample_inputs(leaves, rng, index_bounds(Graph.of(root)))
+    call, roots = step.call, kernel_meanings(step.template, step.call)
+    graph = Graph.of(roots)
+    operands = sample_inputs(graph.leaves("param"), rng, index_bounds(graph))
     with np.errstate(all="ignore"):
         operands = {n: _stored(a, call.operands[n].type.dtype) for n, a in operands.items()}
-        exact = evaluate([root], {}, params=operands, float64=True)[0]
-        own = _stored(evaluate([root], {}, params=operands)[0], call.output.type.dtype)
-        found = run_template(step.template, call, operands)
-    if not dtypes.is_float(root.dtype):
+        exact = evaluate(roots, {}, params=operands, float64=True)
+        own = evaluate(roots, {}, params=operands)
+        found = run_outputs(step.template, call, operands)
+    kinds = [o.type.dtype for o in call.outputs]
+    errors = [_error(f, e, _stored(o, k), k) for f, e, o, k in zip(found, exact, own, kinds, strict=True)]
+    return max(errors, key=lambda pair: pair[0] / pair[1])
+
+
+def _error(found: Array, exact: Array, own: Array, dtype: str) -> tuple[float, float]:
+    if not dtypes.is_float(dtype):
         return float(np.mean(found != own)) if found.size else 0.0, 0.01
-    fair = allowed_error("fast", relative_error(own, exact), call.output.type.dtype)
+    fair = allowed_error("fast", relative_error(own, exact), dtype)
     return float("inf") if misplaced(found, exact, own) else relative_error(found, exact), fair
 
 

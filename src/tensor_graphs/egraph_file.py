@@ -50,6 +50,8 @@ from .models.native import attrs_from_json, attrs_to_json, load_graph, save_grap
 KEY = "tensor_graphs"
 VERSION = 1
 GIVEN = "given"  # the node of a value that needs no kernel
+PART = "part"  # the node that takes one value out of those that a kernel makes together
+JOINED = " + "  # between the values that a kernel makes together, in the name of their class
 SOURCES = ("measured", "predicted", "bound")
 _MEMBERS = {
     "version": int,
@@ -71,9 +73,11 @@ def write(path: str | Path, explorer: Explorer) -> None:
     problem = replace(
         rows.problem,
         node_ids=tuple(f"k{i}" for i in range(rows.problem.n_nodes)),
-        class_ids=tuple(place(hypergraph.view, v) for v in rows.vertices),
+        class_ids=(*(place(hypergraph.view, v) for v in rows.vertices), *_bundles(hypergraph.view, rows)),
     )
     names = [GIVEN if i < 0 else spelled(hypergraph.view, hypergraph.candidates[i]) for i in rows.candidate]
+    parts = len(list(hypergraph.numbered.parts))
+    names[len(names) - parts :] = [PART] * parts
     sources = {f"k{n}": prices[i].source for n, i in enumerate(rows.candidate) if i >= 0}
     model = model_path(path)
     save_graph(_with_leaves(explorer), model)
@@ -83,6 +87,16 @@ def write(path: str | Path, explorer: Explorer) -> None:
         **_view_to_json(hypergraph.view), "sources": sources,
     }  # fmt: skip
     write_egraph(path, problem, ops=names, extra={KEY: record})
+
+
+def made_by(view: EGraphView, candidate: Candidate) -> str:
+    """The class that a candidate is in: its value's place, or those of all that it makes together."""
+    return JOINED.join(place(view, v) for v in candidate.outputs)
+
+
+def _bundles(view: EGraphView, rows: Rows) -> list[str]:
+    vertices = list(rows.vertices)
+    return [JOINED.join(place(view, vertices[v]) for v in bundle) for bundle in rows.bundles]
 
 
 def model_path(path: Path) -> Path:
@@ -191,11 +205,11 @@ class EGraphFile:
 
     def _choice(self, record: Mapping[str, Any], view: EGraphView, found: Extraction) -> Choice:
         hypergraph = candidates(view, _backends(record["backends"], str(self.path)), view_strides)
-        number = {(place(view, c.output), spelled(view, c)): i for i, c in enumerate(hypergraph.candidates)}
+        number = {(made_by(view, c), spelled(view, c)): i for i, c in enumerate(hypergraph.candidates)}
         prices = [Priced(math.inf, math.inf, math.inf, "bound")] * len(hypergraph.candidates)
         chosen = []
         for node in reachable(self.problem, found.choice):
-            if self.ops[node] == GIVEN:
+            if self.ops[node] in (GIVEN, PART):
                 continue
             where = f"{self.path}: node {self.problem.node_name(node)}"
             index = number.get((self.problem.class_name(int(self.problem.cls[node])), self.ops[node]))

@@ -65,7 +65,8 @@ class Explorer:
         chosen = set(self.choice.chosen)
         found: dict[int, list[tuple[Candidate, Priced, bool]]] = {}
         for i, c in enumerate(self.choice.hypergraph.candidates):
-            found.setdefault(c.output.cls, []).append((c, self.choice.prices[i], i in chosen))
+            for v in c.outputs:
+                found.setdefault(v.cls, []).append((c, self.choice.prices[i], i in chosen))
         for rows in found.values():
             rows.sort(key=lambda r: (not r[2], r[1].us))
         return found
@@ -89,7 +90,7 @@ class Explorer:
     @cached_property
     def order(self) -> list[int]:
         """Classes in the order of the pages: the roots, those that the plan makes from the outputs down, the others."""
-        made = [self.choice.hypergraph.candidates[i].output.cls for i in reversed(self.choice.chosen)]
+        made = [v.cls for i in reversed(self.choice.chosen) for v in self.choice.hypergraph.candidates[i].outputs]
         reads = [v.cls for i in reversed(self.choice.chosen) for _, v in self.choice.hypergraph.candidates[i].inputs]
         rest = [c for c in range(self.view.n_classes) if len(self.view.nodes_of(c))]
         return list(dict.fromkeys([*self.view.roots, *made, *reads, *rest]))
@@ -153,8 +154,8 @@ class Explorer:
             else:
                 cost, share = _cost(p), f'<span class="bar" style="width:{60 * p.us / total:.0f}px"></span>'
             rows.append(
-                f"<tr><td>{self._link(c.output.cls)}</td><td>{self._call(c)}</td>"
-                f'<td class="muted">{escape(str(self.view.types[c.output.cls]))}</td><td class="right">{cost}</td><td>{share}</td></tr>'
+                f"<tr><td>{', '.join(self._link(v.cls) for v in c.outputs)}</td><td>{self._call(c)}</td>"
+                f'<td class="muted">{escape(", ".join(str(self.view.types[v.cls]) for v in c.outputs))}</td><td class="right">{cost}</td><td>{share}</td></tr>'
             )
         return f"<h4>Chosen kernels, in order</h4>{_folded_rows(rows, 40)}"
 
@@ -199,13 +200,16 @@ class Explorer:
 
     def _computes(self, candidate: Candidate, node: int) -> bool:
         """Whether an e-node may be the root of what a kernel's pattern matched: same op, same operands where bare."""
-        term, kids = candidate.template.term, self.view.kids(node).tolist()
+        kids = self.view.kids(node).tolist()
         reads = {o: v.cls for o, v in candidate.inputs}
         if candidate.is_view:
             return self.view.op[node] == candidate.template.name.rpartition(".")[2] and kids[0] in reads.values()
-        if not isinstance(term, Call) or self.view.op[node] != term.op:
-            return False
-        return all(not isinstance(a, Var) or reads.get(a.name) == k for a, k in zip(term.args, kids))
+        made = zip(candidate.outputs, candidate.template.terms, strict=True)
+        return any(
+            isinstance(term, Call) and vertex.cls == self.view.cls[node] and self.view.op[node] == term.op
+            and all(not isinstance(a, Var) or reads.get(a.name) == k for a, k in zip(term.args, kids))
+            for vertex, term in made
+        )  # fmt: skip
 
     def _node(self, node: int, chosen: bool) -> str:
         leaf = self.view.tensors.get(node)

@@ -46,9 +46,14 @@ def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:
     makers: dict[object, list[int]] = {}
     for i, c in enumerate(candidates):
         if not c.is_view and prices[i].source not in ("measured", "failed"):
-            makers.setdefault(c.output, []).append(i)
+            for v in c.outputs:
+                makers.setdefault(v, []).append(i)
     for found in [choice, *alternatives(choice, plans)]:
         for i in found.chosen:
-            rivals = sorted(makers.get(candidates[i].output, ()), key=lambda j: prices[j].low)
+            rivals = [
+                j
+                for v in candidates[i].outputs
+                for j in sorted(makers.get(v, ()), key=lambda j: prices[j].low)[:RIVALS]
+            ]
             wanted = [i] if prices[i].source not in ("measured", "failed") and not candidates[i].is_view else []
-            yield from (candidates[j] for j in dict.fromkeys([*wanted, *rivals[:RIVALS]]))
+            yield from (candidates[j] for j in dict.fromkeys([*wanted, *rivals]))

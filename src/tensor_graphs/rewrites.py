@@ -85,7 +85,9 @@ def chosen_terms(choice: Choice) -> list[Tensor]:
 
     for i in choice.chosen:
         c = choice.hypergraph.candidates[i]
-        made[c.output] = build(c.template.term, {o: read(v) for o, v in c.inputs}, dict(c.call.attrs))
+        operands = {o: read(v) for o, v in c.inputs}
+        for vertex, term in zip(c.outputs, c.template.terms, strict=True):
+            made[vertex] = build(term, operands, dict(c.call.attrs))
     return [read(v) for v in choice.hypergraph.roots]
 
 
