@@ -117,6 +117,8 @@ SELECTION = table("selection", "algebra", [
       for name, term in (("sum", "relu(x) + relu(y)"), ("product", "relu(x) * relu(y)"), ("matmul", "relu(x) @ relu(y)"),
                          ("mean", "avg_pool(relu(x), kernel=k, strides=s, pads=p, dilations=d)"),
                          ("conv", "conv(relu(x), relu(w), strides=s, pads=p, dilations=d, groups=g)"))),
+    *(Rule(f"relu-of-{name}", f"relu({name}(x))", f"{name}(x)", growth="collects", exact=True,
+           doc="what is never negative is not changed by the rectifier") for name in ("sigmoid", "exp", "abs")),
     Rule("relu-doubled", "relu(x) + relu(x)", "relu(x + x)", growth="collects", exact=True, doc="twice a rectified value"),
     Rule("relu-relu", "relu(relu(x))", "relu(x)", growth="collects", exact=True, doc="rectified once is enough"),
     Rule("relu-as-where", "where(lt(0.0, x), x, full(value=0.0, shape=s, dtype=d))", "relu(x)",

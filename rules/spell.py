@@ -1,28 +1,39 @@
 """Terms said so that rules can see into them, before a proof.
 
-A constant array is said by what it is made of: equal numbers, zeros around a smaller array, repeats, a unit matrix; bit for
-bit the same. A mean over windows is said as the convolution that it is, by a unit matrix in every place of the window over
+What is made of constants alone is worked out first: a mean of a unit kernel, products of unit matrices. A constant array is
+said by what it is made of: equal numbers, zeros around a smaller array, repeats, a unit matrix, times a number. A mean over windows is said as the convolution that it is, by a unit matrix in every place of the window over
 the number of places: then the laws of convolutions are its laws, also where rules make new ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from ..egraph import api
 from ..egraph.dims import Shape
-from ..egraph.dtypes import name_of
-from ..egraph.graph import Tensor, constant, make, rebuild
+from ..egraph.dtypes import is_float, name_of, numpy_dtype
+from ..egraph.graph import Tensor, constant, make, rebuild, topological
+from ..egraph.interpret import evaluate
 
 Array = np.ndarray[Any, Any]
 LARGEST = 1 << 16  # elements of arrays that are looked into
+CLOSED = ("constant", "full", "iota")
+DENOMINATOR = 1 << 20  # of a worked-out number, which is taken for the fraction next to it
 
 
 def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
     """The roots with every constant said by ops as far as possible, and means over windows said as convolutions."""
+    closed: set[int] = set()
+
+    def worked_out(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+        if node.op not in CLOSED and not (args and all(id(a) in closed for a in node.args)):
+            return None
+        closed.add(id(node))
+        return None if node.op in CLOSED else _worked_out(node)
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         if node.op == "constant":
@@ -31,7 +42,21 @@ def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
             return mean_as_conv(args[0], dict(node.attrs))
         return None
 
-    return rebuild(roots, change)
+    return rebuild(rebuild(roots, worked_out), change)
+
+
+def _worked_out(node: Tensor) -> Tensor | None:
+    """A node of constants alone, said by its value; None where nothing is known of that."""
+    if not is_float(node.dtype) or not all(isinstance(d, int) for d in node.shape):
+        return None
+    (value,) = evaluate([node], {}, float64=True)
+    if not 0 < value.size <= LARGEST or not np.isfinite(value).all():
+        return None
+    numbers, at = np.unique(value, return_inverse=True)
+    near = [float(Fraction(float(v)).limit_denominator(DENOMINATOR)) for v in numbers]
+    exact = [n if abs(n - v) <= 1e-12 * abs(v) else v for n, v in zip(near, numbers)]
+    found = _expression(np.asarray(exact)[at].reshape(value.shape) + 0.0, node.dtype)
+    return None if any(n.op == "constant" for n in topological([found])) else found
 
 
 def mean_as_conv(x: Tensor, attrs: Mapping[str, Any]) -> Tensor:
@@ -52,12 +77,12 @@ def said(data: Any) -> Tensor | None:
     """An expression for an array of at most `LARGEST` floats; None where nothing is known of it."""
     if not isinstance(data, np.ndarray) or not 0 < data.size <= LARGEST or data.dtype.kind in "iub":
         return None
-    found = _expression(data)
+    found = _expression(data, name_of(data.dtype))
     return None if found.op == "constant" else found
 
 
-def _expression(x: Array) -> Tensor:
-    dtype, number = name_of(x.dtype), x.flat[0]
+def _expression(x: Array, dtype: str) -> Tensor:
+    number = x.flat[0]
     if x.shape[:2] == (1, 1) and number == 1 and _same(x, np.ones_like(x)):  # what a unit matrix is at size one
         return unit(x.shape, dtype)
     if _same(x, np.full_like(x, number)):
@@ -66,16 +91,18 @@ def _expression(x: Array) -> Tensor:
         zero = [_same(part, np.zeros_like(part)) for part in np.moveaxis(x, axis, 0)]
         lo, hi = zero.index(False), zero[::-1].index(False)
         if lo and hi:  # one-sided zeros are as well the corner of something else
-            inner = _expression(x.take(range(lo, size - hi), axis))
+            inner = _expression(x.take(range(lo, size - hi), axis), dtype)
             return make("pad", (inner,), {"axis": axis, "lo": lo, "hi": hi, "value": 0.0})
     if x.ndim > 1:
         diagonal = np.eye(*x.shape[:2], dtype=x.dtype).reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
         if _same(x, np.broadcast_to(diagonal, x.shape)):
             return unit(x.shape, dtype)
+        if number and _same(x, np.broadcast_to(diagonal * number, x.shape)):
+            return make("mul", (unit(x.shape, dtype), api.full((1,) * x.ndim, float(number), dtype)))
     for axis, size in enumerate(x.shape):
         if size > 1 and _same(x, np.broadcast_to(x.take([0], axis), x.shape)):
-            return make("broadcast_to", (_expression(x.take([0], axis)),), {"shape": x.shape})
-    return constant(x)
+            return make("broadcast_to", (_expression(x.take([0], axis), dtype),), {"shape": x.shape})
+    return constant(x.astype(numpy_dtype(dtype)))
 
 
 def _same(a: Array, b: Array) -> bool:
