@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ..egraph import dtypes
@@ -321,11 +321,13 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Store:
-    """One result: `value` at each point of `axes` goes to position `at` of a buffer."""
+    """One result: `value` at each point of the kernel's axes where all `guards` hold goes to position `at` of a buffer. What
+    does not depend on an axis is the same along it."""
 
     buffer: str
     at: Index
     value: Expr
+    guards: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -340,7 +342,7 @@ class Kernel:
     @cached_property
     def exprs(self) -> list[Expr]:
         """All expressions, operands first."""
-        return walk(s.value for s in self.stores)
+        return walk(e for s in self.stores for e in (s.value, *s.guards))
 
     @cached_property
     def reductions(self) -> list[Expr]:
@@ -367,7 +369,10 @@ class Kernel:
                 lines.append(f"  {names[e]} = {text}")
             else:
                 names[e] = text
-        return "\n".join([*lines, *(f"  {s.buffer}[{s.at!r}] = {names[s.value]}" for s in self.stores)])
+        for s in self.stores:
+            guard = f" if {' and '.join(names[g] for g in s.guards)}" if s.guards else ""
+            lines.append(f"  {s.buffer}[{s.at!r}] = {names[s.value]}{guard}")
+        return "\n".join(lines)
 
 
 def _listing(e: Expr, names: Mapping[Expr, str]) -> str:
@@ -576,28 +581,76 @@ _RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-def kernel_of(root: Tensor, operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer], out: str = "out") -> Kernel:
-    """The kernel that computes a tensor from the leaves `operands` (leaf -> buffer name) into buffer `out`.
+def kernel_of(
+    root: Tensor | Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer], out: str = "out"
+) -> Kernel:
+    """The kernel that computes a tensor from the leaves `operands` (leaf -> buffer name) into buffer `out`; of several
+    tensors, the others into `out1`, `out2`, ….
 
-    Raises Unfusable for ops that have no index expression (sorting, scatter, argmax).
+    Several are computed over the axes of the largest one: each has as many elements, or is one value along some of its
+    axes; or all are slices of one tensor, which then is computed once. Raises Unfusable for others, and for ops that have
+    no index expression (sorting, scatter, argmax).
     """
     builder = Builder()
-    atomic = expand_all([root])[0]
-    shape = concrete(root.shape)
-    strides = buffers[out].strides
-    lying = sorted(range(len(shape)), key=lambda n: -strides[n])  # axes in the order of the result's memory
-    axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
-    reader = _Reader(builder, operands, buffers)
-    for leaf in topological([atomic]):
+    roots = [root] if isinstance(root, Tensor) else list(root)
+    atomic = expand_all(roots)
+    for leaf in topological(atomic):
         if leaf.is_leaf and leaf not in operands:
             raise Unfusable(f"{leaf!r} is no operand")
+    sliced = sliced_alike(atomic)
+    space, first = (
+        atomic[0].args[0] if sliced else max(atomic, key=lambda t: math.prod(concrete(t.shape))),
+        buffers[out],
+    )
+    shape = concrete(space.shape)
+    largest = first if sliced else buffers[out if space is atomic[0] else f"out{atomic.index(space)}"]
+    lying = sorted(range(len(shape)), key=lambda n: -largest.strides[n])  # axes in the order of the result's memory
+    axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
     at = tuple(map(index, axes))
-    value = reader.value(atomic, at)
-    place = Index()
-    for i, stride, size in zip(at, strides, shape, strict=True):
-        place = place + i * stride if size > 1 else place
-    kernel = Kernel(tuple(a for n in lying if (a := axes[n]).size > 1), (Store(out, place, value),), buffers, builder)
+    reader = _Reader(builder, operands, buffers)
+    stores = []
+    for n, t in enumerate(atomic):
+        name = f"out{n}" if n else out
+        if sliced:
+            here, guards = _within_slice(builder, t, at)
+            value = reader.value(space, at)
+        else:
+            here, guards = _along(t, at, shape), ()
+            value = reader.value(t, here)
+        place = Index()
+        for i, stride, size in zip(here, buffers[name].strides, concrete(t.shape), strict=True):
+            place = place + i * stride if size > 1 else place
+        stores.append(Store(name, place, value, guards))
+    kernel = Kernel(tuple(a for n in lying if (a := axes[n]).size > 1), tuple(stores), buffers, builder)
     return normalized(kernel)
+
+
+def sliced_alike(roots: Sequence[Tensor]) -> bool:
+    """Whether several tensors are slices of one without gaps inside, along one axis, none of which overlap."""
+    if len(roots) < 2 or any(t.op != "slice" or t.attr("step") != 1 for t in roots):
+        return False
+    if len({(t.args[0], t.attr("axis")) for t in roots}) > 1:
+        return False
+    ranges = sorted((t.attr("start"), t.attr("start") + t.shape[t.attr("axis")]) for t in roots)
+    return all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:]))
+
+
+def _within_slice(b: Builder, t: Tensor, at: tuple[Index, ...]) -> tuple[tuple[Index, ...], tuple[Expr, ...]]:
+    """The index in a slice of an element of the whole, and the conditions that it is there."""
+    a, start = t.attr("axis"), t.attr("start")
+    stop = start + int(t.shape[a])  # type: ignore[arg-type]
+    guards = b.less(index(start - 1), at[a]), b.less(at[a], index(stop))
+    return (*at[:a], at[a] - start, *at[a + 1 :]), tuple(g for g in guards if g.op != "const")
+
+
+def _along(t: Tensor, at: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
+    """The index in a result of an element of the largest one."""
+    own = concrete(t.shape)
+    if math.prod(own) == math.prod(shape):
+        return unravelled(linear(at, shape), own)
+    if len(own) == len(shape) and all(d in (1, whole) for d, whole in zip(own, shape)):
+        return tuple(Index() if d == 1 else i for d, i in zip(own, at))
+    raise Unfusable(f"results of {shape} and {own} elements")
 
 
 # ---------------------------------------------------------------- axes in normal form
@@ -615,8 +668,10 @@ def _indices(kernel: Kernel) -> Iterator[Index]:
 
 
 def _with_axes(kernel: Kernel, axes: tuple[Axis, ...], change: Mapping[Axis, Index]) -> Kernel:
-    values = kernel.builder.substituted([s.value for s in kernel.stores], change)
-    stores = tuple(Store(s.buffer, s.at.replaced(change), v) for s, v in zip(kernel.stores, values))
+    moved = partial(kernel.builder.substituted, change=change)
+    stores = tuple(
+        Store(s.buffer, s.at.replaced(change), moved([s.value])[0], tuple(moved(s.guards))) for s in kernel.stores
+    )
     return replace(kernel, axes=axes, stores=stores)
 
 
@@ -701,3 +756,38 @@ def _scaled(b: Builder, e: Expr) -> Expr:
     if e.op == "where":
         return b.pointwise("where", (e.args[0], _scaled(b, e.args[1]), _scaled(b, e.args[2])))
     return b.mul(e, b.const(LOG2E))
+
+
+# ---------------------------------------------------------------- scales that leave a loop
+def scaled_early(kernel: Kernel) -> Kernel:
+    """Factors of a product that no loop around it moves join that side of it that stays as well: queries are multiplied by
+    their norm and the softmax's scale once, not the scores of every tile (DEFER the other way round).
+
+    A number alone stays where it is if the side is plain memory: scaling that would cost a rounding and save one product.
+    """
+    b, held = kernel.builder, set(kernel.axes)
+
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op != "mul":
+            return None
+        over, under = factors(b.make("mul", args))
+        for d in over:
+            around = d.axes - held
+            if d.op != "reduce" or d.value[0] != "sum" or d.kind != "float" or not around:
+                continue
+            sides, below = factors(d.args[0])
+            still = [f for f in sides if not f.axes & around]
+            moved = [f for f in over if f is not d and not f.axes & around]
+            lowered = [f for f in under if not f.axes & around]
+            plain = all(f.op == "load" or (f.op == "cast" and f.args[0].op == "load") for f in still)
+            if below or not still or len(still) == len(sides) or not [*moved, *lowered]:
+                continue
+            if plain and all(f.op == "const" for f in (*moved, *lowered)):
+                continue
+            side = b.product([*still, *moved], lowered)
+            body = b.mul(side, b.product([f for f in sides if f not in still], []))
+            rest = [f for f in over if f is not d and f not in moved], [f for f in under if f not in lowered]
+            return b.product([b.make("reduce", (body,), d.value, d.kind), *rest[0]], rest[1])
+        return None
+
+    return kernel.with_values(b.rebuilt([s.value for s in kernel.stores], change))

@@ -26,8 +26,10 @@ def run(kernel: Kernel, memory: Mapping[str, Array]) -> None:
         for e in kernel.exprs:
             values.known[e] = values.value(e)
         for store in kernel.stores:
-            place, value = np.broadcast_arrays(values.position(store.at), values.known[store.value])
-            memory[store.buffer][place] = value
+            guards = [values.known[g] for g in store.guards]
+            place, value, *there = np.broadcast_arrays(values.position(store.at), values.known[store.value], *guards)
+            kept = np.logical_and.reduce(there) if there else ...
+            memory[store.buffer][place[kept]] = value[kept]
 
 
 class _Values:

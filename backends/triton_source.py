@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from .index import Axis, Division, Index, index
-from .kir import Expr, Kernel, Unfusable, below_maximum, factors, walk
+from .kir import Expr, Kernel, Store, Unfusable, below_maximum, factors, walk
 from .tiling import Dot, Shape, Tiling, is_window, padded, shape_of
 
 COUNTERS = 1 << 16  # tiles whose parts can be counted
@@ -158,6 +158,9 @@ class _Emitter:
         for e in kernel.exprs:
             for a in e.args:
                 self.uses[a] = self.uses.get(a, 0) + 1
+        if len(kernel.stores) > 1:  # what is stored may be used as well, and is held
+            for s in kernel.stores:
+                self.uses[s.value] = self.uses.get(s.value, 0) + 2
 
     # ------------------------------------------------------------ text
     def line(self, text: str, scope: Scope | None = None) -> None:
@@ -226,9 +229,8 @@ class _Emitter:
             return found
         if e.op == "const":
             return self.constant(e)
-        if e.op == "load" and e.axes & self.joined.keys():  # a row that is whole in a tile is loaded once
-            column = {r: index(self.shape.joined[r]) for r in self.joined}
-            return self.value(self.kernel.builder.substituted([e], column)[0])
+        if e.axes & self.joined.keys() and (column := self.in_columns(e)) is not None:
+            return self.value(column)
         home, here = self.home(e), self.scope
         with self.inside(home):
             tile = self._made(e)
@@ -237,6 +239,16 @@ class _Emitter:
                 tile = self.named(tile)
             home.known[e] = tile
         return tile
+
+    def in_columns(self, e: Expr) -> Expr | None:
+        """The value over the columns that a reduction runs over, where it is there: a row that is whole in a tile is loaded
+        once, and what is stored of it is computed once."""
+        several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
+        if e.op != "load" and not (several and all(x.op != "reduce" for x in walk([e]))):
+            return None
+        column = {r: index(self.shape.joined[r]) for r in self.joined}
+        moved = self.kernel.builder.substituted([e], column)[0]
+        return moved if e.op == "load" or moved in self.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:
         if tile.text.isidentifier():
@@ -642,8 +654,7 @@ class _Emitter:
             for e in self.kernel.exprs:
                 if e.op == "load" and e.axes <= self.top.bound and all(a.op != "load" for a in e.args):
                     self.value(e)
-        for store in self.kernel.stores:
-            self._store(store.buffer, store.at, store.value)
+        self._stores(self.kernel.stores)
         body = [*head.lines, *self.top.lines]
         names = [*self.kernel.buffers]
         if last is not None:
@@ -662,8 +673,7 @@ class _Emitter:
         whole = [a for a in self.shape.inner if a not in self.walked]
         for a in whole:
             self.line(f"{a.name} = tl.arange(0, {self.block[a.name]})")
-        for store in self.kernel.stores:
-            self._store(store.buffer, store.at, store.value)
+        self._stores(self.kernel.stores)
         tile = f"program % {programs // parts}" if programs > parts else "0"
         return [
             "    tl.debug_barrier()",
@@ -680,8 +690,13 @@ class _Emitter:
         if tiles_m * tiles_n * batch > 1:
             self.line("program = tl.program_id(0)")
         tile = "program"
+        if self.longest_last() and tiles_m * tiles_n > 1:
+            self.line(f"tile = {tiles_m * tiles_n - 1} - program // {batch}")
+            tile = "tile"
         if batch > 1:
-            if tiles_m * tiles_n > 1:
+            if tile == "tile":
+                self.line(f"batch = program % {batch}")
+            elif tiles_m * tiles_n > 1:
                 self.line(f"batch = program // {tiles_m * tiles_n}")
                 self.line(f"tile = program % {tiles_m * tiles_n}")
                 tile = "tile"
@@ -718,6 +733,16 @@ class _Emitter:
             if a not in self.walked and a not in self.joined:
                 self.line(f"{a.name} = tl.arange(0, {self.block[a.name]})")
 
+    def longest_last(self) -> bool:
+        """Whether later rows have more to do, under a causal mask: their programs begin first, so that none is alone at the
+        end."""
+        if any(a.name == "part" for a in self.shape.batch):
+            return False
+        rooms = [
+            r for e in self.kernel.reductions if e.value[0] == "max" and e.axis in self.walked for r in self._rooms(e, e.axis)
+        ]  # fmt: skip
+        return any(r.side == -1 and r.rest.coefficient(a) > 0 for r in rooms for a in self.shape.rows)
+
     def _group(self, dim: str, group: tuple[Axis, ...]) -> None:
         step = 1
         for a in reversed(group):
@@ -726,30 +751,37 @@ class _Emitter:
                 self.line(f"{a.name}_ = {text}" if a is group[0] else f"{a.name}_ = {text} % {a.size}")
             step *= a.size
 
-    def _store(self, buffer: str, at: Index, value: Expr) -> None:
-        if self.n_loop and value.axes & set(self.shape.cols):
-            for e in walk([value]):  # all reductions first: the loop over columns only reads them
-                if e.op == "reduce" and e.axes <= self.top.bound and self.lookup(e) is None:
-                    self.value(e)
-            inner = Scope(2, self.top.bound | set(self.shape.cols), outside=self.top)
-            with self.inside(inner):
-                self.line(f"n = n_ + tl.arange(0, {self.block['n']})")
-                self._group("n", self.shape.cols)
-                self._written(buffer, at, value)
-            self.line(
-                f"for n_ in tl.range(0, {self.shape.n}, {self.block['n']}, num_stages={self.tiling.stages}):", self.top
-            )
-            self.top.lines += inner.lines
-        else:
-            self._written(buffer, at, value)
+    def _stores(self, stores: Sequence[Store]) -> None:
+        """All results; those along columns that are walked in one loop."""
+        walked = [s for s in stores if self.n_loop and s.value.axes & set(self.shape.cols)]
+        for store in stores:
+            if store not in walked:
+                self._store(store)
+        if not walked:
+            return
+        for e in walk(s.value for s in walked):  # all reductions first: the loop over columns only reads them
+            if e.op == "reduce" and e.axes <= self.top.bound and self.lookup(e) is None:
+                self.value(e)
+        inner = Scope(2, self.top.bound | set(self.shape.cols), outside=self.top)
+        with self.inside(inner):
+            self.line(f"n = n_ + tl.arange(0, {self.block['n']})")
+            self._group("n", self.shape.cols)
+            for store in walked:
+                self._store(store)
+        self.line(
+            f"for n_ in tl.range(0, {self.shape.n}, {self.block['n']}, num_stages={self.tiling.stages}):", self.top
+        )
+        self.top.lines += inner.lines
 
-    def _written(self, buffer: str, at: Index, value: Expr) -> None:
+    def _store(self, store: Store) -> None:
+        buffer, at, value = store.buffer, store.at, store.value
         tile = self.value(value) if value.op == "load" or value.kind != "float" else self.floated(value)
         spot = self.kernel.buffers[buffer]
         where = self.position(at, at.range[1] >= WIDE)
-        dims = self.union([where, tile])
+        guards = [self.value(g) for g in store.guards]
+        dims = self.union([where, tile, *guards])
         target = f"{buffer} + {self.spread(where, dims)}" if where.text != "0" else buffer
-        mask = self.mask(dims, dims)
+        mask = self.mask(dims, dims, guards)
         extra = [d for d in tile.dims if d not in where.dims]
         if extra:
             raise Unfusable("a result with more axes than its place")
