@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 from ..egraph import dtypes
@@ -632,13 +633,13 @@ def sliced_alike(roots: Sequence[Tensor]) -> bool:
     if len({(t.args[0], t.attr("axis")) for t in roots}) > 1:
         return False
     ranges = sorted((t.attr("start"), t.attr("start") + t.shape[t.attr("axis")]) for t in roots)
-    return all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:]))
+    return all(a[1] <= b[0] for a, b in pairwise(ranges))
 
 
 def _within_slice(b: Builder, t: Tensor, at: tuple[Index, ...]) -> tuple[tuple[Index, ...], tuple[Expr, ...]]:
     """The index in a slice of an element of the whole, and the conditions that it is there."""
     a, start = t.attr("axis"), t.attr("start")
-    stop = start + int(t.shape[a])  # type: ignore[arg-type]
+    stop = start + int(t.shape[a])
     guards = b.less(index(start - 1), at[a]), b.less(at[a], index(stop))
     return (*at[:a], at[a] - start, *at[a + 1 :]), tuple(g for g in guards if g.op != "const")
 
