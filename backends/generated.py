@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -20,8 +20,9 @@ from ..egraph.view import EGraphView
 from ..extract.kernel import Call, Operand, Template, contiguous
 from ..extract.regions import Region, Regions
 from ..extract.work import graph_flops
+from .images import channels_last, filters, laid_out, prepared
 from .index import Axis
-from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, walk
+from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, scaled_early, walk
 from .kir_split import places, split
 from .tiling import Shape, shape_of
 from .triton_source import COUNTERS
@@ -128,10 +129,9 @@ class Generated(Template):
         operands = {**call.operands, "out": call.output}
         buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in operands.items()}
         for name in self.prep:
-            rows, cols = buffers[name].shape
-            buffers[name] = Buffer(buffers[name].dtype, (rows, cols), (1, rows))
+            buffers[name] = laid_out(buffers[name], call)
         try:
-            kernel = base_two(kernel_of(self.root, leaves, buffers))
+            kernel = scaled_early(base_two(kernel_of(self.root, leaves, buffers)))
             shape = shape_of(kernel)
             found = Lowered(kernel, shape, tuple(self.emitter.space(kernel, shape, _can_split(kernel, shape))))
             if not found.space:
@@ -194,19 +194,23 @@ def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
     return found.space if found is not None else ()
 
 
-TRANSPOSED = "{w}.t().contiguous()"  # a weight laid out so that what one output needs is contiguous
-
-
-def template_of(emitter: Emitter, root: Tensor, transposed: Sequence[str] = ()) -> Generated:
-    """The template of a term over inputs; the weights `transposed` are laid out anew at load."""
+def template_of(emitter: Emitter, root: Tensor, transposed: Sequence[str] = (), last: bool = False) -> Generated:
+    """The template of a term over inputs; the weights `transposed` are laid out anew at load; `last`: the result is written
+    with channels innermost."""
     made: list[Generated] = []
+    family = _family(root)
+
+    def applies(call: Call) -> bool:
+        written = Operand(call.output.type, channels_last(call)) if last else call.output
+        return made[0].lower(replace(call, output=written)) is not None
+
     template = Generated(
-        name=f"{emitter.name}.{_family(root)}", backend=emitter.name, pattern=spelled(root),
-        code=lambda call: _code(made[0], call), family=_family(root), applies=lambda call: made[0].lower(call) is not None,
+        name=f"{emitter.name}.{family}{'_last' if last else ''}", backend=emitter.name, pattern=spelled(root),
+        code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].work, scratch=lambda call: _scratch(made[0], call),
         source=lambda call: {x.name: x.source for x in launches(made[0], call)},
         space=lambda call: _space(made[0], call), version=emitter.version, root=root, emitter=emitter,
-        setup=emitter.setup, prep=dict.fromkeys(transposed, TRANSPOSED),
+        setup=emitter.setup, prep={name: prepared(name) for name in transposed},
     )  # fmt: skip
     made.append(template)
     return template
@@ -216,6 +220,8 @@ def _family(root: Tensor) -> str:
     ops = {t.op for t in topological([root])}
     if ops & {"attention", "masked_attention"}:
         return "attention"
+    if "conv" in ops:
+        return "conv"
     if ops & {"matmul", "linear"}:
         return "contraction"
     return (
@@ -233,7 +239,7 @@ class Generator:
     helpers: Mapping[str, str]
     device: str = "cuda"
     templates: tuple[Template, ...] = ()
-    known: dict[tuple[Tensor, tuple[str, ...]], Generated] = field(default_factory=dict)
+    known: dict[tuple[Tensor, tuple[str, ...], bool], Generated] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -255,39 +261,47 @@ class Generator:
         """(template, class, operands' classes) of the regions that a kernel can be generated for: of those that make one
         value from the same others, the `BODIES` with the least arithmetic and the smallest kernels."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, tuple[int, ...]]]] = {}
+        images = "conv" in view.op
         for region in Regions(view, given):
             operands = tuple(c for _, c in region.leaves)
-            weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank == 2]
+            weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
             call = Call(
                 {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}, _operand(types[region.cls]), {}
             )
-            for template in self._templates(region, call, tuple(weights)):
+            for template in self._templates(region, call, tuple(weights), images):
                 lowered = template.lower(call)
                 assert lowered is not None
-                group = alike.setdefault((region.cls, frozenset(operands), bool(template.prep)), [])
+                layouts = bool(template.prep), template.layout is not None
+                group = alike.setdefault((region.cls, frozenset(operands), *layouts), [])
                 group.append((template.work, len(lowered.kernel.exprs), template, operands))
-        for (cls, _, _), group in alike.items():
+        for (cls, *_), group in alike.items():
             for _, _, template, operands in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield template, cls, operands
 
-    def _templates(self, region: Region, call: Call, weights: tuple[str, ...]) -> Iterator[Generated]:
-        """The region's template, and that over transposed weights where a vector meets them."""
-        plain = self._template(region.term, ())
+    def _templates(self, region: Region, call: Call, weights: tuple[str, ...], images: bool) -> Iterator[Generated]:
+        """The region's template; that over transposed weights where a vector meets them; filters are always laid out for
+        it. Where there are convolutions, images are written in either layout."""
+        laid = filters(region.term, weights)
+        plain = self._template(region.term, laid)
         lowered = plain.lower(call)
         if lowered is None:
             return
         yield plain
+        if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
+            inner = self._template(region.term, laid, True)
+            if inner.lower(replace(call, output=Operand(call.output.type, channels_last(call)))) is not None:
+                yield inner
         rights = {e.value[0] for d in lowered.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
-        turned = tuple(w for w in weights if w in rights)
+        turned = tuple(w for w in weights if w in rights and call.operands[w].type.rank == 2)
         if turned and not lowered.shape.rows and lowered.shape.kind == "contraction":
             template = self._template(region.term, turned)
             if template.lower(call) is not None:
                 yield template
 
-    def _template(self, term: Tensor, transposed: tuple[str, ...]) -> Generated:
-        key = term, transposed
+    def _template(self, term: Tensor, transposed: tuple[str, ...], last: bool = False) -> Generated:
+        key = term, transposed, last
         if key not in self.known:
-            self.known[key] = template_of(self.emitter, term, transposed)
+            self.known[key] = template_of(self.emitter, term, transposed, last)
         return self.known[key]
 
 

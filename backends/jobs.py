@@ -44,6 +44,7 @@ def job_of(template: Template, call: Call, schedules: Sequence[Mapping[str, int]
     root = getattr(template, "root", None)
     if isinstance(root, Tensor):
         found["leaves"] = {t.attr("name"): t.type.dtype for t in topological([root]) if t.op == "input"}
+        found["laid_out"], found["channels_last"] = sorted(template.prep), template.layout is not None
     if schedules is not None:
         found["schedules"] = [dict(s) for s in schedules]
     return found
@@ -92,7 +93,8 @@ def _generated(job: Job, call: Call) -> Template:
         name: placeholder(name, call.operands[name].type.shape, dtypes.check(dtype))
         for name, dtype in job["leaves"].items()
     }
-    return template_of(maker.emitter, build(parse_term(job["pattern"]), leaves, {}))
+    laid_out, last = [str(name) for name in job.get("laid_out", ()) if name in leaves], job.get("channels_last") is True
+    return template_of(maker.emitter, build(parse_term(job["pattern"]), leaves, {}), laid_out, last)
 
 
 def _checked(call: Call) -> Call:

@@ -20,9 +20,10 @@ from ..egraph.ops import OPS
 from ..egraph.pricing import Pricing, Roofline, node_prices
 from ..egraph.view import EGraphView
 
-ROWS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm"))
-PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention"))
-INDEXED = frozenset(("cast", "where", "gather", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip"))  # fmt: skip
+ROWS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
+                  "max_pool", "avg_pool"))  # fmt: skip
+PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
+INDEXED = frozenset(("cast", "where", "gather", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip", "windows", "batch_norm"))  # fmt: skip
 STARTS = 4  # e-nodes of a class that start regions
 SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
 MAX_NODES, MAX_LEAVES = 48, 10

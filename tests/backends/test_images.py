@@ -1,0 +1,283 @@
+"""Generated convolutions, windows and pools: the kernel IR against float64, and Triton's interpreter, in both layouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import kir, kir_numpy
+from tensor_graphs.backends.generated import template_of
+from tensor_graphs.backends.images import innermost
+from tensor_graphs.backends.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.kir_split import split
+from tensor_graphs.backends.tiling import shape_of
+from tensor_graphs.backends.triton import BACKEND, launches
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Tensor, make, topological
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.extract.kernel import Call, Operand, Strides, contiguous
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def x(name: str, *shape: int) -> Tensor:
+    return t.input(name, shape)
+
+
+def conv(image: Tensor, w: Tensor, stride: int = 1, pad: int = 0, dilation: int = 1, groups: int = 1) -> Tensor:
+    n = image.rank - 2
+    pads, strides, dilations = (pad,) * (2 * n), (stride,) * n, (dilation,) * n
+    return make("conv", (image, w), {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups})
+
+
+def pool(kind: Callable[..., Tensor], image: Tensor, size: int, stride: int, pad: int) -> Tensor:
+    n = image.rank - 2
+    return kind(image, kernel=(size,) * n, strides=(stride,) * n, pads=(pad,) * (2 * n), dilations=(1,) * n)
+
+
+def normed(value: Tensor, name: str = "") -> Tensor:
+    channels = int(value.shape[1])  # type: ignore[arg-type]
+    return c.batch_norm(value, *(x(f"{part}{name}", channels) for part in ("gain", "shift", "mean", "var")), eps=1e-5)
+
+
+KERNELS: dict[str, Callable[[], Tensor]] = {
+    "conv": lambda: conv(x("a", 2, 32, 6, 5), x("w", 20, 32, 3, 3), pad=1),
+    "strided": lambda: conv(x("a", 2, 16, 9, 8), x("w", 24, 16, 3, 3), stride=2, pad=1),
+    "dilated": lambda: conv(x("a", 1, 16, 9, 8), x("w", 16, 16, 3, 3), pad=2, dilation=2),
+    "first": lambda: conv(x("a", 2, 3, 14, 14), x("w", 16, 3, 7, 7), stride=2, pad=3),
+    "line": lambda: conv(x("a", 2, 16, 20), x("w", 16, 16, 5), pad=2),
+    "point": lambda: conv(x("a", 2, 32, 5, 6), x("w", 16, 32, 1, 1)),
+    "strided_point": lambda: conv(x("a", 2, 32, 5, 6), x("w", 16, 32, 1, 1), stride=2),
+    "grouped": lambda: conv(x("a", 2, 32, 6, 6), x("w", 32, 16, 3, 3), pad=1, groups=2),
+    "depthwise": lambda: conv(x("a", 2, 12, 7, 6), x("w", 12, 1, 3, 3), pad=1, groups=12),
+    "causal_line": lambda: t.slice_axis(conv(x("a", 2, 24, 20), x("w", 24, 1, 4), pad=3, groups=24), 2, 0, 20),
+    "norm_relu": lambda: c.relu(normed(conv(x("a", 2, 16, 6, 6), x("w", 16, 16, 3, 3), pad=1))),
+    "residual": lambda: c.relu(x("r", 2, 16, 6, 6) + normed(conv(x("a", 2, 16, 6, 6), x("w", 16, 16, 1, 1)))),
+    "prologue": lambda: conv(c.silu(normed(x("a", 2, 16, 6, 6))), x("w", 16, 16, 3, 3), pad=1) + x("r", 16, 1, 1),
+    "max_pool": lambda: pool(c.max_pool, x("a", 2, 4, 9, 8), 3, 2, 1),
+    "avg_pool": lambda: pool(c.avg_pool, x("a", 2, 4, 9, 8), 3, 2, 1),
+    "line_pool": lambda: pool(c.max_pool, x("a", 2, 4, 17), 4, 3, 2),
+    "group_norm": lambda: c.group_norm(x("a", 2, 8, 4, 6), x("g", 8), x("b", 8), groups=4, eps=1e-5),
+}  # fmt: skip
+
+
+def leaves(root: Tensor) -> list[Tensor]:
+    return [n for n in topological([root]) if n.op == "input"]
+
+
+def values(root: Tensor, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    drawn = {str(n.attr("name")): rng.standard_normal(n.shape).astype(np.float32) for n in leaves(root)}
+    return {n: np.abs(v) + np.float32(0.5) if n.startswith("var") else v for n, v in drawn.items()}
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.linalg.norm(got.astype(np.float64) - want) / max(np.linalg.norm(want), 1e-30))
+
+
+def lying(shape: tuple[int, ...], last: bool) -> Strides:
+    return innermost(shape) if last and len(shape) > 2 else contiguous(shape)
+
+
+def kernel(root: Tensor, last: bool = False) -> kir.Kernel:
+    names = {n: str(n.attr("name")) for n in leaves(root)}
+    shapes = {name: tuple(map(int, n.shape)) for n, name in names.items()} | {"out": tuple(map(int, root.shape))}  # type: ignore[arg-type]
+    return kir.kernel_of(root, names, {n: kir.Buffer("float32", s, lying(s, last)) for n, s in shapes.items()})
+
+
+def memory_of(one: kir.Kernel, drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = {}
+    for name, b in one.buffers.items():
+        if name in drawn:
+            order = sorted(range(len(b.shape)), key=lambda i: -b.strides[i])
+            found[name] = drawn[name].transpose(order).reshape(-1).astype(np.float64)
+        else:
+            found[name] = np.full(prod(b.shape), np.nan)
+    return found
+
+
+def result(one: kir.Kernel, memory: dict[str, np.ndarray]) -> np.ndarray:
+    b = one.buffers["out"]
+    return np.lib.stride_tricks.as_strided(memory["out"], b.shape, [8 * s for s in b.strides])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_a_kernel_means_what_its_term_means(name: str, last: bool) -> None:
+    root = KERNELS[name]()
+    drawn = values(root)
+    one = kernel(root, last)
+    memory = memory_of(one, drawn)
+    kir_numpy.run(one, memory)
+    assert error(result(one, memory), evaluate([root], drawn, float64=True)[0]) < 1e-12
+
+
+@st.composite
+def convolutions(draw: Any) -> Tensor:
+    n = draw(st.integers(1, 2))
+    group, batch = draw(st.sampled_from((1, 1, 2, 3))), draw(st.integers(1, 2))
+    inner, outer = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+
+    def some(least: int, most: int, count: int = n) -> tuple[int, ...]:
+        return tuple(draw(st.integers(least, most)) for _ in range(count))
+
+    sizes, taps, strides, dilations, pads = some(1, 6), some(1, 4), some(1, 3), some(1, 2), some(0, 3, 2 * n)
+    fits = all(s + pads[i] + pads[n + i] > d * (k - 1) for i, (s, k, d) in enumerate(zip(sizes, taps, dilations)))
+    assume(fits)
+    attrs = {"strides": strides, "pads": pads, "dilations": dilations, "groups": group}
+    return make("conv", (x("a", batch, group * inner, *sizes), x("w", group * outer, inner, *taps)), attrs)
+
+
+@settings(max_examples=60)
+@given(convolutions(), st.booleans())
+def test_any_convolution_means_what_numpy_computes(root: Tensor, last: bool) -> None:
+    """Kernels larger than the image, strides beyond it, uneven padding, groups, sizes of 1."""
+    drawn, one = values(root), kernel(root, last)
+    memory = memory_of(one, drawn)
+    kir_numpy.run(one, memory)
+    np.testing.assert_allclose(result(one, memory), evaluate([root], drawn, float64=True)[0], rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from((c.max_pool, c.avg_pool)),
+    st.integers(1, 7),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 1),
+)
+def test_any_pool_means_what_numpy_computes(
+    kind: Callable[..., Tensor], size: int, window: int, stride: int, pad: int
+) -> None:
+    assume(size + 2 * pad >= window)
+    root = pool(kind, x("a", 2, 2, size, size + 1), window, stride, min(pad, window - 1))
+    drawn, one = values(root), kernel(root)
+    memory = memory_of(one, drawn)
+    kir_numpy.run(one, memory)
+    np.testing.assert_allclose(result(one, memory), evaluate([root], drawn, float64=True)[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["conv", "grouped", "norm_relu"])
+def test_a_split_convolution_means_the_same(name: str) -> None:
+    root = KERNELS[name]()
+    drawn, one = values(root), kernel(root)
+    first, second = split(one, one.reductions[0].axis, 2)
+    memory = memory_of(first, drawn)
+    kir_numpy.run(first, memory)
+    kir_numpy.run(second, memory)
+    assert error(result(one, memory), evaluate([root], drawn, float64=True)[0]) < 1e-12
+
+
+# ---------------------------------------------------------------- Triton
+def call_of(root: Tensor, dtype: str, last: bool) -> tuple[Any, Call]:
+    found = leaves(root)
+    filters = [str(n.attr("name")) for n in found if n.attr("name") == "w"]
+    template = template_of(BACKEND.emitter, root, filters, last)
+
+    def operand(shape: tuple[int, ...], inner: bool) -> Operand:
+        return Operand(Type(shape, dtype), lying(shape, inner))
+
+    kinds = {str(n.attr("name")): operand(tuple(n.shape), last and n.attr("name") != "w") for n in found}  # type: ignore[arg-type]
+    return template, Call(kinds, operand(tuple(root.shape), last), {})  # type: ignore[arg-type]
+
+
+def interpreted(root: Tensor, schedule: dict[str, int], dtype: str, last: bool) -> float:
+    """The relative error of a schedule in Triton's interpreter; the result begins as NaN."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    template, call = call_of(root, dtype, last)
+    call = replace(call, schedule=schedule)
+    drawn = {n: v.astype(dtype) for n, v in values(root).items()}
+    want = evaluate([root], {n: v.astype(np.float32) for n, v in drawn.items()}, float64=True)[0]
+    text = kernel_text(template, call)
+    module = module_of(text)
+    given = {
+        n: torch.empty_strided(o.type.shape, o.strides, dtype=getattr(torch, dtype)).copy_(torch.from_numpy(drawn[n]))
+        for n, o in call.operands.items()
+    }
+    given |= {n: getattr(module, f"prepare_{n}")(given[n]) for n in text.prepared}
+    out = torch.full((prod(want.shape),), float("nan"), dtype=getattr(torch, dtype))
+    out = out.as_strided(want.shape, call.output.strides)
+    module.run(*(given[o] for o in text.operands), out, torch.full((text.scratch,), 255, dtype=torch.uint8))
+    return error(out.float().numpy(), want)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_schedules_compute_the_same_in_the_interpreter(name: str, last: bool) -> None:
+    root = KERNELS[name]()
+    template, call = call_of(root, "float32", last)
+    space = list(template.space(call))
+    assert space
+    for schedule in [space[0], space[-1]]:
+        assert interpreted(root, dict(schedule), "float32", last) < 3e-6, schedule
+
+
+@pytest.mark.parametrize("name", ["conv", "depthwise", "norm_relu", "prologue", "max_pool"])
+def test_sixteen_bits_in_memory(name: str) -> None:
+    root = KERNELS[name]()
+    template, call = call_of(root, "float16", True)
+    assert interpreted(root, dict(template.space(call)[0]), "float16", True) < 2e-3
+
+
+TILES = {"m": 16, "n": 16, "k0": 16, "warps": 4, "stages": 2}
+
+
+@pytest.mark.parametrize("more", [{}, {"split": 2}, {"split": 2, "join": 1}, {"k0": 32}, {"k0": 64}], ids=str)
+@pytest.mark.parametrize("name", ["conv", "strided", "norm_relu"])
+def test_tiles_that_divide_the_channels_and_others_agree(name: str, more: dict[str, int]) -> None:
+    assert interpreted(KERNELS[name](), TILES | more, "float32", True) < 3e-6
+
+
+# ---------------------------------------------------------------- what the kernels look like
+def source(name: str, schedule: dict[str, int], last: bool) -> str:
+    template, call = call_of(KERNELS[name](), "float32", last)
+    return "\n\n".join(one.source for one in launches(template, replace(call, schedule=schedule)))
+
+
+def test_one_kernel_position_serves_a_tile_of_channels() -> None:
+    """Where tiles divide the channels, positions in the kernel are numbers, and bounds are checked by rows alone."""
+    assert re.search(r"\(r288_ // 32\)", source("conv", TILES, True))
+    assert "r288 //" not in source("conv", TILES, True)
+    assert "r288 //" in source("conv", TILES | {"k0": 64}, True)  # two kernel positions in one tile
+
+
+def test_depthwise_windows_are_unrolled_and_need_no_matrix_unit() -> None:
+    template, call = call_of(KERNELS["depthwise"](), "float32", True)
+    text = source("depthwise", dict(template.space(call)[0]), True)
+    assert "tl.static_range(9)" in text
+    assert "tl.dot" not in text
+
+
+def test_channels_are_columns_where_they_lie_innermost() -> None:
+    for last, size in ((True, 20), (False, 2 * 6 * 5)):
+        assert shape_of(kernel(KERNELS["conv"](), last)).n == size
+
+
+@pytest.mark.parametrize("name", ["point", "residual"])
+def test_a_pointwise_convolution_is_a_product_without_bounds(name: str) -> None:
+    one = kernel(KERNELS[name](), True)
+    assert len(shape_of(one).rows) == 1  # samples and places are one axis
+    assert not any(e.op == "load" and e.args for e in one.exprs)
+
+
+@pytest.mark.parametrize(("name", "last"), [("norm_relu", True), ("residual", False), ("max_pool", False)])
+def test_the_source_is_the_golden_file(name: str, last: bool, update_golden: bool) -> None:
+    template, call = call_of(KERNELS[name](), "float32", last)
+    schedule = template.space(call)[0] if name == "max_pool" else TILES
+    text = re.sub(r"_[0-9a-f]{10}\b", "", source(name, dict(schedule), last))
+    path = GOLDEN / f"triton_{name}.py"
+    if update_golden:
+        path.write_text(f"# Generated; see test_images.py.\n{text}", encoding="utf-8")
+    assert path.read_text(encoding="utf-8").partition("\n")[2] == text
