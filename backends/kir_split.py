@@ -36,10 +36,14 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
         if any(a.size > HELD for a in e.axes - set(kernel.axes)):
             raise Unfusable("a split reduction inside another long one")
         if any(
-            x.op == "reduce" and x.axis != axis and axis not in x.axes and x.axes <= set(kernel.axes)
+            x.op == "reduce"
+            and x.axis.size > HELD
+            and x.axis != axis
+            and axis not in x.axes
+            and x.axes <= set(kernel.axes)
             for x in walk(e.args)
         ):
-            raise Unfusable("a split reduction that reads another axis' result")
+            raise Unfusable("a split reduction that reads the result of another long one")
     part, every = Axis("part", parts), Axis("parts", parts)
     short = Axis(f"{axis.name}p", axis.size // parts)
     here = index(part) * short.size + index(short)

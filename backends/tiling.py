@@ -40,10 +40,9 @@ def as_dot(e: Expr) -> Dot | None:
     if under:
         return None
     own = [f.axes - {e.axis} for f in over]
-    if any(e.axis not in f.axes for f in over):
-        return None
-    full = [a for a in own if a]
-    if not full or len(over) < 2:
+    along = [f for f in over if e.axis in f.axes]
+    full = [f.axes - {e.axis} for f in along if f.axes - {e.axis}]
+    if not full or len(along) < 2:
         return None
     common = frozenset.intersection(*full) if len({*full}) > 1 else frozenset()
     parts: list[tuple[set[Axis], list[Expr]]] = []
@@ -59,6 +58,8 @@ def as_dot(e: Expr) -> Dot | None:
     if len(parts) == 1 and loose:  # a vector times a matrix
         return Dot(tuple(loose), tuple(parts[0][1]), frozenset(), frozenset(parts[0][0]), common)
     if len(parts) != 2:
+        return None
+    if any(all(e.axis not in f.axes for f in p[1]) for p in parts):
         return None
     a, b = sorted(parts, key=lambda p: _rank(p[0]))
     return Dot((*a[1], *loose), tuple(b[1]), frozenset(a[0]), frozenset(b[0]), common)

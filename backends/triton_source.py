@@ -622,7 +622,9 @@ class _Emitter:
             return [(first[0], last[0], {})]
         (bound,) = highs
         free = self.fresh("free")
-        self.line(f"{free} = tl.minimum({self._extreme(bound, 'min')} + 1, {axis.size}) // {step} * {step}")
+        seen = f"tl.minimum({self._extreme(bound, 'min')} + 1, {axis.size})"
+        seen = f"tl.maximum({seen}, 0)" if bound.range[0] < -1 else seen  # a part may begin behind all that a row sees
+        self.line(f"{free} = {seen} // {step} * {step}")
         return [("0", free, masks), (free, last[0], {})]
 
     def _rooms(self, e: Expr, axis: Axis) -> list[Room]:
@@ -690,7 +692,9 @@ class _Emitter:
         if tiles_m * tiles_n * batch > 1:
             self.line("program = tl.program_id(0)")
         tile = "program"
-        if self.longest_last() and tiles_m * tiles_n > 1:
+        with self.inside(self.top):
+            descending = self.longest_last()
+        if descending and tiles_m * tiles_n > 1:
             self.line(f"tile = {tiles_m * tiles_n - 1} - program // {batch}")
             tile = "tile"
         if batch > 1:

@@ -122,6 +122,7 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "windowed": lambda: c.attention(x("q", 2, 32, 16), x("k", 2, 32, 16), x("v", 2, 32, 16), scale=0.25, causal=True, window=7, softcap=3.0),
     "decode": lambda: c.attention(x("q", 2, 4, 1, 16), _grouped("k", 2, 2, 2, 64, 16), _grouped("v", 2, 2, 2, 64, 16), scale=0.25),
     "naive_attention": _naive_attention,
+    "normed_attention": lambda: c.attention(c.rms_norm(x("q", 2, 2, 48, 16), x("g", 16), eps=1e-6), c.rms_norm(x("k", 2, 2, 48, 16), x("h", 16), eps=1e-6), x("v", 2, 2, 48, 16), scale=0.25, causal=True),
 }  # fmt: skip
 
 
@@ -154,12 +155,12 @@ def memory_for(one: kir.Kernel, given: dict[str, np.ndarray]) -> dict[str, np.nd
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("two", [False, True], ids=["as read", "base two"])
+@pytest.mark.parametrize("two", [False, True], ids=["as read", "as emitted"])
 def test_a_kernel_means_what_its_term_means(name: str, two: bool) -> None:
     root = KERNELS[name]()
     given = values(root)
     want = evaluate([root], given, float64=True)[0]
-    one = kir.base_two(kernel(root)) if two else kernel(root)
+    one = kir.scaled_early(kir.base_two(kernel(root))) if two else kernel(root)
     memory = memory_for(one, given)
     kir_numpy.run(one, memory)
     assert error(memory["out"].reshape(want.shape), want) < 1e-12
@@ -205,6 +206,26 @@ def test_a_row_scale_leaves_the_product_behind_it() -> None:
     products = [e for e in one.reductions if e in shape_of(one).dots]
     assert len(products) == 1
     assert not any(e.op == "rsqrt" for e in kir.walk(products[0].args))
+
+
+def test_queries_are_scaled_before_the_loop_over_keys() -> None:
+    """What no key moves joins the queries, in the two products alike; the keys' own norm stays a factor of the scores."""
+    one = kir.scaled_early(kir.base_two(kernel(KERNELS["normed_attention"]())))
+    shape = shape_of(one)
+    scores = [d for e, d in shape.dots.items() if e.axes - set(one.axes)]
+    assert len(scores) == 1
+    assert any(e.op == "rsqrt" for e in kir.walk(scores[0].left)) and not any(
+        e.op == "rsqrt" for e in kir.walk(scores[0].right)
+    )
+    assert shape.kind == "attention"
+
+
+def test_programs_with_most_keys_begin_first() -> None:
+    """Under a causal mask the last rows have the most to do."""
+    tiles = {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2}
+    (causal,) = launches(*_call("normed_attention", tiles))
+    (even,) = launches(*_call("gated", TILES))
+    assert "tile = 2 - program // 4" in causal.source and "- program" not in even.source
 
 
 def test_attention_is_one_loop_over_the_keys() -> None:
@@ -254,7 +275,7 @@ def test_schedules_compute_the_same_in_the_interpreter(name: str) -> None:
 TILES = {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2}
 
 
-@pytest.mark.parametrize("name", ["norm_product", "gated", "low_rank", "attention", "decode"])
+@pytest.mark.parametrize("name", ["norm_product", "gated", "low_rank", "attention", "normed_attention", "decode"])
 @pytest.mark.parametrize(
     "more", [{}, {"split": 2}, {"split": 2, "join": 1}], ids=["one", "split", "joined by the last"]
 )
@@ -279,7 +300,7 @@ def test_rows_held_whole_and_rows_walked_agree(name: str, tile: int) -> None:
     assert interpreted(name, {"m": 4, "n": tile, "warps": 4, "stages": 2, **whole}) < 2e-6
 
 
-@pytest.mark.parametrize("name", ["norm_product", "attention", "softmax"])
+@pytest.mark.parametrize("name", ["norm_product", "attention", "normed_attention", "softmax"])
 def test_sixteen_bits_in_memory(name: str) -> None:
     template, call = _call(name, {})
     assert interpreted(name, dict(template.space(call)[0]), "float16") < 2e-3
