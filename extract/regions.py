@@ -27,6 +27,7 @@ INDEXED = frozenset(("cast", "where", "gather", "broadcast_to", "concat", "pad",
 STARTS = 4  # e-nodes of a class that start regions
 SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
 MAX_NODES, MAX_LEAVES = 48, 10
+ALL = 99  # products on a path beyond which there are no more
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,14 @@ REACHES = (
 
 @dataclass(frozen=True)
 class Region:
-    """A class as a term over leaves; `leaves` maps the term's inputs to their classes, in order of first use."""
+    """A class as a term over leaves; `leaves` maps the term's inputs to their classes, in order of first use; `inner` are
+    the classes that the term computes on its way, with their terms."""
 
     cls: int
     term: Tensor
     leaves: tuple[tuple[Tensor, int], ...]
     reach: str
+    inner: tuple[tuple[Tensor, int], ...] = ()
 
 
 @dataclass
@@ -88,6 +91,20 @@ class Regions:
         return price[node] + sum(best[k] for k in self._kids[node])
 
     @cached_property
+    def readers(self) -> dict[int, set[int]]:
+        """The classes that a good plan may compute from each class."""
+        found: dict[int, set[int]] = {}
+        for cls in self.reachable():
+            for kid in {k for n in self._plausible(cls) for k in self._kids[n]}:
+                found.setdefault(kid, set()).add(cls)
+        return found
+
+    def _plausible(self, cls: int) -> list[int]:
+        """The e-nodes of a class that a good plan may use."""
+        limit = SLACK * self._costs[1][cls] + 100
+        return [n for n in self._by_class[cls][: 2 * STARTS] if self._cost(n) <= limit]
+
+    @cached_property
     def _by_class(self) -> dict[int, list[int]]:
         """E-nodes per class, cheapest first."""
         found: dict[int, list[int]] = {}
@@ -109,6 +126,13 @@ class Regions:
                         found.add(cls)
                         grown = True
         return found
+
+    def slides(self, node: int) -> bool:
+        """Whether an e-node reads its operand through windows of more than one element."""
+        op = self.view.op[node]
+        if op == "conv":
+            return any(d != 1 for d in self.view.types[self._kids[node][1]].shape[2:])
+        return op in ("max_pool", "avg_pool", "windows")
 
     def starts(self, cls: int) -> list[int]:
         """The e-nodes of a class that regions start from."""
@@ -133,10 +157,7 @@ class Regions:
             if cls in order or cls in self.given or cls in self._formulas:
                 continue
             order[cls] = None
-            limit = SLACK * self._costs[1][cls] + 100
-            for n in self._by_class[cls][: 2 * STARTS]:
-                if self._cost(n) <= limit:
-                    stack += self._kids[n]
+            stack += [k for n in self._plausible(cls) for k in self._kids[n]]
         return list(order)
 
     def __iter__(self) -> Iterator[Region]:
@@ -183,7 +204,8 @@ class _Growth:
             return None
         order = {leaf: cls for cls, leaf in self.leaves.items()}
         leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
-        return Region(self.cls, term, leaves, self.reach.name)
+        inner = tuple({c: t for (c, *_), t in self.done.items() if t not in order}.items())
+        return Region(self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner))
 
     def _node(self, node: int, products: int, below: bool) -> Tensor:
         view = self.regions.view
@@ -194,6 +216,8 @@ class _Growth:
         if _kind(op) == "product":
             products, below = products + 1, True
             self.used = max(self.used, products)
+        if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
+            products, below = ALL, True
         args = [self._class(k, products, below) for k in self.regions._kids[node]]
         leaf = view.tensors.get(node)
         return leaf if leaf is not None else make(op, args, dict(view.attrs[node]))
@@ -212,7 +236,7 @@ class _Growth:
         if cls == self.cls or (cls in r.given and cls not in r._formulas):
             return None
         kinds = {"cheap"} if reach.pointwise_below or not below or cls in r._formulas else set()
-        if reach.rows_below if below and products >= reach.products else reach.rows_above:
+        if products < ALL and (reach.rows_below if below and products >= reach.products else reach.rows_above):
             kinds.add("rows")
         if products < reach.products:
             kinds.add("product")
