@@ -84,12 +84,15 @@ class System:
         self.given: dict[int, Affine] = {}  # eliminated unknowns, in terms of the free ones
         self.eager: set[int] = set()  # unknowns that are eliminated first
         self.least: dict[int, int] = {}  # smallest value of an unknown
+        self.most: dict[int, int] = {}  # largest value, of those that have one: remainders
 
-    def fresh(self, *, least: int = 1, eager: bool = False) -> Affine:
+    def fresh(self, *, least: int = 1, most: int | None = None, eager: bool = False) -> Affine:
         """A new unknown."""
         number = self.count
         self.count += 1
         self.least[number] = least
+        if most is not None:
+            self.most[number] = most
         if eager:
             self.eager.add(number)
         return Affine.unknown(number)
@@ -113,14 +116,46 @@ class System:
         scale = lcm(*(c.denominator for _, c in rest.terms))
         if (rest.constant * scale) % gcd(*(int(c * scale) for _, c in rest.terms)):
             raise Inconsistent  # the unknowns are whole numbers
-        # eager ones first, then those with a factor of 1 (the others stay whole), the newest first
-        pivot, factor = min(rest.terms, key=lambda t: (t[0] not in self.eager, abs(t[1]) != 1, -t[0]))
+        # eager ones first, then those with a factor of 1 (the others stay whole), no remainders if possible, the newest first
+        pivot, factor = min(
+            rest.terms, key=lambda t: (t[0] not in self.eager, abs(t[1]) != 1, t[0] in self.most, -t[0])
+        )
         value = Affine(tuple(t for t in rest.terms if t[0] != pivot), rest.constant) * quotient(-1, factor)
         for u, expr in self.given.items():
             c = dict(expr.terms).get(pivot)
             if c is not None:
                 self.given[u] = Affine(tuple(t for t in expr.terms if t[0] != pivot), expr.constant).plus(value, c)
         self.given[pivot] = value
+
+    def settle(self) -> None:
+        """What follows from remainders being small: in 2 n - r = 2 m - s with r and s below 2, r = s and n = m. Inconsistent if
+        that cannot be."""
+        while any(self._settled(u) for u in list(self.given)):
+            pass
+        for u, expr in self.given.items():
+            value = expr.number
+            if value is not None and not self.least[u] <= value <= self.most.get(u, value):
+                raise Inconsistent
+
+    def _settled(self, unknown: int) -> bool:
+        """An equation's bounded part, where only one multiple of the step of all the rest is in reach; whether it says
+        anything new."""
+        zero = Affine.unknown(unknown) - self.given[unknown]
+        scale = lcm(*(c.denominator for _, c in zero.terms), zero.constant.denominator)
+        terms = [(u, int(c * scale)) for u, c in zero.terms]
+        small, constant = [(u, c) for u, c in terms if u in self.most], int(zero.constant * scale)
+        step = gcd(*(c for u, c in terms if u not in self.most))
+        if not small or step < 2:
+            return False
+        low = constant + sum(c * (self.least if c > 0 else self.most)[u] for u, c in small)
+        high = constant + sum(c * (self.most if c > 0 else self.least)[u] for u, c in small)
+        first, last = -(-low // step), high // step
+        if first > last:
+            raise Inconsistent
+        part = self.reduce(Affine(tuple(small), constant - first * step))
+        if first == last:
+            self.equate(part, 0)
+        return first == last and bool(part.terms)
 
     @property
     def free(self) -> list[int]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import count, pairwise, permutations, product
+from itertools import combinations, count, pairwise, permutations, product
 
 from .linear import ZERO, Affine, System, quotient
 from .text_shapes import Axis, Typed, Typing
@@ -40,16 +40,28 @@ class Unprovable(Exception):
     """Beyond this method; says nothing about the rule."""
 
 
+class Open(Unprovable):
+    """Two cuts of an axis in an order that depends on the sizes: `first` may be before or after `second`."""
+
+    def __init__(self, first: Affine, second: Affine) -> None:
+        super().__init__("two cuts of an axis in an order that depends on the sizes")
+        self.cases = (second - first, first - second - 1)  # one of them is >= 0
+
+
 # ---------------------------------------------------------------- signs of sizes
 class Signs:
     """What follows about an affine expression of sizes from the equations and from every size being positive."""
 
-    def __init__(self, typing: Typing) -> None:
+    def __init__(self, typing: Typing, assumed: Sequence[Affine] = ()) -> None:
         self.system: System = typing.system
         self.facts: list[Affine] = []  # each is >= 0
         self.known: dict[Affine, bool] = {}
+        for expr in assumed:
+            self.fact(expr)
         for u in range(self.system.count):
             self.fact(Affine.unknown(u) - self.system.least[u])
+        for u, most in self.system.most.items():
+            self.fact(Affine.unknown(u) * -1 + most)
         for expr, least in typing.at_least:
             self.fact(expr - least)
 
@@ -97,6 +109,7 @@ class Regions:
         self.places: dict[Axis, list[Affine]] = {}
         self.aligned: list[tuple[Axis, Axis]] = []
         self.copies: list[tuple[Axis, Axis, int]] = []
+        self.framed: list[tuple[Axis, Axis, Affine]] = []  # an axis, one in the middle of it, and where that begins
         self.seen: set[int] = set()
         for term in typing.terms:
             self.visit(term)
@@ -134,6 +147,7 @@ class Regions:
             for i, low in enumerate(enlarged(term)):
                 self.add(term.axes[2 + i], low)
                 self.add(term.axes[2 + i], low + axes[0][2 + i].size)
+                self.framed.append((term.axes[2 + i], axes[0][2 + i], low))
 
     def axis(self, axis: Axis) -> None:
         """Register an axis with its parts."""
@@ -162,6 +176,7 @@ class Regions:
         while changed:
             new = [self.carry(*pair) for pair in self.aligned]
             new += [self.repeat(*item) for item in self.copies]
+            new += [self.frame(*item) for item in self.framed]
             for axis in list(self.places):
                 new += [self.carry(axis, other) for other in axis.same]
                 new.append(axis.cut is not None and self.inherit(axis, *axis.cut))
@@ -181,8 +196,14 @@ class Regions:
             elif self.signs.nonnegative(p - left.size):
                 new.append(self.add(right, p - left.size))
             else:
-                raise Unprovable("two cuts of an axis in an order that depends on the sizes")
+                raise Open(p, left.size)
         return any(new)
+
+    def frame(self, whole: Axis, part: Axis, start: Affine) -> bool:
+        """An axis has the cuts of what it frames, which has those of its own in there."""
+        inside = [p for p in self.places[whole] if self.signs.nonnegative(p - start - 1)]
+        new = [self.add(part, p - start) for p in inside if self.signs.nonnegative(start + part.size - p - 1)]
+        return any([*new, *(self.add(whole, start + p) for p in list(self.places[part]))])
 
     def repeat(self, whole: Axis, part: Axis, times: int) -> bool:
         """An axis that is so many copies of another's."""
@@ -194,8 +215,13 @@ class Regions:
                     new.append(self.add(part, p - part.size * j))
                     break
             else:
-                raise Unprovable("a cut across groups in an order that depends on the sizes")
+                border = next((b for j in range(1, times) if not self.ordered(p, b := part.size * j)), None)
+                raise Open(p, border) if border is not None else Unprovable("a cut outside of all groups")
         return any(new)
+
+    def ordered(self, p: Affine, q: Affine) -> bool:
+        """Whether the order of two places is known."""
+        return self.signs.nonnegative(q - p) or self.signs.nonnegative(p - q)
 
     def of(self, axis: Axis) -> list[tuple[Affine, Affine]]:
         """(start, size) of the axis's regions in order."""
@@ -204,7 +230,8 @@ class Regions:
         while rest:
             first = next((p for p in rest if all(self.signs.nonnegative(q - p) for q in rest)), None)
             if first is None:
-                raise Unprovable("two cuts of an axis in an order that depends on the sizes")
+                p, q = next((p, q) for p, q in combinations(rest, 2) if not self.ordered(p, q))
+                raise Open(p, q)
             rest.remove(first)
             places.append(first)
         places.append(self.signs.reduce(axis.size))
@@ -277,12 +304,34 @@ class Monomial:
 Sum = tuple[Monomial, ...]
 
 
+def never_negative(terms: Sum) -> bool:
+    """Whether a sum is made of rectified values, sigmoids and squares alone."""
+
+    def alone(factor: Factor) -> bool:
+        if factor.kind == "max":
+            return never_negative(factor.sums[0])
+        return factor.kind in ("delta", "guard") or (factor.kind == "f" and factor.name in ("relu", "sigmoid"))
+
+    return all(m.coefficient > 0 and all(alone(f) or m.factors.count(f) % 2 == 0 for f in m.factors) for m in terms)
+
+
+def shared(terms: Sum) -> list[Factor]:
+    """Conditions that all monomials share, on indices that are not summed over."""
+    first, *others = terms
+    return [f for f in first.factors if f.kind in ("delta", "guard") and all(f in m.factors for m in others)
+            and not any(v in m.bound for m in terms for i in f.indices for v, _ in i.parts)]  # fmt: skip
+
+
+def _without(factors: tuple[Factor, ...], some: Sequence[Factor]) -> tuple[Factor, ...]:
+    return tuple(f for f in factors if f not in some)
+
+
 class Prover:
     """Values of typed terms at symbolic indices, for one family of shapes."""
 
-    def __init__(self, typing: Typing) -> None:
+    def __init__(self, typing: Typing, assumed: Sequence[Affine] = ()) -> None:
         self.typing = typing
-        self.signs = Signs(typing)
+        self.signs = Signs(typing, assumed)
         self.regions = Regions(typing, self.signs)
         self.ranges: dict[int, Affine] = {}
         self.numbers = count()
@@ -335,9 +384,9 @@ class Prover:
     # ------------------------------------------------------------ values
     def value(self, term: Typed, at: Sequence[Index]) -> Sum:
         """The element of a term at an index."""
-        found = getattr(self, f"_{term.op}", self._opaque)(term, list(at))
+        found = self.simple(getattr(self, f"_{term.op}", self._opaque)(term, list(at)))
         act = term.params.get("act", 0)
-        return self.simple(self.apply(ACTS[act], found) if act else found)
+        return self.apply(ACTS[act], found) if act else found
 
     def _opaque(self, term: Typed, at: list[Index]) -> Sum:
         raise Unprovable(f"{term.op} is outside the method")
@@ -369,10 +418,13 @@ class Prover:
         if name in INCREASING and not others:
             if not first:
                 return (Monomial(Fraction(1, 2)),) if name == "sigmoid" else ()
+            if name == "relu" and never_negative(first):
+                return first
+            if name != "sigmoid" and (common := shared(first)):  # 0 stays 0
+                inner = tuple(Monomial(m.coefficient, _without(m.factors, common), m.bound) for m in first)
+                return self.guarded(self.apply(name, inner), common)
             alone = first[0].factors[0] if len(first) == 1 and len(first[0].factors) == 1 else None
             if alone is not None and first[0].coefficient == 1 and not first[0].bound:
-                if name == "relu" and alone.kind == "f" and alone.name in ("relu", "sigmoid"):
-                    return first
                 if alone.kind == "max":
                     inner = self.apply(name, alone.sums[0])  # of a window, which is never empty
                     return (Monomial(Fraction(1), (Factor("max", sums=(inner, alone.sums[1]), bound=alone.bound),)),)
@@ -479,16 +531,16 @@ class Prover:
 
     def _enlarge(self, term: Typed, at: list[Index]) -> Sum:
         (w,) = term.args
-        inner = list(at)
+        inner, guards = list(at), list[Factor]()
         for i, low in enumerate(enlarged(term)):
             where = at[2 + i].plus(Index(low), -1)
             inside = self.within(where, w.axes[2 + i].size)
             if inside is False:
                 return ()
             if inside is None:
-                raise Unprovable("a window across the edge of an enlarged kernel")
+                guards.append(Factor("guard", indices=(where,), size=self.signs.reduce(w.axes[2 + i].size)))
             inner[2 + i] = where
-        return self.value(w, inner)
+        return self.guarded(self.value(w, inner), guards)
 
     def _merge(self, term: Typed, at: list[Index]) -> Sum:
         (w,), n = term.args, term.params["count"]
@@ -535,9 +587,13 @@ class Prover:
         if factor.kind not in ("delta", "guard"):
             return None
         (index,), rest = factor.indices, tuple(f for f in term.factors if f is not factor)
+        if factor in rest:
+            return Monomial(term.coefficient, (factor, *(f for f in rest if f != factor)), term.bound)
         if factor.kind == "guard":
             inside = self.within(index, factor.size)
-            return None if inside is None else inside and Monomial(term.coefficient, rest, term.bound)
+            if inside is None:
+                return self.shifted(term, factor, rest)
+            return inside and Monomial(term.coefficient, rest, term.bound)
         if not index.parts and self.signs.zero(index.offset):
             return Monomial(term.coefficient, rest, term.bound)
         if self.within(index, Affine.of(1)) is False:
@@ -547,14 +603,28 @@ class Prover:
                 others = Index(index.offset, tuple(p for p in index.parts if p[0] != v))
                 value = Index(Affine.of(0)).plus(others, -c)
                 inside = self.within(value, self.ranges[v])
-                if inside is None:
-                    raise Unprovable("an identity whose diagonal is cut")
                 if inside is False:
                     return False
                 bound = tuple(b for b in term.bound if b != v)
-                return Monomial(term.coefficient, tuple(f.put(v, value) for f in rest), bound)
+                kept = () if inside else (Factor("guard", indices=(value,), size=self.ranges[v]),)
+                return Monomial(term.coefficient, (*kept, *(f.put(v, value) for f in rest)), bound)
         if any(v in term.bound for v, _ in index.parts):
             raise Unprovable("an identity on a strided index")
+        return None
+
+    def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
+        """Where a guard only says which values a summed index takes, the sum over these alone: for what is inside of a rim of
+        zeros."""
+        (index,) = guard.indices
+        for v, c in index.parts:
+            if v in term.bound and c == 1:
+                before = index.plus(Index(Affine.of(0), ((v, 1),)), -1)
+                low, high = self.bounds(before)
+                if self.signs.nonnegative(high * -1) and self.signs.nonnegative(self.ranges[v] + low - guard.size):
+                    inner = self.variable(Affine.of(0), guard.size)
+                    bound = (*(b for b in term.bound if b != v), *(u for u, _ in inner.parts))
+                    value = inner.plus(before, -1)
+                    return Monomial(term.coefficient, tuple(f.put(v, value) for f in rest), bound)
         return None
 
     # ------------------------------------------------------------ canonical form
@@ -634,9 +704,22 @@ class Prover:
         return "+".join([f"{c}n{u}" for u, c in expr.terms] + [str(expr.constant)])
 
 
+CASES = 24  # orders of cuts that are told apart
+
+
 def proves(typing: Typing) -> tuple[bool, str]:
-    """Whether both sides are equal for all sizes of a family; if not, why the method does not say so."""
-    try:
-        return (True, "") if Prover(typing).proves() else (False, "the normal forms differ")
-    except Unprovable as beyond:
-        return False, str(beyond)
+    """Whether both sides are equal for all sizes of a family; if not, why the method does not say so. Where the order of two
+    cuts depends on the sizes, both orders are looked at."""
+    cases: list[tuple[Affine, ...]] = [()]
+    for _ in range(CASES):
+        assumed = cases.pop()
+        try:
+            if not Prover(typing, assumed).proves():
+                return False, "the normal forms differ"
+        except Open as order:
+            cases += [(*assumed, case) for case in order.cases]
+        except Unprovable as beyond:
+            return False, str(beyond)
+        if not cases:
+            return True, ""
+    return False, "too many orders of cuts"

@@ -141,6 +141,11 @@ class TextRule:
         """Whether a side holds a constant whose size follows from where it stands."""
         return any(isinstance(n, Apply) and n.op in CONSTANTS for n in self._nodes())
 
+    @property
+    def convolutions(self) -> int:
+        """How many different convolutions it holds."""
+        return len({n for n in self._nodes() if isinstance(n, Apply) and n.op == "conv2d"})
+
     def _nodes(self) -> Iterator[Term]:
         for side in (*self.lefts, *self.rights):
             yield from nodes(side)

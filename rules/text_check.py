@@ -30,9 +30,9 @@ from ..egraph.ops import Type
 from ..errors import ShapeError
 from .check import STYLES, Refuted, Trial, Verdict
 from .field import BITS, PRIMES, agreement
-from .symbolic import proves
+from .symbolic import Signs, proves
 from .tensat import Apply, TextRule, nodes
-from .text_shapes import SCOPES, Families, Scope, TextInstance, Typing, typings
+from .text_shapes import SCOPES, Families, Scope, TextInstance, Typing, group_counts, scopes, typings
 
 MEMBERS = 10  # members of a rule's families that are evaluated under one scope
 MORE = 40  # of a rule that is not proved, a second time and larger
@@ -80,11 +80,8 @@ def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
     """The verdict on a rule of Tensat's language."""
     if rule.problem:
         return Verdict("unknown", rule.problem)
-    grouped = any(
-        isinstance(n, Apply) and n.op == "conv2d" for side in (*rule.lefts, *rule.rights) for n in nodes(side)
-    )
     refuted: Refuted | None = None
-    for scope in SCOPES if grouped else SCOPES[:1]:
+    for scope in scopes(rule):
         families = _wide(rule, scope, typings(rule, scope))
         try:
             tally = _evaluate(rule, families, seed)
@@ -123,8 +120,8 @@ def _wide(rule: TextRule, scope: Scope, families: Families) -> Families:
 
 def _collapsed(family: Typing) -> bool:
     """Whether an axis of a variable has size 1 (or none) in the whole family."""
-    numbers = (family.system.reduce(s).number for t in family.inputs.values() for s in t.sizes)
-    return any(n is not None and n <= 1 for n in numbers)
+    signs = Signs(family)
+    return any(signs.nonnegative(s * -1 + 1) for t in family.inputs.values() for s in t.sizes)
 
 
 def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMBERS) -> _Tally:
@@ -160,8 +157,9 @@ def _proved(rule: TextRule, scope: Scope, families: Families, tally: _Tally, bit
     said = [f"normal forms are equal for all sizes and ranks in {len(families.found)} families of shapes"]
     if any(c.op == "matmul" for c in calls) and any(c.op == "concat" and c.param("ndim") is None for c in calls):
         said.append("axes without a rank are those of matrices")
-    if len(scope.groups) > 1 and any(c.op == "conv2d" for c in calls):
-        said.append(f"convolutions of up to {max(scope.groups)} groups")
+    groups = group_counts(rule, scope)
+    if len(groups) > 1 and any(c.op == "conv2d" for c in calls):
+        said.append(f"convolutions of up to {max(groups)} groups")
     if scope.said:
         said.append(scope.said)
     said.append(f"random evaluation modulo {PRIMES[0]} and {PRIMES[1]} errs with a chance below 2^-{int(bits)}")

@@ -70,8 +70,22 @@ SCOPES = (
 )
 
 
+GROUPED = 3  # of more convolutions, two numbers of groups are tried at most
 LARGEST = (2, 3, 4, 6, 3, 5)  # how large the sizes of a member are drawn
 MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
+
+
+def scopes(rule: TextRule) -> tuple[Scope, ...]:
+    """The scopes under which a rule is read, the widest first; the last one is for kernels that are constants."""
+    ops = {n.op for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)}
+    if "conv2d" not in ops:
+        return SCOPES[:1]
+    return SCOPES if ops & {"Iconv", "Cpool"} else SCOPES[:-1]
+
+
+def group_counts(rule: TextRule, scope: Scope) -> tuple[int, ...]:
+    """How many groups a convolution is tried with where the shapes leave it open."""
+    return scope.groups if rule.convolutions <= GROUPED else scope.groups[:2]
 
 
 class NoMeaning(Exception):
@@ -291,9 +305,11 @@ class _Typer:
         self.strided: list[
             tuple[Affine, Affine, tuple[int, int], Affine]
         ] = []  # size, kernel, (stride, pad), positions
+        self.enlarged: list[tuple[Affine, Affine, tuple[Affine, Affine]]] = []  # size, wanted, zeros around
         self.at_least: list[tuple[Affine, int]] = []
         self.inputs: dict[str, Typed] = {}
         self.kernels: list[Typed] = []
+        self.groups = group_counts(rule, scope)
 
     def rank(self, i: int) -> int:
         """A rank, chosen if it is free."""
@@ -408,7 +424,7 @@ class _Typer:
             same = self.system.reduce(size - other).number == 0
             if kind == like and same and (pad == 0 or self.system.reduce(kernel - width).number == 0):
                 return count
-        found, rest = self.fresh(), self.choices.choose(range(stride))
+        found, rest = self.fresh(), self.fresh(least=0, most=stride - 1)
         self.system.equate(size, found * stride - rest if pad == 0 else (found - 1) * stride + kernel + rest)
         self.strided.append((size, kernel, like, found))
         return found
@@ -417,7 +433,7 @@ class _Typer:
         x, w = (a.axes for a in args)
         channels, per = self.system.reduce(x[1].size), self.system.reduce(w[1].size)
         ratio = channels.ratio(per)
-        groups = ratio if ratio is not None else self.choices.choose(self.scope.groups)
+        groups = ratio if ratio is not None else self.choices.choose(self.groups)
         if groups < 1 or groups != int(groups):
             raise NoMeaning("the channels are not a multiple of the weight's")
         self.system.equate(x[1].size, w[1].size * int(groups))
@@ -448,10 +464,19 @@ class _Typer:
         )
         numbers: dict[str, Affine] = {}
         for name, have, want in zip("hw", w[2:], wanted):
-            before, odd = self.fresh(least=0), self.choices.choose((0, 1))
-            self.system.equate(want, have.size + before * 2 + odd)
+            before, odd = self.rims(have.size, want)
             numbers |= {"before_" + name: before, "after_" + name: before + odd}
         return Typed("enlarge", [*w[:2], *map(Axis, wanted)], args[:1], {}, numbers)
+
+    def rims(self, have: Affine, want: Affine) -> tuple[Affine, Affine]:
+        """Zeros before a kernel that is enlarged, and whether there is one more behind; the same for the same sizes."""
+        for a, b, found in self.enlarged:
+            if self.system.reduce(have - a).number == 0 and self.system.reduce(want - b).number == 0:
+                return found
+        before, odd = self.fresh(least=0), self.fresh(least=0, most=1)
+        self.system.equate(want, have + before * 2 + odd)
+        self.enlarged.append((have, want, (before, odd)))
+        return before, odd
 
     def _merge(self, args: Any, params: Any, term: Apply) -> Typed:
         w = args[0].axes
@@ -512,6 +537,7 @@ class _Typer:
             for p, q in zip(left.sizes, right.sizes):  # a constant of the language has the size that makes sides agree
                 if any(u in self.system.eager for u, _ in self.system.reduce(p - q).terms):
                     self.system.equate(p, q)
+        self.system.settle()
         return Typing(tuple(typed), found, self.inputs, self.attrs, self.system, tuple(self.at_least))
 
 
@@ -540,10 +566,11 @@ class Typing:
 
     def draw(self, rng: random.Random, largest: int) -> dict[int, int] | None:
         """Numbers for all unknowns, None if the ones that were drawn do not fit."""
-        values: dict[int, int] = {u: rng.randint(self.system.least[u], largest) for u in self.system.free}
+        least, most = self.system.least, self.system.most
+        values: dict[int, int] = {u: rng.randint(least[u], most.get(u, largest)) for u in self.system.free}
         for u, expr in self.system.given.items():
             value = expr.at(values)
-            if value.denominator != 1 or value < self.system.least[u]:
+            if value.denominator != 1 or not least[u] <= value <= most.get(u, value):
                 return None
             values[u] = int(value)
         fits = all(e.at(values) >= least for e, least in self.at_least)
@@ -729,7 +756,7 @@ class Families(NamedTuple):
     complete: bool
 
 
-def typings(rule: TextRule, scope: Scope = SCOPES[0], *, only_left: bool = False, limit: int = 200) -> Families:
+def typings(rule: TextRule, scope: Scope = SCOPES[0], *, only_left: bool = False, limit: int = 400) -> Families:
     """The families of shapes at which all sides have types, `limit` combinations of choices tried at most. With `only_left`
     the right sides are not typed."""
     choices, found, why = _Choices(), [], ""
@@ -758,10 +785,7 @@ def members(rule: TextRule, scope: Scope, *, seed: int = 0, count: int = 12) -> 
 
 def instances(rule: TextRule, *, seed: int = 0, count: int = 12) -> list[TextInstance]:
     """`members` under the narrowest scope that has any: shapes at which a right rule is right however it is read."""
-    kernels = any(
-        isinstance(n, Apply) and n.op in ("Iconv", "Cpool") for side in (*rule.lefts, *rule.rights) for n in nodes(side)
-    )
-    for scope in SCOPES[::-1] if kernels else SCOPES[-2::-1]:
+    for scope in reversed(scopes(rule)):
         if found := members(rule, scope, seed=seed, count=count):
             return found
     return []
