@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 
-from .index import Axis
+from .index import Axis, index
 from .kir import Kernel
 from .tiling import Shape, Tiling, padded
 
@@ -130,12 +130,15 @@ def _squared(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
     """A product with many rows: bound by the matrix unit where tiles are large and all multiprocessors have some."""
     accumulators, width = _accumulators(shape), 4 if _single(kernel) else 2
     batch = prod(a.size for a in shape.batch)
+    channels = [by for a in shape.inner for by in _periods(kernel, a)]
     rows = _blocks(shape.m, (32, 64, 128, 256), 16)[-3:]
     for m, n, k in product(rows, _blocks(shape.n, (32, 64, 128, 256), 16), _blocks(main.size, (32, 64, 128), 16)):
         programs = -(-shape.m // m) * -(-shape.n // n) * batch
         size = m * n * accumulators
         if size > (TILE if width == 4 else 2 * TILE):
             continue
+        full = programs * m * n / (shape.m * shape.n * batch)  # what is computed for each element that there is
+        more = _again(shape, -(-shape.m // m), -(-shape.n // n)) + 0.5 * any(by % k for by in channels)
         for warps, stages in product((4, 8), (2, 3, 4)):
             shared = stages * (m * k + k * n * accumulators) * width
             if shared > SHARED or size / (32 * warps) > 160 or size / (32 * warps) < 8:
@@ -146,12 +149,29 @@ def _squared(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
                 waves = programs * split / PROGRAMS
                 tail = -(-waves // 1) / waves
                 rank = (
-                    tail + 16 * (1 / m + 1 / n) + 0.1 * (split > 1) + 0.02 * split + 0.1 * abs(stages - 3)
+                    tail * full + more + 16 * (1 / m + 1 / n) + 0.1 * (split > 1) + 0.02 * split + 0.1 * abs(stages - 3)
                     + 0.2 * (k == 32) + (0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 > size else 0)
                 )  # fmt: skip
                 schedule = {"m": m, "n": n, "warps": warps, "stages": stages, "group": 8 if -(-shape.m // m) > 1 else 1}
                 schedule |= _inner(shape, main, k)
                 yield schedule | ({"split": split, "join": 1} if split > 1 else {}), rank
+
+
+def _periods(kernel: Kernel, axis: Axis) -> set[int]:
+    """What indices divide an axis by: a tile that crosses a multiple needs a quotient for each of its elements."""
+    loads = (e.value[1] for e in kernel.exprs if e.op == "load" and axis in e.axes)
+    return {d.by for at in loads for d in at.divisions() if d.index == index(axis)}
+
+
+def _again(shape: Shape, tiles_m: int, tiles_n: int) -> float:
+    """How often products are computed anew: one that does not depend on the columns is, for each tile of them."""
+    once = repeated = 0.0
+    for e, dot in shape.dots.items():
+        own = dot.rows | dot.cols | dot.batch
+        work = e.axis.size * prod(a.size for a in own)
+        once += work
+        repeated += work * (1 if own & {*shape.rows} else tiles_m) * (1 if own & {*shape.cols} else tiles_n)
+    return repeated / once - 1
 
 
 BANDWIDTH, CACHE = 4.0e6, 9.0e6  # bytes a µs of memory and of the L2 cache, for ranking only
