@@ -1,4 +1,5 @@
-"""The child process that compiles generated kernels without launching them, on any machine, and says what they use.
+"""Compiling generated kernels without launching them, on any machine, and saying what they use; compile_server.py's children
+do it.
 
 The module of a kernel text is run on tensors without memory, while Triton believes in a GPU of the architecture asked for:
 each launch compiles into Triton's cache on disk, and nothing runs. A compiler that crashes or hangs takes this process
@@ -8,22 +9,20 @@ with it, which costs one schedule.
 from __future__ import annotations
 
 import contextlib
-import re
-import subprocess
 from collections.abc import Mapping
 from functools import cache
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
+from ..egraph.ops import Type
+from ..extract.kernel import Call, Operand
+from .cubin import resources
 from .kernel_text import KernelText, call_of_json, module_of
-from .measure_worker import main
 from .torch_reference import torch_dtype
 
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
 """Shared memory that one block can have, by architecture."""
 
-_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 _launched: list[tuple[Any, Any, tuple[Any, ...]]] = []  # compiled kernel, grid, scalar arguments
 
 
@@ -57,30 +56,6 @@ def prepare(capability: int) -> None:
     JITFunction.run = run
 
 
-@cache
-def _cuobjdump() -> str:
-    import triton
-
-    found = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    return str(found) if found.exists() else "cuobjdump"
-
-
-def resources(cubin: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack a thread spills to) of a binary; zeros where it cannot be read."""
-    import tempfile
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        try:
-            shown = subprocess.run([_cuobjdump(), "--dump-resource-usage", file.name], capture_output=True, text=True,
-                                   timeout=20).stdout  # fmt: skip
-        except (OSError, subprocess.SubprocessError):
-            return 0, 0
-    found = [tuple(map(int, pair)) for pair in _USAGE.findall(shown)]
-    return max((r for r, _ in found), default=0), max((s for _, s in found), default=0)
-
-
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
     """Compile every kernel that the text launches; their largest needs, and a digest of what would be launched."""
     import torch
@@ -100,7 +75,10 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     digest, shared, registers, spills = blake2b(digest_size=16), 0, 0, 0
     for kernel, grid, scalars in _launched:
         binary = kernel.asm["cubin"]
-        used = resources(binary)
+        try:
+            used = resources(binary)
+        except ValueError:  # another kind of binary: whether it spills is not known
+            used = 0, 0
         shared, registers, spills = max(shared, kernel.metadata.shared), max(registers, used[0]), max(spills, used[1])
         digest.update(binary)
         digest.update(repr((grid, scalars, kernel.metadata.shared, kernel.metadata.num_warps)).encode())
@@ -120,14 +98,23 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"ok": False, "status": "compile-error", "stage": "compile", "message": message}
 
 
-def begin() -> None:
-    """Load the compiler while the parent has other things to do."""
-    with contextlib.suppress(ImportError):
-        import torch
-        import triton
-
-        assert torch and triton
+WARM = """import torch
+import triton
+import triton.language as tl
 
 
-if __name__ == "__main__":
-    main(answer, begin)
+@triton.jit
+def nothing(out):
+    tl.store(out, 0.0)
+
+
+def run(out_, scratch):
+    nothing[(1,)](out_)
+"""
+
+
+def begin(capability: int) -> None:
+    """Load the compiler, and compile something: the first time takes seconds."""
+    with contextlib.suppress(Exception):  # what is the matter is said by the first job
+        one = Operand(Type((1,), "float32"), (1,))
+        compile_text(KernelText(WARM, (), (), False, 0, True), Call({}, one, {}), capability)

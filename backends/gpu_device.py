@@ -60,7 +60,7 @@ class Cuda:
         self.torch = torch
         properties = torch.cuda.get_device_properties(0)
         self.cache_bytes = int(properties.L2_cache_size)
-        self.budget_bytes = min(4 << 30, int(properties.total_memory) // 8)
+        self.budget_bytes = min(4 << 30, int(properties.total_memory) // 32)  # of each kernel that is open
         self._side = torch.cuda.Stream()
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 

@@ -1,8 +1,9 @@
 """The child process with the GPU: checks and times kernels, one at a time, as JSON lines ask.
 
-    open  a kernel: draws its operands, computes what it must give in float64
+    open  a kernel: draws its operands, computes what it must give in float64; several can be open
     try   one schedule of it: run, check, a first few samples
     time  one that was tried: all samples, cold and hot; check again
+    close a kernel: frees its memory
     calibrate, describe: the device
 
 Before a schedule is timed it must be right: outputs and scratch begin as NaN between guarded margins, inputs must be as
@@ -250,7 +251,7 @@ def keep_busy(device: Device) -> None:
 
 # ---------------------------------------------------------------- jobs
 _devices: dict[str, Device] = {}
-_bench: list[Bench] = []
+_benches: dict[int, Bench] = {}
 
 
 def _device() -> Device:
@@ -261,19 +262,23 @@ def _device() -> Device:
 
 
 def _open(job: Mapping[str, Any]) -> dict[str, Any]:
-    _bench.clear()
-    _bench.append(Bench(_device(), job["pattern"], call_of_json(job["call"])))
-    return {"bytes": sum(x.numel() * x.itemsize for x in _bench[0].sets[0].operands.values())}
+    bench = _benches[int(job["kernel"])] = Bench(_device(), job["pattern"], call_of_json(job["call"]))
+    return {"bytes": sum(x.numel() * x.itemsize for x in bench.sets[0].operands.values())}
+
+
+def _close(job: Mapping[str, Any]) -> dict[str, Any]:
+    _benches.pop(int(job["kernel"]), None)
+    return {}
 
 
 def _try(job: Mapping[str, Any]) -> dict[str, Any]:
     keep_busy(_device())
-    return _bench[0].attempt(int(job["index"]), KernelText.of_json(job["text"]))
+    return _benches[int(job["kernel"])].attempt(int(job["index"]), KernelText.of_json(job["text"]))
 
 
 def _time(job: Mapping[str, Any]) -> dict[str, Any]:
     keep_busy(_device())
-    return _bench[0].measure(int(job["index"]))
+    return _benches[int(job["kernel"])].measure(int(job["index"]))
 
 
 def _calibrate(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,7 +287,7 @@ def _calibrate(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _JOBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "open": _open, "try": _try, "time": _time, "calibrate": _calibrate, "describe": lambda job: facts(_device()),
+    "open": _open, "close": _close, "try": _try, "time": _time, "calibrate": _calibrate, "describe": lambda job: facts(_device()),
 }  # fmt: skip
 
 

@@ -1,19 +1,16 @@
 """The source of one kernel alone: a module with its definitions, `run(operands, out, scratch)`, and its preparations.
 
-It is what compiling and timing processes execute, each from a file: Triton reads its kernels' source from there. Both
-write the same text, so that what one has compiled, the other finds in Triton's cache.
+It is what compiling and timing processes execute: the same text, so that what one has compiled, the other finds in Triton's
+cache.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import linecache
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from hashlib import blake2b
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -81,19 +78,12 @@ def kernel_text(template: Template, call: Call) -> KernelText:
     return KernelText(text, names, tuple(sorted(template.prep)), fresh, scratch, bool(own))
 
 
-@cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="tensor_graphs-kernels-")
-
-
 def module_of(found: KernelText) -> ModuleType:
-    """The module of a text, executed. A file of its own in a folder that goes with this process."""
-    path = Path(_folder().name) / f"kernel_{found.digest}.py"
-    path.write_text(found.text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """The module of a text, executed. Its lines can be looked up: Triton reads its kernels' text."""
+    module = ModuleType(f"kernel_{found.digest}")
+    file = f"<{module.__name__}>"
+    linecache.cache[file] = (len(found.text), None, found.text.splitlines(keepends=True), file)
+    exec(compile(found.text, file, "exec"), vars(module))
     return module
 
 

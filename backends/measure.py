@@ -9,7 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -114,15 +114,7 @@ class Worker:
     def _started(self) -> subprocess.Popen[str]:
         if self._process is not None and self._process.poll() is None:
             return self._process
-        path = os.pathsep.join(p for p in sys.path if p)
-        environment = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **self.environment}
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise WorkerError(f"the measuring process cannot be started: {error}") from None
+        self._process = started(self.module, self.environment)
         self._replies = queue.Queue()
         assert self._process.stdout is not None
         threading.Thread(target=_listen, args=(self._process.stdout, self._replies), daemon=True).start()
@@ -148,6 +140,21 @@ class Worker:
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
+
+
+def started(
+    module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """A child that runs a module of this package, spoken to in lines; WorkerError if it cannot be started."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    known = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **(environment or {})}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=known, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise WorkerError(f"the measuring process cannot be started: {error}") from None
 
 
 def _listen(pipe: IO[str], replies: queue.Queue[str | None]) -> None:

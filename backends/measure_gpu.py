@@ -1,48 +1,57 @@
 """Timing kernels on a GPU: schedules compile in a pool of processes, and one process with the device checks and times them.
 
-Each candidate is measured in the schedules its template finds worth it, at most `SCHEDULES`. All compile first, side by
-side and ahead of the device; what does not fit, spills registers or is the same binary as another is not run. What is left
-runs once, is checked against float64, and gives a few samples; the best few are then measured in full.
+Each candidate is measured in the schedules that its search proposes (schedule_search.py). Several candidates are under way at
+once: while schedules of some compile, what is ready of others runs, in whatever order it becomes ready. What does not fit, spills
+registers or is the same binary as another is not run. What is left runs once, is checked against float64, and gives a few
+samples; the best few are then measured in full.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import math
 import queue
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
+from ..costdb import tuned
 from ..costdb.device import cores, gpu_facts, gpu_machine
 from ..costdb.key import KernelKey, Work
 from ..costdb.roofline import CALIBRATION
 from ..costdb.schema import REGIMES, Accuracy, Row
 from ..costdb.schema import Failure as FailureRow
 from ..costdb.schema import Timing as TimingRow
+from ..costdb.snapshot import Snapshot
 from ..costdb.source import source_hash
 from ..errors import WorkerError
+from ..extract.clock import Clock
 from ..extract.kernel import Call, Candidate, Template
 from ..extract.work import call_work
+from .compile_pool import COMPILE_S, CompilePool, Reply
 from .kernel_text import KernelText, call_json, kernel_text
 from .keys import key_of
 from .measure import Failure, Sink, Timing, Worker
+from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedule
 
-SCHEDULES = 16  # of one kernel that are compiled
-BEST = 3  # of those tried that get the full protocol
-HOPELESS = 3.0  # a first time this many times the best one's gets none
-AHEAD = 4  # candidates that compile while others are timed
-START_S, COMPILE_S, RUN_S = 180.0, 60.0, 15.0  # most seconds for starting a process, one schedule's compiler, one job
+SCHEDULES = COUNT  # of one kernel that are measured
+BEST, CLOSE = 2, 1.1  # of those tried that get the full protocol, and times the fastest one's time that they may take
+AHEAD = 8  # candidates under way at once
+START_S, RUN_S = 180.0, 15.0  # most seconds for starting a process, one job
 CAPABILITY = 90  # compiled for where no GPU is seen
+REGIME = "cold"  # of the times that searches go by
 
 CALIBRATE_S = 1.5
 GIVE_UP = 3  # schedules of one kernel that fault, crash or hang before the others are not tried
 
-Reply = dict[str, Any]
+Worth = Callable[[Candidate], float]
+_numbers = count()
 
 
-@dataclass
+@dataclass(eq=False)
 class Try:
     """One schedule of a kernel on its way."""
 
@@ -58,53 +67,54 @@ class Try:
 
     @property
     def us(self) -> float:
-        """The middle one of the cold samples."""
-        return sorted(self.cold)[len(self.cold) // 2]
+        """The middle one of the cold samples; infinite for a failure."""
+        return sorted(self.cold)[len(self.cold) // 2] if self.cold and self.failure is None else math.inf
 
 
-@dataclass
+@dataclass(eq=False)
 class Measured:
-    """A kernel with all its schedules."""
+    """A kernel with the schedules that were tried, and those that are under way."""
 
     template: Template
     call: Call
     tries: list[Try] = field(default_factory=list)
+    search: ScheduleSearch | None = None
+    candidate: Candidate | None = None
+    pending: int = 0  # tries that are not judged yet
+    broken: int = 0  # tries that ended the process with the device
+    spilling: list[tuple[int, Try]] = field(default_factory=list)  # bytes; tried only where all spill
+    binaries: dict[str, Try] = field(default_factory=dict)
+    number: int = field(default_factory=lambda: next(_numbers))
 
     def __post_init__(self) -> None:
-        self.work = Work(*call_work(self.template, self.call))  # here: terms are made in one thread only
+        self.work = Work(*call_work(self.template, self.call))
 
+    def judge(self, one: Try) -> bool:
+        """Whether a compiled try is worth running now; notes what failed, does not fit, is another's twin, or spills."""
+        reply = one.compiled.result() if one.compiled is not None else None
+        if one.failure is not None or reply is None:
+            return one.failure is None
+        if _failed(one, reply):
+            return False
+        if not reply["fits"]:
+            one.failure = Failure("resources", f"{reply['shared']} bytes of shared memory", "compile")
+        elif (twin := self.binaries.setdefault(reply["digest"], one)) is not one:
+            one.twin = twin
+        elif reply["spills"]:
+            self.spilling.append((reply["spills"], one))
+        else:
+            return True
+        return False
 
-class CompilePool:
-    """Processes that compile kernel texts, each with a thread that waits for it."""
-
-    def __init__(self, workers: int, capability: int, timeout: float = COMPILE_S) -> None:
-        self.capability, self.timeout = capability, timeout
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="compile")
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._all = [Worker("tensor_graphs.backends.compile_worker", environment=_COMPILES) for _ in range(workers)]
-        for worker in self._all:
-            self._idle.put(worker)
-
-    def submit(self, text: KernelText, call: Call) -> Future[Reply]:
-        """The resources of a text, once it is compiled."""
-        return self._threads.submit(self._compile, text, call)
-
-    def _compile(self, text: KernelText, call: Call) -> Reply:
-        worker = self._idle.get()
-        try:
-            job = {"text": text.to_json(), "call": call_json(call), "capability": self.capability}
-            return worker.ask(job, self.timeout if worker.alive else START_S)
-        finally:
-            self._idle.put(worker)
-
-    def close(self) -> None:
-        """End all processes, with whatever they are doing."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._all:
-            worker.close()
-
-
-_COMPILES = {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    def least_spilling(self) -> Try | None:
+        """The try that spills least, where nothing that does not spill has run; the others have failed."""
+        self.spilling.sort(key=lambda pair: pair[0])
+        clean = any(t.us < math.inf for t in self.tries)
+        least = None if clean or not self.spilling else self.spilling.pop(0)[1]
+        for spills, one in self.spilling:
+            one.failure = Failure("spills", f"{spills} bytes of registers spill per thread", "compile")
+        self.spilling.clear()
+        return least
 
 
 class GpuMeasurer:
@@ -125,33 +135,61 @@ class GpuMeasurer:
         count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
         capability = int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
         self.pool = CompilePool(count, capability) if count else None
+        self.clock = Clock()  # what this object's thread has waited for
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # writes what is next while the device is busy
-        self._open: Measured | None = None
-        self._known: set[int] = set()
+        self._ready: queue.SimpleQueue[tuple[Measured, Try]] = queue.SimpleQueue()
+        self._waiting: deque[tuple[Measured, Try]] = deque()  # taken from the queue, the device was busy with others
+        self._opened: dict[
+            int, set[int]
+        ] = {}  # kernels that the process with the device has open, and what it has tried
 
     # ------------------------------------------------------------ the interface of measurers
-    def measure(self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None) -> None:
-        """Time each distinct call in its schedules and store timing, accuracy and failures; returns when the rows are
-        durable. Candidates are taken from the iterable a few ahead of the one being timed."""
+    def start(self) -> None:
+        """Let the processes start while there are other things to do."""
         self.worker.start()
+        if self.pool is not None:
+            self.pool.start()
+
+    def measure(
+        self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None, worth: Worth | None = None
+    ) -> None:
+        """Time each distinct call in the schedules that its search proposes and store timing, accuracy and failures; returns
+        when the rows are durable. Candidates are taken from the iterable a few ahead of what is timed. `worth` is asked again
+        and again for the µs up to which more measuring of a candidate is of use."""
+        self.start()
         self._calibrate_once()
-        waiting: list[Future[Measured | None]] = []
         source, seen, done = iter(candidates), set[str](), 0
+        under_way: list[Measured] = []
         while True:
-            for candidate in itertools.islice(source, AHEAD - len(waiting)):
-                waiting.append(self._writer.submit(self._begun, candidate, seen))
-            if not waiting:
+            while len(under_way) < AHEAD and (candidate := next(source, None)) is not None:
+                kernel = self._begun(candidate, seen)
+                if kernel is not None:
+                    under_way.append(kernel)
+                    continue
+                done += 1
+                if progress is not None:
+                    progress(done)
+            if not under_way:
                 break
-            kernel = waiting.pop(0).result()
-            if kernel is not None:
+            kernel = self._step(worth)
+            if kernel.pending == 0:
                 self._finish(kernel)
-                self.sink.add(rows_of(kernel))
-            done += 1
-            if progress is not None:
-                progress(done)
+                under_way.remove(kernel)
+                with self.clock.running("rows"):
+                    self.sink.add(rows_of(kernel))
+                done += 1
+                if progress is not None:
+                    progress(done)
         flush = getattr(self.sink, "flush", None)
         if flush is not None and seen:
             flush()
+
+    def unfinished(self, candidate: Candidate) -> bool:
+        """Whether a measured candidate has schedules that are worth measuring, as one has whose search was cut."""
+        if candidate.is_view or candidate.template.space is None:
+            return False
+        search = self._search(candidate.template, candidate.call)
+        return search is not None and bool(search.known) and bool(search.more())
 
     def _calibrate_once(self) -> None:
         """Calibrate where the store knows no limits of this device."""
@@ -162,7 +200,10 @@ class GpuMeasurer:
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement of a call in the schedule that it names, not stored."""
-        kernel = self._submitted(Measured(template, call, [Try(call)]))
+        kernel = Measured(template, call)
+        self._submit(kernel, [call])
+        while kernel.pending:
+            self._step(None)
         self._finish(kernel)
         (only,) = kernel.tries
         if only.failure is not None:
@@ -193,79 +234,145 @@ class GpuMeasurer:
 
     # ------------------------------------------------------------ one kernel
     def _begun(self, candidate: Candidate, seen: set[str]) -> Measured | None:
-        """The candidate's kernel with its schedules compiling; None for views and kernels that were here before."""
+        """The candidate's kernel with its first schedules compiling; None for views and kernels that were here before."""
         template, call = candidate.template, candidate.call
         digest = key_of(template, call).digest
         if candidate.is_view or digest in seen:
             return None
         seen.add(digest)
-        return self._submitted(Measured(template, call, [Try(c) for c in schedules_of(template, call, self.schedules)]))
-
-    def _submitted(self, kernel: Measured) -> Measured:
-        for one in kernel.tries:
-            try:
-                one.text = kernel_text(kernel.template, one.call)
-            except Exception as error:  # an emitter's fault, or a schedule it cannot write: that schedule's failure
-                one.failure = Failure("emit-error", f"{type(error).__name__}: {error}"[:400], "emit")
-                continue
-            if self.pool is not None and one.text.generated:
-                one.compiled = self.pool.submit(one.text, one.call)
+        search = self._search(template, call)
+        kernel = Measured(template, call, search=search, candidate=candidate)
+        wanted = [call] if search is None else [replace(call, schedule=s) for s in search.more()]
+        if not wanted and search is not None:  # all was measured: asked for again, the best one is
+            best = search.measured[0][1] if search.measured else key_of_schedule(search.ranked[0])
+            wanted = [replace(call, schedule=dict(best))]
+        self._submit(kernel, wanted)
         return kernel
 
+    def _search(self, template: Template, call: Call) -> ScheduleSearch | None:
+        return search_of(template, call, self.schedules, getattr(self.sink, "snapshot", None))
+
+    def _submit(self, kernel: Measured, calls: Sequence[Call]) -> None:
+        """Write and compile calls of a kernel; each is in the queue when it is ready to be judged."""
+        for call in calls:
+            one = Try(call)
+            kernel.tries.append(one)
+            kernel.pending += 1
+            self._writer.submit(self._write, kernel, one)
+
+    def _write(self, kernel: Measured, one: Try) -> None:
+        try:
+            one.text = kernel_text(kernel.template, one.call)
+            if self.pool is not None and one.text.generated:
+                one.compiled = self.pool.submit(one.text, one.call)
+        except Exception as error:  # an emitter's fault, or a schedule it cannot write: that schedule's failure
+            one.failure = Failure("emit-error", f"{type(error).__name__}: {error}"[:400], "emit")
+        if one.compiled is None:
+            self._ready.put((kernel, one))
+        else:
+            one.compiled.add_done_callback(lambda _: self._ready.put((kernel, one)))
+
+    def _step(self, worth: Worth | None) -> Measured:
+        """Judge and try what is ready, of the kernel that the device has open if possible; ask its search for more when that was
+        the last. The kernel."""
+        kernel, one = self._next()
+        if kernel.broken >= GIVE_UP:
+            one.failure = _given_up(kernel)
+        elif kernel.judge(one):
+            self._try(kernel, one)
+        kernel.pending -= 1
+        if kernel.pending == 0:
+            wanted = self._wanted(kernel, kernel.search, worth) if kernel.search is not None else []
+            if not wanted and (spilled := kernel.least_spilling()) is not None:
+                self._try(kernel, spilled)
+            self._submit(kernel, [replace(kernel.call, schedule=s) for s in wanted])
+        return kernel
+
+    def _next(self) -> tuple[Measured, Try]:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._waiting.append(self._ready.get_nowait())
+        if not self._waiting:
+            with self.clock.running("wait"):
+                self._waiting.append(self._awaited())
+        for i, (kernel, _) in enumerate(self._waiting):
+            if kernel.number in self._opened:
+                self._waiting.rotate(-i)
+                break
+        return self._waiting.popleft()
+
+    def _awaited(self) -> tuple[Measured, Try]:
+        try:
+            return self._ready.get(timeout=START_S + COMPILE_S)
+        except queue.Empty:
+            raise WorkerError(f"nothing was compiled within {START_S + COMPILE_S:g} s") from None
+
+    def _wanted(self, kernel: Measured, search: ScheduleSearch, worth: Worth | None) -> list[Schedule]:
+        """The schedules that a kernel's search proposes after all under way were judged; where the kernel is given up, those not
+        tried fail with it."""
+        for one in kernel.tries:
+            search.told(one.call.schedule, (one.twin or one).us)
+        if kernel.broken >= GIVE_UP:
+            rest = [s for s in search.ranked if key_of_schedule(s) not in search.known]
+            kernel.tries += [Try(replace(kernel.call, schedule=dict(s)), failure=_given_up(kernel)) for s in rest]
+            return []
+        useful = worth(kernel.candidate) if worth is not None and kernel.candidate is not None else math.inf
+        return search.more(useful)
+
     def _finish(self, kernel: Measured) -> None:
-        judge(kernel.tries)
-        alive = {i: t for i, t in enumerate(kernel.tries) if t.failure is None and t.twin is None}
-        if alive:
-            self._tried(kernel, alive)
+        """Measure the best schedules in full; twins take what their first has."""
+        alive = {i: t for i, t in enumerate(kernel.tries) if t.twin is None and t.us < math.inf}
+        right = sorted(alive, key=lambda i: alive[i].us)
+        for i in right[:BEST]:
+            one = alive[i]
+            if one.us > CLOSE * alive[right[0]].us:
+                break
+            with self.clock.running("time"):
+                reply = self._in_context(kernel, {"job": "time", "index": i}, one.text)
+            if not _failed(one, reply):
+                one.accuracy, one.cold, one.hot = reply["accuracy"], reply["cold"], reply["hot"]
+                one.clock_mhz = reply["clock_mhz"]
+        if self._opened.pop(kernel.number, None) is not None and self.worker.alive:
+            self._ask({"job": "close", "kernel": kernel.number})
         for one in kernel.tries:
             if one.twin is not None:
                 one.failure, one.accuracy, one.cold, one.hot = (
                     one.twin.failure, one.twin.accuracy, one.twin.cold, one.twin.hot,
                 )  # fmt: skip
 
-    def _tried(self, kernel: Measured, alive: Mapping[int, Try]) -> None:
-        """Try all schedules, then measure the best few of them in full."""
-        best, broken = float("inf"), 0
-        for i, one in alive.items():
-            assert one.text is not None
-            if broken >= GIVE_UP:
-                one.failure = Failure("not-tried", f"{broken} other schedules ended the process", "try")
-                continue
-            reply = self._in_context(kernel, {"job": "try", "index": i, "text": one.text.to_json()})
-            if not _failed(one, reply):
-                one.accuracy, one.cold = reply["accuracy"], reply["cold"]
-                best = min(best, one.us)
-            elif one.failure is not None and one.failure.status in ("fault", "crash", "timeout"):
-                broken += 1
-        right = sorted((i for i, t in alive.items() if t.failure is None), key=lambda i: alive[i].us)
-        for i in right[:BEST]:
-            one = alive[i]
-            if one.us > HOPELESS * best:
-                break
-            reply = self._in_context(kernel, {"job": "time", "index": i}, one.text)
-            if not _failed(one, reply):
-                one.accuracy, one.cold, one.hot = reply["accuracy"], reply["cold"], reply["hot"]
-                one.clock_mhz = reply["clock_mhz"]
+    def _try(self, kernel: Measured, one: Try) -> None:
+        """Run one schedule: is it right, and how fast about?"""
+        assert one.text is not None
+        job = {"job": "try", "index": kernel.tries.index(one), "text": one.text.to_json()}
+        with self.clock.running("try"):
+            reply = self._in_context(kernel, job)
+        if not _failed(one, reply):
+            one.accuracy, one.cold = reply["accuracy"], reply["cold"]
+        elif one.failure is not None and one.failure.status in ("fault", "crash", "timeout"):
+            kernel.broken += 1
 
     def _in_context(self, kernel: Measured, job: Reply, text: KernelText | None = None) -> Reply:
-        """The reply to a job about an open kernel. A process that has started since knows neither the kernel nor what was
-        tried: both are told again."""
-        if self._open is not kernel or not self.worker.alive:
-            opened = self._ask(
-                {"job": "open", "pattern": kernel.template.pattern, "call": call_json(kernel.call)}, START_S
-            )
+        """The reply to a job about a kernel. A process that has started since knows neither the kernel nor what was tried: both
+        are told again."""
+        if not self.worker.alive:
+            self._opened.clear()
+        if kernel.number not in self._opened:
+            opening = {"job": "open", "kernel": kernel.number, "pattern": kernel.template.pattern}
+            with self.clock.running("open"):
+                opened = self._ask({**opening, "call": call_json(kernel.call)}, START_S)
             if opened.get("fatal"):  # nothing of the kernel has run yet
                 raise WorkerError(f"the GPU cannot be used: {opened['message']}")
             if not opened["ok"]:
                 return opened
-            self._open, self._known = kernel, set()
-        if text is not None and job["index"] not in self._known:
-            again = self._ask({"job": "try", "index": job["index"], "text": text.to_json()})
+            self._opened[kernel.number] = set()
+        tried = self._opened[kernel.number]
+        if text is not None and job["index"] not in tried:
+            again = self._ask({"job": "try", "kernel": kernel.number, "index": job["index"], "text": text.to_json()})
             if not again["ok"]:
                 return again
-        reply = self._ask(job)
+        reply = self._ask({**job, "kernel": kernel.number})
         if reply["ok"]:
-            self._known.add(job["index"])
+            tried.add(job["index"])
         return reply
 
     def _ask(self, job: Reply, timeout: float | None = None) -> Reply:
@@ -277,34 +384,42 @@ class GpuMeasurer:
 
 
 def schedules_of(template: Template, call: Call, most: int = SCHEDULES) -> list[Call]:
-    """The calls to measure: one per schedule worth it, or the one that the call names already."""
+    """The calls of the best guesses: one per schedule, or the one that the call names already."""
     if template.space is None or call.schedule:
         return [call]
     return [replace(call, schedule=dict(s)) for s in list(template.space(call))[:most]] or [call]
 
 
-def judge(tries: Sequence[Try]) -> None:
-    """Wait for the compiler; note what failed, does not fit, is another's twin, or spills where others do not."""
-    first: dict[str, Try] = {}
-    spilling: list[tuple[int, Try]] = []
-    for one in tries:
-        if one.compiled is None or one.failure is not None:
-            continue
-        reply = one.compiled.result()
-        if _failed(one, reply):
-            continue
-        if not reply["fits"]:
-            one.failure = Failure("resources", f"{reply['shared']} bytes of shared memory", "compile")
-        elif reply["digest"] in first:
-            one.twin = first[reply["digest"]]
-        else:
-            first[reply["digest"]] = one
-            if reply["spills"]:
-                spilling.append((reply["spills"], one))
-    clean = [t for t in tries if t.failure is None and t.twin is None and all(t is not s for _, s in spilling)]
-    spilling.sort(key=lambda pair: pair[0])
-    for spills, one in spilling if clean else spilling[1:]:
-        one.failure = Failure("spills", f"{spills} bytes of registers spill per thread", "compile")
+def search_of(
+    template: Template, call: Call, most: int = SCHEDULES, snapshot: Snapshot | None = None
+) -> ScheduleSearch | None:
+    """The search of a kernel's schedules with what a store knows of it; None where there is nothing to choose."""
+    ranked = [] if template.space is None or call.schedule else [dict(s) for s in template.space(call)]
+    if not ranked:
+        return None
+    fits = None if template.fits is None else lambda s: template.fits(replace(call, schedule=s))  # type: ignore[misc]
+    if snapshot is None:
+        return ScheduleSearch(ranked[:most], fits, count=most)
+    key = key_of(template, call)
+    near = tuned.nearest(snapshot, key, Work(*call_work(template, call)), REGIME)
+    legal = [s for s in near if fits is not None and fits(s)]
+    known = dict(_known(snapshot, key, [*ranked[:most], *tuned.tried(snapshot, key)]))
+    return ScheduleSearch(ranked[:most], fits, [] if known else legal, most, known)
+
+
+def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, int]]) -> Iterator[tuple[Key, float]]:
+    """What was measured of schedules, or failed."""
+    for schedule in schedules:
+        digest = key.with_schedule(schedule).digest
+        measured = snapshot.measurement(digest, REGIME)
+        if measured is not None:
+            yield key_of_schedule(schedule), measured.us
+        elif snapshot.has(digest, "failure"):
+            yield key_of_schedule(schedule), math.inf
+
+
+def _given_up(kernel: Measured) -> Failure:
+    return Failure("not-tried", f"{kernel.broken} other schedules ended the process", "try")
 
 
 def _failed(one: Try, reply: Reply) -> bool:

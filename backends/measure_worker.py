@@ -254,7 +254,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- the process
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """On Linux the kernel ends this process when its parent ends, however that happens."""
     if sys.platform == "linux":
         import ctypes
@@ -262,7 +262,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
-def _own_output() -> TextIO:
+def own_output() -> TextIO:
     """The pipe to the parent; whatever libraries print goes to stderr instead."""
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -274,8 +274,8 @@ def main(
 ) -> None:
     """Answer jobs until the input ends, after `begin`. An interrupt is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
-    out = _own_output()
+    die_with_parent()
+    out = own_output()
     threads = int(os.environ.get("TENSOR_GRAPHS_THREADS") or 0)
     if threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)

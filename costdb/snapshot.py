@@ -15,10 +15,11 @@ LABELS = ("kernel", "name", "family", "backend", "device", "dtypes", "schedule",
 LOADED = {
     "timing": ("digest", "regime", "run", "time_us", "median_us", "mad_us", "n", "threads", "flops", "bytes", *LABELS),
     "accuracy": ("digest", "run", "time_us", "reference", "rel_fro", "max_abs", "max_rel", "max_ulp", "seeds"),
-    "failure": ("digest", "kernel", "run", "time_us", "status", "stage", "message"),
+    "failure": ("digest", "kernel", "schedule", "shapes", "run", "time_us", "status", "stage", "message"),
 }
 """The columns of each kind of row that are kept in memory. Samples stay in the shards."""
 
+UNSCHEDULED = ("", "[]", '""')  # what the column holds for kernels without a schedule
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _CONTRADICTION = 2.0
 
@@ -76,6 +77,7 @@ class Snapshot:
         }
         self._index: dict[str, dict[str, list[int]]] = {kind: {} for kind in LOADED}
         self._memo: dict[tuple[str, str], Measurement | None] = {}
+        self._tuned: dict[str, dict[str, dict[str, set[str]]]] = {}  # kernel, shapes, schedule: digests
 
     def extend(self, kind: str, columns: Columns) -> None:
         """Append rows of one kind, given as columns."""
@@ -85,6 +87,9 @@ class Snapshot:
             held[name].extend(columns[name])
         for row, digest in enumerate(held["digest"][start:], start):
             index.setdefault(digest, []).append(row)
+            if "schedule" in held and held["schedule"][row] not in UNSCHEDULED:
+                body = self._tuned.setdefault(held["kernel"][row], {})
+                body.setdefault(held["shapes"][row], {}).setdefault(held["schedule"][row], set()).add(digest)
             if self._memo:
                 self._forget(digest)
 
@@ -106,6 +111,10 @@ class Snapshot:
     def kernels(self) -> set[str]:
         """Bodies (the field `kernel` of their keys) that were timed or failed, in any shape and schedule."""
         return {name for kind in ("timing", "failure") for name in self._columns[kind]["kernel"]}
+
+    def tuned(self, kernel: str) -> Mapping[str, Mapping[str, set[str]]]:
+        """Shapes (as in the column) to schedules (as in theirs) to digests of what was timed or failed of a kernel's body."""
+        return self._tuned.get(kernel, {})
 
     def has(self, digest: str, kind: str = "timing") -> bool:
         """Whether a key has rows of this kind."""

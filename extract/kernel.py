@@ -93,7 +93,8 @@ class Template:
     array of bytes that holds nothing before the call and is given to others after it.
     `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
     `source(call)` gives definitions (name -> text) that the call needs, for kernels generated for it. `space(call)` lists
-    the schedules worth measuring, the best guess first; one of them is `call.schedule` when code is written.
+    the schedules worth measuring, the best guess first; `call.schedule` is one of them, or another that `fits(call)` lets
+    pass, when code is written.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Template:
     exact: bool = False
     source: Callable[[Call], Mapping[str, str]] | None = None
     space: Callable[[Call], Sequence[Mapping[str, int]]] | None = None
+    fits: Callable[[Call], bool] | None = None
     version: str = "1"
 
     @cached_property

@@ -8,16 +8,15 @@ from dataclasses import replace
 import pytest
 
 from tensor_graphs.backends import gpu_worker
+from tensor_graphs.backends.compile_pool import CompilePool
 from tensor_graphs.backends.kernel_text import KernelText, call_json, call_of_json, kernel_text
 from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.measure import Timing
 from tensor_graphs.backends.measure_gpu import (
-    CompilePool,
     GpuMeasurer,
     Measured,
     Try,
     calibration_rows,
-    judge,
     rows_of,
     schedules_of,
 )  # fmt: skip
@@ -238,7 +237,8 @@ def test_kernels_compile_without_a_gpu_and_twins_are_found(pool: CompilePool) ->
         one.compiled = pool.submit(one.text, one.call)
     replies = [t.compiled.result() for t in tries]
     assert all(r["ok"] and r["kernels"] == 1 and r["fits"] and r["registers"] > 0 for r in replies), replies
-    judge(tries)
+    kernel = Measured(template(), CALL, tries)
+    assert [kernel.judge(t) for t in tries] == [True, True, True, False]
     assert [t.twin is tries[0] for t in tries] == [False, False, False, True]
     broken = kernel_text(template(lambda call: f"add_kernel[(1,)](x, {call.names['out']})"), CALL)
     assert pool.submit(broken, CALL).result()["status"] == "compile-error"
@@ -259,7 +259,11 @@ class Told:
 def test_what_spills_is_dropped_where_something_does_not() -> None:
     def judged(*told: Told) -> list[str]:
         tries = [Try(CALL, compiled=t) for t in told]  # type: ignore[arg-type]
-        judge(tries)
+        kernel = Measured(template(), CALL, tries)
+        for one in tries:
+            if kernel.judge(one):
+                one.cold = [1.0]
+        kernel.least_spilling()
         return [t.failure.status if t.failure else "kept" for t in tries]
 
     assert judged(Told("a"), Told("b", spills=8), Told("c", fits=False)) == ["kept", "spills", "resources"]

@@ -1,0 +1,89 @@
+"""Compiling kernel texts elsewhere, many at once: the near side of compile_server.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from concurrent.futures import Future
+from typing import IO, Any
+
+from ..extract.kernel import Call
+from .kernel_text import KernelText, call_json
+from .measure import started
+
+COMPILE_S = 60.0  # most seconds of one schedule's compiler
+
+Reply = dict[str, Any]
+
+_ENVIRONMENT = {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+_GONE: Reply = {"ok": False, "status": "crash", "stage": "compile", "message": "the compiling process ended"}
+
+
+class CompilePool:
+    """At most `workers` compilers at work for an architecture (90 is sm_90); `timeout` seconds bound one text."""
+
+    def __init__(self, workers: int, capability: int, timeout: float = COMPILE_S) -> None:
+        self.workers, self.capability, self.timeout = workers, capability, timeout
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[Reply]] = {}
+        self._count = 0
+
+    def start(self) -> None:
+        """Let the compiler load while there are other things to do; `submit` would do it too."""
+        with self._lock:
+            self._started()
+
+    def submit(self, text: KernelText, call: Call) -> Future[Reply]:
+        """The resources of a text, once it is compiled."""
+        found: Future[Reply] = Future()
+        job = {"text": text.to_json(), "call": call_json(call), "capability": self.capability, "timeout": self.timeout}
+        with self._lock:
+            self._count += 1
+            number, process = self._count, self._started()
+            self._waiting[number] = found
+            try:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps({"id": number, **job}) + "\n")
+                process.stdin.flush()
+            except OSError:  # it has just died: the listener tells all that wait, perhaps not this one any more
+                self._waiting.pop(number, None)
+                found.set_result(dict(_GONE))
+        return found
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            arguments = [str(self.workers), str(self.capability)]
+            self._process = started("tensor_graphs.backends.compile_server", _ENVIRONMENT, arguments)
+            assert self._process.stdout is not None
+            self._waiting = {}
+            threading.Thread(target=_listen, args=(self._process.stdout, self._waiting), daemon=True).start()
+        return self._process
+
+    def close(self) -> None:
+        """End all compilers, with whatever they are doing."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _listen(pipe: IO[str], waiting: dict[int, Future[Reply]]) -> None:
+    """Hand replies to those who wait; at the end of the pipe, nobody waits on."""
+    with contextlib.suppress(ValueError, OSError):
+        for line in pipe:
+            reply = json.loads(line)
+            found = waiting.pop(reply["id"], None)
+            if found is not None:
+                found.set_result(reply)
+    while waiting:
+        with contextlib.suppress(KeyError):
+            waiting.popitem()[1].set_result(dict(_GONE))
+    pipe.close()

@@ -1,0 +1,146 @@
+"""Which schedules of a kernel to measure: good guesses first, then single-parameter moves from the best that were measured.
+
+The guesses are the best ranked ones (the template's `space`) and what was best for the same kernel in other shapes. Each further
+round takes the neighbours of the two fastest: one parameter halved or doubled (`stages`: one more or less), the neighbours of
+parameters that have moved well first. The search ends when `COUNT` schedules are measured, when nothing is left to try, or when
+the kernel is so far from `worth` (the µs from which on it is of no use) that what is left will not bring it there.
+
+A search is a function of what is known: from the same results it proposes the same, so that one that was cut goes on later, and
+one that had ended proposes nothing. It never proposes a schedule twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Schedule = Mapping[str, int]
+Key = tuple[tuple[str, int], ...]
+
+COUNT = 16  # schedules of a kernel and shape that are measured
+SEEDS = 5  # ranked guesses that are measured first
+ROUND = 4  # schedules proposed together after that
+CENTRES = 2  # measured schedules whose neighbours are tried
+NEAR = 1.15  # times the fastest one's time that the second centre may take
+SLACK = 0.6  # share above `worth` that is hoped for at first; less with every schedule measured
+FIXED = ("join", "precision")  # parameters that are no sizes
+
+
+def key_of_schedule(schedule: Schedule) -> Key:
+    """The schedule as a key: equal for equal schedules."""
+    return tuple(sorted(schedule.items()))
+
+
+def moves(schedule: Schedule) -> Iterator[Schedule]:
+    """All schedules one step away, legal or not: each parameter doubled and halved, `stages` by one. Where nothing is split, two
+    parts are a step away; parts are joined by the last program."""
+    for name, value in schedule.items():
+        if name in FIXED:
+            continue
+        for other in (value + 1, value - 1) if name == "stages" else (2 * value, value // 2):
+            if other == 1 and name == "split":
+                yield {k: v for k, v in schedule.items() if k not in ("split", "join")}
+            elif other >= 1:
+                yield {**schedule, name: other}
+    if "split" not in schedule:
+        yield {**schedule, "split": 2, "join": 1}
+
+
+@dataclass
+class ScheduleSearch:
+    """The search of one kernel in one shape.
+
+    `ranked`: guesses, the best first. `fits` says of any schedule whether it is legal; None: only ranked ones are. `near`: what
+    was best in other shapes. `known`: µs of each schedule measured so far, infinite for those that failed.
+    """
+
+    ranked: Sequence[Schedule]
+    fits: Callable[[Schedule], bool] | None = None
+    near: Sequence[Schedule] = ()
+    count: int = COUNT
+    known: dict[Key, float] = field(default_factory=dict)
+    proposed: set[Key] = field(default_factory=set)
+
+    @property
+    def measured(self) -> list[tuple[float, Key]]:
+        """(µs, schedule) of what did not fail, the fastest first."""
+        return sorted((us, key) for key, us in self.known.items() if us < math.inf)
+
+    def told(self, schedule: Schedule, us: float) -> None:
+        """What a schedule takes; infinite: it failed."""
+        self.known[key_of_schedule(schedule)] = us
+
+    def more(self, worth: float = math.inf) -> list[Schedule]:
+        """The schedules to measure now, none when the search has ended; what was proposed before is told by now, or lost."""
+        room = min(self.count - len(self.measured), 2 * self.count - len(self.known))
+        return self._noted(self._wanted(worth), room)
+
+    def _noted(self, wanted: Iterable[Schedule], room: int) -> list[Schedule]:
+        found: list[Schedule] = []
+        for schedule in wanted:
+            key = key_of_schedule(schedule)
+            if len(found) < room and key not in self.known and key not in self.proposed:
+                self.proposed.add(key)
+                found.append(dict(schedule))
+        return found
+
+    def _wanted(self, worth: float) -> list[Schedule]:
+        if worth <= 0 or self._hopeless(worth):
+            return []
+        seeds = [s for s in (*self.near, *self.ranked[:SEEDS]) if self._open(s)]
+        if seeds:
+            return seeds
+        found = list(self._neighbours())[:ROUND] if self.fits else []
+        return found + [s for s in self.ranked if self._open(s)][: ROUND - len(found)]
+
+    def _open(self, schedule: Schedule) -> bool:
+        key = key_of_schedule(schedule)
+        return key not in self.known and key not in self.proposed
+
+    def _hopeless(self, worth: float) -> bool:
+        """Whether the fastest one is further from `worth` than the schedules left can be hoped to make good."""
+        found = self.measured
+        return bool(found) and found[0][0] > worth * (1 + SLACK * (1 - len(found) / self.count))
+
+    def _neighbours(self) -> Iterator[Schedule]:
+        """Legal, untried schedules one step from the fastest, in turn with those of the second one if it is near."""
+        found = self.measured
+        centres = [dict(key) for us, key in found[:CENTRES] if us <= NEAR * found[0][0]]
+        ways = [iter(self._around(centre)) for centre in centres]
+        seen: set[Key] = set()
+        while ways:
+            for way in list(ways):
+                step = next(way, None)
+                if step is None:
+                    ways.remove(way)
+                elif key_of_schedule(step) not in seen:
+                    seen.add(key_of_schedule(step))
+                    yield step
+
+    def _around(self, centre: Schedule) -> list[Schedule]:
+        """A centre's legal untried neighbours; those whose parameter and direction were tried elsewhere with most gain first."""
+        assert self.fits is not None
+        gains = self._gains()
+        steps = [s for s in moves(centre) if self._open(s) and self.fits(s)]
+        return sorted(steps, key=lambda s: gains.get(_step(centre, s), 0.0))
+
+    def _gains(self) -> dict[tuple[str, int], float]:
+        """(parameter, direction) -> mean log of the times after and before, over all pairs measured that are a step apart."""
+        pairs: dict[tuple[str, int], list[float]] = {}
+        for key, us in self.known.items():
+            if us == math.inf:
+                continue
+            for other in moves(dict(key)):
+                then = self.known.get(key_of_schedule(other), math.inf)
+                if then < math.inf:
+                    pairs.setdefault(_step(dict(key), other), []).append(math.log(then / us))
+        return {step: sum(found) / len(found) for step, found in pairs.items()}
+
+
+def _step(before: Schedule, after: Schedule) -> tuple[str, int]:
+    """Which parameter a move changes, and whether it grows."""
+    for name in dict.fromkeys((*before, *after)):
+        if name not in FIXED and (was := before.get(name, 1)) != (now := after.get(name, 1)):
+            return name, 1 if now > was else -1
+    return "", 0
