@@ -14,10 +14,13 @@ HALVES = frozenset(("bfloat16", "float16"))
 
 def laid_out(weight: Buffer, call: Call) -> Buffer:
     """Where `prepared` puts a weight, so that what one output needs is contiguous: a matrix is transposed, filters have
-    channels innermost and the 16-bit dtype of the call, if it has one."""
+    channels innermost and the 16-bit dtype of the call, if it has one. Filters of one channel have the filters innermost."""
     if len(weight.shape) == 2:
         return Buffer(weight.dtype, weight.shape, (1, weight.shape[0]))
-    return Buffer(_narrow(weight.dtype, call), weight.shape, innermost(weight.shape))
+    strides = innermost(weight.shape)
+    if weight.shape[1] == 1:
+        strides = (1, *contiguous((*weight.shape[1:], weight.shape[0]))[:-1])
+    return Buffer(_narrow(weight.dtype, call), weight.shape, strides)
 
 
 def prepared(name: str) -> Callable[[Call], str]:
@@ -27,7 +30,8 @@ def prepared(name: str) -> Callable[[Call], str]:
         kind, weight = call.operands[name].type, call.names[name]
         if kind.rank == 2:
             return f"{weight}.t().contiguous()"
-        return f"{weight}.to(torch.{_narrow(kind.dtype, call)}).movedim(1, -1).contiguous()"
+        axis = 0 if kind.shape[1] == 1 else 1
+        return f"{weight}.to(torch.{_narrow(kind.dtype, call)}).movedim({axis}, -1).contiguous()"
 
     return text
 

@@ -73,10 +73,12 @@ class Launch:
     args: tuple[str, ...]
     warps: int
     stages: int
+    boxes: tuple[tuple[str, Box], ...] = ()  # operands of which descriptors follow the arguments
 
     def call(self, names: Mapping[str, str]) -> str:
         """The statement that launches it."""
-        given = ", ".join(names[a] for a in self.args)
+        described = [f"described({names[o]}, {b.shape}, {b.block})" for o, b in self.boxes]
+        given = ", ".join([*(names[a] for a in self.args), *described])
         return f"{self.name}[({self.grid},)]({given}, num_warps={self.warps}, num_stages={self.stages})"
 
 
@@ -95,6 +97,7 @@ _CALLS = {
 _COMBINE = {"sum": "{0} + {1}", "max": "tl.maximum({0}, {1})", "min": "tl.minimum({0}, {1})", "prod": "{0} * {1}"}
 _ACROSS = {"sum": "tl.sum({0}, {1})", "max": "tl.max({0}, {1})", "min": "tl.min({0}, {1})"}
 _NEUTRAL = {"sum": "0.0", "max": "float('-inf')", "min": "float('inf')", "prod": "1.0"}
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # of what can be read in boxes
 TRITON = {
     "float32": "tl.float32", "float16": "tl.float16", "bfloat16": "tl.bfloat16", "float64": "tl.float64", "bool": "tl.int1",
     "int8": "tl.int8", "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "uint8": "tl.uint8",
@@ -154,6 +157,9 @@ class _Emitter:
             self.walked -= set(shape.joined)
         if self.n_loop:
             self.top.bound -= set(shape.cols)
+        self.boxes: dict[tuple[Any, ...], str] = {}
+        self.described: dict[str, tuple[str, Box]] = {}
+        self.narrow = all(kernel.buffers[x.buffer].dtype in ("bfloat16", "float16") for x in kernel.stores)
         self.uses: dict[Expr, int] = {}
         for e in kernel.exprs:
             for a in e.args:
@@ -294,6 +300,8 @@ class _Emitter:
             if e.args[0].kind == "bool" and target == "float32":
                 return Tile(f"tl.where({x.text}, 1.0, 0.0)", x.dims, "float32")
             return Tile(f"{x.atom}.to({TRITON[target]})", x.dims, target)
+        if e.op == "erf" and self.narrow and self.wide == "float32":
+            return self.short_erf(e)
         if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
             return safe
         text = _CALLS.get(e.op)
@@ -309,6 +317,14 @@ class _Emitter:
         if math.prod(self.block[d] for d in dims) > LARGEST:
             raise Unfusable(f"a tile of {' x '.join(str(self.block[d]) for d in dims)}")
         return Tile(text.format(*(self.spread(t, dims) for t in tiles)), dims, dtype)
+
+    def short_erf(self, e: Expr) -> Tile:
+        """erf as exact as 16 bits need (short_erf.py)."""
+        x = self.floated(e.args[0])
+        limit = short_erf.LIMIT
+        y = self.named(Tile(f"tl.minimum(tl.maximum({x.text}, {-limit}), {limit})", x.dims, self.wide))
+        u = self.named(Tile(f"{y.text} * {y.text} * {short_erf.SCALE!r} - 1.0", x.dims, self.wide))
+        return Tile(f"{y.text} * ({short_erf.horner(u.text)})", x.dims, self.wide)
 
     def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
         """exp(a - max(a)) where a mask may hide a whole part of a row (see `below_maximum`); None where none can."""
@@ -338,8 +354,12 @@ class _Emitter:
             if step > 1 and atom.by % step == 0 and _multiple(others, step, self.shape.batch):
                 # no tile crosses a multiple of the divisor: its quotient is one number
                 start = Index(((Axis(f"{axis.name}_", axis.size), 1),)) + others
-                part = Index(((Division(start, atom.by, atom.rest), 1),)).text(lambda a: a.name)
-                return ((axis.name,), f"({part} + tl.arange(0, {step}))") if atom.rest else ((), part)
+                whole = Index(((Division(start, atom.by, False), 1),))
+                if not atom.rest:
+                    return (), whole.text(lambda a: a.name)
+                # no remainder: the compiler does not see that it is a multiple of the tile, and would load one by one
+                first = "" if atom.by == step else f"{(start - whole * atom.by).text(lambda a: a.name)} + "
+                return (axis.name,), f"({first}tl.arange(0, {step}))"
         inner = self.position(atom.index, atom.index.range[1] >= WIDE)
         text = inner.text if len(atom.index.terms) == 1 and not atom.index.const else inner.atom
         return inner.dims, f"({text} {'%' if atom.rest else '//'} {atom.by})"
@@ -371,6 +391,8 @@ class _Emitter:
 
     def load(self, e: Expr) -> Tile:
         operand, at, steps, dtype = e.value
+        if self.tiling.options.get("boxes") and not e.args and (tile := self.boxed(operand, at, dtype)) is not None:
+            return tile
         span = at.range[1] + sum(abs(s) for s in steps) * WIDE * bool(steps)
         where = self.position(at, span >= WIDE)
         picks = [(self.value(a), s) for a, s in zip(e.args, steps)]
@@ -387,6 +409,38 @@ class _Emitter:
         if dtype == "bool":
             return Tile(f"{text} != 0", dims, "bool")
         return Tile(text, dims, dtype)
+
+    def boxed(self, operand: str, at: Index, dtype: str) -> Tile | None:
+        """A tile that the copy unit reads, None where it cannot: it does not see single elements, nor another's mask."""
+        if self.fresh_loads or dtype not in ITEMSIZE:
+            return None
+        tiles: dict[Axis, tuple[str, int]] = {}
+        for a in at.axes:
+            if a in self.shape.batch or a in self.single:
+                continue
+            dim = self.dim_of(a)
+            group = self.shape.rows if dim == "m" else self.shape.cols if dim == "n" else (a,)
+            if group != (a,) or self.ragged(dim):
+                return None
+            tiles[a] = self.origin(a, dim), self.block[dim]
+        found = box(at, tiles, ITEMSIZE[dtype], self.axis_text)
+        if found is None:
+            return None
+        name = self.boxes.setdefault((operand, found.shape, found.block), f"{operand}_box{len(self.boxes)}")
+        self.described[name] = operand, found
+        dims = tuple(self.dim_of(a) for a in found.axes)
+        text = f"{name}.load([{found.origin[0]}, {found.origin[1]}])"
+        in_order = self.order.index(dims[0]) < self.order.index(dims[1])
+        return Tile(text, dims, dtype) if in_order else Tile(f"tl.trans({text})", dims[::-1], dtype)
+
+    def origin(self, axis: Axis, dim: str) -> str:
+        """The first position of a tile along an axis."""
+        if axis in self.walked:
+            return f"{axis.name}_"
+        if dim == "n" and self.n_loop:
+            return "n_"
+        tiled = dim in ("m", "n") and self.extent[dim] > self.block[dim]
+        return f"tile_{dim} * {self.block[dim]}" if tiled else "0"
 
     # ------------------------------------------------------------ reductions
     def reduction(self, e: Expr) -> Tile:
@@ -663,8 +717,8 @@ class _Emitter:
             body += last.as_last(tiles_m * tiles_n * batch, s.batch[0].size, self.counter)
             names.append("counters")
         args = [n for n in names if any(_names(line, n) for line in body)]
-        lines = ["@triton.jit", f"def {self.name}({', '.join(args)}):", *body]
-        return Launch(self.name, "\n".join(lines) + "\n", tiles_m * tiles_n * batch, tuple(args), t.warps, t.stages)
+        lines = ["@triton.jit", f"def {self.name}({', '.join([*args, *self.described])}):", *body]
+        return Launch(self.name, "\n".join(lines) + "\n", tiles_m * tiles_n * batch, tuple(args), t.warps, t.stages, tuple(self.described.values()))
 
     def as_last(self, programs: int, parts: int, counter: int) -> list[str]:
         """The lines that join a tile's parts, in the program that finds all others done."""

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 
+from ..egraph import dtypes
 from .index import Axis, index
-from .kir import Kernel
+from .kir import Expr, Kernel
 from .tiling import Shape, Tiling, padded
 
 Schedule = dict[str, int]
@@ -27,7 +28,10 @@ def tiling_of(shape: Shape, schedule: Mapping[str, int]) -> Tiling:
     """The tiling that a schedule means for a kernel of this shape."""
     k = {a: min(schedule.get(f"k{i}", padded(a.size)), padded(a.size)) for i, a in enumerate(shape.inner)}
     m, n = (schedule[x] if group else 1 for x, group in (("m", shape.rows), ("n", shape.cols)))
-    options = {"precision": ("ieee", "tf32x3", "tf32")[schedule.get("precision", 0)]}
+    options = {
+        "precision": ("ieee", "tf32x3", "tf32")[schedule.get("precision", 0)],
+        "boxes": bool(schedule.get("boxes", 0)),
+    }
     return Tiling(m, n, k, schedule["warps"], schedule["stages"], schedule.get("group", 1), options)
 
 
@@ -117,7 +121,11 @@ def _splits(length: int, programs: int, shape: Shape) -> list[int]:
     """Into how many parts a reduction can be cut so that all multiprocessors have work."""
     return [
         1,
-        *(s for s in (2, 4, 8, 16, 32, 64) if length % s == 0 and length // s >= 64 and programs * s <= 8 * PROGRAMS),
+        *(
+            s
+            for s in (2, 3, 4, 8, 16, 32, 64)
+            if length % s == 0 and length // s >= 64 and programs * s <= 8 * PROGRAMS
+        ),
     ]
 
 
@@ -139,12 +147,12 @@ def _squared(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
             continue
         full = programs * m * n / (shape.m * shape.n * batch)  # what is computed for each element that there is
         more = _again(shape, -(-shape.m // m), -(-shape.n // n)) + 0.5 * any(by % k for by in channels)
+        staged = _staged(kernel, shape, {"m": m, "n": n, **_inner(shape, main, k)})
         for warps, stages in product((4, 8), (2, 3, 4)):
-            shared = stages * (m * k + k * n * accumulators) * width
-            if shared > SHARED or size / (32 * warps) > 160 or size / (32 * warps) < 8:
+            if stages * staged > SHARED or size / (32 * warps) > 160 or size / (32 * warps) < 8:
                 continue
             for split in _splits(main.size, programs, shape) if programs < 2 * PROGRAMS else (1,):
-                if split > 1 and main.size // split < 4 * k:
+                if split > 1 and (main.size // split < 4 * k or (channels and main.size // split % k)):
                     continue
                 waves = programs * split / PROGRAMS
                 tail = -(-waves // 1) / waves
@@ -161,6 +169,21 @@ def _periods(kernel: Kernel, axis: Axis) -> set[int]:
     """What indices divide an axis by: a tile that crosses a multiple needs a quotient for each of its elements."""
     loads = (e.value[1] for e in kernel.exprs if e.op == "load" and axis in e.axes)
     return {d.by for at in loads for d in at.divisions() if d.index == index(axis)}
+
+
+def _staged(kernel: Kernel, shape: Shape, schedule: Schedule) -> int:
+    """Bytes of shared memory that one stage of the hungriest loop takes: all that it loads."""
+    tiles = {a: schedule[f"k{i}"] for i, a in enumerate(shape.inner)}
+    walked = [a for a, k in tiles.items() if k < a.size]
+    rows, cols = {*shape.rows}, {*shape.cols}
+
+    def size(e: Expr) -> int:
+        across = prod(k for a, k in tiles.items() if a in e.axes)
+        down = (schedule["m"] if e.axes & rows else 1) * (schedule["n"] if e.axes & cols else 1)
+        return across * down * dtypes.itemsize(e.value[3])
+
+    loads = [e for e in kernel.exprs if e.op == "load"]
+    return max((sum(size(e) for e in loads if a in e.axes) for a in walked), default=0)
 
 
 def _again(shape: Shape, tiles_m: int, tiles_n: int) -> float:
