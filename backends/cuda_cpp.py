@@ -1,0 +1,63 @@
+"""The CUDA backend: generated kernels (generated.py) as CUDA C++, compiled by NVRTC through cuda-core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..egraph.graph import Tensor
+from .cuda_helpers import HELPERS
+from .cuda_source import emit, emit_joined
+from .cuda_space import joining, layout_of, schedules
+from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
+from .kir import Kernel, Unfusable
+from .kir_split import split
+from .tiling import Shape, shape_of
+
+
+@dataclass
+class CudaEmitter:
+    """One function for each kernel; the parts of a split reduction are joined by the last block of each tile."""
+
+    name: str = "nvrtc"
+    version: str = "1"
+    setup: tuple[str, ...] = ("CudaKernel", "counters")
+    needs: tuple[str, ...] = ("torch", "cuda.core")
+
+    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
+        """See cuda_space.py."""
+        return schedules(kernel, shape, splits=splits)
+
+    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
+        """See cuda_source.py."""
+        layout = layout_of(found.kernel, found.shape, schedule)
+        parts = schedule.get("split", 1)
+        if parts == 1:
+            return [emit(found.kernel, layout, name, found.shape)]
+        if found.shape.joined:
+            raise Unfusable("parts of rows that are written again")
+        first, second = split(found.kernel, split_axis(found.shape), parts)
+        own, after = shape_of(first), shape_of(second, products=False)
+        spread = replace(
+            own, rows=found.shape.rows, cols=found.shape.cols, batch=(first.axes[0], *found.shape.batch), joined={}
+        )
+        inner = tuple(dict.fromkeys(e.axis for e in second.reductions))
+        after = replace(found.shape, joined={}, inner=inner, outer=inner, dots={})
+        # the same threads in the same places, by the names that the parts' axes have
+        names = dict(zip((a.name for a in found.shape.inner), (a.name for a in spread.inner), strict=True))
+        moved = replace(layout, dims={names.get(d, d): along for d, along in layout.dims.items()})
+        return [emit_joined(first, second, (moved, joining(layout, after)), name, (spread, after))]
+
+
+def generated(root: Tensor, transposed: Sequence[str] = ()) -> Generated:
+    """The template of a term over inputs; the weights `transposed` are laid out anew at load."""
+    return template_of(BACKEND.emitter, root, transposed)
+
+
+class Cuda(Generator):
+    """The backend."""
+
+
+BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING})
+
+__all__ = ["BACKEND", "Cuda", "CudaEmitter", "generated"]

@@ -1,0 +1,80 @@
+"""What emitted source contains for kernels of CUDA C++: how they are compiled and launched. The text of the class is copied
+into it: it may use `torch`, `cuda.core` and the library's text beside it, nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+
+CUDA_LIBRARY = "".join(
+    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("cuda_intrinsics.cuh", "cuda_library.cuh")
+)
+
+
+class CudaKernel:
+    """A kernel of CUDA C++. All of a program are compiled together, when the first of them is called on a device, for what
+    the tensors' addresses are multiples of: up to 16 bytes move at once. Calls go to Torch's current stream.
+
+    `early` lets the kernel be started before the one before it has ended; it waits itself before it reads anything.
+    """
+
+    known: ClassVar[dict[str, Any]] = {}
+    modules: ClassVar[dict[Any, Any]] = {}
+
+    def __init__(self, name: str, grid: int, block: int, *, text: str, early: bool = False) -> None:
+        self.name, self.grid, self.block, self.early, self.text = name, grid, block, early, text
+        self.ready: dict[Any, Any] = {}
+        self.known[name] = self
+
+    def __call__(self, *tensors: Any) -> None:
+        from cuda.core import launch
+
+        places = [x.data_ptr() for x in tensors]
+        aligned = min(16, *(x & -x or 16 for x in places))
+        key = tensors[0].device.index, aligned
+        if key not in self.ready:
+            self.ready[key] = self.made(*key)
+        kernel, config = self.ready[key]
+        launch(self, config, kernel, *places)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Where launches go."""
+        return 0, torch.cuda.current_stream().cuda_stream
+
+    def made(self, device: int, aligned: int) -> Any:
+        """The compiled kernel and how it is launched."""
+        from cuda.core import Device, LaunchConfig
+
+        Device(device).set_current()
+        if (device, aligned) not in self.modules:
+            major, minor = torch.cuda.get_device_capability(device)
+            self.modules[device, aligned] = self.compiled(f"sm_{major}{minor}", aligned)
+        early = {"programmatic_stream_serialization": True} if self.early else {}
+        return self.modules[device, aligned].get_kernel(self.name), LaunchConfig(
+            grid=self.grid, block=self.block, **early
+        )
+
+    @classmethod
+    def source(cls) -> str:
+        """The text of all kernels, complete."""
+        return "\n".join((CUDA_LIBRARY, *(kernel.text.lstrip("\n") for kernel in cls.known.values())))
+
+    @classmethod
+    def compiled(cls, arch: str, aligned: int = 16) -> Any:
+        """All kernels for an architecture such as "sm_90"."""
+        from cuda.core import Program, ProgramOptions
+
+        options = ProgramOptions(std="c++17", arch=arch, define_macro=("BYTES", str(aligned)))
+        return Program(cls.source(), "c++", options).compile("cubin")
+
+
+#: name -> source text.
+HELPERS = {
+    "CudaKernel": f'CUDA_LIBRARY = r"""{CUDA_LIBRARY}"""\n\n\n{inspect.getsource(CudaKernel).rstrip()}'.replace(
+        "ClassVar[dict[str, Any]]", "dict[str, Any]").replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]")
+}  # fmt: skip

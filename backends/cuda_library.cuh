@@ -1,0 +1,123 @@
+// What generated kernels share, in plain C++ over the intrinsics.
+#ifndef BYTES
+#define BYTES 16  // to which all pointers are aligned
+#endif
+
+DEVICE constexpr int least(int a, int b) { return a < b ? a : b; }
+
+// N neighbours in memory, moved by as few instructions as the pointers' alignment allows.
+template <class T, int N> struct alignas(sizeof(T) * N < BYTES ? sizeof(T) * N : (sizeof(T) < BYTES ? BYTES : sizeof(T))) Pack {
+    T at[N];
+};
+template <int N, class T> DEVICE Pack<T, N> read(const T* x) { return *reinterpret_cast<const Pack<T, N>*>(x); }
+template <int N, class T> DEVICE void write(T* x, Pack<T, N> value) { *reinterpret_cast<Pack<T, N>*>(x) = value; }
+template <int N> DEVICE Pack<float, N> read_recent(const float* x) {
+    Pack<float, N> found;
+#pragma unroll
+    for (int i = 0; i < N; ++i) found.at[i] = recent(x + i);
+    return found;
+}
+
+DEVICE float wide(float x) { return x; }
+DEVICE double wide(double x) { return x; }
+template <class T, class X> DEVICE T stored(X x) { return T(x); }
+template <> DEVICE bf16 stored<bf16, float>(float x) { bf16 y; narrow(x, y); return y; }
+template <> DEVICE f16 stored<f16, float>(float x) { f16 y; narrow(x, y); return y; }
+
+namespace op {
+template <class A, class B> DEVICE auto max(A a, B b) { return a < b || b != b ? b : a; }
+template <class A, class B> DEVICE auto min(A a, B b) { return b < a || b != b ? b : a; }
+template <class A> DEVICE A abs(A x) { return x < 0 ? -x : x; }
+DEVICE float abs(float x) { return fabsf(x); }
+DEVICE double exp2(double x) { return ::exp2(x); }
+DEVICE float exp(float x) { return exp2(x * 1.4426950408889634f); }
+DEVICE double exp(double x) { return ::exp(x); }
+DEVICE double div(double a, double b) { return a / b; }
+DEVICE float recip(float x) { return div(1.0f, x); }
+DEVICE double recip(double x) { return 1.0 / x; }
+DEVICE float log(float x) { return logf(x); }
+DEVICE double log(double x) { return ::log(x); }
+DEVICE float log1p(float x) { return log1pf(x); }
+DEVICE double log1p(double x) { return ::log1p(x); }
+DEVICE float expm1(float x) { return expm1f(x); }
+DEVICE double expm1(double x) { return ::expm1(x); }
+DEVICE float sqrt(float x) { return sqrtf(x); }
+DEVICE double sqrt(double x) { return ::sqrt(x); }
+DEVICE float erf(float x) { return erff(x); }
+DEVICE double erf(double x) { return ::erf(x); }
+DEVICE float sin(float x) { return sinf(x); }
+DEVICE double sin(double x) { return ::sin(x); }
+DEVICE float cos(float x) { return cosf(x); }
+DEVICE double cos(double x) { return ::cos(x); }
+DEVICE float floor(float x) { return floorf(x); }
+DEVICE double floor(double x) { return ::floor(x); }
+DEVICE float ceil(float x) { return ceilf(x); }
+DEVICE double ceil(double x) { return ::ceil(x); }
+DEVICE float pow(float a, float b) { return powf(a, b); }
+DEVICE double pow(double a, double b) { return ::pow(a, b); }
+DEVICE float tanh(float x) { return 1.0f - div(2.0f, 1.0f + exp2(x * 2.8853900817779268f)); }
+DEVICE double tanh(double x) { return ::tanh(x); }
+template <class A> DEVICE A sign(A x) { return x > 0 ? A(1) : x < 0 ? A(-1) : x; }
+template <class A> DEVICE bool is_inf(A x) { return x == x && x - x != x - x; }
+template <class A> DEVICE A finite(A x) { return x == -A(infinity()) ? A(0) : x; }
+}  // namespace op
+
+struct Sum { template <class T> static DEVICE T of(T a, T b) { return a + b; } };
+struct Max { template <class T> static DEVICE T of(T a, T b) { return op::max(a, b); } };
+struct Min { template <class T> static DEVICE T of(T a, T b) { return op::min(a, b); } };
+struct Prod { template <class T> static DEVICE T of(T a, T b) { return a * b; } };
+
+template <class T, int N> DEVICE void fill(T (&x)[N], T value) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = value;
+}
+
+// Combine what COUNT threads of a block, STRIDE apart, hold; all of them get the result. Lanes of a warp first, then warps
+// through shared memory of (warps that take part) * THREADS / COUNT * N elements.
+template <class Op, int STRIDE, int COUNT, int THREADS, class T, int N> DEVICE void across(T (&x)[N], T* shared = nullptr) {
+    constexpr int lanes = STRIDE < 32 ? least(COUNT, 32 / STRIDE) : 1, parts = COUNT / lanes, others = THREADS / COUNT;
+#pragma unroll
+    for (int step = STRIDE; step < STRIDE * lanes; step *= 2)
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = Op::of(x[i], across_lanes(x[i], step));
+    if constexpr (parts > 1) {
+        const int thread = threadIdx.x, other = thread % STRIDE + thread / (STRIDE * COUNT) * STRIDE;
+        const int part = thread / (STRIDE * lanes) % parts;
+        if (thread / STRIDE % lanes == 0)
+#pragma unroll
+            for (int i = 0; i < N; ++i) shared[(part * N + i) * others + other] = x[i];
+        __syncthreads();
+        if constexpr (parts * N > 32) {
+            for (int place = thread; place < N * others; place += THREADS) {
+                T found = shared[place];
+#pragma unroll
+                for (int p = 1; p < parts; ++p) found = Op::of(found, shared[p * N * others + place]);
+                shared[place] = found;
+            }
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < N; ++i) x[i] = shared[i * others + other];
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                x[i] = shared[i * others + other];
+#pragma unroll
+                for (int p = 1; p < parts; ++p) x[i] = Op::of(x[i], shared[(p * N + i) * others + other]);
+            }
+        }
+    }
+}
+
+// Whether this block is the last of `parts` to come here; the counter is zero before and after.
+DEVICE bool is_last(int* counter, int parts) {
+    __shared__ bool last;
+    visible();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1) == parts - 1;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    visible();
+    return last;
+}

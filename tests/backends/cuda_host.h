@@ -1,0 +1,116 @@
+// A block of CUDA threads on a CPU: one fiber for each, all of them brought to the same point wherever they exchange. What the
+// generated kernels need of the hardware (cuda_intrinsics.cuh), in plain C++; everything else is the text that a GPU runs.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(n)
+#define __shared__ static
+#define DEVICE inline
+
+struct Place { int x; };
+static Place threadIdx, blockIdx;
+
+namespace host {
+struct Fiber { ucontext_t context; std::vector<char> stack; bool done; int points; };
+static std::vector<Fiber> fibers;
+static ucontext_t scheduler;
+static int count;
+static std::vector<double> slots[2];
+
+// Wait until every thread of the block is here.
+inline void meet() {
+    Fiber& own = fibers[threadIdx.x];
+    ++own.points;
+    swapcontext(&own.context, &scheduler);
+}
+
+template <class F> void enter(unsigned low, unsigned high) {
+    F* body = reinterpret_cast<F*>((size_t(high) << 32) | low);
+    (*body)();
+    fibers[threadIdx.x].done = true;
+    swapcontext(&fibers[threadIdx.x].context, &scheduler);
+}
+
+// One block: every thread runs to the next meeting point in turn. Threads that part there are a fault of the kernel.
+template <class F> void block(int threads, F body) {
+    count = threads;
+    if ((int)fibers.size() < threads) fibers.resize(threads);
+    for (auto& s : slots) s.assign(threads, 0.0);
+    for (int t = 0; t < threads; ++t) {
+        Fiber& f = fibers[t];
+        f.stack.resize(1 << 16);
+        f.done = false, f.points = 0;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size(), f.context.uc_link = nullptr;
+        size_t at = reinterpret_cast<size_t>(&body);
+        makecontext(&f.context, reinterpret_cast<void (*)()>(enter<F>), 2, unsigned(at), unsigned(at >> 32));
+    }
+    for (bool more = true; more;) {
+        for (int t = 0; t < threads; ++t) {
+            threadIdx.x = t;
+            swapcontext(&scheduler, &fibers[t].context);
+        }
+        for (int t = 1; t < threads; ++t)
+            if (fibers[t].done != fibers[0].done || fibers[t].points != fibers[0].points) {
+                std::fprintf(stderr, "threads part at a meeting point\n");
+                std::abort();
+            }
+        more = !fibers[0].done;
+    }
+}
+
+template <class... A, size_t... I> void grid(void (*kernel)(A...), void** args, int blocks, int threads, std::index_sequence<I...>) {
+    for (int b = 0; b < blocks; ++b) {
+        blockIdx.x = b;
+        block(threads, [&] { kernel(static_cast<A>(args[I])...); });
+    }
+}
+template <class... A> void run(void (*kernel)(A...), void** args, int blocks, int threads) {
+    grid(kernel, args, blocks, threads, std::index_sequence_for<A...>{});
+}
+}  // namespace host
+
+inline void __syncthreads() { host::meet(); }
+inline void visible() {}
+inline void begin_next() {}
+inline void await_previous() {}
+inline float recent(const float* x) { return *x; }
+inline int atomicAdd(int* x, int n) { int before = *x; *x += n; return before; }
+
+template <class T> T across_lanes(T x, int step) {
+    int parity = host::fibers[threadIdx.x].points % 2;
+    std::memcpy(&host::slots[parity][threadIdx.x], &x, sizeof x);
+    host::meet();
+    T y;
+    std::memcpy(&y, &host::slots[parity][threadIdx.x ^ step], sizeof y);
+    return y;
+}
+
+struct bf16 { unsigned short bits; };
+struct f16 { unsigned short bits; };
+inline float infinity() { return HUGE_VALF; }
+inline float wide(bf16 x) { unsigned bits = unsigned(x.bits) << 16; float y; std::memcpy(&y, &bits, 4); return y; }
+inline float wide(f16 x) { _Float16 y; std::memcpy(&y, &x.bits, 2); return float(y); }
+inline void narrow(float x, bf16& y) {
+    unsigned bits;
+    std::memcpy(&bits, &x, 4);
+    y.bits = x != x ? 0x7fff : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline void narrow(float x, f16& y) { _Float16 h = _Float16(x); std::memcpy(&y.bits, &h, 2); }
+
+namespace op {
+inline float max(float a, float b) { return a != a || a > b ? a : b; }
+inline float min(float a, float b) { return a != a || a < b ? a : b; }
+inline float exp2(float x) { return exp2f(x); }
+inline float div(float a, float b) { return a / b; }
+inline float rsqrt(float x) { return 1.0f / sqrtf(x); }
+inline double rsqrt(double x) { return 1.0 / ::sqrt(x); }
+}  // namespace op
