@@ -17,8 +17,9 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
-from ..extract.kernel import Call, Operand, Template, contiguous
-from ..extract.regions import Region, Regions
+from ..extract.kernel import SEPARATOR, Call, Operand, Template, contiguous
+from ..extract.regions import REACHES, Reach, Region, Regions
+from ..extract.together import Group, Together
 from ..extract.work import graph_flops
 from .images import channels_last, filters, laid_out, prepared
 from .index import Axis
@@ -97,41 +98,46 @@ class Lowered:
 
 @dataclass(frozen=True, eq=False)
 class Generated(Template):
-    """A kernel generated for one term; everything else follows from it and from how the operands lie."""
+    """A kernel generated for one term, or for several over the same inputs; everything else follows from them and from how
+    the operands lie."""
 
     root: Tensor = field(default=None)  # type: ignore[assignment]
+    others: tuple[Tensor, ...] = ()  # what outputs beyond the first are
     emitter: Emitter = field(default=None)  # type: ignore[assignment]
     lowered: dict[Any, Lowered | None] = field(default_factory=dict)
 
+    @property
+    def roots(self) -> list[Tensor]:
+        """What each output is."""
+        return [self.root, *self.others]
+
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """The term's inputs, in order of first use."""
-        return tuple(str(t.attr("name")) for t in topological([self.root]) if t.op == "input")
+        """The terms' inputs, in order of first use."""
+        return tuple(str(t.attr("name")) for t in topological(self.roots) if t.op == "input")
 
     @cached_property
     def work(self) -> float:
-        """Arithmetic of the term."""
-        return graph_flops([self.root])
+        """Arithmetic of the terms."""
+        return graph_flops(self.roots)
 
     def lower(self, call: Call) -> Lowered | None:
         """The kernel of a call, None where there is none."""
         key = (
             tuple((o.strides, o.type.dtype) for o in call.operands.values()),
-            call.output.strides,
-            call.output.type.dtype,
+            tuple((o.strides, o.type.dtype) for o in call.outputs),
         )
         if key not in self.lowered:
             self.lowered[key] = self._lower(call)
         return self.lowered[key]
 
     def _lower(self, call: Call) -> Lowered | None:
-        leaves = {t: str(t.attr("name")) for t in topological([self.root]) if t.op == "input"}
-        operands = {**call.operands, "out": call.output}
-        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in operands.items()}
+        leaves = {t: str(t.attr("name")) for t in topological(self.roots) if t.op == "input"}
+        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
         try:
-            kernel = scaled_early(base_two(kernel_of(self.root, leaves, buffers)))
+            kernel = scaled_early(base_two(kernel_of(self.roots, leaves, buffers)))
             shape = shape_of(kernel)
             found = Lowered(kernel, shape, tuple(self.emitter.space(kernel, shape, _can_split(kernel, shape))))
             if not found.space:
@@ -147,7 +153,7 @@ def launches(template: Generated, call: Call) -> Sequence[Launch]:
     found = template.lower(call)
     assert found is not None
     schedule = dict(call.schedule) or found.space[0]
-    key = repr((template.identity, call.operands, call.output, sorted(schedule.items())))
+    key = repr((template.identity, call.operands, *call.outputs, sorted(schedule.items())))
     name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
     return template.emitter.launches(found, schedule, name)
 
@@ -194,52 +200,55 @@ def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
     return found.space if found is not None else ()
 
 
-def template_of(emitter: Emitter, root: Tensor, transposed: Sequence[str] = (), last: bool = False) -> Generated:
-    """The template of a term over inputs; the weights `transposed` are laid out anew at load; `last`: the result is written
-    with channels innermost."""
+def template_of(
+    emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False
+) -> Generated:
+    """The template of a term over inputs, or of several, which one kernel computes; the weights `transposed` are laid out
+    anew at load; `last`: the result is written with channels innermost."""
     made: list[Generated] = []
-    family = _family(root)
+    first, *others = [root] if isinstance(root, Tensor) else root
+    family = _family([first, *others])
 
     def applies(call: Call) -> bool:
         written = Operand(call.output.type, channels_last(call)) if last else call.output
         return made[0].lower(replace(call, output=written)) is not None
 
     template = Generated(
-        name=f"{emitter.name}.{family}{'_last' if last else ''}", backend=emitter.name, pattern=spelled(root),
+        name=f"{emitter.name}.{family}{'_last' if last else ''}", backend=emitter.name,
+        pattern=SEPARATOR.join(map(spelled, (first, *others))),
         code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].work, scratch=lambda call: _scratch(made[0], call),
         source=lambda call: {x.name: x.source for x in launches(made[0], call)},
-        space=lambda call: _space(made[0], call), version=emitter.version, root=root, emitter=emitter,
+        space=lambda call: _space(made[0], call), version=emitter.version, root=first, others=tuple(others), emitter=emitter,
         setup=emitter.setup, prep={name: prepared(name) for name in transposed},
     )  # fmt: skip
     made.append(template)
     return template
 
 
-def _family(root: Tensor) -> str:
-    ops = {t.op for t in topological([root])}
+def _family(roots: Sequence[Tensor]) -> str:
+    nodes = topological(roots)
+    ops = {t.op for t in nodes}
     if ops & {"attention", "masked_attention"}:
         return "attention"
     if "conv" in ops:
         return "conv"
     if ops & {"matmul", "linear"}:
         return "contraction"
-    return (
-        "pointwise"
-        if all(t.is_leaf or t.entry.pointwise or t.entry.kind == "view" for t in topological([root]))
-        else "reduction"
-    )
+    return "pointwise" if all(t.is_leaf or t.entry.pointwise or t.entry.kind == "view" for t in nodes) else "reduction"
 
 
 @dataclass
 class Generator:
-    """A backend that has nothing but what it generates for a view."""
+    """A backend that has nothing but what it generates for a view; `several`: also kernels with several outputs."""
 
     emitter: Emitter
     helpers: Mapping[str, str]
     device: str = "cuda"
     templates: tuple[Template, ...] = ()
-    known: dict[tuple[Tensor, tuple[str, ...], bool], Generated] = field(default_factory=dict)
+    known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool], Generated] = field(default_factory=dict)
+    several: bool = False
+    reaches: tuple[Reach, ...] = REACHES
 
     @property
     def name(self) -> str:
@@ -257,51 +266,68 @@ class Generator:
 
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type]
-    ) -> Iterator[tuple[Template, int, tuple[int, ...]]]:
-        """(template, class, operands' classes) of the regions that a kernel can be generated for: of those that make one
-        value from the same others, the `BODIES` with the least arithmetic and the smallest kernels."""
-        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, tuple[int, ...]]]] = {}
+    ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
+        """(template, classes that it makes, operands' classes) of the regions that a kernel can be generated for: of those
+        that make one value from the same others, the `BODIES` with the least arithmetic and the smallest kernels. Then
+        those that compute several values together (extract/together.py)."""
+        regions = Regions(view, given, reaches=self.reaches)
+        kept = list(self._lowered(regions, types))
+        for region, template in kept:
+            yield template, region.classes, tuple(c for _, c in region.leaves)
+        if self.several:
+            for group, template in self._lowered(
+                Together(regions, [r for r, _ in kept if isinstance(r, Region)]), types
+            ):
+                yield template, group.classes, tuple(c for _, c in group.leaves)
+
+    def _lowered(self, found: Regions | Together, types: Sequence[Type]) -> Iterator[tuple[Region | Group, Generated]]:
+        """The regions or groups that a kernel can be generated for, each with its template."""
+        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
+        view = found.view
         images = "conv" in view.op
-        for region in Regions(view, given):
-            operands = tuple(c for _, c in region.leaves)
+        for region in found:
+            operands = frozenset(c for _, c in region.leaves)
             weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
-            call = Call(
-                {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}, _operand(types[region.cls]), {}
-            )
+            first, *more = (_operand(types[c]) for c in region.classes)
+            reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
+            call = Call(reads, first, {}, more=tuple(more))
             for template in self._templates(region, call, tuple(weights), images):
                 lowered = template.lower(call)
                 assert lowered is not None
                 layouts = bool(template.prep), template.layout is not None
-                group = alike.setdefault((region.cls, frozenset(operands), *layouts), [])
-                group.append((template.work, len(lowered.kernel.exprs), template, operands))
-        for (cls, *_), group in alike.items():
-            for _, _, template, operands in sorted(group, key=lambda g: g[:2])[:BODIES]:
-                yield template, cls, operands
+                group = alike.setdefault((region.classes, operands, *layouts), [])
+                group.append((template.work, len(lowered.kernel.exprs), template, region))
+        for group in alike.values():
+            for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
+                yield region, template
 
-    def _templates(self, region: Region, call: Call, weights: tuple[str, ...], images: bool) -> Iterator[Generated]:
+    def _templates(
+        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
+    ) -> Iterator[Generated]:
         """The region's template; that over transposed weights where a vector meets them; filters are always laid out for
         it. Where there are convolutions, images are written in either layout."""
-        laid = filters(region.term, weights)
-        plain = self._template(region.term, laid)
+        laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
+        plain = self._template(region.terms, laid)
         lowered = plain.lower(call)
         if lowered is None:
             return
         yield plain
+        images = images and not call.more
         if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
-            inner = self._template(region.term, laid, True)
+            inner = self._template(region.terms, laid, True)
             if inner.lower(replace(call, output=Operand(call.output.type, channels_last(call)))) is not None:
                 yield inner
         rights = {e.value[0] for d in lowered.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
         turned = tuple(w for w in weights if w in rights and call.operands[w].type.rank == 2)
         if turned and not lowered.shape.rows and lowered.shape.kind == "contraction":
-            template = self._template(region.term, turned)
+            template = self._template(region.terms, turned)
             if template.lower(call) is not None:
                 yield template
 
-    def _template(self, term: Tensor, transposed: tuple[str, ...], last: bool = False) -> Generated:
-        key = term, transposed, last
+    def _template(self, terms: Tensor | Sequence[Tensor], transposed: tuple[str, ...], last: bool = False) -> Generated:
+        key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last
         if key not in self.known:
-            self.known[key] = template_of(self.emitter, term, transposed, last)
+            self.known[key] = template_of(self.emitter, key[0], transposed, last)
         return self.known[key]
 
 

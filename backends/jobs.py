@@ -19,10 +19,10 @@ from ..costdb import shards
 from ..costdb.device import gpu_facts, gpu_machine
 from ..costdb.schema import Row, checked, to_table
 from ..egraph import dtypes
-from ..egraph.graph import Tensor, topological
+from ..egraph.graph import topological
 from ..egraph.ops import Type
 from ..errors import DeviceUnavailableError, TensorGraphsError, UsageError
-from ..extract.kernel import Call, Candidate, Template, Vertex
+from ..extract.kernel import Call, Candidate, Template, Vertex, parse_terms
 from .kernel_text import call_json, call_of_json
 from .keys import key_of
 from .measure import CpuMeasurer
@@ -41,9 +41,9 @@ def job_of(template: Template, call: Call, schedules: Sequence[Mapping[str, int]
     """A call as a job; `schedules` only where others are wanted than the template finds worth it."""
     found: Job = {"backend": template.backend, "template": template.name, "identity": template.identity,
                   "pattern": template.pattern, "call": call_json(replace(call, names={}))}  # fmt: skip
-    root = getattr(template, "root", None)
-    if isinstance(root, Tensor):
-        found["leaves"] = {t.attr("name"): t.type.dtype for t in topological([root]) if t.op == "input"}
+    roots = getattr(template, "roots", None)
+    if roots:
+        found["leaves"] = {t.attr("name"): t.type.dtype for t in topological(roots) if t.op == "input"}
         found["laid_out"], found["channels_last"] = sorted(template.prep), template.layout is not None
     if schedules is not None:
         found["schedules"] = [dict(s) for s in schedules]
@@ -82,7 +82,7 @@ def _template(job: Job, call: Call) -> Template:
 
 def _generated(job: Job, call: Call) -> Template:
     from ..egraph.api import input as placeholder
-    from ..egraph.pattern import build, parse_term
+    from ..egraph.pattern import build
     from .generated import Generator, template_of
     from .registry import backend
 
@@ -93,8 +93,9 @@ def _generated(job: Job, call: Call) -> Template:
         name: placeholder(name, call.operands[name].type.shape, dtypes.check(dtype))
         for name, dtype in job["leaves"].items()
     }
+    roots = [build(term, leaves, {}) for term in parse_terms(str(job["pattern"]))]
     laid_out, last = [str(name) for name in job.get("laid_out", ()) if name in leaves], job.get("channels_last") is True
-    return template_of(maker.emitter, build(parse_term(job["pattern"]), leaves, {}), laid_out, last)
+    return template_of(maker.emitter, roots, laid_out, last)
 
 
 def _checked(call: Call) -> Call:

@@ -14,13 +14,20 @@ from .triton_source import emit, emit_joined
 from .triton_space import schedules, tiling_of
 
 
+DESCRIBING = '''def described(x, shape, block):
+    """A matrix in memory, of which a kernel reads blocks."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(x, list(shape), [shape[1], 1], list(block))'''
+
+
 @dataclass
 class TritonEmitter:
     """One function for each kernel; a split reduction is two, or one whose last programs join."""
 
     name: str = "triton"
     version: str = "2"
-    setup: tuple[str, ...] = ("counters",)
+    setup: tuple[str, ...] = ("counters", "described")
     needs: tuple[str, ...] = ("torch", "triton")
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
@@ -45,8 +52,8 @@ class TritonEmitter:
         ]
 
 
-def generated(root: Tensor, transposed: Sequence[str] = ()) -> Generated:
-    """Triton's template of a term over inputs; the weights `transposed` are laid out anew at load."""
+def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:
+    """Triton's template of a term over inputs, or of several; the weights `transposed` are laid out anew at load."""
     return template_of(BACKEND.emitter, root, transposed)
 
 
@@ -54,6 +61,6 @@ class Triton(Generator):
     """The backend."""
 
 
-BACKEND = Triton(TritonEmitter(), {"counters": COUNTING})
+BACKEND = Triton(TritonEmitter(), {"counters": COUNTING, "described": DESCRIBING}, several=True)
 
 __all__ = ["BACKEND", "Triton", "TritonEmitter", "generated", "launches"]

@@ -65,6 +65,16 @@ class Region:
     reach: str
     inner: tuple[tuple[Tensor, int], ...] = ()
 
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """What a kernel for it makes."""
+        return (self.cls,)
+
+    @property
+    def terms(self) -> tuple[Tensor, ...]:
+        """The term of each class that it makes."""
+        return (self.term,)
+
 
 @dataclass
 class Regions:
@@ -73,6 +83,7 @@ class Regions:
     view: EGraphView
     given: frozenset[int]
     pricing: Pricing = field(default_factory=Roofline)
+    reaches: tuple[Reach, ...] = REACHES
 
     @cached_property
     def _kids(self) -> list[list[int]]:
@@ -86,18 +97,18 @@ class Regions:
         best, choice = self.view.cheapest(price)
         return price, best, choice
 
-    def _cost(self, node: int) -> float:
-        price, best, _ = self._costs
-        return price[node] + sum(best[k] for k in self._kids[node])
-
     @cached_property
-    def readers(self) -> dict[int, set[int]]:
-        """The classes that a good plan may compute from each class."""
-        found: dict[int, set[int]] = {}
-        for cls in self.reachable():
-            for kid in {k for n in self._plausible(cls) for k in self._kids[n]}:
-                found.setdefault(kid, set()).add(cls)
-        return found
+    def _node_costs(self) -> list[float]:
+        price, best, _ = self._costs
+        return [p + sum([best[k] for k in kids]) for p, kids in zip(price, self._kids)]
+
+    def _cost(self, node: int) -> float:
+        return self._node_costs[node]
+
+    @property
+    def choice(self) -> list[int]:
+        """The cheapest e-node of each class (-1: none)."""
+        return self._costs[2]
 
     def _plausible(self, cls: int) -> list[int]:
         """The e-nodes of a class that a good plan may use."""
@@ -165,7 +176,7 @@ class Regions:
         for cls in self.reachable():
             seen: set[Tensor] = set()
             for node in self.starts(cls):
-                for reach in REACHES:
+                for reach in self.reaches:
                     found = _Growth(self, cls, reach).grown(node)
                     if found is not None and found.term not in seen:
                         seen.add(found.term)
@@ -184,30 +195,56 @@ class _Large(Exception):
     """The region is larger than a kernel should be."""
 
 
+@dataclass(eq=False)
+class _Part:
+    """An e-node inside a region, over other parts and leaf classes."""
+
+    node: int
+    parts: list[_Part | int]
+
+
 @dataclass
 class _Growth:
     regions: Regions
     cls: int
     reach: Reach
-    leaves: dict[int, Tensor] = field(default_factory=dict)
-    done: dict[tuple[int, int, bool], Tensor] = field(default_factory=dict)
+    leaves: dict[int, Tensor | None] = field(default_factory=dict)
+    done: dict[tuple[int, int, bool], _Part | int] = field(default_factory=dict)
+    made: dict[_Part, Tensor] = field(default_factory=dict)
     nodes: int = 0
     used: int = 0  # most products on a path
 
     def grown(self, node: int) -> Region | None:
         """The region that starts with an e-node; None if it is too large, trivial or not of this reach."""
         try:
-            term = self._node(node, 0, False)
+            root = self._node(node, 0, False)
         except _Large:
             return None
-        if self.cls in self.leaves or term.is_leaf or self.used != self.reach.products:
+        if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
             return None
+        term = self._term(root)
         order = {leaf: cls for cls, leaf in self.leaves.items()}
         leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
-        inner = tuple({c: t for (c, *_), t in self.done.items() if t not in order}.items())
-        return Region(self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner))
+        inner = {c: self._term(part) for (c, *_), part in self.done.items() if not isinstance(part, int)}
+        return Region(self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner.items()))
 
-    def _node(self, node: int, products: int, below: bool) -> Tensor:
+    def _term(self, part: _Part | int) -> Tensor:
+        """The tensor of a part. Most regions turn out too large before one is made."""
+        view = self.regions.view
+        if isinstance(part, int):
+            found = self.leaves[part]
+            if found is None:
+                t, number = view.types[part], list(self.leaves).index(part)
+                found = self.leaves[part] = placeholder(f"x{number}", t.shape, t.dtype)
+            return found
+        if part not in self.made:
+            args = [self._term(p) for p in part.parts]
+            leaf = view.tensors.get(part.node)
+            made = leaf if leaf is not None else make(view.op[part.node], args, dict(view.attrs[part.node]))
+            self.made[part] = made
+        return self.made[part]
+
+    def _node(self, node: int, products: int, below: bool) -> _Part:
         view = self.regions.view
         op = view.op[node]
         self.nodes += 1
@@ -218,11 +255,9 @@ class _Growth:
             self.used = max(self.used, products)
         if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
             products, below = ALL, True
-        args = [self._class(k, products, below) for k in self.regions._kids[node]]
-        leaf = view.tensors.get(node)
-        return leaf if leaf is not None else make(op, args, dict(view.attrs[node]))
+        return _Part(node, [self._class(k, products, below) for k in self.regions._kids[node]])
 
-    def _class(self, cls: int, products: int, below: bool) -> Tensor:
+    def _class(self, cls: int, products: int, below: bool) -> _Part | int:
         key = (cls, products, below)
         found = self.done.get(key)
         if found is None:
@@ -246,11 +281,9 @@ class _Growth:
                 return n
         return None
 
-    def _leaf(self, cls: int) -> Tensor:
-        found = self.leaves.get(cls)
-        if found is None:
+    def _leaf(self, cls: int) -> int:
+        if cls not in self.leaves:
             if len(self.leaves) >= MAX_LEAVES:
                 raise _Large
-            t = self.regions.view.types[cls]
-            found = self.leaves[cls] = placeholder(f"x{len(self.leaves)}", t.shape, t.dtype)
-        return found
+            self.leaves[cls] = None
+        return cls

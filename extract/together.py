@@ -1,0 +1,208 @@
+"""Values that one generated kernel could compute together: regions with several outputs.
+
+Three ways lead to them. A value inside a region that others read as well is stored on the way (a residual stream and its
+norm, a product and its activation). Values of one shape over the same inputs share reading them (a row's mean and mean of
+squares, two gates). Slices of one value that are read apart (queries, keys and values of one product) are stored each in a
+place of its own, where a view of the whole would not be row-major.
+
+Growth is bounded: at most `MOST` outputs, and for each class at most `SIDES` choices of further outputs, those first that
+save reading most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from ..egraph.api import input as placeholder
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, make, rebuild, topological
+from ..egraph.view import EGraphView
+from .regions import MAX_LEAVES, REACHES, Region, Regions
+from .uses import Uses
+
+MOST = 3  # outputs of a kernel
+SIDES = 3  # choices of further outputs for a class, of each kind
+
+
+@dataclass(frozen=True)
+class Group:
+    """Several classes as terms over the same leaves, each leaf with its class; the first one's region has `reach`."""
+
+    classes: tuple[int, ...]
+    terms: tuple[Tensor, ...]
+    leaves: tuple[tuple[Tensor, int], ...]
+    reach: str
+
+
+@dataclass
+class Together:
+    """All groups that start from some regions of a view."""
+
+    regions: Regions
+    found: Sequence[Region]
+    _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def view(self) -> EGraphView:
+        """The view."""
+        return self.regions.view
+
+    def __iter__(self) -> Iterator[Group]:
+        """Every group, each set of classes over the same leaves once."""
+        seen = set()
+        for group in (*self._with_sides(), *self._siblings(), *self._slices()):
+            key = frozenset(group.classes), frozenset(c for _, c in group.leaves)
+            if key not in seen:
+                seen.add(key)
+                yield group
+
+    @cached_property
+    def uses(self) -> Uses:
+        """What values are needed for."""
+        return Uses(self.view, self.regions.choice)
+
+    @cached_property
+    def _smallest(self) -> dict[int, int]:
+        """Bytes that the region of each class reads which reads least."""
+        least: dict[int, int] = {}
+        for r in self.found:
+            read = sum(self._bytes(c) for _, c in r.leaves)
+            least[r.cls] = min(read, least.get(r.cls, read))
+        return least
+
+    def _bytes(self, cls: int) -> int:
+        return self.view.types[cls].nbytes
+
+    def _shape(self, cls: int) -> tuple[int, ...]:
+        if cls not in self._shapes:
+            self._shapes[cls] = concrete(self.view.types[cls].shape)
+        return self._shapes[cls]
+
+    def _asked_for(self, cls: int) -> bool:
+        """Whether a value is one of the model as it came: kernels for several values want reasons to have each."""
+        return bool(self.view.original[cls]) or cls in self.view.roots
+
+    # ------------------------------------------------------------ values inside that others read
+    def _with_sides(self) -> Iterator[Group]:
+        by_class: dict[int, list[Group]] = {}
+        for r in self.found:
+            sides = self._sides(r)
+            choices = [(s,) for s in sides] + ([tuple(sides)] if len(sides) == MOST - 1 else [])
+            for chosen in choices:
+                terms, classes = zip(*chosen)
+                by_class.setdefault(r.cls, []).append(Group((r.cls, *classes), (r.term, *terms), r.leaves, r.reach))
+        for groups in by_class.values():
+            yield from self._least(groups)
+
+    def _sides(self, r: Region) -> list[tuple[Tensor, int]]:
+        """Values inside a region that a plan may need elsewhere, at most `MOST - 1`: those first that take most reading."""
+        if r.term.entry.kind == "view":  # what it looks at is another region
+            return []
+        wanted = [
+            (t, c) for t, c in r.inner
+            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and self.uses.beside(c, r.cls)
+            and self._fits(self._shape(c), self._shape(r.cls))
+        ]  # fmt: skip
+        return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MOST - 1]
+
+    def _fits(self, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        """Whether results of these sizes can be written over the axes of the second."""
+        return prod(a) == prod(b) or (len(a) == len(b) and all(x in (1, y) for x, y in zip(a, b)))
+
+    # ------------------------------------------------------------ values over the same inputs
+    def _siblings(self) -> Iterator[Group]:
+        alike: dict[tuple[object, ...], dict[int, Region]] = {}
+        for r in self.found:
+            read = [c for _, c in r.leaves if not self.view.weight[c]]
+            largest = max((self._bytes(c) for c in read), default=0)
+            if r.cls in self.uses and self._asked_for(r.cls) and largest and r.term.entry.kind != "view":
+                key = r.reach, self._shape(r.cls), frozenset(c for c in read if self._bytes(c) == largest)
+                known = alike.setdefault(key, {})
+                if r.cls not in known or len(r.leaves) < len(known[r.cls].leaves):
+                    known[r.cls] = r
+        for known in alike.values():
+            members = [known[c] for c in sorted(known)]
+            for i in range(0, len(members) - 1, MOST):
+                group = self._joined(members[i : i + MOST])
+                if group is not None:
+                    yield group
+
+    def _joined(self, members: Sequence[Region]) -> Group | None:
+        """The members as one group, those left out that another one reads or computes on its way."""
+        used = {c for r in members for _, c in (*r.leaves, *r.inner)}
+        apart = [r for r in members if r.cls not in used]
+        classes = list(dict.fromkeys(c for r in apart for _, c in r.leaves))
+        if len(apart) < 2 or len(classes) > MAX_LEAVES:
+            return None
+        types = self.view.types
+        named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
+        terms = []
+        for r in apart:
+            change = {leaf: named[c] for leaf, c in r.leaves}
+            terms += rebuild([r.term], lambda t, args, change=change: change.get(t))  # type: ignore[misc]
+        return Group(tuple(r.cls for r in apart), tuple(terms), _ordered(terms, named), apart[0].reach)
+
+    # ------------------------------------------------------------ slices of one value
+    def _slices(self) -> Iterator[Group]:
+        alike: dict[tuple[int, ...], list[Group]] = {}
+        for r in self.found:
+            if (
+                r.reach == REACHES[0].name or r.term.entry.kind == "view"
+            ):  # nothing is saved, or the whole is another class
+                continue
+            for axis in range(len(self._shape(r.cls))):
+                if prod(self._shape(r.cls)[:axis]) == 1:  # slices along it are row-major as they lie
+                    continue
+                parts = _apart(self._slices_of(r.cls, axis))
+                if 2 <= len(parts) <= MOST:
+                    attrs = [{"axis": axis, "start": start, "stop": stop, "step": 1} for start, stop, _ in parts]
+                    terms = tuple(make("slice", (r.term,), a) for a in attrs)
+                    classes = tuple(c for *_, c in parts)
+                    alike.setdefault(classes, []).append(Group(classes, terms, r.leaves, r.reach))
+        for groups in alike.values():
+            yield from self._least(groups)
+
+    def _least(self, groups: list[Group]) -> list[Group]:
+        """The `SIDES` groups that read least."""
+        return sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))[:SIDES]
+
+    @cached_property
+    def _slice_nodes(self) -> dict[int, list[tuple[int, int, int]]]:
+        """Class -> (axis, start, class) of its slices without gaps."""
+        view = self.view
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        for node, op in enumerate(view.op):
+            if op == "slice" and (a := dict(view.attrs[node]))["step"] == 1:
+                (source,) = view.kids(node).tolist()
+                found.setdefault(source, []).append((a["axis"], a["start"], int(view.cls[node])))
+        return found
+
+    def _slices_of(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
+        """(start, stop, class) of the slices of a class along an axis that the model asks for, slices of slices too."""
+        found: dict[int, tuple[int, int, int]] = {}
+        todo = [(cls, 0)]
+        while todo:
+            source, offset = todo.pop()
+            for along, start, made in self._slice_nodes.get(source, ()):
+                if along == axis and made not in found and made != cls:
+                    found[made] = offset + start, offset + start + self._shape(made)[axis], made
+                    todo.append((made, offset + start))
+        return sorted(s for s in found.values() if s[2] in self.uses and self._asked_for(s[2]))
+
+
+def _apart(slices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Slices in order of their starts, the shortest of each start, without those that overlap one before."""
+    kept: list[tuple[int, int, int]] = []
+    for start, stop, cls in slices:
+        if not kept or start >= kept[-1][1]:
+            kept.append((start, stop, cls))
+    return kept
+
+
+def _ordered(terms: Sequence[Tensor], named: dict[int, Tensor]) -> tuple[tuple[Tensor, int], ...]:
+    """Leaves with their classes, in order of first use."""
+    classes = {leaf: c for c, leaf in named.items()}
+    return tuple((t, classes[t]) for t in topological(terms) if t in classes)
