@@ -22,11 +22,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..egraph import dims, dtypes
-from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, structural_digest
 from ..egraph.ops import Type
-from ..extract.kernel import Call, Operand, Plan, Step, Template, Value, contiguous, output_names
+from ..extract.kernel import Plan, Step, Template, Value, contiguous, output_names
+from ..extract.sizes import bound_call, bound_terms
 from . import memory
+from .sized_helpers import SIZED_HELPERS
 from .views import torch_view
 
 RESERVED = frozenset(
@@ -69,6 +70,7 @@ HELPERS: dict[str, str] = {
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return x.numpy()''',
+    **SIZED_HELPERS,
 }  # fmt: skip
 
 
@@ -99,12 +101,12 @@ def identifier(text: str, taken: set[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Source text of a number, a text, or a tuple of them; anything else is a programming error."""
+    """Source text of a number, a size, a text, or a tuple of them; anything else is a programming error."""
     if isinstance(value, tuple):
         return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)  # the names inf and nan are imported
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | int | float | str | dims.Expr):
         return repr(value)
     raise TypeError(f"cannot write a {type(value).__name__} into source: {value!r}")
 
@@ -127,21 +129,22 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
     def kind(t: Type) -> Type:
         return Type(fix(t.shape), t.dtype)
 
-    def call(c: Call) -> Call:
-        operands = {k: Operand(kind(o.type), fix(o.strides)) for k, o in c.operands.items()}
-        attrs = {k: fix(v) for k, v in c.attrs.items()}
-        output = Operand(kind(c.output.type), fix(c.output.strides))
-        more = tuple(Operand(kind(o.type), fix(o.strides)) for o in c.more)
-        return replace(c, operands=operands, output=output, attrs=attrs, more=more)
-
     values = tuple(replace(v, type=kind(v.type), strides=fix(v.strides)) for v in plan.values)
-    steps = tuple(replace(s, call=call(s.call)) for s in plan.steps)
-    return replace(plan, graph=plan.graph.bind(sizes), values=values, steps=steps)
+    steps = tuple(replace(s, call=bound_call(s.call, sizes)) for s in plan.steps)
+    terms = bound_terms(list(plan.weights.values()), sizes)
+    left = {n: s for n, s in plan.sizes.items() if n not in sizes}
+    return replace(plan, graph=plan.graph.bind(sizes), values=values, steps=steps, sizes=left,
+                   weights=dict(zip(plan.weights, terms)))  # fmt: skip
 
 
 def emit(plan: Plan, *, reuse_outputs: bool = False, sizes: Mapping[str, int] | None = None) -> Emitted:
     """The plan's program. With `reuse_outputs` results lie in the workspace and are overwritten by the next call."""
-    return Emitter(bind_sizes(plan, sizes or {}), reuse_outputs).emit()
+    from .emit_sizes import SizedEmitter, renamed_sizes
+
+    plan = bind_sizes(plan, sizes or {})
+    if plan.sizes:
+        return SizedEmitter(renamed_sizes(plan), reuse_outputs).emit()
+    return Emitter(plan, reuse_outputs).emit()
 
 
 def is_torch(template: Template) -> bool:
@@ -180,7 +183,7 @@ class Emitter:
         self.makers = {v: s for s in plan.steps for v in s.outputs}
         self.fresh = {v for v, s in self.makers.items() if not s.is_view and not s.template.writes_out(s.call)}
         self.fresh_outputs = self._fresh_outputs()
-        self.layout = memory.layout(plan, self.fresh | self.fresh_outputs, alignment=self.alignment)
+        self.layout = memory.layout(plan, self.fresh | self.fresh_outputs, plan.sizes, alignment=self.alignment)
         self._reserve()
         self._states()
         self._run()
@@ -286,7 +289,7 @@ class Emitter:
         return step.template.write(replace(step.call, names={operand: self.ref(source, "numpy")}))
 
     def _buffer(self, v: Value) -> str:
-        shape, dtype = literal(concrete(v.type.shape)), dtype_text(v.type.dtype)
+        shape, dtype = literal(v.type.shape), dtype_text(v.type.dtype)
         dense = v.strides == contiguous(v.type.shape)  # type: ignore[arg-type]
         if v.id in self.fresh_outputs:
             return (
@@ -296,10 +299,14 @@ class Emitter:
             )
         if v.id in self.layout.pinned:
             return self.ref(self.layout.pinned[v.id], "numpy")  # written where the state lies
-        offset = self.layout.offsets[self.layout.buffer[v.id]]
+        offset = self._offset(self.layout.buffer[v.id])
         strides = "" if dense else f", {literal(v.strides)}"
         self._use("workspace")
         return f"{self._use('place')}(memory, {offset}, {shape}, {dtype}{strides})"
+
+    def _offset(self, buffer: int) -> str:
+        """Where a buffer lies in the workspace."""
+        return str(self.layout.offsets[buffer])
 
     # ------------------------------------------------------------ weights and states
     def _key(self, value: int) -> str:
@@ -315,7 +322,7 @@ class Emitter:
         term = self.plan.weights[value]
         if term.op == "full":
             number = literal(term.attr("value"))
-            return f"np.full({literal(concrete(term.shape))}, {number}, {dtype_text(term.dtype)})"
+            return f"np.full({literal(term.shape)}, {number}, {dtype_text(term.dtype)})"
         return f"weights[{self._key(value)!r}]"
 
     def _prepared(self, step: Step, operand: str, value: int) -> str:
@@ -328,7 +335,7 @@ class Emitter:
             name = identifier((self.plan.values[value].name or f"w{value}") + "_prepared", self.taken)
             self.once.append(f"{name} = {text}")
             self.prepared[text] = name
-            self.packed += self.plan.values[value].type.nbytes
+            self.packed += self._bytes(value)
         return self.prepared[text]
 
     def _state_types(self) -> dict[str, Type]:
@@ -353,7 +360,7 @@ class Emitter:
     def _pack_large_weights(self) -> None:
         """The largest first: packing holds a weight twice, and little else is there yet."""
         found = [
-            (self.plan.values[v].type.nbytes, i, o, v)
+            (self._bytes(v), i, o, v)
             for i, step in enumerate(self.plan.steps)
             for o, v in step.inputs
             if o in step.template.prep
@@ -392,10 +399,19 @@ class Emitter:
 
     def _scratch(self, step: Step, kind: str) -> str:
         """The step's own bytes of the workspace."""
-        offset, size = self.layout.scratch[step.output]
+        offset, size = self._scratch_room(step)
         self._use("workspace")
         name = self._once(f"{self._use('place')}(memory, {offset}, ({size},), np.uint8)", "scratch")
         return name if kind == "numpy" else self._once(f"{self._use('tensor')}({name})", f"{name}_t")
+
+    def _scratch_room(self, step: Step) -> tuple[str, str]:
+        """Where a step's own bytes lie in the workspace, and how many they are."""
+        offset, size = self.layout.scratch[step.output]
+        return str(offset), str(size)
+
+    def _bytes(self, value: int) -> int:
+        """Bytes of a value, at the sizes that the plan was chosen for where they are free."""
+        return memory.nbytes(self.plan.values[value].type, self.plan.sizes)
 
     def _once(self, text: str, name: str) -> str:
         """The name of an object that bind makes, one for each definition."""
@@ -480,7 +496,7 @@ class Emitter:
         for i, step in enumerate(self.plan.steps):
             for v in step.outputs:
                 if v in self.fresh | self.fresh_outputs:
-                    size = memory.nbytes(self.plan.values[v].type)
+                    size = self._bytes(v)
                     changes[i] = changes.get(i, 0) + size
                     after = self.layout.last.get(v, i) + 1
                     changes[after] = changes.get(after, 0) - size
@@ -541,8 +557,8 @@ def _imports(body: str) -> Iterator[str]:
         yield from ("", "Array = np.ndarray")
 
 
-_ONCE = re.compile(r"\b(hidden_scores)\([\w, ]*\)")  # calls that give the same each time: made once, in bind
-_PART = re.compile(r"\bplace\(([A-Za-z_]\w*), \d+, \([\d, ]*\), [\w.]+\)")
+_ONCE = re.compile(r"\b(hidden_scores)\([\w, *+]*\)")  # calls that give the same each time: made once, in bind
+_PART = re.compile(r"\bplace\(([A-Za-z_]\w*), [^,]+, \([^()]*\), [\w.]+\)")
 _STATEMENTS = re.compile(r"; |\n")
 _RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\d, ]+?),?\)|([\d, ]+?))\)")
 

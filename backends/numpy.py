@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ..egraph import dtypes
-from ..egraph.dims import concrete
+from ..egraph.dims import Expr, concrete
 from ..egraph.ops import OPS
 from ..extract.kernel import Call, Code, Operand, Template
 from .emit import dtype_text, literal
@@ -43,7 +43,8 @@ def _and(*conditions: Applies) -> Applies:
 
 
 def _shape(operand: Operand) -> tuple[int, ...]:
-    return concrete(operand.type.shape)
+    """The sizes; code may meet expressions, which are written as such."""
+    return operand.type.shape  # type: ignore[return-value]
 
 
 def row(name: str, pattern: str, code: Code, **more: Any) -> Template:
@@ -283,7 +284,7 @@ def _mean_code(call: Call) -> str:
     count = 1
     for axis in call.attrs["axes"]:
         count *= _shape(call.operands["x"])[axis]
-    factor = literal(1.0 / count if count else float("nan"))
+    factor = f"1.0 / ({count})" if isinstance(count, Expr) else literal(1.0 / count if count else float("nan"))
     return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
 
 

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -22,20 +22,24 @@ from typing import Any
 import numpy as np
 
 from ..egraph import dtypes
-from ..egraph.dims import concrete
+from ..egraph.dims import Shape, concrete, dim, parse
 from ..egraph.graph import Data, Tensor, load_data
 from ..egraph.interpret import evaluate
 from ..egraph.ops import Type
 from ..errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ..extract.kernel import Plan
+from ..extract.sizes import bound_value
 from . import gpu
 from .emission import device_of, emit_for, executed
 from .emit import bind_sizes
+from .emit_sizes import atoms_of, sources
 from .exchange import Exchange, OnCpu, OnTensors
 
 Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
+SizedSpec = tuple[str, Shape, str]  # the same, sizes may be expressions
 SCHEMA = 1
+KEPT_SHAPES = 256  # choices of sizes whose inputs' shapes are remembered
 _STATE = "state:"  # no weight's key starts so: keys are identifiers
 
 
@@ -44,8 +48,8 @@ class Manifest:
     """What is known of a program without its weights and code."""
 
     name: str
-    inputs: tuple[Spec, ...]
-    outputs: tuple[Spec, ...]
+    inputs: tuple[SizedSpec, ...]
+    outputs: tuple[SizedSpec, ...]
     structure: Any
     weights: tuple[Spec, ...]
     states: tuple[Spec, ...]
@@ -57,6 +61,12 @@ class Manifest:
     initial: tuple[Spec, ...] = ()  # the states that do not start as zeros, under their keys among the weights
     device: str = "cpu"
     hardware: str = ""  # the GPU that it was made for
+    sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # free sizes: least, largest, chosen for
+
+    @property
+    def chosen(self) -> dict[str, int]:
+        """The free sizes, with what each was when the program was chosen."""
+        return {name: size for name, (_, _, size) in self.sizes.items()}
 
 
 class Program:
@@ -65,6 +75,8 @@ class Program:
     One call at a time per program: calls from several threads wait for each other. Outputs are fresh arrays unless
     `reuse_outputs`. Weights are read at the first call (or at `bind`). States start as the data that the graph's params
     have under their names, else as zeros.
+
+    A program with free sizes runs at every size of their ranges; what a choice of them needs is made when it is first met.
 
     On a GPU kernels run on the caller's current stream, and nothing waits for them but results as arrays. `device` runs a
     program elsewhere than it was made for: where Torch has the same kernels, that is also "cpu".
@@ -98,6 +110,7 @@ class Program:
         self._exchange: Exchange = OnCpu() if manifest.device == "cpu" else OnTensors(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
         self._lock = threading.Lock()
+        self._fitting: dict[tuple[Any, ...], Sequence[Spec]] = {}  # shapes of a call -> inputs at those sizes
         self.input_names = [name for name, _, _ in manifest.inputs]
 
     # ------------------------------------------------------------ binding
@@ -166,7 +179,8 @@ class Program:
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
         """Run it; the outputs one after the other, without the graph's structure."""
         given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
-        taken = [self._exchange.accept(x, spec) for x, spec in zip(given, self.manifest.inputs)]
+        specs: Sequence[Any] = self._specs(given) if self.manifest.sizes else self.manifest.inputs
+        taken = [self._exchange.accept(x, spec) for x, spec in zip(given, specs)]
         try:
             with self._lock:
                 if self._run is None:
@@ -174,11 +188,38 @@ class Program:
                 assert self._run is not None
                 results = self._run(*taken)
             return self._exchange.hand_out(results, given)
+        except ValueError as error:
+            if type(error).__name__ != "SizeError":
+                raise
+            raise ShapeError(str(error), where=self.manifest.name) from None
         except RuntimeError as error:
             found = gpu.named(error, f"running {self.manifest.name}") if self.manifest.device != "cpu" else None
             if found is None:
                 raise
             raise found from error
+
+    def _specs(self, given: Sequence[Any]) -> Sequence[Spec]:
+        """The inputs at the sizes that a call's arguments have. ShapeError where none of the ranges fit them."""
+        shapes = tuple([x.shape if hasattr(x, "shape") else np.shape(x) for x in given])
+        found = self._fitting.get(shapes)
+        if found is None:
+            found = self._fitted(shapes)
+            if len(self._fitting) >= KEPT_SHAPES:
+                self._fitting.clear()
+            self._fitting[shapes] = found
+        return found
+
+    def _fitted(self, shapes: Sequence[Sequence[int]]) -> list[Spec]:
+        inputs, ranges = self.manifest.inputs, self.manifest.sizes
+        for (name, shape, dtype), seen in zip(inputs, shapes):
+            if len(shape) != len(seen):
+                raise ShapeError(f"input {name!r} has the shape {list(seen)}, not {dtype}{list(shape)}")
+        sizes = {s.name: s.of(shapes) for s in sources([shape for _, shape, _ in inputs], list(ranges))}
+        for name, size in sizes.items():
+            low, high, _ = ranges[name]
+            if not low <= size <= high:
+                raise ShapeError(f"dimension {name}={size} is outside {low}..{high}", where=self.manifest.name)
+        return [(name, bound_value(shape, sizes), dtype) for name, shape, dtype in inputs]
 
     def near(self, values: Sequence[Array]) -> list[Any]:
         """Arrays as inputs that a call need not fetch: tensors on its GPU, or the arrays themselves."""
@@ -400,6 +441,10 @@ def _spec(name: str, kind: Type) -> Spec:
     return name, concrete(kind.shape), kind.dtype
 
 
+def _sized_spec(name: str, kind: Type) -> SizedSpec:
+    return name, kind.shape, kind.dtype
+
+
 def _initial(plan: Plan, states: Iterable[tuple[str, Type]], params: Mapping[str, Data]) -> tuple[Spec, ...]:
     """Keys, shapes and dtypes of the states that params give a start. BadWeightsError where they do not fit."""
     found = []
@@ -417,13 +462,14 @@ def _manifest(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest:
     graph = plan.graph
     return Manifest(
         graph.name,
-        tuple(_spec(leaf.attr("name"), leaf.type) for leaf in graph.inputs),
-        tuple(_spec(n, plan.values[v].type) for n, v in zip(graph.names, plan.outputs)),
+        tuple(_sized_spec(leaf.attr("name"), leaf.type) for leaf in graph.inputs),
+        tuple(_sized_spec(n, plan.values[v].type) for n, v in zip(graph.names, plan.outputs)),
         graph.structure,
         tuple(_spec(n, term.type) for n, term in emitted.weights.items()),
         tuple(_spec(n, kind) for n, kind in emitted.states.items()),
         emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound, initial,
         device_of(plan), gpu.hardware() if device_of(plan) == "cuda" else "",
+        {name: (atom.min, atom.max, plan.sizes[name]) for name, atom in atoms_of(plan).items()},
     )  # fmt: skip
 
 
@@ -445,7 +491,12 @@ def _unpack(packed: Any) -> Any:
 
 
 def _manifest_json(manifest: Manifest, source: str) -> str:
-    record = asdict(manifest) | {"structure": _pack(manifest.structure)}
+    spelled = {
+        part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
+        for part, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs))
+    }
+    fields = {f: getattr(manifest, f) for f in Manifest.__dataclass_fields__}
+    record = fields | spelled | {"structure": _pack(manifest.structure)}
     whole = {"schema": SCHEMA, "source_sha256": sha256(source.encode()).hexdigest(), **record}
     return json.dumps(whole, indent=1)
 
@@ -455,10 +506,14 @@ def _read_manifest(record: Mapping[str, Any], source: str) -> Manifest:
         raise ValueError(f"schema {record['schema']}, this version reads {SCHEMA}")
     if sha256(source.encode()).hexdigest() != record["source_sha256"]:
         raise ValueError("program.py is not the file that was saved")
+    sizes = {str(n): (int(low), int(high), int(size)) for n, (low, high, size) in record.get("sizes", {}).items()}
+    names = {n: dim(n, min=low, max=high) for n, (low, high, _) in sizes.items()}
     specs: dict[str, Any] = {
-        part: tuple((str(n), tuple(map(int, shape)), dtypes.check(d)) for n, shape, d in record[part])
+        part: tuple(
+            (str(n), tuple(parse(str(s), names) for s in shape), dtypes.check(d)) for n, shape, d in record[part]
+        )
         for part in ("inputs", "outputs", "weights", "states", "initial")
     }
     numbers = {k: record[k] for k in ("workspace", "fresh", "kernels", "cost", "lower_bound")}
     numbers |= {"device": str(record["device"]), "hardware": str(record["hardware"])} if "device" in record else {}
-    return Manifest(str(record["name"]), structure=_unpack(record["structure"]), **specs, **numbers)
+    return Manifest(str(record["name"]), structure=_unpack(record["structure"]), sizes=sizes, **specs, **numbers)

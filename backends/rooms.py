@@ -10,7 +10,6 @@ from math import prod
 from typing import Any
 
 from ..egraph import dtypes
-from ..egraph.dims import concrete
 from ..extract.kernel import Call
 from .emit import dtype_text, literal
 
@@ -25,8 +24,8 @@ def wide(dtype: str) -> str:
 
 
 def shape_of(call: Call, name: str) -> tuple[int, ...]:
-    """The sizes of an operand, or of "out"."""
-    return concrete((call.output if name == "out" else call.operands[name]).type.shape)
+    """The sizes of an operand, or of "out"; they may be expressions, which are written as such."""
+    return (call.output if name == "out" else call.operands[name]).type.shape  # type: ignore[return-value]
 
 
 def one_at(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ from math import prod
 from typing import Any
 
 from ..egraph import dtypes
-from ..egraph.dims import concrete
 from ..egraph.ops import OPS
 from ..extract.kernel import Call, Code, Operand, Strides, Template, contiguous
 from .numpy import concats, keeps_dtype, spell
@@ -50,7 +49,8 @@ def _all(*conditions: Applies | None) -> Applies:
 
 
 def _shape(operand: Operand) -> tuple[int, ...]:
-    return concrete(operand.type.shape)
+    """The sizes; code may meet expressions, which are written as such."""
+    return operand.type.shape  # type: ignore[return-value]
 
 
 def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> Template:
@@ -225,11 +225,15 @@ def _batches_merge(call: Call) -> bool:
     return _equal_batches(call) and all(map(merges, call.operands.values()))
 
 
+def _packed_rows(call: Call) -> int:
+    return prod(call.packed_for("x")[:-1])
+
+
 def _packed(function: str) -> Callable[[Call], str]:
     """Preparation of a weight for as many rows as x has."""
 
     def code(call: Call) -> str:
-        return f"{function}({call.names['w']}, {_count(call.operands['x'])})"
+        return f"{function}({call.names['w']}, {_packed_rows(call)})"
 
     code.__qualname__ = f"packed[{function}]"
     return code
@@ -237,8 +241,8 @@ def _packed(function: str) -> Callable[[Call], str]:
 
 def _mkl_code(bias: bool) -> Callable[[Call], str]:
     def code(call: Call) -> str:
-        n = call.names
-        return f"torch.ops.mkl._mkl_linear.default({n['x']}, *{n['w']}, {n['b'] if bias else None}, {_count(call.operands['x'])})"
+        n, rows = call.names, _packed_rows(call)
+        return f"torch.ops.mkl._mkl_linear.default({n['x']}, *{n['w']}, {n['b'] if bias else None}, {rows})"
 
     code.__qualname__ = f"mkl[{bias}]"
     return code
@@ -402,7 +406,7 @@ def _conv_pack(call: Call) -> str:
     a, w = call.attrs, call.names["w"]
     return (
         f"torch.ops.mkldnn._reorder_convolution_weight({w}, {_half_pads(call)}, {a['strides']}, {a['dilations']}, "
-        f"{a['groups']}, {_shape(call.operands['x'])})"
+        f"{a['groups']}, {call.packed_for('x')})"
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..egraph.dims import concrete
 from ..egraph.ops import OPS, Type, infer
 from ..extract.kernel import Call, Code, Operand, Strides, Template, contiguous
 
@@ -26,7 +25,7 @@ def view_strides(op: str, attrs: Attrs, operand: Operand) -> Strides | None:
 def view_layout(op: str, attrs: Attrs, operand: Operand) -> Layout | None:
     """Strides and offset (from the operand's first element) of a view, or None where it takes a copy."""
     rule = _LAYOUTS.get(op)
-    return None if rule is None else rule(attrs, concrete(operand.type.shape), operand.strides)
+    return None if rule is None else rule(attrs, operand.type.shape, operand.strides)  # type: ignore[arg-type]
 
 
 def view_type(op: str, attrs: Attrs, operand: Type) -> Type:

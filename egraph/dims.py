@@ -6,7 +6,8 @@ expressions compare equal and hash alike. An atom is a named size or an opaque `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ast
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import total_ordering
 from math import prod
@@ -30,7 +31,11 @@ class Atom:
         return str(self) < str(other)
 
     def __str__(self) -> str:
-        return self.name if self.op == "size" else f"({self.args[0]} {self.op} {self.args[1]})"
+        """Python's spelling: sums, and products on the right, in parentheses."""
+        if self.op == "size":
+            return self.name
+        left, right = self.args
+        return f"({_spelled(left, products=True)} {self.op} {_spelled(right)})"
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,14 @@ class Expr:
         return True
 
 
+def _spelled(value: Dim, *, products: bool = False) -> str:
+    """A dimension as an operand of `//` and `%`."""
+    single = not isinstance(value, Expr) or (
+        len(value.terms) == 1 and (products or (value.terms[0][1] == 1 and len(value.terms[0][0]) == 1))
+    )
+    return str(value) if single else f"({value})"
+
+
 Dim: TypeAlias = int | Expr
 Shape: TypeAlias = tuple[Dim, ...]
 
@@ -146,8 +159,8 @@ def symbols(value: Dim) -> dict[str, Atom]:
     return found
 
 
-def bind(value: Dim, sizes: Mapping[str, int]) -> Dim:
-    """The dimension with the named sizes replaced; an int when all of them were given. Out of range: ShapeError."""
+def bind(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
+    """The dimension with the named sizes replaced; an int when all of them were given ints. Out of range: ShapeError."""
     if not isinstance(value, Expr):
         return value
     total: Dim = 0
@@ -159,12 +172,12 @@ def bind(value: Dim, sizes: Mapping[str, int]) -> Dim:
     return total
 
 
-def _bind_atom(atom: Atom, sizes: Mapping[str, int]) -> Dim:
+def _bind_atom(atom: Atom, sizes: Mapping[str, Dim]) -> Dim:
     if atom.op == "size":
         if atom.name not in sizes:
             return Expr((((atom,), 1),))
         size = sizes[atom.name]
-        if not atom.min <= size <= atom.max:
+        if isinstance(size, int) and not atom.min <= size <= atom.max:
             raise ShapeError(f"dimension {atom.name}={size} is outside {atom.min}..{atom.max}")
         return size
     left, right = (bind(a, sizes) for a in atom.args)
@@ -173,12 +186,65 @@ def _bind_atom(atom: Atom, sizes: Mapping[str, int]) -> Dim:
     return left % right
 
 
+_OPERATORS: dict[type, Callable[[Dim, Dim], Dim]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+}
+
+
+def parse(text: str, known: Mapping[str, Dim]) -> Dim:
+    """The dimension that a text spells, over named sizes. ShapeError for anything else; nothing is executed."""
+
+    def read(node: ast.expr) -> Dim:
+        match node:
+            case ast.Constant(value=int(value)):
+                return value
+            case ast.Name(id=name) if name in known:
+                return known[name]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -read(operand)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](read(left), read(right))
+        raise ShapeError(f"{text!r} is no dimension", hint=f"known sizes: {sorted(known)}")
+
+    try:
+        return read(ast.parse(text, mode="eval").body)
+    except (SyntaxError, RecursionError, ZeroDivisionError):
+        raise ShapeError(f"{text!r} is no dimension") from None
+
+
 def concrete(shape: Shape) -> tuple[int, ...]:
     """The shape as ints; a ShapeError names the sizes that are still free."""
     if any(isinstance(d, Expr) for d in shape):
         free = sorted({n for d in shape for n in symbols(d)})
         raise ShapeError(f"shape {shape} has free dimensions {', '.join(free)}", hint="bind them: dims={...}")
     return tuple(int(d) for d in shape)  # type: ignore[arg-type]
+
+
+def bounds(value: Dim) -> tuple[float, float]:
+    """Interval that contains the dimension for all admitted sizes."""
+    if not isinstance(value, Expr):
+        return float(value), float(value)
+    low = high = 0.0
+    for atoms, factor in value.terms:
+        a, b = float(factor), float(factor)
+        for atom in atoms:
+            ends = [p * q for p in (a, b) for q in _atom_bounds(atom)]
+            a, b = min(ends), max(ends)
+        low, high = low + a, high + b
+    return low, high
+
+
+def _atom_bounds(atom: Atom) -> tuple[float, float]:
+    if atom.op == "size":
+        return float(atom.min), float(atom.max)
+    (low, high), (small, large) = bounds(atom.args[0]), bounds(atom.args[1])
+    if small <= 0 or low < 0:
+        return float("-inf"), float("inf")
+    return (low // large, high // small) if atom.op == "//" else (0.0, min(high, large - 1))
 
 
 def volume(shape: Shape) -> Dim:

@@ -308,7 +308,7 @@ class Graph:
         def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
             kinds = node.entry.attrs
             attrs = {
-                k: tuple(map(fix, v)) if kinds[k] == "dims" else fix(v) if kinds[k] == "int" else v
+                k: tuple(map(fix, v)) if kinds[k] == "dims" else fix(v) if kinds[k] in ("int", "float") else v
                 for k, v in node.attrs
             }
             return make(node.op, args, attrs, data=node.data)

@@ -13,27 +13,40 @@ import numpy as np
 
 from . import api as t
 from .dims import concrete
-from .graph import LEAVES, Graph, Tensor, make, rebuild
+from .graph import LEAVES, Graph, Tensor, make, rebuild, topological
 from .interpret import evaluate
 
 LARGEST = 1 << 25  # elements of a mask that is evaluated
 
 
-def canonical_masks(graph: Graph) -> Graph:
-    """The graph with its causal masks in one spelling: `off < column - row` is hidden, `column - row <= off` is seen."""
+def canonical_masks(graph: Graph, *, steady: bool = False) -> Graph:
+    """The graph with its causal masks in one spelling: `off < column - row` is hidden, `column - row <= off` is seen.
+
+    `steady`: only masks whose formula has no number larger than 1, so that they are causal at every size if they are at one:
+    a window wider than the sequence hides nothing, but does at a longer one.
+    """
     formulas: set[Tensor] = set()
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         if node.op == "constant" or (node.op not in LEAVES and all(a in formulas for a in node.args)):
             formulas.add(node)
             return None
-        found = [_canonical(a) if a in formulas and a.dtype == "bool" else None for a in node.args]
+        masks = [a in formulas and a.dtype == "bool" and not (steady and _bounded(a)) for a in node.args]
+        found = [_canonical(a) if mask else None for a, mask in zip(node.args, masks)]
+        if steady:
+            found = [f if f is not None and a.shape[-1] == a.shape[-2] else None for f, a in zip(found, node.args)]
         if all(f is None for f in found):
             return None
         return make(node.op, [a if f is None else f for f, a in zip(found, args)], dict(node.attrs), data=node.data)
 
     roots = rebuild(graph.roots, change)
     return graph if all(a is b for a, b in zip(roots, graph.roots)) else graph.with_roots(roots)
+
+
+def _bounded(mask: Tensor) -> bool:
+    """Whether a formula has a table or a number beyond 1, at which it may change its mind."""
+    nodes = topological([mask])
+    return any(n.op == "constant" or (n.op == "full" and not abs(n.attr("value")) <= 1) for n in nodes)
 
 
 def _canonical(mask: Tensor) -> Tensor | None:

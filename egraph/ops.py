@@ -132,10 +132,19 @@ def _canonical_dim(value: Any) -> Dim:
     return value if isinstance(value, Expr) else int(value)
 
 
+def _canonical_number(value: Any) -> Any:
+    """A number, or a size as a number (a fill's value)."""
+    from .dims import Expr
+
+    if isinstance(value, bool | int | Expr):
+        return value
+    return math.nan if value != value else float(value)  # one NaN object: a key
+
+
 _CANONICAL: dict[str, Callable[[Any], Any]] = {
     "int": _canonical_dim,
     "dims": lambda v: tuple(_canonical_dim(d) for d in v),
-    "float": lambda v: v if isinstance(v, bool | int) else math.nan if v != v else float(v),  # one NaN object: a key
+    "float": lambda v: _canonical_number(v),
     "bool": bool,
     "str": str,
     "dtype": dtypes.check,

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from html import escape
 from typing import Any, NamedTuple, Protocol
 
+from ..egraph.dims import Expr, concrete
 from ..egraph.graph import Graph, Tensor
 from ..egraph.ops import Type
 from ..egraph.pattern import Attr, Term, parse_guard, parse_term, variables
@@ -27,7 +28,7 @@ def contiguous(shape: Sequence[int]) -> Strides:
     found, step = [], 1
     for size in reversed(shape):
         found.append(step)
-        step *= max(int(size), 1)
+        step *= size if isinstance(size, Expr) else max(int(size), 1)
     return tuple(reversed(found))
 
 
@@ -47,7 +48,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Call:
-    """What a code template may look at when it writes a call: operands, output, attributes; and the names in the source."""
+    """What a code template may look at when it writes a call: operands, output, attributes; and the names in the source.
+
+    Sizes, strides and attributes may be expressions in free sizes. `tuned` gives then the shapes for which weights are packed.
+    """
 
     operands: Mapping[str, Operand]
     output: Operand
@@ -55,11 +59,16 @@ class Call:
     names: Mapping[str, str] = field(default_factory=dict)  # operand (and "out", "scratch") -> expression in the source
     schedule: Mapping[str, int] = field(default_factory=dict)  # tiles and options of a generated kernel
     more: tuple[Operand, ...] = ()  # outputs beyond the first, "out1", "out2" in the source
+    tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes that weights are packed for
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
         """All outputs, in the order of the template's terms."""
         return (self.output, *self.more)
+
+    def packed_for(self, operand: str) -> tuple[int, ...]:
+        """The shape of an operand for which weights are packed: where its sizes are free, that of one choice of them."""
+        return self.tuned.get(operand) or concrete(self.operands[operand].type.shape)
 
     @property
     def places(self) -> dict[str, Operand]:
@@ -292,7 +301,8 @@ class Plan:
     """A complete way to compute a graph: a flat list of steps over values.
 
     `weights` gives, per weight value, the expression over params and constants to evaluate at load. `outputs` and
-    `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs.
+    `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs. A plan with free `sizes` has
+    expressions in them for shapes, strides and attributes, and runs at every size.
     """
 
     graph: Graph
@@ -304,6 +314,7 @@ class Plan:
     cost: float
     lower_bound: float
     stats: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)  # free sizes, with what each was when the plan was chosen
 
     @property
     def kernels(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..egraph.dims import Atom, Dim, Expr
+from ..egraph.dims import Dim, Expr, bounds
 from .onnx_node import Array, Node, resolve
 
 ShapeRule = Callable[..., "Array | None"]
@@ -20,29 +20,6 @@ SHAPE_RULES: dict[str, ShapeRule] = {}
 
 class _Undecided(Exception):
     """A comparison that holds for some sizes and not for others."""
-
-
-def bounds(value: Dim) -> tuple[float, float]:
-    """Interval that contains the dimension for all admitted sizes."""
-    if not isinstance(value, Expr):
-        return float(value), float(value)
-    low = high = 0.0
-    for atoms, factor in value.terms:
-        a, b = float(factor), float(factor)
-        for atom in atoms:
-            ends = [p * q for p in (a, b) for q in _atom_bounds(atom)]
-            a, b = min(ends), max(ends)
-        low, high = low + a, high + b
-    return low, high
-
-
-def _atom_bounds(atom: Atom) -> tuple[float, float]:
-    if atom.op == "size":
-        return float(atom.min), float(atom.max)
-    (low, high), (small, large) = bounds(atom.args[0]), bounds(atom.args[1])
-    if small <= 0 or low < 0:
-        return float("-inf"), float("inf")
-    return (low // large, high // small) if atom.op == "//" else (0.0, min(high, large - 1))
 
 
 def compare(a: Dim, b: Dim) -> int:

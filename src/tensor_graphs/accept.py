@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from .backends.emit import bind_sizes
 from .backends.program import Program
 from .diagnose import Diagnosis, diagnose
 from .egraph.graph import Graph
@@ -27,7 +28,7 @@ from .egraph.rule import Rule
 from .egraph.view import Bools, EGraphView
 from .errors import NoPlanError, VerificationError
 from .extract.candidates import Hypergraph
-from .extract.kernel import Candidate
+from .extract.kernel import Candidate, Plan
 from .extract.plan import plan_of
 from .extract.search import Choice
 from .extract.work import call_work, graph_flops
@@ -55,6 +56,8 @@ class Acceptance:
     tolerance: Tolerance = "eager"
     seed: int = 0
     fired: Sequence[Rule] = ()
+    plan: Callable[[Choice], Plan] | None = None  # how a choice becomes a plan, if not at the sizes of `work`
+    elsewhere: Callable[[Program], str] = lambda program: ""  # what is wrong with a program at other sizes
     dropped: list[str] = field(default_factory=list)  # what is not used any more, in words
     references: dict[int, Any] = field(default_factory=dict)
 
@@ -67,6 +70,8 @@ class Acceptance:
                 raise _beyond_tolerance() from None
             raise
         with self.stage("build"):
+            if self.plan is not None:
+                return choice, Program(self.plan(choice))
             return choice, Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification]:
@@ -82,9 +87,16 @@ class Acceptance:
                     references=self.references,
                 )  # fmt: skip
                 verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
-                if verdict.passed:
+                wrong = self.elsewhere(program) if verdict.passed else ""
+                if verdict.passed and not wrong:
                     return choice, program, verdict
-                finding = diagnose(self.graph, program.plan)
+                finding = Diagnosis(0.0, {}, {}, ()) if wrong else diagnose(self.graph, fixed(program.plan))
+            if wrong and REWRITES in self.dropped:
+                raise SizesError(wrong)
+            if wrong:
+                found = self._drop(REWRITES, self.plain(), *self.dropped)
+                self.say(f"wrong at another size, again without {REWRITES}")
+                continue
             last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
             if finding.miscompiled or (last and verdict.miscompiled):
                 raise self._miscompiled(verdict, finding)
@@ -119,6 +131,15 @@ class Acceptance:
             where=finding.blame(self.fired),
             hint="report this with the model; verify=False runs it regardless",
         )
+
+
+class SizesError(NoPlanError):
+    """No plan holds at every size."""
+
+
+def fixed(plan: Plan) -> Plan:
+    """The plan at the sizes that it was chosen for."""
+    return bind_sizes(plan, plan.sizes)
 
 
 def _beyond_tolerance() -> NoPlanError:
@@ -172,4 +193,5 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
     return [*results, *(program.get_state(n) for n in (program.plan.updates if program.plan else ()))]
 
 
-__all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "as_it_came", "faithful", "renamed", "rewritten_most", "run_flat"]
+__all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "SizesError", "as_it_came", "faithful", "renamed", "rewritten_most",
+           "run_flat"]  # fmt: skip

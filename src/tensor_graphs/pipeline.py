@@ -36,7 +36,7 @@ from .egraph.simplify import simplify
 from .egraph.view import EGraphView, glue, view_of
 from .egraph.widen import widen
 from .egraph.worker import default_pool
-from .errors import NoPlanError, UsageError, WorkerError
+from .errors import NoPlanError, ShapeError, UsageError, WorkerError
 from .explorer import Explorer
 from .extract import budgets
 from .extract.ahead import load_solvers
@@ -49,6 +49,7 @@ from .extract.storage import narrow_types
 from .prices import CostPricer
 from .report import BlockReport, KernelReport, Report
 from .rules import ALL
+from .symbolic import Symbolic, why_fixed
 from .verify import Tolerance, Verification
 
 DEFAULT_SEQUENCE = 128
@@ -94,6 +95,7 @@ class Session:
     clock: Clock = field(default_factory=Clock)
     start: float = field(default_factory=time.monotonic)
     warnings: list[str] = field(default_factory=list)
+    symbolic: Symbolic | None = None  # where the program is to run at every size
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
@@ -235,6 +237,8 @@ def hypergraph(session: Session, view: EGraphView, backends: Sequence[Backend]) 
     """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for."""
     with session.stage("candidates", f"{len(view)} e-nodes"):
         chosen = [_Exact(b) for b in backends] if session.options.exact else backends
+        if session.symbolic is not None:
+            return session.symbolic.hypergraph(candidates(session.symbolic.view(view), chosen, view_strides))
         return candidates(view, chosen, view_strides, narrow_types(view) if on_gpu(backends) else None)
 
 
@@ -344,7 +348,38 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
     if missing := sorted({str(n.attr("name")) for n in graph.leaves("param")} - set(graph.params)):
         raise UsageError(f"params {missing} have no data", hint="bind them: params={name: array}")
     prepared = prepare(session, graph, dims)
-    view, blocks, views = saturated(session, prepared.work)
+    session.symbolic = for_every_size(session, graph, prepared, backends)
+    if session.symbolic is None:
+        return _found(session, prepared, backends)
+    try:
+        return _found(session, prepared, backends)
+    except (NoPlanError, ShapeError) as error:
+        session.warnings += [*session.symbolic.notes(), f"the program runs at one size only: {error.message}"]
+        session.symbolic = None
+        return _found(session, prepared, backends)
+
+
+def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
+    """The graph on its way to a program for all of its sizes; None if it has no free ones, or something stands in the way,
+    of which the report tells."""
+    if not graph.free_dims:
+        return None
+    why = "programs on a GPU do" if on_gpu(backends) else why_fixed(graph)
+    if not why:
+        try:
+            with session.stage("simplify"):
+                return Symbolic.of(graph, prepared.sizes, exact=session.options.exact)
+        except ShapeError as error:
+            why = error.message
+    session.warnings.append(f"the program runs at one size only: {why}")
+    return None
+
+
+def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) -> Program:
+    """The program of a prepared graph."""
+    options, symbolic = session.options, session.symbolic
+    work = prepared.work if symbolic is None else symbolic.work
+    view, blocks, views = saturated(session, work)
     found = hypergraph(session, view, backends)
     with open_store(session) as store:
         pricer = CostPricer(store)
@@ -352,10 +387,13 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
         measurer = (GpuMeasurer(store) if on_gpu(backends) else CpuMeasurer(store)) if measures else None
         try:
             acceptance = Acceptance(
-                prepared.graph, prepared.work, lambda found: choose(session, found, pricer, measurer),
-                lambda: hypergraph(session, view_of(prepared.work), backends), session.stage,
+                prepared.graph, work, lambda found: choose(session, found, pricer, measurer),
+                lambda: hypergraph(session, view_of(work), backends), session.stage,
                 partial(session.progress.say, "verify"), options.tolerance, options.seed, _fired(session, views),
             )  # fmt: skip
+            if symbolic is not None:
+                acceptance.plan = symbolic.plan
+                acceptance.elsewhere = lambda program: symbolic.wrong(program, options.tolerance, options.seed)
             checked: Verification | None = None
             if options.verify:
                 choice, program, checked = acceptance.run(found)
@@ -367,6 +405,8 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
         report = make_report(session, prepared, view, blocks, views, choice, backends, store)
     report.verification = checked.to_json() if checked else None
     report.warnings += session.warnings
+    if symbolic is not None:
+        report.sizes, report.warnings = symbolic.spelled(), [*report.warnings, *symbolic.notes()]
     _time_whole(session, prepared, program, backends, report)
     report.seconds = session.clock.seconds
     program.report = report

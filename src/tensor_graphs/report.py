@@ -38,7 +38,7 @@ class Report:
 
     model: str
     backend: str
-    dims: dict[str, int] = field(default_factory=dict)
+    dims: dict[str, int] = field(default_factory=dict)  # what free dimensions were bound to, or searched at
     nodes: int = 0
     e_nodes: int = 0
     classes: int = 0
@@ -64,6 +64,7 @@ class Report:
     snapshot: str = ""
     source: str = ""  # where the emitted source lies, once saved
     warnings: list[str] = field(default_factory=list)
+    sizes: dict[str, str] = field(default_factory=dict)  # those that stayed free: "1..2048 (searched at 128)"
 
     @property
     def instances(self) -> int:

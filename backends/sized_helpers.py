@@ -1,0 +1,61 @@
+"""The small functions that emitted source contains where a program runs at every size."""
+
+from __future__ import annotations
+
+SIZED_HELPERS: dict[str, str] = {
+    "sized": '''def sized(at):
+    """A function of arrays of any sizes. What a choice of sizes needs is made when it is first met; the last 16 are kept."""
+    kept = {}
+
+    def run(*inputs):
+        shapes = tuple([x.shape for x in inputs])
+        found = kept.get(shapes)
+        if found is None:
+            while len(kept) >= 16:
+                del kept[next(iter(kept))]
+            found = kept[shapes] = at(*shapes)
+        return found(*inputs)
+
+    return run''',
+    "room": '''def room():
+    """Gives the bytes of one workspace, which grows where more are asked for."""
+    memory = workspace(0)
+
+    def take(size):
+        nonlocal memory
+        if size > memory.size:
+            memory = workspace(size + size // 4)
+        return memory
+
+    return take''',
+    "arranged": '''def arranged(buffers, align=64):
+    """Offsets of (bytes, first step, last step) in one workspace, and its bytes: the largest first, each in the tightest gap
+    between those that are in use at a common step."""
+    sizes = [-(-b // align) * align for b, _, _ in buffers]
+    offsets, placed, total = [0] * len(buffers), [], 0
+    for i in sorted(range(len(buffers)), key=lambda i: (-sizes[i], buffers[i][1], i)):
+        _, first, last = buffers[i]
+        others = sorted((offsets[j], sizes[j]) for j in placed if buffers[j][1] <= last and buffers[j][2] >= first)
+        end, best, least = 0, -1, -1
+        for offset, taken in others:
+            gap = offset - end
+            if gap >= sizes[i] and (best < 0 or gap < least):
+                best, least = end, gap
+            end = max(end, offset + taken)
+        offsets[i] = best if best >= 0 else end
+        if sizes[i]:
+            placed.append(i)
+        total = max(total, offsets[i] + sizes[i])
+    return offsets, total''',
+    "SizeError": '''class SizeError(ValueError):
+    """The program does not hold at these sizes."""''',
+    "check_sizes": '''def check_sizes(given, wanted, conditions):
+    """SizeError for shapes that do not belong together, or sizes for which a condition does not hold."""
+    if given != wanted:
+        raise SizeError(f"shapes {given} do not belong together: {wanted} would")
+    for text, holds in conditions:
+        if not holds:
+            raise SizeError(f"the program holds where {text}; the inputs' shapes are {given}")''',
+}  # fmt: skip
+
+__all__ = ["SIZED_HELPERS"]

@@ -1,0 +1,50 @@
+"""At which sizes a graph with free dimensions means something: the dimensions' ranges, and what its ops ask of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .dims import Dim, Expr, bounds, symbols, volume
+from .graph import Graph, Tensor
+
+NO_LIMIT = 1 << 31  # a dimension's largest size that stands for none
+
+
+def _slice(node: Tensor) -> Iterator[tuple[Dim, Dim]]:
+    size = node.args[0].shape[node.attr("axis")]
+    yield from ((0, node.attr("start")), (node.attr("start"), node.attr("stop")), (node.attr("stop"), size))
+
+
+def _pad(node: Tensor) -> Iterator[tuple[Dim, Dim]]:
+    yield from ((0, node.attr("lo")), (0, node.attr("hi")))
+
+
+def _windows(node: Tensor) -> Iterator[tuple[Dim, Dim]]:
+    for d in node.shape:
+        yield 1, d
+
+
+#: op -> pairs of which the first must be at most the second.
+NEEDS: dict[str, Callable[[Tensor], Iterator[tuple[Dim, Dim]]]] = {
+    "slice": _slice, "pad": _pad, "windows": _windows, "conv": _windows, "max_pool": _windows, "avg_pool": _windows,
+}  # fmt: skip
+
+
+def conditions(graph: Graph) -> list[str]:
+    """Python conditions in the sizes' names, each once; those that hold for every size of the ranges are left out."""
+    found: dict[str, None] = {}
+    for name, atom in sorted({n: a for i in graph.inputs for d in i.shape for n, a in symbols(d).items()}.items()):
+        found[f"{atom.min} <= {name}{f' <= {atom.max}' if atom.max < NO_LIMIT else ''}"] = None
+    for node in graph.nodes():
+        for low, high in NEEDS[node.op](node) if node.op in NEEDS else ():
+            gap = high - low
+            if isinstance(gap, Expr) and bounds(gap)[0] < 0:
+                found[f"{low} <= {high}"] = None
+        if node.op == "reshape":
+            have, want = volume(node.args[0].shape), volume(node.shape)
+            if have != want:
+                found[f"{have} == {want}"] = None
+    return list(found)
+
+
+__all__ = ["NEEDS", "conditions"]

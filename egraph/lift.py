@@ -1,0 +1,290 @@
+"""From one size to every size: an e-graph that was saturated at generic sizes, read as one in free sizes.
+
+Saturation needs numbers. A graph with free dimensions is therefore bound to *generic* sizes: primes that no number of the
+model is or has as a factor. So a number in the e-graph says where it comes from, and is written as an expression again: 131
+is T, 100608 is 768·T, 65 is T // 2 where the model has that size. An e-node lifts where the type laws, applied to the
+lifted operands and attributes, give the lifted type of its class; the others are left out. That the sizes fit is no proof
+that the values agree: programs are also run at other sizes (`src/tensor_graphs/symbolic.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from ..errors import ShapeError
+from . import dtypes
+from .dims import Atom, Dim, Expr, Shape, bind
+from .graph import Graph, Tensor, make
+from .ops import OPS, Op, Type, infer
+from .view import EGraphView
+
+#: Attributes that say which axes, not how many elements.
+POSITIONS = ("axis", "axes", "perm")
+LEAST = 5  # generic sizes are no smaller where the model allows: 1, 2 and 3 are everywhere
+ATTEMPTS = 200
+WHOLE = 1 << 31  # fills beyond this are no sizes
+
+
+def numbers(graph: Graph) -> Iterator[Dim]:
+    """Every size and whole number in a graph, positions of axes apart."""
+    for node in dict.fromkeys([*graph.nodes(), *graph.inputs]):
+        yield from node.shape
+        for name, value in node.attrs:
+            kind = node.entry.attrs[name]
+            if name in POSITIONS or (name == "shape" and node.is_leaf):
+                continue
+            if kind == "dims":
+                yield from value
+            elif kind == "int":
+                yield value
+            elif kind == "float" and isfinite(value) and value == int(value):
+                yield int(value)
+
+
+def factored(known: Iterable[Dim]) -> tuple[set[int], list[Expr]]:
+    """The plain numbers, and the expressions that are not products of others: named sizes, sums, quotients."""
+    plain: set[int] = set()
+    found: dict[Expr, None] = {}
+    for value in known:
+        if not isinstance(value, Expr):
+            plain.add(abs(int(value)))
+            continue
+        for atoms, factor in value.terms:
+            plain.add(abs(factor))
+            found |= {Expr((((atom,), 1),)): None for atom in atoms}
+        if len(value.terms) > 1:
+            found[value] = None
+    return plain, list(found)
+
+
+def is_prime(n: int) -> bool:
+    """Whether n is a prime (n is small here)."""
+    return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
+
+
+def _choices(atom: Atom, wanted: int) -> list[int]:
+    """Generic sizes for a dimension, the nearest to the wanted one first; all its sizes where it has no prime."""
+    low, high = max(atom.min, LEAST), min(atom.max, max(4 * wanted, 64))
+    primes = sorted((n for n in range(low, high + 1) if is_prime(n)), key=lambda n: (abs(n - wanted), n))
+    return primes or sorted(range(atom.min, min(atom.max, atom.min + 64) + 1), reverse=True)
+
+
+def generic_sizes(graph: Graph, wanted: Mapping[str, int]) -> dict[str, int]:
+    """Sizes near the wanted ones at which the graph's expressions can be told from its numbers and from each other.
+
+    ShapeError where the graph holds at none of those that were tried.
+    """
+    plain, known = factored(numbers(graph))
+    options = {name: _choices(atom, wanted[name]) for name, atom in graph.free_dims.items()}
+    best: tuple[int, dict[str, int]] | None = None
+    error: ShapeError | None = None
+    for attempt in range(ATTEMPTS):
+        sizes: dict[str, int] = {}
+        for place, (name, values) in enumerate(options.items()):
+            fresh = [v for v in values if v not in sizes.values()] or values
+            sizes[name] = fresh[(attempt // (1 + place)) % len(fresh)]
+        try:
+            clashes = _clashes(plain, known, sizes)
+            if best is None or clashes < best[0]:
+                graph.bind(sizes)
+                best = clashes, sizes
+        except ShapeError as problem:
+            error = problem
+            continue
+        if not clashes:
+            break
+    if best is None:
+        raise error or ShapeError("the graph holds at no size")
+    return best[1]
+
+
+def _clashes(plain: set[int], known: Sequence[Expr], sizes: Mapping[str, int]) -> int:
+    """How many expressions are equal to, or a factor of, a number of the graph, or equal to another expression."""
+    values = [int(bind(e, sizes)) for e in known]  # type: ignore[arg-type]
+    shared = len(values) - len(set(values))
+    return shared + sum(v < 2 or any(n and n % v == 0 for n in plain) for v in values)
+
+
+@dataclass
+class Numbers:
+    """Numbers at the generic sizes as expressions in free sizes."""
+
+    graph: Graph  # in free sizes
+    sizes: Mapping[str, int]  # the generic ones
+    _known: dict[int, Dim] = field(default_factory=dict)
+    _types: dict[Type, Type] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        every = list(numbers(self.graph))
+        _, parts = factored(every)
+        self._factors = sorted(((int(bind(e, self.sizes)), e) for e in parts), key=lambda f: -f[0])  # type: ignore[arg-type]
+        for value in every:
+            if isinstance(value, Expr):
+                self._known.setdefault(int(bind(value, self.sizes)), value)  # type: ignore[arg-type]
+        self.simple = {float(n.attr("value")) for n in self.graph.nodes() if n.op == "full"} | {0.5, 1.0, 2.0}
+
+    def dim(self, n: int) -> Dim:
+        """A size, stride, offset or bound."""
+        if n < 0:
+            return -self.dim(-n)
+        found = self._known.get(n)
+        if found is None:
+            found = self._known[n] = self._product(n)
+        return found
+
+    def _product(self, n: int) -> Dim:
+        for value, expression in self._factors:
+            if n > 1 and value > 1 and n % value == 0:
+                return self.dim(n // value) * expression
+        return n
+
+    def shape(self, shape: Sequence[int]) -> Shape:
+        """Sizes or strides."""
+        return tuple([self.dim(int(d)) for d in shape])
+
+    def type(self, kind: Type) -> Type:
+        """A type; cached."""
+        found = self._types.get(kind)
+        if found is None:
+            found = self._types[kind] = Type(self.shape(kind.shape), kind.dtype)  # type: ignore[arg-type]
+        return found
+
+    def attr(self, name: str, kind: str, value: Any) -> Any:
+        """An attribute's value, by the attribute's name and kind in the op table."""
+        if name in POSITIONS:
+            return value
+        return self.shape(value) if kind == "dims" else self.dim(value) if kind == "int" else value
+
+    def attrs(self, op: Op, attrs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+        """The attributes of an e-node."""
+        return tuple([(name, self.attr(name, op.attrs[name], value)) for name, value in attrs])
+
+    def fill(self, value: Any) -> tuple[Dim | float, Dim] | None:
+        """A fill's value as a number or size over a size: (131.0, 1) is (T, 1), and 1/131 is (1.0, T). None if it stays."""
+        if isinstance(value, bool) or not isfinite(value) or not value:
+            return None
+        if value == int(value) and abs(value) < WHOLE:
+            found = self.dim(int(value))
+            return (found, 1) if isinstance(found, Expr) else None
+        for size in sorted({n for n, e in self._known.items() if isinstance(e, Expr)} | {n for n, _ in self._factors}):
+            top = value * size
+            near = min(self.simple, key=lambda s: abs(s - top))
+            if near and abs(top - near) <= 1e-12 * abs(near):
+                return near, self.dim(size)
+        return None
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A view in free sizes: e-nodes and classes as in `generic`, the view at the generic sizes without what does not lift.
+    `lost` counts the e-nodes left out by op."""
+
+    generic: EGraphView
+    symbolic: EGraphView
+    numbers: Numbers
+    lost: Mapping[str, int]
+
+
+def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
+    """The view's e-nodes that hold at every size, as far as types can tell."""
+    leaves = {(n.op, n.attr("name")): n for n in (*numbers.graph.nodes(), *numbers.graph.inputs) if _named(n)}
+    types = [numbers.type(t) for t in view.types]
+    known: dict[Any, bool] = {}
+    attrs: list[tuple[tuple[str, Any], ...]] = []
+    tensors: dict[int, Tensor] = {}
+    keep: list[int] = []
+    off, kid, cls = view.off.tolist(), view.kid.tolist(), view.cls.tolist()
+    for node, name in enumerate(view.op):
+        op, made = OPS[name], types[cls[node]]
+        spelled = numbers.attrs(op, view.attrs[node])
+        if node in view.tensors or not op.arity:
+            leaf = _leaf(view, node, spelled, numbers, leaves)
+            fits = leaf is not None and leaf.type == made
+            if leaf is not None and (node in view.tensors or leaf.op != name):
+                tensors[len(keep)] = leaf
+        else:
+            operands = [types[k] for k in kid[off[node] : off[node + 1]]]
+            key = name, spelled, made, *operands
+            if key not in known:
+                known[key] = _fits(op, operands, spelled, made)
+            fits = known[key]
+        if fits:
+            keep.append(node)
+            attrs.append(spelled)
+    lost: dict[str, int] = {}
+    for node in set(range(len(view))) - set(keep):
+        lost[view.op[node]] = lost.get(view.op[node], 0) + 1
+    generic = _restricted(view, keep)
+    symbolic = replace(generic, attrs=attrs, types=types, tensors=tensors, classes={})
+    return Lifted(generic, symbolic, numbers, lost)
+
+
+def _named(node: Tensor) -> bool:
+    return node.op in ("input", "param", "state")
+
+
+def _leaf(
+    view: EGraphView, node: int, attrs: tuple[tuple[str, Any], ...], numbers: Numbers, leaves: Mapping[Any, Tensor]
+) -> Tensor | None:
+    """A leaf in free sizes; None if its data or its value is only that of the generic sizes."""
+    op, found = view.op[node], view.tensors.get(node)
+    if found is not None and op in ("input", "param", "state"):
+        return leaves.get((op, found.attr("name")))
+    if op == "constant":
+        return found
+    fields = dict(attrs)
+    over = numbers.fill(fields["value"]) if op == "full" else None
+    if over is None:
+        return make(op, (), fields)
+    top, below = over
+    whole = make(op, (), {**fields, "value": top})
+    if below == 1:
+        return whole
+    if not dtypes.is_float(fields["dtype"]):
+        return None
+    return make("div", (whole, make(op, (), {**fields, "value": below})))
+
+
+def _fits(op: Op, operands: Sequence[Type], attrs: tuple[tuple[str, Any], ...], made: Type) -> bool:
+    try:
+        return infer(op, operands, dict(attrs)) == made and _keeps_volume(op, operands, made)
+    except (ShapeError, TypeError, ValueError):
+        return False
+
+
+def _keeps_volume(op: Op, operands: Sequence[Type], made: Type) -> bool:
+    """The law of reshapes compares numbers only."""
+    if op.name != "reshape":
+        return True
+    have, want = (_volume(t.shape) for t in (operands[0], made))
+    return have == want
+
+
+def _volume(shape: Shape) -> Dim:
+    total: Dim = 1
+    for d in shape:
+        total = total * d
+    return total
+
+
+def _restricted(view: EGraphView, keep: Sequence[int]) -> EGraphView:
+    """The view with some of its e-nodes; all classes stay."""
+    if len(keep) == len(view):
+        return replace(view)
+    kids = [view.kids(i) for i in keep]
+    place = {old: new for new, old in enumerate(keep)}
+    return replace(
+        view, op=[view.op[i] for i in keep], attrs=[view.attrs[i] for i in keep], cls=view.cls[list(keep)],
+        off=np.cumsum([0, *map(len, kids)]).astype(np.int32),
+        kid=np.concatenate([np.zeros(0, np.int32), *kids]).astype(np.int32),
+        tensors={place[i]: t for i, t in view.tensors.items() if i in place},
+        stamped=view.original,
+    )  # fmt: skip
+
+
+__all__ = ["Lifted", "Numbers", "generic_sizes", "lifted", "numbers"]

@@ -1,0 +1,252 @@
+"""Programs for every size: search at one choice of sizes, keep what holds at all of them, run at others to be sure.
+
+A graph with free dimensions is saturated at generic sizes (`egraph/lift.py`), so that every number in the e-graph can be
+written as an expression in the dimensions again. E-nodes and kernels that hold at generic sizes only are left out before
+anything is chosen; what is left is priced at the sizes that the caller names, and the chosen plan is written in free sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from .accept import run_flat
+from .backends.emit_sizes import sources
+from .backends.program import Program
+from .egraph.conditions import NO_LIMIT
+from .egraph.dims import Atom, Expr
+from .egraph.graph import Graph
+from .egraph.interpret import expand_all
+from .egraph.lift import Lifted, Numbers, generic_sizes, lifted
+from .egraph.masks import canonical_masks
+from .egraph.simplify import simplify
+from .egraph.view import EGraphView
+from .egraph.widen import widen
+from .errors import ShapeError, TensorGraphsError, UsageError
+from .extract.candidates import Hypergraph
+from .extract.kernel import Call, Candidate, Plan, Strides, Template, Vertex, contiguous
+from .extract.plan import plan_of
+from .extract.search import Choice
+from .extract.sizes import bound_call, holds, lifted_call
+from .extract.work import graph_flops
+from .verify import Tolerance, verify
+
+Sizes = dict[str, int]
+PROBES = (2, 3, 7, 64)  # sizes at which kernels are asked whether they apply
+ODD = (3, 5, 7, 11, 13, 17, 19, 23)  # sizes at which programs are run
+LARGE_FLOPS = 4e9  # of the model at the larger size; beyond, it is run a little larger than where it was searched only
+
+
+def ranges(graph: Graph) -> dict[str, Atom]:
+    """The free dimensions; sizes of 0 are left out: kernels need not know what to do with nothing."""
+    return {name: replace(atom, min=max(1, atom.min)) for name, atom in graph.free_dims.items()}
+
+
+def why_fixed(graph: Graph) -> str:
+    """Why a graph can only be a program at one choice of sizes; empty where nothing stands in the way."""
+    for leaf in (*graph.leaves("state"), *graph.leaves("param")):
+        if any(isinstance(d, Expr) for d in leaf.shape):
+            return f"the {leaf.op} {leaf.attr('name')!r} has free sizes"
+    try:
+        sources([leaf.shape for leaf in graph.inputs], list(graph.free_dims))
+    except UsageError as error:
+        return error.message
+    return ""
+
+
+@dataclass
+class Symbolic:
+    """One graph with free dimensions on its way to a program for all of its sizes."""
+
+    graph: Graph  # as it came
+    searched: Sizes
+    generic: Sizes
+    work: Graph  # simplified and widened, at the generic sizes
+    numbers: Numbers
+    probes: list[Sizes]
+    lost: dict[str, int] = field(default_factory=dict)  # e-nodes by op
+    refused: dict[str, int] = field(default_factory=dict)  # kernels by name
+    failed: list[str] = field(default_factory=list)  # where a plan was wrong at other sizes
+    _calls: dict[tuple[int, int], tuple[Call, Call] | None] = field(default_factory=dict)
+    _free: dict[int, tuple[Call, Call]] = field(default_factory=dict)  # id of a priced call -> itself, in free sizes
+    _lifted: dict[int, Lifted] = field(default_factory=dict)
+    _held: list[Any] = field(default_factory=list)  # ids are keys: what they name stays
+    _references: dict[tuple[int, ...], dict[int, Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(graph: Graph, searched: Mapping[str, int], *, exact: bool) -> Symbolic:
+        """The graph prepared. ShapeError where it holds at no generic sizes."""
+        work = simplify(graph, exact=exact)
+        work = work if exact else simplify(widen(work))
+        generic = generic_sizes(work, searched)
+        bound = work.bind(generic)
+        work_there = bound.with_roots(expand_all(bound.roots)) if exact else canonical_masks(bound, steady=True)
+        found = Symbolic(
+            graph, {n: searched[n] for n in graph.free_dims}, generic, work_there, Numbers(work, generic), []
+        )
+        found.probes = list(found._probes())
+        return found
+
+    # ------------------------------------------------------------ what holds at all sizes
+    def view(self, view: EGraphView) -> EGraphView:
+        """The view at generic sizes without what does not lift."""
+        made = lifted(view, self.numbers)
+        for op, count in made.lost.items():
+            self.lost[op] = self.lost.get(op, 0) + count
+        self._lifted[id(made.generic)] = made
+        return made.generic
+
+    def hypergraph(self, found: Hypergraph) -> Hypergraph:
+        """The candidates of a lifted view that hold at all sizes, their calls at the sizes that are searched at."""
+        kept = []
+        for c in found.candidates:
+            call = self._call(c.template, c.call)
+            if call is not None:
+                kept.append(replace(c, call=call))
+        return replace(found, candidates=kept)
+
+    def _call(self, template: Template, call: Call) -> Call | None:
+        key = id(template), id(call)
+        if key not in self._calls:
+            self._held.append((template, call))
+            self._calls[key] = self._lift(template, call)
+        pair = self._calls[key]
+        return None if pair is None else pair[0]
+
+    def _lift(self, template: Template, call: Call) -> tuple[Call, Call] | None:
+        free = lifted_call(template, call, self.numbers)
+        if free is None or not holds(template, free, self.probes):
+            self.refused[template.name] = self.refused.get(template.name, 0) + 1
+            return None
+        there = bound_call(free, self.searched)
+        tuned = {name: tuple(map(int, o.type.shape)) for name, o in there.operands.items()}  # type: ignore[arg-type]
+        pair = there, replace(free, tuned=tuned)
+        self._free[id(there)] = pair
+        return pair
+
+    def _probes(self) -> Iterator[Sizes]:
+        """Sizes all over the ranges, of 1 apart: there kernels have shorter ways, which must not be needed."""
+        atoms = ranges(self.graph)
+
+        def inside(name: str, n: int) -> int:
+            return min(max(n, atoms[name].min, 2), max(atoms[name].max, 2))
+
+        yield self.generic
+        for n in PROBES:
+            yield {name: inside(name, n + i) for i, name in enumerate(atoms)}
+        for name in atoms:
+            yield {**self.generic, name: inside(name, 2)}
+            if atoms[name].max < NO_LIMIT:
+                yield {**self.generic, name: inside(name, atoms[name].max)}
+
+    # ------------------------------------------------------------ the plan in free sizes
+    def plan(self, choice: Choice) -> Plan:
+        """The choice as a plan for every size."""
+        found = choice.hypergraph
+        made = self._lifted[id(found.view)]
+        candidates = list(found.candidates)
+        for i in choice.chosen:
+            candidates[i] = self._candidate(candidates[i], made)
+        vertex = partial(self._vertex, made)
+        given = {cls: vertex(Vertex(cls, strides)).strides for cls, strides in found.given.items()}
+        free = replace(
+            found, view=made.symbolic, candidates=candidates, given=given, roots=list(map(vertex, found.roots))
+        )
+        return replace(plan_of(replace(choice, hypergraph=free), self.graph), sizes=self.searched)
+
+    def _candidate(self, c: Candidate, made: Lifted) -> Candidate:
+        inputs = tuple([(name, self._vertex(made, v)) for name, v in c.inputs])
+        more = tuple([self._vertex(made, v) for v in c.more])
+        return replace(c, output=self._vertex(made, c.output), inputs=inputs, call=self._free[id(c.call)][1], more=more)
+
+    def _vertex(self, made: Lifted, vertex: Vertex) -> Vertex:
+        row_major = contiguous(made.generic.types[vertex.cls].shape)  # type: ignore[arg-type]
+        if vertex.strides == row_major:
+            return Vertex(vertex.cls, contiguous(made.symbolic.types[vertex.cls].shape))  # type: ignore[arg-type]
+        strides: Strides = self.numbers.shape(vertex.strides)  # type: ignore[assignment]
+        return Vertex(vertex.cls, strides)
+
+    # ------------------------------------------------------------ other sizes
+    def others(self) -> list[Sizes]:
+        """Sizes to run a program at beside the searched ones: the least, odd ones, larger ones; those where the graph holds."""
+        atoms = ranges(self.graph)
+        found: list[Sizes] = []
+        for wanted in (self._least(atoms), self._odd(atoms), self._larger(atoms)):
+            sizes = next((s for s in wanted if self._means(s)), None)
+            if sizes is not None and sizes not in found and sizes != self.searched:
+                found.append(sizes)
+        return found
+
+    def _means(self, sizes: Sizes) -> bool:
+        try:
+            self.graph.bind(sizes)
+        except ShapeError:
+            return False
+        return True
+
+    def _least(self, atoms: Mapping[str, Atom]) -> Iterator[Sizes]:
+        low = {name: atom.min for name, atom in atoms.items()}
+        while any(low[n] < self.searched[n] for n in low):
+            yield dict(low)
+            low = {n: min(2 * s, self.searched[n]) for n, s in low.items()}
+
+    def _odd(self, atoms: Mapping[str, Atom]) -> Iterator[Sizes]:
+        for start in range(len(ODD)):
+            yield {n: min(max(ODD[(start + i) % len(ODD)], a.min), a.max) for i, (n, a) in enumerate(atoms.items())}
+        yield {n: max(s - 1, atoms[n].min) for n, s in self.searched.items()}
+
+    def _larger(self, atoms: Mapping[str, Atom]) -> Iterator[Sizes]:
+        grown: list[Callable[[int], int]] = [lambda s: 2 * s + 1, lambda s: s + s // 2 + 1, lambda s: s + 1]
+        for grow in grown:
+            sizes = {n: min(grow(s), atoms[n].max) for n, s in self.searched.items()}
+            if grow is grown[-1] or (self._means(sizes) and self._flops(sizes) <= LARGE_FLOPS):
+                yield sizes
+
+    def _flops(self, sizes: Sizes) -> float:
+        return graph_flops(list(self.graph.bind(sizes).roots))
+
+    def wrong(self, program: Program, tolerance: Tolerance, seed: int) -> str:
+        """What is wrong with a program at other sizes, in words; empty if nothing is."""
+        for sizes in self.others():
+            there = self.graph.bind(sizes)
+            known = self._references.setdefault(tuple(sizes.values()), {})
+            try:
+                verdict = verify(
+                    there, partial(run_flat, program), tolerance=tolerance, seed=seed, references=known,
+                    flops=graph_flops(list(there.roots)),
+                )  # fmt: skip
+            except (TensorGraphsError, ValueError, TypeError, IndexError, RuntimeError) as error:
+                return self._noted(sizes, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            if not verdict.passed:
+                worst = verdict.worst
+                return self._noted(sizes, f"output {worst.name!r} is off by {worst.plan:.3g}")
+        return ""
+
+    def _noted(self, sizes: Sizes, what: str) -> str:
+        at = ", ".join(f"{n}={s}" for n, s in sizes.items())
+        self.failed.append(f"at {at}: {what}")
+        return self.failed[-1]
+
+    # ------------------------------------------------------------ what is said about it
+    def spelled(self) -> dict[str, str]:
+        """Each dimension's range and where it was searched: `1..2048 (searched at 128)`."""
+        return {name: range_text(atom.min, atom.max, self.searched[name]) for name, atom in ranges(self.graph).items()}
+
+    def notes(self) -> list[str]:
+        """Sentences about what was left out."""
+        found = []
+        if self.lost:
+            parts = ", ".join(f"{n} {op}" for op, n in sorted(self.lost.items(), key=lambda p: -p[1])[:5])
+            found.append(f"e-nodes that hold at one size only were left out: {parts}")
+        found += [f"a plan that does not hold at every size was dropped ({text})" for text in self.failed]
+        return found
+
+
+def range_text(low: int, high: int, searched: int) -> str:
+    """A range of sizes in words."""
+    return f"{low}..{high if high < NO_LIMIT else ''} (searched at {searched})"
+
+
+__all__ = ["Symbolic", "range_text", "ranges", "why_fixed"]
