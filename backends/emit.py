@@ -26,12 +26,12 @@ from ..egraph.graph import Tensor, structural_digest
 from ..egraph.ops import Type
 from ..extract.kernel import Plan, Step, Template, Value, contiguous, output_names
 from ..extract.sizes import bound_call, bound_terms
-from . import memory
+from . import c_math, memory
 from .sized_helpers import SIZED_HELPERS
 from .views import torch_view
 
 RESERVED = frozenset(
-    ["np", "math", "inf", "nan", "warnings", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
+    ["np", "math", "inf", "nan", "warnings", "ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "Path", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
 ) | frozenset(keyword.kwlist)  # fmt: skip
 
 #: Small functions that the emitted source may contain; included with what they name themselves.
@@ -147,9 +147,14 @@ def emit(plan: Plan, *, reuse_outputs: bool = False, sizes: Mapping[str, int] | 
     return Emitter(plan, reuse_outputs).emit()
 
 
+#: backend -> what its code works on, where that is not "numpy" arrays: "torch" tensors, or each value's "address".
+KINDS = {"torch": "torch", "c": "address"}
+CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "address"}  # helpers
+
+
 def is_torch(template: Template) -> bool:
-    """Whether a template's code works on Torch tensors (else on NumPy arrays)."""
-    return template.backend == "torch"
+    """Whether a template's code works on Torch tensors."""
+    return KINDS.get(template.backend) == "torch"
 
 
 @dataclass
@@ -169,6 +174,7 @@ class Emitter:
     keys: dict[bytes, str] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
     definitions: dict[str, str] = field(default_factory=dict)  # of generated kernels: name -> text
+    in_c: dict[str, str] = field(default_factory=dict)  # those in C
     setups: set[tuple[str, str]] = field(default_factory=set)
     loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)  # names of each fresh result
     key_names: set[str] = field(default_factory=set)
@@ -198,8 +204,9 @@ class Emitter:
         self.taken |= set(all_helpers())
         for step in self.plan.steps:
             if step.template.source is not None:
-                self.definitions |= step.template.source(step.call)
-        self.taken |= self.definitions.keys()
+                found = self.in_c if self._kind(step.template) == "address" else self.definitions
+                found |= step.template.source(step.call)
+        self.taken |= self.definitions.keys() | self.in_c.keys()
         names = [str(leaf.attr("name")) for leaf in self.plan.graph.inputs]
         self.inputs = {name: identifier(name, self.taken) for name in names}
         for v in self.plan.values:
@@ -225,13 +232,13 @@ class Emitter:
         return self.plan.values[r].origin == "input" or r in self.fresh or r in self.fresh_outputs
 
     def _kind(self, template: Template) -> str:
-        """Whether a template's code works on "torch" tensors or "numpy" arrays."""
-        return "torch" if is_torch(template) else "numpy"
+        """What a template's code works on; see KINDS."""
+        return KINDS.get(template.backend, "numpy")
 
     def _home(self, value: int) -> str:
         """As what a value comes into being."""
         r = self.root[value]
-        return self._kind(self.makers[r].template) if r in self.fresh else "numpy"
+        return "torch" if r in self.fresh and is_torch(self.makers[r].template) else "numpy"
 
     def _use(self, helper: str) -> str:
         self.helpers.add(helper)
@@ -269,7 +276,7 @@ class Emitter:
             return self._view(value, kind)
         if kind != home:
             source = self.ref(value, home)
-            return f"{self._use('tensor' if kind == 'torch' else 'array')}({source})"
+            return f"{self._use(CONVERSIONS[kind])}({source})"
         if v.origin == "weight":
             self.plain.add(self._key(value) if self.plan.weights[value].op != "full" else "")
             return self._weight(value)
@@ -395,7 +402,11 @@ class Emitter:
             self.each.append(f"{name} = {self._written(step, names)}")
         else:
             names |= dict(zip(output_names(len(step.outputs)), [self.ref(v, kind) for v in step.outputs]))
-            self.each += _STATEMENTS.split(self._written(step, names))
+            text = self._written(step, names)
+            if kind == "address" and not any(map(self._dynamic, (*step.outputs, *(v for _, v in step.inputs)))):
+                name, _, rest = text.partition("(")
+                text = f"{self._once(f'partial({name}, {rest}', f'{name}_')}()"  # its places never change
+            self.each += _STATEMENTS.split(text)
 
     def _scratch(self, step: Step, kind: str) -> str:
         """The step's own bytes of the workspace."""
@@ -510,8 +521,12 @@ class Emitter:
     def _assemble(self) -> str:
         from .registry import helper_source
 
+        if self.in_c:
+            self.helpers |= {"c_library", "c_function"}
         function = self._function()
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
+        if self.in_c:
+            defined.append(library_text(self.in_c))
         imports = _imports("\n".join([*function, *defined]))
         lines = [
             f'"""{_title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",
@@ -532,9 +547,19 @@ class Emitter:
         ]  # fmt: skip
 
 
+def library_text(functions: Mapping[str, str]) -> str:
+    """Definitions of kernels in C by name: their source, and what the compiler makes of it."""
+    body = "\n\n".join(functions.values())
+    source = "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
+    made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)
+    return f'C_SOURCE = r"""{source}\n"""\nkernels = c_library(C_SOURCE)\n{made}'
+
+
 #: word in the body -> where it comes from.
 _STANDARD = {
-    "warnings": "",
+    **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "warnings"), ""),
+    "partial": "functools",
+    "Path": "pathlib",
     "Callable": "collections.abc",
     "Sequence": "collections.abc",
     "inf": "math",
@@ -560,7 +585,7 @@ def _imports(body: str) -> Iterator[str]:
 _ONCE = re.compile(r"\b(hidden_scores)\([\w, *+]*\)")  # calls that give the same each time: made once, in bind
 _PART = re.compile(r"\bplace\(([A-Za-z_]\w*), [^,]+, \([^()]*\), [\w.]+\)")
 _STATEMENTS = re.compile(r"; |\n")
-_RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\d, ]+?),?\)|([\d, ]+?))\)")
+_RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\w*, ]+?),?\)|([\w*, ]+?))\)")
 
 
 def _one_line(text: str) -> str:

@@ -421,10 +421,12 @@ class _Reader:
         return self.b.pointwise(t.op, [self._operand(a, at, guards) for a in t.args])
 
     def _operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-        """An operand that may broadcast."""
-        return self.value(
-            x, tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True)), guards
-        )
+        """An operand that may broadcast. What guards an index that it does not have is not its guard."""
+        own = tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True))
+        atoms = {a for i in own for a in i.atoms}
+        lost = {i for i, k in zip(at, own) if i != k and atoms.isdisjoint(a for a, _ in i.terms)}
+        kept = (g for g in guards if not any(a.op == "index" and a.value in lost for a in g.args))
+        return self.value(x, own, tuple(kept) if lost else guards)
 
     def fresh(self, size: int, at: Iterable[Index], stem: str = "r") -> Axis:
         """An axis for a reduction: the first of its size that does not occur in the surroundings."""
@@ -605,6 +607,8 @@ def kernel_of(
     )
     shape = concrete(space.shape)
     largest = first if sliced else buffers[out if space is atomic[0] else f"out{atomic.index(space)}"]
+    if 0 in shape:
+        raise Unfusable("no elements")
     lying = sorted(range(len(shape)), key=lambda n: -largest.strides[n])  # axes in the order of the result's memory
     axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
     at = tuple(map(index, axes))

@@ -19,13 +19,13 @@ from zlib import crc32
 
 import numpy as np
 
-from ..egraph import dtypes
+from ..egraph import api, dtypes
 from ..egraph.dims import concrete
-from ..egraph.graph import structural_digest
+from ..egraph.graph import structural_digest, topological
 from ..egraph.interpret import evaluate
 from ..egraph.ops import Type
 from ..egraph.pattern import Call as PatternCall
-from ..egraph.pattern import subterms
+from ..egraph.pattern import build, parse_term, subterms
 from ..extract.kernel import Call, Operand, Template
 from ..extract.work import call_work
 from .single import Array, Bound, compiled, laid, meaning
@@ -50,18 +50,26 @@ def encode(template: Template, call: Call) -> dict[str, Any]:
     def operand(o: Operand) -> list[Any]:
         return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
 
+    root = getattr(template, "root", None)
+    leaves = {} if root is None else {n.attr("name"): [list(concrete(n.shape)), n.dtype] for n in topological([root]) if n.op == "input"}  # fmt: skip
     return {
         "backend": template.backend, "template": template.name, "identity": template.identity,
+        **({"pattern": template.pattern, "leaves": leaves} if leaves else {}),
         "operands": {name: operand(o) for name, o in call.operands.items()}, "output": operand(call.output),
         "attrs": {name: list(v) if isinstance(v, tuple) else v for name, v in call.attrs.items()},
     }  # fmt: skip
 
 
 def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
-    """The template, found by name in this process's registry, and the call."""
-    from .registry import template
+    """The template, found by name in this process's registry or made anew from what it computes, and the call."""
+    from .registry import backend, template
 
-    found = template(job["backend"], job["template"])
+    if "leaves" in job:
+        leaves = {n: api.input(n, tuple(shape), dtype) for n, (shape, dtype) in job["leaves"].items()}
+        root = build(parse_term(job["pattern"]), leaves, {})
+        found: Template = backend(job["backend"]).template(root)  # type: ignore[attr-defined]
+    else:
+        found = template(job["backend"], job["template"])
     if found.identity != job["identity"]:
         raise ValueError("the parent has another version of this kernel")
 

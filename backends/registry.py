@@ -17,13 +17,14 @@ from .emit import HELPERS
 from .emit_cuda_helpers import HELPERS as CUDA_HELPERS
 
 #: name -> module of this folder whose `BACKEND` it is.
-BUILT_IN = {"numpy": "numpy", "torch": "torch", "torch_cuda": "torch_cuda", "triton": "triton", "null": "null"}
+BUILT_IN = {"numpy": "numpy", "torch": "torch", "torch_cuda": "torch_cuda", "triton": "triton", "c": "c", "null": "null"}
 GROUP = "tensor_graphs.backends"
 Keep = Callable[[Template], bool]
 
 #: What `select` means by a name: the backends to draw kernels from, in order of preference among equals.
 CHOICES = {
-    "auto": ("numpy", "torch"), "numpy": ("numpy",), "torch": ("numpy", "torch"), "null": ("null",),
+    "auto": ("numpy", "torch", "c"), "numpy": ("numpy",), "torch": ("numpy", "torch"), "c": ("numpy", "c"),
+    "null": ("null",),
     "cuda": ("torch_cuda", "triton"), "triton": ("triton", "torch_cuda"), "triton-only": ("triton", "torch_cuda"),
 }  # fmt: skip
 HIDDEN = {"null", "torch_cuda"}  # parts of other choices, and what serves tests: not named to users
@@ -55,17 +56,18 @@ def select(choice: str | None = None) -> list[Backend]:
     """The backends meant by "auto", "numpy", "torch", "cuda", "triton" or a third party's name (None: the setting
     `backend`).
 
-    "torch" means Torch's kernels beside NumPy's, which share the memory and are the reference for what Torch lacks.
+    "torch" means Torch's kernels beside NumPy's, which share the memory and are the reference for what Torch lacks; "c"
+    generated C functions beside NumPy's.
     "cuda" and "triton" both mean the libraries' kernels on a GPU and generated ones; "triton-only" draws on generated ones
-    alone, but for views and copies. "auto" is "cuda" where there is a GPU, else "torch" where Torch can be used, else NumPy
-    alone. DeviceUnavailableError if a backend that was asked for by name cannot be used here.
+    alone, but for views and copies. "auto" is "cuda" where there is a GPU, else NumPy with all of Torch and C that can be used
+    here. DeviceUnavailableError if a backend that was asked for by name cannot be used here.
     """
     name = choice or settings.current().backend
     if name == "auto" and not backend("torch_cuda").unavailable():
         name = "cuda"
     chosen = [backend(n) for n in CHOICES.get(name, ("numpy", name)) if n == name or n in backends()]
     usable: list[Backend] = [b for b in chosen if not b.unavailable()]
-    if len(usable) > 1:
+    if any(b.name == "torch" for b in usable):
         usable = [_Restricted(b, _UNTHREADED) if b.name == "numpy" else b for b in usable]
     if name == "triton-only":
         usable = [_Restricted(b, _MOVES) if b.name == "torch_cuda" else b for b in usable]

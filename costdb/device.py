@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from functools import lru_cache
@@ -53,7 +54,20 @@ def toolchain_key(backend: str = "numpy") -> str:
         parts.append(f"torch={_version('torch')}")
     if backend == "triton":
         parts.append(f"triton={_version('triton')}")
+    if backend == "c":
+        parts.append(f"cc={c_compiler()}")
     return ";".join(parts)
+
+
+@lru_cache(maxsize=1)
+def c_compiler() -> str:
+    """The first line of the C compiler's version, "" without one."""
+    command = [*shlex.split(os.environ.get("CC") or "cc"), "--version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.partition("\n")[0]
 
 
 class Machine(NamedTuple):

@@ -122,7 +122,7 @@ def doctor() -> dict[str, Any]:
     found |= {name: _version(name) for name in PACKAGES}
     from .backends.gpu import facts
     from .backends.registry import describe, select
-    from .costdb.device import device_key
+    from .costdb.device import c_compiler, device_key
     from .costdb.store import Store, default_root
 
     found["device"] = device_key()
@@ -131,6 +131,7 @@ def doctor() -> dict[str, Any]:
     except DeviceUnavailableError as error:
         found["backends"] = error.message
     found |= facts()
+    found["C compiler"] = c_compiler() or "none: no kernels in C (install gcc, or set CC)"
     root = settings.current().costdb or default_root()
     found["cost store"] = str(root)
     stats = Store(root).stats()

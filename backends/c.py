@@ -1,0 +1,142 @@
+"""The C backend: generated kernels (generated.py) for the CPU, compiled by the system's C compiler.
+
+They run pointwise chains, row and column reductions, gathers and transposing copies as one kernel where libraries take one
+pass over memory for each operation; products only of a few rows with a matrix, which are bound by memory. They work on the
+same memory as NumPy's and Torch's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from math import prod
+
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, topological
+from ..egraph.ops import Type
+from ..egraph.view import EGraphView
+from ..extract.kernel import Call, Template
+from ..extract.regions import PRODUCTS, REACHES, Region
+from ..extract.together import Group
+from .c_helpers import HELPERS, c_library
+from .c_source import emit
+from .generated import Generated, Generator, Launch, Lowered, Schedule, template_of
+from .kir import Expr, Kernel
+from .tiling import Shape
+
+ROWS = 2  # rows of a product up to which each element of the matrix is used so rarely that memory is what it costs
+
+
+@dataclass(frozen=True)
+class Function:
+    """One C function; `buffers` in the order of its parameters."""
+
+    name: str
+    source: str
+    buffers: tuple[str, ...]
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The statement that calls it with the buffers' addresses."""
+        return f"{self.name}({', '.join(names[b] for b in self.buffers)})"
+
+
+@dataclass
+class CEmitter:
+    """One function for each kernel."""
+
+    name: str = "c"
+    version: str = "1"
+    setup: tuple[str, ...] = ("address", "c_function", "c_library")
+    needs: tuple[str, ...] = ()
+
+    def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
+        """One schedule, where a loop nest is what one would write by hand: no product that reads its operands often."""
+        return [{}] if all(_streams(e) for e in kernel.reductions) else []
+
+    def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
+        """See c_source.py."""
+        return [Function(name, emit(found.kernel, name, str(found.kernel)), tuple(found.kernel.buffers))]
+
+
+def _narrow(t: Tensor) -> bool:
+    """Whether a product is of a few rows, as far as one sees before it is lowered."""
+    if t.op not in PRODUCTS:
+        return True
+    return t.op in ("matmul", "linear") and t.args[1].rank == 2 and _few(t.args[0].type)
+
+
+def _few(x: Type) -> bool:
+    return prod(concrete(x.shape)[:-1]) <= ROWS
+
+
+def _streams(e: Expr) -> bool:
+    """Whether a reduction reads no operand more than a few times."""
+    space = prod(a.size for a in e.axes | {e.axis})
+    loads = [x for x in _below(e) if x.op == "load" and e.axis in x.axes]
+    return any(prod(a.size for a in x.axes) * ROWS >= space for x in loads) and not any(
+        x.op == "reduce" and e.axis in x.axes for x in _below(e)
+    )
+
+
+def _below(e: Expr) -> Iterator[Expr]:
+    stack, seen = list(e.args), set()
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen.add(x)
+            yield x
+            stack += x.args
+
+
+def generated(root: Tensor) -> Generated:
+    """The C template of a term over inputs."""
+    return template_of(BACKEND.emitter, root)
+
+
+class C(Generator):
+    """The backend."""
+
+    def template(self, root: Tensor) -> Generated:
+        """The template of a term: what a measuring process makes it from. Its loops are shared by Torch's threads."""
+        if find_spec("torch"):
+            import torch  # noqa: F401  (its threads)
+        return self._template(root, ())
+
+    def generated(
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type]
+    ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
+        """See `Generator`; regions with products only where there are narrow ones."""
+        products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
+        self.reaches = tuple(r for r in REACHES if r.products <= products)
+        return super().generated(view, given, types)
+
+    def _templates(
+        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
+    ) -> Iterator[Generated]:
+        """The region's template."""
+        if not all(_narrow(t) for t in topological(region.terms)):
+            return
+        template = self._template(region.terms, ())
+        if template.lower(call) is not None:
+            yield template
+
+    def unavailable(self) -> str:
+        """Empty, or that there is no C compiler that works."""
+        return _unavailable()
+
+
+@cache
+def _unavailable() -> str:
+    try:
+        probe = c_library("int probe(void) { return 42; }\n")
+    except (RuntimeError, OSError) as error:
+        return str(error).splitlines()[0]
+    return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
+
+
+BACKEND = C(CEmitter(), HELPERS, "cpu")
+"""The backend."""
+
+__all__ = ["BACKEND", "C", "CEmitter", "generated"]

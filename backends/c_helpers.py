@@ -1,0 +1,125 @@
+"""The small functions that emitted source may contain where it has kernels in C. Their own text is copied into it.
+
+A C source is compiled once for each processor and compiler, into the folder `c` of `TENSOR_GRAPHS_HOME` or of the user's
+cache folder, under the hash of all that the result follows from. `CC` names another compiler than `cc`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import inspect
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def c_flags() -> list[str]:
+    """As fast as IEEE's arithmetic allows: none of these changes a value. Sums are reordered only where a source says so."""
+    return [
+        "-std=gnu11",
+        "-O3",
+        "-march=native",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-ffp-contract=off",
+        "-fwrapv",
+    ]
+
+
+def c_compiler() -> list[str]:
+    """The C compiler's command."""
+    return shlex.split(os.environ.get("CC") or "cc")
+
+
+def c_output(command: list[str], seconds: float = 120.0) -> str:
+    """What a compiler prints; RuntimeError where there is none, or it fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"the C compiler cannot be used (set CC to another one): {error}") from None
+    if done.returncode:
+        raise RuntimeError(f"the C compiler failed: {done.stderr[:2000]}")
+    return done.stdout
+
+
+def c_threads() -> list[str]:
+    """The compiler's flag for loops that threads share: those of Torch, if it is loaded. Two pools of threads would take
+    the cores from each other."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        ctypes.CDLL(next(line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line), ctypes.RTLD_GLOBAL)
+    except (OSError, StopIteration):
+        return ["-fopenmp-simd"]
+    return ["-fopenmp"]
+
+
+def c_folder() -> Path:
+    """Where compiled kernels are kept: a folder of this process alone, where none can be written."""
+    home = os.environ.get("TENSOR_GRAPHS_HOME")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
+    folder = (Path(home) if home else cache) / "c"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="tensor_graphs-c-"))
+
+
+def c_library(source: str) -> Any:
+    """The functions of a C source, compiled for this machine's processor unless they were before."""
+    command = [*c_compiler(), *c_flags()]
+    machine = c_output(
+        [*command, "-dM", "-E", "-x", "c", os.devnull]
+    )  # the compiler's version, the processor's features
+    command += ["-fopenmp-simd"] if "__clang__" in machine else c_threads()
+    folder = c_folder()
+    path = folder / f"{hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as part:
+            text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
+            text.write_text(source, encoding="utf-8")
+            # what OpenMP's loops call is found in the library that c_threads has loaded
+            c_output([*command, "-shared", "-fPIC", "-c", "-o", str(made.with_suffix(".o")), str(text)])
+            c_output([*c_compiler(), "-shared", "-o", str(made), str(made.with_suffix(".o")), "-lm"])
+            made.replace(path)
+    return ctypes.CDLL(str(path))
+
+
+def c_function(library: Any, name: str) -> Any:
+    """A kernel of a library, to be called with places in memory."""
+    found = getattr(library, name)
+    found.restype = None
+    return found
+
+
+def address(x: Any) -> Any:
+    """Where an array or a tensor begins in memory, for kernels in C; keeps it."""
+    place = ctypes.c_void_p(x.data_ptr() if hasattr(x, "data_ptr") else x.__array_interface__["data"][0])
+    place.array = x  # type: ignore[attr-defined]
+    return place
+
+
+#: name -> source text.
+HELPERS: dict[str, str] = {
+    name: inspect.getsource(value).rstrip()
+    for name, value in list(globals().items())
+    if inspect.isfunction(value) and value.__module__ == __name__
+}
+
+__all__ = [
+    "HELPERS",
+    "address",
+    "c_compiler",
+    "c_flags",
+    "c_folder",
+    "c_function",
+    "c_library",
+    "c_output",
+    "c_threads",
+]

@@ -1,0 +1,124 @@
+"""Elementary functions in C, in float32, that a compiler turns into vector code: no branches, no tables, no calls.
+
+Polynomials are least-squares fits weighted towards the least maximal relative error (Lawson's method) on a reduced range:
+exp to |r| <= ln(2) / 2 after Cody and Waite's reduction, log to a mantissa in [1/sqrt(2), sqrt(2)), tanh and erf near 0 in
+x * P(x * x), erf elsewhere as 1 - exp(-x * Q(x)). Against float64 over all of float32 they are off by at most `ULPS` units in the
+last place; NaN, infinities, signed zeros and denormal results come out as IEEE's functions have them. In float64 C's own are
+called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+#: Largest error in units in the last place of the float32 result.
+ULPS = {"exp": 1.1, "exp2": 1.0, "tanh": 1.4, "erf": 2.5, "log": 0.9, "log1p": 2.5, "expm1": 3.7}
+
+
+def _horner(name: str, variable: str, coefficients: str) -> str:
+    """Lines of a polynomial, its highest coefficient first."""
+    first, *rest = coefficients.split()
+    steps = [f"{name} = FMA({name}, {variable}, {c}f);" for c in rest]
+    rows = [" ".join(steps[i : i + 3]) for i in range(0, len(steps), 3)]
+    return "\n    ".join([f"float {name} = {first}f;", *rows])
+
+
+HEAD = """#include <math.h>
+#include <stdint.h>
+
+#ifdef __FP_FAST_FMAF
+#define FMA(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define FMA(a, b, c) ((a) * (b) + (c))
+#endif
+"""
+
+#: name -> definition. Each may use the others.
+DEFINITIONS: dict[str, str] = {
+    "of_bits": "static inline float of_bits(uint32_t i) { float f; __builtin_memcpy(&f, &i, 4); return f; }",
+    "bits_of": "static inline uint32_t bits_of(float f) { uint32_t i; __builtin_memcpy(&i, &f, 4); return i; }",
+    "widened": "static inline float widened(uint16_t half) { return of_bits((uint32_t)half << 16); }",
+    "narrowed": """/* To bfloat16: nearest, ties to even. */
+static inline uint16_t narrowed(float x)
+{
+    uint32_t i = bits_of(x), rounded = (i + 0x7fff + (i >> 16 & 1)) >> 16;
+    return x != x ? 0x7fc0 : rounded;
+}""",
+    "scaled": """/* x * 2**n, in two steps: results may be denormal. */
+static inline float scaled(float x, int32_t n)
+{
+    int32_t half = n >> 1;
+    return x * of_bits((uint32_t)(half + 127) << 23) * of_bits((uint32_t)(n - half + 127) << 23);
+}""",
+    "exp_f": f"""static inline float exp_f(float x)
+{{
+    x = x > 89.0f ? 89.0f : x;
+    x = x < -104.0f ? -104.0f : x;
+    float shifted = FMA(x, 1.44269504f, 12582912.0f), n = shifted - 12582912.0f;
+    float r = FMA(n, -1.42860677e-6f, FMA(n, -0.693145752f, x));
+    {_horner("p", "r", "1.395171466e-03 8.369598665e-03 4.166618732e-02 1.666651289e-01 5.000000101e-01")}
+    return scaled(FMA(p * r, r, r) + 1.0f, (int32_t)(bits_of(shifted) - bits_of(12582912.0f)));
+}}""",
+    "exp2_f": f"""static inline float exp2_f(float x)
+{{
+    x = x > 129.0f ? 129.0f : x;
+    x = x < -151.0f ? -151.0f : x;
+    float shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f);
+    {_horner("p", "r", "1.547656074e-04 1.340165403e-03 9.618003445e-03 5.550324264e-02 2.402265134e-01 6.931472080e-01")}
+    return scaled(FMA(p, r, 1.0f), (int32_t)(bits_of(shifted) - bits_of(12582912.0f)));
+}}""",
+    "expm1_f": f"""static inline float expm1_f(float x)
+{{
+    {_horner("p", "x", "1.395098731e-03 8.369208642e-03 4.166621904e-02 1.666652271e-01 5.000000078e-01")}
+    return __builtin_copysignf(__builtin_fabsf(x) < 0.36f ? FMA(p * x, x, x) : exp_f(x) - 1.0f, x);
+}}""",
+    "tanh_f": f"""static inline float tanh_f(float x)
+{{
+    float z = x * x, size = __builtin_fabsf(x);
+    {_horner("p", "z", "-5.717025823e-03 2.065056849e-02 -5.374349168e-02 1.333149120e-01 -3.333328392e-01")}
+    return __builtin_copysignf(size < 0.625f ? FMA(p * z, size, size) : 1.0f - 2.0f / (exp_f(2.0f * size) + 1.0f), x);
+}}""",
+    "erf_f": f"""static inline float erf_f(float x)
+{{
+    float z = x * x, size = __builtin_fabsf(x), t = size > 4.0f ? 4.0f : size;
+    {_horner("p", "z", "7.853853247e-05 -8.010191170e-04 5.188327406e-03 -2.685381179e-02 1.128358515e-01 -3.761262582e-01 1.128379166e+00")}
+    {_horner("q", "t", "-2.081932164e-06 3.348695197e-05 -2.127548604e-04 4.965388528e-04 1.841148030e-03 -2.131616360e-02 1.042279629e-01 6.360660624e-01 1.128471311e+00")}
+    return size < 1.0f ? p * x : __builtin_copysignf(1.0f - exp_f(-q * t), x);
+}}""",
+    "log_f": f"""static inline float log_f(float x)
+{{
+    float up = x < 1.17549435e-38f ? x * 8388608.0f : x;
+    int32_t i = (int32_t)bits_of(up) - 0x3f3504f3;
+    float e = (float)(i >> 23) - (x < 1.17549435e-38f ? 23.0f : 0.0f);
+    float m = of_bits((uint32_t)((i & 0x7fffff) + 0x3f3504f3)) - 1.0f, z = m * m;
+    {_horner("p", "m", "-7.634344286e-02 1.276151598e-01 -1.316021128e-01 1.420176822e-01 -1.662335537e-01 2.000122640e-01 -2.500082108e-01 3.333333171e-01")}
+    float y = FMA(e, 0.693145752f, FMA(z, -0.5f, FMA(p * z, m, e * 1.42860677e-6f)) + m);
+    y = x == 0.0f ? -INFINITY : y;
+    y = x < 0.0f ? NAN : y;
+    return x < INFINITY ? y : x;
+}}""",
+    "log1p_f": f"""static inline float log1p_f(float x)
+{{
+    {_horner("p", "x", "-9.591171912e-02 1.270869140e-01 -1.267631116e-01 1.419259192e-01 -1.665677895e-01 2.000217167e-01 -2.500017463e-01 3.333331708e-01 -4.999999929e-01")}
+    return x > -0.25f && x < 0.3f ? FMA(p * x, x, x) : log_f(1.0f + x);
+}}""",
+}  # fmt: skip
+
+
+def needed(text: str) -> Iterator[str]:
+    """The definitions that a text and they themselves call, in an order in which each comes after what it calls."""
+    return (DEFINITIONS[name] for name in DEFINITIONS if name in _called([text]))
+
+
+def _called(texts: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    todo = list(texts)
+    while todo:
+        fresh = {name for name in re.findall(r"\b([a-z_0-9]+)\(", todo.pop()) if name in DEFINITIONS} - found
+        found |= fresh
+        todo += [DEFINITIONS[name] for name in fresh]
+    return found
+
+
+__all__ = ["DEFINITIONS", "HEAD", "ULPS", "needed"]

@@ -1,0 +1,437 @@
+"""Kernels in C: elementary functions over the whole range, fused bodies against the IR's specification, what is declared to be
+missing, special values, memory safety, programs that run by themselves, machines without a compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import c, c_helpers, c_math, c_source, kir, kir_numpy
+from tensor_graphs.backends.c import generated
+from tensor_graphs.backends.emit import library_text
+from tensor_graphs.backends.registry import backend, select
+from tensor_graphs.backends.sample import sample
+from tensor_graphs.backends.single import expected, laid, meaning, random_values, run_template
+from tensor_graphs.egraph import composite, dtypes
+from tensor_graphs.egraph.graph import Graph, Tensor, make, topological
+from tensor_graphs.egraph.ops import OPS
+from tensor_graphs.egraph.pattern import Call as Pattern
+from tensor_graphs.egraph.special import erf
+from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+
+from .test_kir import KERNELS
+
+pytestmark = pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
+
+Array = np.ndarray
+
+
+def library(functions: dict[str, str]) -> Any:
+    """Many C functions compiled at once."""
+    return c_helpers.c_library(library_text(functions).split('r"""')[1].split('"""')[0])
+
+
+def pointer(x: Array) -> Any:
+    return ctypes.c_void_p(x.ctypes.data)
+
+
+# ---------------------------------------------------------------- elementary functions
+def test_functions_are_accurate_over_all_of_float32() -> None:
+    """Every 1499th float32, and the special ones."""
+    reference: dict[str, Callable[..., Array]] = {
+        "exp": np.exp, "exp2": np.exp2, "tanh": np.tanh, "erf": erf, "log": np.log, "log1p": np.log1p, "expm1": np.expm1,
+    }  # fmt: skip
+    assert reference.keys() == c_math.ULPS.keys()
+    loop = "for (long i = 0; i < {n}; i++) y[i] = {f}_f(x[i]);"
+    special = [
+        0.0,
+        -0.0,
+        math.inf,
+        -math.inf,
+        math.nan,
+        1e-45,
+        -1e-45,
+        1.0,
+        -1.0,
+        88.72283,
+        88.73,
+        -103.97,
+        3.4e38,
+        -3.4e38,
+    ]
+    x = np.concatenate([np.arange(0, 1 << 32, 1499, np.uint64).astype(np.uint32).view(np.float32), np.float32(special)])
+    made = library({
+        f"all_{f}": f"void all_{f}(const float *x, float *y)\n{{\n    #pragma omp simd\n    {loop.format(n=x.size, f=f)}\n}}"
+        for f in reference
+    })  # fmt: skip
+    for name, function in reference.items():
+        y = np.empty_like(x)
+        c_helpers.c_function(made, f"all_{name}")(pointer(x), pointer(y))
+        with np.errstate(all="ignore"):
+            want = function(x.astype(np.float64))
+            rounded = want.astype(np.float32)
+            finite = np.isfinite(rounded)
+            ulp = np.abs(y[finite] - want[finite]) / np.maximum(np.spacing(np.abs(rounded[finite])), 1e-45)
+        assert np.array_equal(np.isnan(y), np.isnan(want)), name
+        assert np.array_equal(y[np.isinf(rounded)], rounded[np.isinf(rounded)]), name
+        assert ulp.max() <= c_math.ULPS[name], f"{name}: {ulp.max()} at {x[finite][ulp.argmax()]}"
+        assert np.array_equal(np.signbit(y[finite]), np.signbit(rounded[finite])), name
+
+
+# ---------------------------------------------------------------- kernels of all classes
+def kernel_call(root: Tensor) -> Call:
+    operand = lambda kind: Operand(kind, contiguous(kind.shape))
+    inputs = {str(n.attr("name")): operand(n.type) for n in topological([root]) if n.op == "input"}
+    return Call(inputs, operand(root.type), {})
+
+
+#: Classes that C leaves to libraries, by design: products that read their operands often.
+LEFT = {"product", "batched_product", "norm_product", "gated", "low_rank", "attention", "windowed", "decode", "naive_attention", "normed_attention"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_of_every_class(name: str) -> None:
+    root = KERNELS[name]()
+    if not isinstance(root, Tensor):
+        pytest.skip("several results")
+    template, call = generated(root), kernel_call(root)
+    found = template.lower(call)
+    if name in LEFT:
+        assert found is None, "declared to be left to libraries"
+        return
+    assert found is not None
+    rng = np.random.default_rng(0)
+    values = {n: random_values(o.type, rng) for n, o in call.operands.items()}
+    np.testing.assert_allclose(
+        run_template(template, call, values), expected(template, call, values), rtol=2e-5, atol=2e-6
+    )
+
+
+# ---------------------------------------------------------------- random bodies against the specification
+UNARY = ("neg", "abs", "exp", "tanh", "erf", "sigmoid", "floor", "round", "expm1")
+BINARY = ("add", "sub", "mul", "maximum", "minimum", "div")
+
+
+class Bodies:
+    """Random terms over a few inputs: pointwise operations with broadcasts, row and column reductions, views, selections."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.shape = tuple(self.rng.choice((1, 2, 3, 5, 7, 16, 33)) for _ in range(self.rng.randint(1, 3)))
+        if self.rng.random() < 0.1:
+            self.shape = (*self.shape[:-1], 0)
+        self.inputs = 0
+
+    def leaf(self) -> Tensor:
+        self.inputs += 1
+        small = tuple(1 if self.rng.random() < 0.25 else d for d in self.shape)
+        return t.broadcast_to(
+            t.input(f"x{self.inputs - 1}", small, self.rng.choice(("float32", "float32", "bfloat16"))), self.shape
+        )
+
+    def term(self, depth: int) -> Tensor:
+        pick = self.rng.random()
+        if depth == 0 or pick < 0.1:
+            return t.cast(self.leaf(), "float32")
+        x = self.term(depth - 1)
+        if pick < 0.35:
+            return make(self.rng.choice(UNARY), [x], {})
+        if pick < 0.65:
+            return make(self.rng.choice(BINARY), [x, self.term(depth - 1)], {})
+        if pick < 0.75:
+            return t.where(
+                t.lt(x, self.term(depth - 1)), x, t.full(x.shape, self.rng.choice((0.5, -math.inf, math.nan)))
+            )
+        if pick < 0.9 and 0 not in self.shape:
+            axis = self.rng.randrange(len(self.shape))
+            if self.rng.random() < 0.4:
+                return composite.softmax(x, axis=axis)
+            return t.broadcast_to(make(self.rng.choice(("sum", "max", "min")), [x], {"axes": (axis,)}), self.shape)
+        axis = self.rng.randrange(len(self.shape))
+        if pick < 0.95 or self.shape[axis] < 2:
+            return make("flip", [x], {"axis": axis})
+        half = self.shape[axis] // 2
+        cut = lambda lo, hi: make("slice", [x], {"axis": axis, "start": lo, "stop": hi, "step": 1})
+        left, right = cut(0, half), cut(half, self.shape[axis])
+        return t.concat([right, left], axis)
+
+
+def strided(kind: Any, rng: random.Random) -> Operand:
+    """The type in one of the layouts of its permutations."""
+    order = list(range(kind.rank))
+    rng.shuffle(order)
+    step, strides = 1, [0] * kind.rank
+    for axis in order:
+        strides[axis] = step
+        step *= max(kind.shape[axis], 1)
+    return Operand(kind, tuple(strides))
+
+
+def body(seed: int) -> tuple[kir.Kernel, Call, dict[str, Array]] | None:
+    """A random kernel with its call and operands; None where the IR has none."""
+    made = Bodies(seed)
+    root = made.term(3)
+    leaves = [n for n in topological([root]) if n.op == "input"]
+    if not leaves:
+        return None
+    kind = made.rng.choice(("float32", "float32", "float16", "bfloat16"))
+    output = strided(t.cast(root, kind).type, made.rng)
+    call = Call({str(n.attr("name")): strided(n.type, made.rng) for n in leaves}, output, {})
+    buffers = {n: kir.Buffer(o.type.dtype, tuple(o.type.shape), o.strides) for n, o in call.places.items()}
+    rng = np.random.default_rng(seed)
+    values = {n: random_values(o.type, rng) for n, o in call.operands.items()}
+    for v in values.values():
+        if v.size > 4 and made.rng.random() < 0.3:
+            v.reshape(-1)[:4] = [np.nan, np.inf, -np.inf, -0.0]
+    try:
+        return kir.kernel_of(root, {n: str(n.attr("name")) for n in leaves}, buffers), call, values
+    except kir.Unfusable:
+        return None
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.integers(0, 1 << 30), min_size=12, max_size=12, unique=True))
+def test_random_bodies_are_what_the_specification_says(seeds: list[int]) -> None:
+    found = {f"f{i}": b for i, s in enumerate(seeds) if (b := body(s)) is not None}
+    made = library({n: c_source.emit(k, n, str(k)) for n, (k, _, _) in found.items()})
+    for name, (kernel, call, values) in found.items():
+        flat = {n: flat_of(v, call.operands[n]) for n, v in values.items()}
+        size = math.prod(call.output.type.shape)
+        out = np.zeros(max(size, 1), dtypes.numpy_dtype(call.output.type.dtype))
+        want = np.zeros(max(size, 1))
+        kir_numpy.run(kernel, {**{n: v.astype(np.float64) for n, v in flat.items()}, "out": want})
+        c_helpers.c_function(made, name)(*(pointer(out if n == "out" else flat[n]) for n in kernel.buffers))
+        close(out, want, c_source.emit(kernel, name, str(kernel)))
+
+
+def flat_of(v: Array, operand: Operand) -> Array:
+    """The memory that an operand lies in."""
+    array = laid(v, operand)
+    return (
+        np.lib.stride_tricks.as_strided(array, (max(array.size, 1),), (array.itemsize,))
+        if array.size
+        else np.zeros(1, v.dtype)
+    )
+
+
+def close(got: Array, want: Array, text: str) -> None:
+    """Equal up to rounding, where the exact value is not at a jump or an overflow."""
+    exact = want.astype(got.dtype).astype(np.float64)
+    g = got.astype(np.float64)
+    tolerance = {2: 2e-2, 4: 2e-4}[got.dtype.itemsize]
+    with np.errstate(all="ignore"):
+        near = np.abs(g - exact) <= tolerance * (
+            np.abs(exact) + np.nanmax(np.abs(exact[np.isfinite(exact)]), initial=1)
+        )
+    agree = near | (np.isnan(g) & np.isnan(exact)) | (g == exact)
+    assert agree.mean() > 0.9 if "floor" in text or "rint" in text or "<" in text else agree.all(), text
+
+
+# ---------------------------------------------------------------- every op, every dtype: what there is and what there is not
+#: op -> why it has no kernel in C. notimpl: not yet; never: left to libraries by design.
+GAPS = {
+    **dict.fromkeys(("argmax", "argmin", "argsort", "cumsum"), "notimpl: the kernel IR has no index expression for it"),
+    **dict.fromkeys(("gather_elements", "scatter_elements", "cross_entropy"), "notimpl: the kernel IR has no index expression for it"),
+    **dict.fromkeys(("floordiv", "mod"), "notimpl: NumPy's signs and zeros are not C's"),
+    **dict.fromkeys(("matmul", "linear", "attention", "masked_attention", "conv"), "never: products are the libraries'"),
+}  # fmt: skip
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def single(op: str) -> Template:
+    """NumPy's kernel of one op, which says what the op's operands and attributes are."""
+    return next(
+        x for x in backend("numpy").templates
+        if isinstance(x.term, Pattern) and x.term.op == op and len(x.operands) == OPS[op].arity == len(x.term.args) and not x.prep
+    )  # fmt: skip
+
+
+def case(op: str, dtype: str, seed: int) -> tuple[Template, Call, dict[str, Array]] | None:
+    """A kernel of one op on sampled operands."""
+    template = single(op)
+    call = sample(template, seed, dtype)
+    if call is None:
+        return None
+    root = meaning(template, call)
+    change = {n: t.input(n.attr("name"), n.shape, n.dtype) for n in topological([root]) if n.op == "param"}
+    done: dict[Tensor, Tensor] = dict(change)
+    for n in topological([root]):
+        if n not in done:
+            done[n] = make(n.op, [done[a] for a in n.args], dict(n.attrs), data=n.data)
+    rng = np.random.default_rng(seed)
+    values = {n: random_values(o.type, rng) for n, o in call.operands.items()}
+    return generated(done[root]), Call(call.operands, call.output, {}), values
+
+
+def reads(call: Call, dtype: str) -> bool:
+    return any(o.type.dtype == dtype for o in call.places.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_op_has_a_kernel_or_is_declared_a_gap(dtype: str) -> None:
+    cases: dict[str, tuple[Template, Call, dict[str, Array]]] = {}
+    lacking: set[str] = set()
+    known = {op for op, entry in OPS.items() if entry.arity and any(
+        isinstance(x.term, Pattern) and x.term.op == op and len(x.term.args) == len(x.operands) for x in backend("numpy").templates
+    )}  # fmt: skip
+    for op in sorted(known):
+        found = next((k for seed in range(6) if (k := case(op, dtype, seed)) is not None and reads(k[1], dtype)), None)
+        if found is None:
+            continue
+        if found[0].lower(found[1]) is None:  # type: ignore[attr-defined]
+            lacking.add(op)
+        else:
+            cases[op] = found
+    assert lacking <= GAPS.keys(), f"undeclared gaps: {sorted(lacking - GAPS.keys())}"
+    missing = {op for op, why in GAPS.items() if why.startswith("notimpl")}
+    assert not missing & cases.keys(), "declared as gaps, but there: update GAPS"
+    functions = {f"op_{op}": c_source.emit(k.lower(call).kernel, f"op_{op}") for op, (k, call, _) in cases.items()}  # type: ignore[attr-defined]
+    made = library(functions)
+    for op, (template, call, values) in cases.items():
+        flat = {n: flat_memory(v, call.operands[n]) for n, v in values.items()}
+        out = np.zeros(max(math.prod(call.output.type.shape), 1), dtypes.numpy_dtype(call.output.type.dtype))
+        order = template.lower(call).kernel.buffers  # type: ignore[attr-defined]
+        c_helpers.c_function(made, f"op_{op}")(*(pointer(out if n == "out" else flat[n]) for n in order))
+        got = out[: math.prod(call.output.type.shape)].reshape(call.output.type.shape).astype(np.float64)
+        tolerance = {2: 2e-2 if dtype == "float16" else 1e-1, 4: 2e-5, 8: 1e-11}.get(dtypes.itemsize(dtype), 0)
+        np.testing.assert_allclose(
+            got, expected(template, call, values).astype(np.float64), rtol=tolerance, atol=tolerance, err_msg=op
+        )
+
+
+def flat_memory(v: Array, operand: Operand) -> Array:
+    """All memory from an operand's first element on."""
+    span = 1 + sum((d - 1) * s for d, s in zip(operand.type.shape, operand.strides))
+    return np.array(np.lib.stride_tricks.as_strided(laid(v, operand), (max(span, 1),), (v.itemsize,)))
+
+
+# ---------------------------------------------------------------- meanings that are easily lost
+def run(root: Tensor, **values: Array) -> Array:
+    return run_template(generated(root), kernel_call(root), values)
+
+
+def test_rows_that_a_mask_hides_are_zero_and_a_nan_stays_in_its_row() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 37)).astype(np.float32)
+    x[1] = -np.inf
+    x[2, 5] = np.nan
+    got = run(t.exp(t.input("x", (4, 37)) - t.max(t.input("x", (4, 37)), axis=1, keepdims=True)), x=x)
+    assert np.all(got[1] == 0) or np.all(np.isnan(got[1]))  # as the specification of exp(a - max a) has it
+    assert np.all(np.isnan(got[2])) and np.isfinite(got[[0, 3]]).all()
+    assert np.isnan(run(t.max(t.input("x", (4, 37)), axis=1, keepdims=True), x=x)[2, 0])
+    assert np.isnan(run(t.max(t.input("x", (4, 37)), axis=0, keepdims=True), x=x)[0, 5])
+
+
+def test_an_index_out_of_range_reads_the_nearest_row() -> None:
+    """A hostile index must not read beyond the table: it clips, as `gather` is defined."""
+    root = t.gather(t.input("x", (5, 3)), t.input("i", (4,), "int64"), axis=0) * 2.0
+    table = np.arange(15, dtype=np.float32).reshape(5, 3)
+    got = run(root, x=table, i=np.array([-(1 << 40), 2, 4, 1 << 40]))
+    np.testing.assert_array_equal(got, 2 * table[[0, 2, 4, 4]])
+
+
+def test_whole_numbers_wrap_as_numpys_do() -> None:
+    small = t.input("x", (3,), "int32")
+    assert generated(small + small).lower(kernel_call(small + small)) is None, "int32 would wrap at 64 bits"
+    wide = t.input("x", (3,), "int64")
+    top = np.array([(1 << 63) - 1, 5, -7])
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(run(wide + wide, x=top), top + top)
+
+
+def test_float64_is_computed_in_float64() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 50))
+    got = run(composite.softmax(t.input("x", (3, 50), "float64"), axis=1), x=x)
+    e = np.exp(x - x.max(1, keepdims=True))
+    np.testing.assert_allclose(got, e / e.sum(1, keepdims=True), rtol=1e-14)
+
+
+def test_large_kernels_are_shared_by_threads_and_give_the_same() -> None:
+    root = composite.gelu(t.input("x", (300, 1000))) * t.input("y", (1000,))
+    template, call = generated(root), kernel_call(root)
+    text = next(iter(template.source(call).values()))  # type: ignore[misc]
+    assert "#pragma omp parallel for" in text
+    rng = np.random.default_rng(0)
+    values = {n: random_values(o.type, rng) for n, o in call.operands.items()}
+    np.testing.assert_allclose(
+        run_template(template, call, values), expected(template, call, values), rtol=2e-5, atol=2e-6
+    )
+
+
+# ---------------------------------------------------------------- programs, processes, machines
+def program() -> Any:
+    import tensor_graphs as tg
+
+    x, w = tg.input("ctypes", (8, 64)), tg.param("address", (64,))
+    root = tg.softmax(tg.gelu(x) * w, axis=1) + 1.0
+    return tg.optimize(Graph.of(root, params={"address": np.ones(64, np.float32)}), backend="c", budget=20), root
+
+
+def test_a_program_with_c_runs_without_this_package(tmp_path: Path) -> None:
+    made, _ = program()
+    assert 'r"""' in made.source and "void " in made.source, made.source
+    made.save(tmp_path / "p")
+    x = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import sys, runpy, numpy as np\n"
+        "from safetensors.numpy import load_file\n"
+        "sys.modules['tensor_graphs'] = None\n"
+        "run = runpy.run_path('p/program.py')['bind'](load_file('p/weights.safetensors'))\n"
+        "np.save('y.npy', run(np.load('x.npy'))[0])\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), made(x), rtol=1e-6)
+
+
+def test_without_a_compiler_there_are_no_kernels_in_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "none"))
+    c._unavailable.cache_clear()
+    try:
+        assert "C compiler" in c.BACKEND.unavailable()
+        assert "c" not in [b.name for b in select("auto")]
+        with pytest.raises(RuntimeError, match="set CC"):
+            c_helpers.c_library("int f(void) { return 1; }\n")
+    finally:
+        monkeypatch.undo()
+        c._unavailable.cache_clear()
+
+
+def test_a_compiler_that_hangs_or_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="cannot be used"):
+        c_helpers.c_output([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)
+    with pytest.raises(RuntimeError, match="failed"):
+        c_helpers.c_library("this is no C\n")
+
+
+def test_compiled_kernels_are_kept_and_a_folder_that_cannot_be_written_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    for _ in range(2):
+        assert c_helpers.c_library("int f(void) { return 7; }\n").f() == 7
+    assert [p.suffix for p in (tmp_path / "c").iterdir()] == [".so"]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(blocked))
+    assert c_helpers.c_library("int f(void) { return 8; }\n").f() == 8
+
+
+def test_measuring_makes_the_same_kernel_from_its_terms() -> None:
+    from tensor_graphs.backends.measure_worker import decode, encode
+
+    root = KERNELS["layer_norm"]()
+    template, call = generated(root), kernel_call(root)
+    again, job = decode(encode(template, call))
+    assert again.identity == template.identity and job.operands == call.operands
