@@ -122,6 +122,11 @@ class Index:
                 yield atom
                 yield from atom.index.divisions()
 
+    @cached_property
+    def atoms(self) -> frozenset[Atom]:
+        """Its atoms, and those inside them."""
+        return frozenset(a for x, _ in self.terms for a in (x, *(() if isinstance(x, Axis) else x.index.atoms)))
+
     def text(self, name: Callable[[Axis], str]) -> str:
         """Python text, axes named by a function."""
         parts = []

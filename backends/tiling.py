@@ -123,8 +123,10 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         rows, cols = (frozenset().union(*(getattr(d, side) for d in top)) for side in ("rows", "cols"))
         if rows & cols:
             raise Unfusable("an axis is a row of one product and a column of another")
-        rest = [a for a in kernel.axes if a not in rows | cols]
-        return Shape(_kept(kernel, rows), _kept(kernel, cols), tuple(rest), {}, inner, outer, dots)
+        held = [_steady(kernel, _kept(kernel, side), outer) for side in (rows, cols)]
+        tiled = rows.union(cols).difference(*held)
+        rest = [a for a in kernel.axes if a not in tiled]
+        return Shape(_kept(kernel, rows & tiled), _kept(kernel, cols & tiled), tuple(rest), {}, inner, outer, dots)
     if dots and any(not d.rows <= set(kernel.axes) and not d.cols <= set(kernel.axes) for d in dots.values()):
         raise Unfusable("a product inside a reduction without rows of its own")
     joined = _joined(kernel)
@@ -136,6 +138,20 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         cols = frozenset(kernel.axes[-1:])
     rows_ = [a for a in kernel.axes if a not in cols and a not in batch]
     return Shape(tuple(rows_), _kept(kernel, cols), batch, joined, inner, outer, dots)
+
+
+MANY = 1024  # elements of which tiles waste few at the end
+
+
+def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The outermost axis of a side, if a loop loads what changes with it alone, as an image's own scales: programs that
+    stay within one of its elements load that once for all their rows."""
+    first, others = side[:1], {*side[1:]}
+    size = prod(a.size for a in others)
+    if not others or (size % 128 and size < MANY):
+        return ()
+    loads = (e.axes for e in kernel.exprs if e.op == "load" and not e.axes.isdisjoint(outer))
+    return first if any(axes >= {*first} and axes.isdisjoint(others) for axes in loads) else ()
 
 
 def _kept(kernel: Kernel, axes: Iterable[Axis]) -> tuple[Axis, ...]:
