@@ -129,6 +129,8 @@ class Engine:
         self.handles, self.round, self.kills = int(job["handles"]), 0, 0
         self.roots: list[int] = sorted(set(job["roots"]))
         self.shapes: Shapes | None = None  # known from the first view on
+        self.own, self.steps = int(job["own"]), 0  # the graph's own values come first; rounds run
+        self.first: dict[Any, int] = {}  # class -> the round in whose view it first stood
         self.chosen, self.combined = list[str](), 0
         for number, sizes in enumerate(job["dims"]):
             self.run(f"(set (Attr {number}) (vec-of {' '.join(map(str, sizes))}))")
@@ -177,6 +179,7 @@ class Engine:
         if self.pruned:
             self.run("(run-schedule (saturate (run r_cost)) (run r_dom) (saturate (run r_sub)))")
             self.collect()
+        self.steps += 1
         live = self.live()
         header, arrays = self.view() if live <= self.limit else ({}, {})
         matches = {k: int(v) for k, v in sorted(report.num_matches_per_rule.items())}
@@ -283,10 +286,14 @@ class Engine:
             if row.inputs[0] in number:
                 weight[number[row.inputs[0]]] = integer(row.output) == 0
         self.number = number
+        for value in number:  # of classes that were joined, one keeps its name
+            self.first.setdefault(value, self.steps)
+        own = {value for h, value in handle_rows if h < self.own}
         arrays: Arrays = {
             "op": np.array(op, np.int32), "cls": np.array(cls, np.int32), "off": np.array(off, np.int32),
             "kid": np.array(kid, np.int32), "attr_off": np.array(attr_off, np.int32), "attr": np.array(attr, np.int64),
             "shape": shape, "dtype": dtype, "weight": weight,
+            "age": np.array([0 if value in own else self.first[value] for value in number], np.int32),
             "handle": np.array(sorted(handles.items()), np.int64).reshape(-1, 2),
         }  # fmt: skip
         self.shapes = Shapes(names, arrays, len(number))

@@ -59,6 +59,7 @@ class Program:
             "tables": lowered.tables(),
             "dims": [list(d) for d in lowered.dims],
             "handles": len(lowered.nodes),
+            "own": lowered.own,
             "roots": lowered.roots,
             "nodes": nodes,
         }

@@ -49,18 +49,28 @@ DECLARE_SECONDS = 30.0
 class Limits:
     """Bounds of one block's saturation: live e-nodes, rounds, wall-clock seconds, the worker's resident bytes, and the
     beam: of each class only the k cheapest e-nodes and the best one of every op are rewritten further (all of them if
-    k = 0; None is `BEAM` where the cost guard is on, else 0). The others stay in the view and can be chosen."""
+    k = 0; None is `BEAM` where the cost guard is on, else 0). The others stay in the view and can be chosen. `slack`, in
+    kernel launches: how much dearer than its class's best an e-node's tree may be and still be kept."""
 
     nodes: int = 20_000
     iterations: int = 10
     seconds: float = 5.0
     bytes: int = 2 << 30
     beam: int | None = None
+    slack: float = SLACK_LAUNCHES
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "iterations", "beam", "bytes", "seconds"):
+        for name in ("nodes", "iterations", "beam", "bytes", "seconds", "slack"):
             if not (getattr(self, name) or 0) >= 0:
                 raise UsageError(f"limit {name}={getattr(self, name)} is negative")
+
+    def widened(self, times: int) -> Limits:
+        """Twice the e-nodes, seconds and beam, four rounds and two launches more, so many times."""
+        beam = BEAM if self.beam is None else self.beam
+        return replace(
+            self, nodes=self.nodes << times, iterations=self.iterations + 4 * times, seconds=self.seconds * 2**times,
+            beam=beam << times, slack=self.slack + 2 * times,
+        )  # fmt: skip
 
 
 class Session(Protocol):
@@ -143,6 +153,7 @@ def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[st
         report=SaturationReport(),
         tensors=tensors,
         classes={n: number[handle[i]] for i, n in enumerate(lowered.nodes[: lowered.own]) if handle[i] in number},
+        age=arrays["age"][np.array(queue, np.int64)],
     )
 
 
@@ -257,8 +268,8 @@ def saturate_block(
 ) -> EGraphView:
     """All forms of a block that the rules reach within the limits.
 
-    `slack` (nanoseconds; default 3 launches) is how much dearer than its class's best an e-node's tree may be and still
-    be kept; `guard=False` keeps everything. Composite ops are united with their decompositions. With `exact` they are
+    `slack` (nanoseconds; default `limits.slack` launches) is how much dearer than its class's best an e-node's tree may be
+    and still be kept; `guard=False` keeps everything. Composite ops are united with their decompositions. With `exact` they are
     not, and only bitwise-exact rules are used. The report says what stopped
     the search; `stop` is polled. RuleError: a rule that cannot be said in egglog, or an unsound one that gave one value
     two types.
@@ -311,7 +322,7 @@ def saturate_blocks(
     limits, pricing = limits or Limits(), pricing or Roofline()
     if slack is not None and slack < 0:
         raise UsageError(f"slack={slack} is negative")
-    slack = SLACK_LAUNCHES * pricing.launch if slack is None else slack
+    slack = int(limits.slack * pricing.launch) if slack is None else slack
     chosen = [r for r in rules if r.exact or not exact]
     limits = limits if limits.beam is not None else replace(limits, beam=BEAM if guard else 0)
     program = make_program(graphs, chosen, pricing, slack if guard else None, limits.beam or 0, parts=not exact)

@@ -85,6 +85,7 @@ class EGraphView:
     tensors: Mapping[int, Tensor]
     classes: Mapping[Tensor, int]
     stamped: Bools | None = None  # glued views: classes of values inside blocks, which `classes` does not name
+    age: Ints | None = None  # per class the round that it came up in, 0 for values of the graph (None: not known)
 
     @cached_property
     def original(self) -> Bools:
@@ -290,6 +291,7 @@ def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
         report=report or SaturationReport(sizes=(len(nodes),)),
         tensors={i: n for i, n in enumerate(nodes) if n.op in LEAVES},
         classes=number,
+        age=np.zeros(len(nodes), np.int32),
     )
 
 
@@ -308,6 +310,7 @@ class _Glue:
         self.types: list[Type] = []
         self.weights: list[Bools] = []
         self.originals: list[Bools] = []
+        self.ages: list[Ints] = []
         self.ops: list[str] = []
         self.attrs: list[tuple[tuple[str, Any], ...]] = []
         self.cls: list[Ints] = []
@@ -359,6 +362,7 @@ class _Glue:
         self.types += view.types
         self.weights.append(view.weight)
         self.originals.append(view.original)
+        self.ages.append(view.age if view.age is not None else np.zeros(view.n_classes, np.int32))
         self.ops += template.ops
         self.attrs += template.attrs
         self.cls.append(template.cls + first)
@@ -394,6 +398,7 @@ class _Glue:
                 self.types.append(value.type)
                 self.weights.append(np.array([value in fixed], np.bool_))
                 self.originals.append(np.ones(1, np.bool_))
+                self.ages.append(np.zeros(1, np.int32))
         for value in order:
             if value.op in LEAVES:
                 self.tensors[len(self.ops)] = value
@@ -420,6 +425,9 @@ class _Glue:
             found[number[(number >= 0) & np.concatenate([np.zeros(0, np.bool_), *flags])]] = True
             return found
 
+        ages = np.concatenate([np.zeros(0, np.int32), *self.ages])
+        age = np.full(len(used), np.iinfo(np.int32).max, np.int32)
+        np.minimum.at(age, number[number >= 0], ages[number >= 0])
         return EGraphView(
             op=self.ops,
             attrs=self.attrs,
@@ -433,6 +441,7 @@ class _Glue:
             tensors=self.tensors,
             classes={v: int(number[c]) for v, c in self.of.items() if number[c] >= 0},
             stamped=flagged(self.originals),
+            age=age,
         )
 
 

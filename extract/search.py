@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import ExtractionError, NoPlanError
-from .budgets import Budget, undominated
+from .budgets import Budget
 from .candidates import Hypergraph
 from .clock import Clock
 from .collection import no_collection
 from .kbest import k_best
 from .kernel import Candidate, Measurer, Priced, Pricer, Vertex
-from .problem import Extraction, Problem
+from .problem import Extraction
+from .rows import Rows
 from .solve import solve
+from .warm import warm_solve
 
 CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
 Token = tuple[int, int]  # a template and a call, by identity: candidates share equal calls
@@ -57,67 +59,6 @@ class Choice:
         return found
 
 
-class Rows:
-    """The hypergraph as a plain extraction problem: one class per vertex, and one per bundle that kernels with several
-    outputs make, from which each of its vertices is read at no cost; of candidates that make the same vertex from
-    the same vertices only the cheapest is kept, or where there are budgets, those that none beats in all; `every`:
-    the cheapest of each template."""
-
-    def __init__(
-        self, hypergraph: Hypergraph, cost: Sequence[float], budgets: Sequence[Budget] = (), *, every: bool = False
-    ) -> None:
-        numbered, alike = hypergraph.numbered, hypergraph.alike
-        self.vertices, self.bundles, self.roots = numbered.vertices, numbered.bundles, numbered.roots
-        best = [-1] * (max(alike, default=-1) + 1)
-        for i, (group, price) in enumerate(zip(alike, cost)):
-            if price < math.inf and (best[group] < 0 or price < cost[best[group]]):
-                best[group] = i
-        self.candidate = [i for i in best if i >= 0]
-        uses = [budget.use(hypergraph.candidates) for budget in budgets]
-        if every:
-            first: dict[tuple[int, int], int] = {}
-            for i in sorted(range(len(cost)), key=cost.__getitem__):
-                if cost[i] < math.inf:
-                    first.setdefault((alike[i], id(hypergraph.candidates[i].template)), i)
-            self.candidate = sorted(first.values())
-        elif budgets:
-            groups: list[list[int]] = [[] for _ in best]
-            for i, group in enumerate(alike):
-                if cost[i] < math.inf:
-                    groups[group].append(i)
-            self.candidate = [i for same in groups for i in undominated(same, cost, uses)]
-        nodes = [(numbered.made[i], numbered.needs[i], cost[i]) for i in self.candidate]
-        for root, number in zip(dict.fromkeys(hypergraph.roots), self.roots):
-            if hypergraph.given.get(root.cls) == root.strides:
-                nodes.append((number, (), 0.0))
-                self.candidate.append(-1)
-        for vertex, bundle in numbered.parts:  # what a kernel with several outputs has made is there for each reader
-            nodes.append((vertex, (bundle,), 0.0))
-            self.candidate.append(-1)
-        limits = [budget.limit(use, self.candidate) for budget, use in zip(budgets, uses)]
-        self.problem = Problem.build(nodes, self.roots, n_classes=numbered.size, limits=limits)
-
-    def ordered(self, extraction: Extraction) -> list[int]:
-        """The chosen candidates, inputs before users."""
-        order: list[int] = []
-        done: set[int] = set()
-        choice = extraction.choice
-        off, kid = self.problem.off, self.problem.kid
-        stack = [(r, False) for r in reversed(self.roots)]
-        while stack:
-            cls, ready = stack.pop()
-            if ready:
-                node = int(choice[cls])
-                if self.candidate[node] >= 0:
-                    order.append(self.candidate[node])
-            elif cls not in done:
-                done.add(cls)
-                stack.append((cls, True))
-                node = int(choice[cls])
-                stack += [(int(k), False) for k in reversed(kid[off[node] : off[node + 1]])]
-        return order
-
-
 @no_collection()
 def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
     calls, which = hypergraph.calls
@@ -127,11 +68,14 @@ def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
 
 @no_collection()
 def _solve(
-    hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget] = ()
-) -> tuple[list[int], Extraction]:
-    rows = Rows(hypergraph, cost, budgets)
+    hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
+    known: Sequence[int],
+) -> tuple[list[int], Extraction]:  # fmt: skip
     try:
-        found = solve(rows.problem, time_limit=seconds, deterministic=deterministic)
+        rows, found = warm_solve(
+            lambda prices: Rows(hypergraph, prices, budgets), hypergraph, cost, solve, seconds=seconds,
+            deterministic=deterministic, known=known,
+        )  # fmt: skip
     except ExtractionError as error:
         if budgets and not error.message.startswith("a root"):
             raise NoPlanError(f"no plan: {error.message}", where=error.where, hint=error.hint) from None
@@ -159,6 +103,7 @@ def search(
     start, clock = time.monotonic(), Clock(dict.fromkeys(("price", "solve", "measure"), 0.0))
     rounds, measured, stopped = 0, 0, "measured" if measurer else "prices only"
     done: set[Token] = set()  # calls measured by this search
+    chosen: list[int] = []
 
     def ended() -> bool:
         return stop() or time.monotonic() - start > seconds
@@ -170,7 +115,7 @@ def search(
         open_ = [measurer is not None and _is_open(c, p, done) for c, p in zip(hypergraph.candidates, prices)]
         optimistic = [p.low if o else p.us for p, o in zip(prices, open_)]
         with clock.running("solve"):
-            chosen, found = _solve(hypergraph, optimistic, solve_seconds, deterministic, budgets)
+            chosen, found = _solve(hypergraph, optimistic, solve_seconds, deterministic, budgets, chosen)
         lacking = _lacking(hypergraph, chosen, prices, open_)
         if measurer is None or not lacking:
             break
@@ -185,7 +130,7 @@ def search(
         measured += len(done) - before
     if measurer is not None and any(prices[i].source != "measured" for i in chosen):
         with clock.running("solve"):  # believe predictions now, not their optimistic ends
-            chosen, believed = _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic, budgets)
+            chosen, believed = _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic, budgets, chosen)
         bound = min(believed.lower_bound, found.lower_bound)  # of the prices that were hoped for
         found = replace(believed, lower_bound=bound, optimal=believed.optimal and bound >= believed.cost * (1 - 1e-9))
     optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")

@@ -48,6 +48,16 @@ Seed = Annotated[int, typer.Option(help="seed of the verification inputs")]
 Nodes = Annotated[int, typer.Option(help="e-node limit of each block")]
 Iterations = Annotated[int, typer.Option(help="iteration limit of each block")]
 Beam = Annotated[int | None, typer.Option(help="e-nodes per e-class that are rewritten further; 0: all; by default 4")]
+Slack = Annotated[
+    float, typer.Option(help="kernel launches by which a form may be dearer than its class's best and still be kept")
+]
+Effort = Annotated[
+    int, typer.Option(help="0: no rewriting; 1: within these limits; each step more also within limits twice as wide")
+]
+MemoryLimit = Annotated[float | None, typer.Option(help="bytes that the values kernels write may take together")]
+ErrorBudget = Annotated[
+    float | None, typer.Option(help="most that the kernels' measured relative errors may add up to")
+]
 
 
 # ---------------------------------------------------------------- output and errors
@@ -154,8 +164,8 @@ def optimize(
     tolerance: ToleranceOption = "eager", costdb: CostDb = None,
     verify: Annotated[bool, typer.Option(help="check the result against a float64 run of the original")] = True,
     measure: Annotated[bool, typer.Option(help="time kernels that the store does not know")] = True,
-    seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None,
-    memory_limit: Annotated[float | None, typer.Option(help="bytes that the values kernels write may take together")] = None,
+    seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
+    effort: Effort = 1, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
     report: Annotated[Path | None, typer.Option(help="write an HTML report here")] = None,
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
@@ -165,12 +175,12 @@ def optimize(
 
     console = Console(verbose, quiet=as_json and not verbose)
     progress = pipeline.Progress(console.say)
-    limits = Limits(nodes=nodes, iterations=iterations, beam=beam)
+    limits = Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack)
     with interruptible(progress), console.live():
         program = pipeline.optimize(
             model, dims=_sizes(dim), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
             verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
-            memory_limit=memory_limit,
+            memory_limit=memory_limit, error_budget=error_budget, effort=effort,
         )  # fmt: skip
         folder = program.save(output or default_output(model))
     found = program.report
@@ -190,8 +200,8 @@ def default_output(model: str) -> Path:
 def saturate(
     model: Model, output: Annotated[Path, typer.Option("-o", "--output", help="egraph JSON to write (.json or .json.gz)")],
     dim: Dims = None, backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None,
-    nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, trust_model: Trust = False,
-    as_json: Json = False, verbose: Verbose = False,
+    nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3, effort: Effort = 1,
+    trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Write the saturated e-graph with its candidate kernels: the first half of optimize."""
     from . import pipeline
@@ -203,7 +213,7 @@ def saturate(
     with interruptible(progress), console.live():
         explorer = pipeline.saturate(
             model, dims=_sizes(dim), backend=backend, budget=budget, costdb=costdb, trust=trust_model, progress=progress,
-            limits=Limits(nodes=nodes, iterations=iterations, beam=beam),
+            limits=Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack), effort=effort,
         )  # fmt: skip
         write(output, explorer)
     document = {
@@ -267,6 +277,7 @@ def explain(
 def profile(
     model: Model, paths: Annotated[int, typer.Option(help="how many distinct plans to time")] = 5, dim: Dims = None,
     backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None, trust_model: Trust = False,
+    diversity: Annotated[float, typer.Option(help="least share of each plan's kernels that all before it do without, 0 to 1")] = 0.0,
     resume: Annotated[bool, typer.Option("--resume", help="keep the times of an earlier sweep of this model")] = False,
     workers: Annotated[int, typer.Option(help="processes that rewrite blocks side by side; 0: as the machine has cores")] = 0,
     jobs: Annotated[Path | None, typer.Option(help="measure nothing: write what the best plans lack here, for `measure`")] = None,
@@ -285,6 +296,7 @@ def profile(
             return Answer({"jobs": count, "output": str(jobs)}, f"{count} kernels to measure written to {jobs}")
         document, text = sweep.profile(
             model, paths, _sizes(dim), backend, budget, costdb, progress, trust=trust_model, resume=resume, workers=workers,
+            diversity=diversity,
         )  # fmt: skip
     stopped = Interrupted("stopped on request; what was measured is kept", where=model, hint="go on with --resume")
     return Answer(document, text, stopped if progress.stopped else None)

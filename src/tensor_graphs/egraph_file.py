@@ -42,7 +42,8 @@ from .extract.candidates import Hypergraph, candidates
 from .extract.kernel import Candidate, Priced
 from .extract.plan import plan_of
 from .extract.problem import Extraction, Problem, reachable
-from .extract.search import Choice, Rows
+from .extract.rows import Rows
+from .extract.search import Choice
 from .extract.serialize import parse_egraph, read_document, read_egraph, write_egraph
 from .models.limits import check_size
 from .models.native import attrs_from_json, attrs_to_json, load_graph, save_graph

@@ -31,8 +31,9 @@ from .egraph.graph import Graph, Tensor
 from .egraph.interpret import expand_all
 from .egraph.masks import canonical_masks
 from .egraph.rule import Rule
-from .egraph.saturate import Limits, saturate_blocks
+from .egraph.saturate import Limits
 from .egraph.simplify import simplify
+from .egraph.union import saturate_in_stages
 from .egraph.view import EGraphView, glue, view_of
 from .egraph.widen import widen
 from .egraph.worker import default_pool
@@ -79,6 +80,8 @@ class Options:
     seed: int = 0
     rules: tuple[Rule, ...] = ALL
     memory_limit: float | None = None
+    error_budget: float | None = None
+    effort: int = 1
 
     @property
     def exact(self) -> bool:
@@ -223,9 +226,9 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
         if sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH:
             load_solvers()
         rules = [r for r in options.rules if r.exact or not options.exact]
-        views = saturate_blocks(
-            [b.graph for b in blocks.unique], rules, limits, exact=options.exact, deadline=max(1.0, session.left * 0.5),
-            stop=lambda: session.progress.stopped,
+        views = saturate_in_stages(
+            options.effort, [b.graph for b in blocks.unique], rules, limits, exact=options.exact,
+            deadline=max(1.0, session.left * 0.5), stop=lambda: session.progress.stopped,
         )  # fmt: skip
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
     session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
@@ -272,7 +275,7 @@ def choose(
         return search(
             graph, pricer, measurer, seconds=max(0.0, session.left * 0.8), deterministic=session.options.deterministic,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
-            budgets=[] if session.options.memory_limit is None else [budgets.memory(session.options.memory_limit)],
+            budgets=_budgets(session.options, pricer),
         )  # fmt: skip
 
     with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
@@ -293,6 +296,12 @@ def choose(
     return choice
 
 
+def _budgets(options: Options, pricer: CostPricer) -> list[budgets.Budget]:
+    """What the kernels of a plan may take together."""
+    found = [] if options.memory_limit is None else [budgets.memory(options.memory_limit)]
+    return found if options.error_budget is None else [*found, budgets.error(options.error_budget, pricer.errors)]
+
+
 def optimize(
     source: Any,
     example_inputs: Any = None,
@@ -309,6 +318,8 @@ def optimize(
     deterministic: bool = False,
     seed: int = 0,
     memory_limit: float | None = None,
+    error_budget: float | None = None,
+    effort: int = 1,
     progress: Progress | None = None,
     trust: bool = False,
 ) -> Program:
@@ -316,10 +327,14 @@ def optimize(
 
     `source` is an expression (or a sequence or dict of them), a Graph, a Python function or nn.Module with
     `example_inputs`, or the path of a model. `params` binds weights by name. `dims` fixes free dimensions (default:
-    batch 1, sequence 128). `deterministic` gives the same plan for the same store: nothing is measured. `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast"
-    (2 times), "exact" (bitwise) or a relative error. `measure=False` uses stored and predicted prices only.
+    batch 1, sequence 128). `deterministic` gives the same plan for the same store: nothing is measured.
+    `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise)
+    or a relative error. `measure=False` uses stored and predicted prices only.
     `memory_limit`: the values that kernels write and their scratch memory take at most so many bytes, all of them together: a
-    bound on what is in use at any time beside weights, inputs and states. NoPlanError where no plan is that small.
+    bound on what is in use at any time beside weights, inputs and states. `error_budget`: the measured relative errors of
+    the kernels add up to at most so much; what was never measured counts 0. NoPlanError where no plan keeps them.
+    `effort`: 0 rewrites nothing, 1 rewrites within `limits`, each step more also within limits twice as wide, and keeps
+    all that less effort finds.
     Raises the named errors of `tensor_graphs.errors`; VerificationError only for a miscompile.
     """
     options = Options(
@@ -333,6 +348,8 @@ def optimize(
         deterministic,
         seed,
         memory_limit=memory_limit,
+        error_budget=error_budget,
+        effort=effort,
     )
     session = Session(options, progress or Progress())
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
@@ -520,12 +537,14 @@ def _time_whole(
 def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, Any] | None = None,
              dims: Mapping[str, int] | None = None, backend: str | None = None, limits: Limits | None = None,
              tolerance: Tolerance = "eager", budget: float = 60.0, costdb: str | Path | None = None,
+             memory_limit: float | None = None, error_budget: float | None = None, effort: int = 1,
              progress: Progress | None = None, trust: bool = False) -> Explorer:  # fmt: skip
     """The saturated e-graph of anything `optimize` takes, with candidate kernels and their known prices: an `Explorer`
     that shows its e-classes in a notebook. `.view` is the bare EGraphView."""
     options = Options(
-        backend or settings.current().backend, tolerance, budget, limits or Limits(), costdb, measure=False
-    )
+        backend or settings.current().backend, tolerance, budget, limits or Limits(), costdb, measure=False,
+        memory_limit=memory_limit, error_budget=error_budget, effort=effort,
+    )  # fmt: skip
     session = Session(options, progress or Progress())
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
         graph = as_graph(source, example_inputs, params=params, dims=dims, trust=trust)
@@ -560,11 +579,15 @@ class RunnablePlan:
 
 def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: Mapping[str, Any] | None = None,
           dims: Mapping[str, int] | None = None, backend: str | None = None, max_gap: float = 0.5,
-          diversity: float = 0.0, costdb: str | Path | None = None,
-          limits: Limits | None = None) -> Iterator[RunnablePlan]:  # fmt: skip
+          diversity: float = 0.0, costdb: str | Path | None = None, limits: Limits | None = None,
+          memory_limit: float | None = None, error_budget: float | None = None,
+          effort: int = 1) -> Iterator[RunnablePlan]:  # fmt: skip
     """Distinct complete plans in rising estimated cost, each runnable. `diversity`: least share of each one's kernels that
-    every earlier plan does without."""
-    explorer = saturate(source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits)
+    every earlier plan does without. `memory_limit`, `error_budget`, `effort`: as for `optimize`; all plans keep them."""
+    explorer = saturate(
+        source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits,
+        memory_limit=memory_limit, error_budget=error_budget, effort=effort,
+    )  # fmt: skip
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
     for rank, choice in enumerate(alternatives(explorer.choice, count, max_gap=max_gap, diversity=diversity)):
         yield RunnablePlan(replace(plan_of(choice, explorer.work), graph=graph), graph, rank)

@@ -69,12 +69,13 @@ def times_file(graph: Graph, backend: str) -> Path:
 
 def profile(
     model: str, count: int, dims: Mapping[str, int], backend: str, budget: float, costdb: Path | None,
-    progress: pipeline.Progress, *, trust: bool = False, resume: bool = False, workers: int = 0,
+    progress: pipeline.Progress, *, trust: bool = False, resume: bool = False, workers: int = 0, diversity: float = 0.0,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """Optimize (which measures what is missing), then time the best few plans whole, each in turn with the best one.
 
-    `resume` takes the times that an earlier sweep of this model left. `workers`: processes that rewrite blocks side by
-    side (0: the setting); kernels are always timed one after the other, as they would disturb each other.
+    `diversity`: least share of each plan's kernels that all before it do without. `resume` takes the times that an
+    earlier sweep of this model left. `workers`: processes that rewrite blocks side by side (0: the setting); kernels are
+    always timed one after the other, as they would disturb each other.
     """
     if count < 1 or workers < 0:
         raise UsageError(
@@ -83,7 +84,7 @@ def profile(
     with settings.override(**({"workers": workers} if workers else {})):
         graph = pipeline.as_graph(model, dims=dims, trust=trust)
         first = pipeline.optimize(graph, dims=dims, backend=backend, budget=budget, costdb=costdb, progress=progress)
-        found = list(pipeline.paths(graph, dims=dims, backend=backend, costdb=costdb, count=count))
+        found = list(pipeline.paths(graph, dims=dims, backend=backend, costdb=costdb, count=count, diversity=diversity))
     file = times_file(found[0].graph, backend)
     times = Times.read(file) if resume else Times(file)
     kept = set(times.us)

@@ -1,0 +1,153 @@
+"""Views of one graph put together: each holds what the others found, so that more search never loses a form.
+
+Two saturations of a graph under different limits (a wider beam, more slack) are not nested: what is pruned depends on
+what else was found. Their union is, by construction: every e-node of both, and the classes that hold a common value, and
+all that follows from that by congruence, are one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ..errors import UsageError
+from .engine import Stop, never
+from .graph import Graph, Tensor
+from .rule import Rule
+from .saturate import Limits, saturate_blocks
+from .view import EGraphView, Ints, merged
+
+Key = tuple[object, ...]  # an e-node over classes: its op, attributes and operands, or the leaf that it stands for
+
+
+def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
+    """What each e-node is, and the classes it reads."""
+    off, kid = view.off.tolist(), view.kid.tolist()
+    return [(view.tensors.get(i, (op, view.attrs[i])), tuple(kid[off[i] : off[i + 1]])) for i, op in enumerate(view.op)]
+
+
+def union(views: Sequence[EGraphView]) -> EGraphView:
+    """The e-graph that holds all e-nodes of some views of one graph. A class that an earlier view has keeps its age; the
+    rounds of a later view count on from those before it."""
+    return _Union(views).view() if len(views) > 1 else views[0]
+
+
+MOST_EFFORT = 5
+
+
+def saturate_in_stages(
+    effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
+    deadline: float = float("inf"), stop: Stop = never,
+) -> list[EGraphView]:  # fmt: skip
+    """`saturate_blocks` within `limits`, then within wider and wider ones, `effort` times in all (0: no rewriting); per
+    graph the union of what they found. So an effort holds all that less effort finds, as far as `deadline` lets it."""
+    if not 0 <= effort <= MOST_EFFORT:
+        raise UsageError(f"effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default")
+    end, chosen = time.perf_counter() + deadline, list(rules)
+    stages = [limits.widened(i) for i in range(effort)] or [Limits(iterations=0)]
+    found: list[list[EGraphView]] = []
+    for stage in stages:
+        left = end - time.perf_counter()
+        if found and (left <= 0 or stop()):
+            break
+        found.append(saturate_blocks(graphs, chosen, stage, exact=exact, deadline=left, stop=stop))
+    return [union(views) for views in zip(*found)]
+
+
+class _Union:
+    """All views' classes side by side, joined by union-find until congruent classes are one."""
+
+    def __init__(self, views: Sequence[EGraphView]) -> None:
+        self.views = views
+        self.first = np.cumsum([0, *(v.n_classes for v in views)]).tolist()
+        self.up = list(range(self.first[-1]))
+        self.nodes: list[tuple[object, tuple[int, ...], int]] = []  # what, operands, class
+        self.source: list[tuple[int, int]] = []  # view, e-node
+        self.ages: list[Ints] = []
+        past = 0
+        for n, view in enumerate(views):
+            base = self.first[n]
+            self.nodes += [
+                (what, tuple([k + base for k in kids]), c + base)
+                for (what, kids), c in zip(_keys(view), view.cls.tolist())
+            ]
+            self.source += [(n, i) for i in range(len(view))]
+            age = view.age if view.age is not None else np.zeros(view.n_classes, np.int32)
+            self.ages.append(np.where(age > 0, age + past, 0))
+            past += int(age.max(initial=0))
+        self._close()
+
+    def find(self, c: int) -> int:
+        up = self.up
+        while up[c] != c:
+            up[c] = up[up[c]]
+            c = up[c]
+        return c
+
+    def _close(self) -> None:
+        """Join what the views have in common, then operands' classes until nothing changes."""
+        users: list[list[int]] = [[] for _ in self.up]
+        for i, (_, kids, _) in enumerate(self.nodes):
+            for k in set(kids):
+                users[k].append(i)
+        known: dict[Key, int] = {}
+        todo = list(range(len(self.nodes)))
+
+        def join(a: int, b: int) -> None:
+            a, b = self.find(a), self.find(b)
+            if a == b:
+                return
+            a, b = min(a, b), max(a, b)
+            self.up[b] = a
+            todo.extend(users[b])
+            users[a] += users[b]
+            users[b] = []
+
+        of: dict[Tensor, int] = {}
+        for base, view in zip(self.first, self.views):
+            for a, b in zip(self.views[0].roots, view.roots):
+                join(a, base + b)
+            for value, c in view.classes.items():
+                join(of.setdefault(value, base + c), base + c)
+        while todo:
+            what, kids, c = self.nodes[todo.pop()]
+            key = (what, tuple([self.find(k) for k in kids]))
+            join(known.setdefault(key, c), c)
+
+    def view(self) -> EGraphView:
+        """The classes that are left, in the order of the first view, then of the others."""
+        root = [self.find(c) for c in range(len(self.up))]
+        number = {c: n for n, c in enumerate(dict.fromkeys(root))}
+        of = [number[c] for c in root]
+        kept: dict[Key, int] = {}
+        for i, (what, kids, c) in enumerate(self.nodes):
+            kept.setdefault((what, tuple([of[k] for k in kids]), of[c]), i)
+        rows = sorted(kept.values(), key=lambda i: of[self.nodes[i][2]])
+        place = np.array(of, np.int64)
+        types = [t for v in self.views for t in v.types]
+        first = {c: i for i, c in reversed(list(enumerate(of)))}
+        weight = np.zeros(len(number), np.bool_)
+        np.logical_or.at(weight, place, np.concatenate([v.weight for v in self.views]))
+        age = np.full(len(number), np.iinfo(np.int32).max, np.int32)
+        np.minimum.at(age, place, np.concatenate(self.ages).astype(np.int32))
+        from_ = [(self.views[v], i) for v, i in (self.source[r] for r in rows)]
+        kids = [[of[k] for k in self.nodes[r][1]] for r in rows]
+        return EGraphView(
+            op=[v.op[i] for v, i in from_],
+            attrs=[v.attrs[i] for v, i in from_],
+            cls=np.array([of[self.nodes[r][2]] for r in rows], np.int32),
+            off=np.cumsum([0, *map(len, kids)]).astype(np.int32),
+            kid=np.array([k for row in kids for k in row], np.int32),
+            types=[types[first[c]] for c in range(len(number))],
+            weight=weight,
+            roots=tuple(of[r] for r in self.views[0].roots),
+            report=merged(self.views),
+            tensors={n: v.tensors[i] for n, (v, i) in enumerate(from_) if i in v.tensors},
+            classes={t: of[base + c] for base, v in zip(self.first, self.views) for t, c in v.classes.items()},
+            age=age,
+        )
+
+
+__all__ = ["saturate_in_stages", "union"]

@@ -1,0 +1,99 @@
+"""Solving a hypergraph from what smaller ones gave, so that a larger e-graph never costs quality.
+
+A larger problem that is not solved to its optimum may end dearer than a smaller one that was. The values of an e-graph know
+in which round they came up; the kernels over values of the first rounds make nested problems, each of which holds all that
+fewer rounds would have given (and those of the wider limits that more effort adds). Where the whole is not proved, these
+are solved in turn, each from the best plan of those before, and the whole last.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import ExtractionError
+from .candidates import Hypergraph
+from .problem import Extraction, IntArray, relative_gap
+from .rows import Rows
+
+STEPS = (0, 1, 2, 4, 8)
+"""Rounds up to which smaller problems go."""
+
+SMALLER, AGAIN = 0.5, 0.3
+"""Time for all smaller problems, and for the whole again from the best of them, as shares of what it had at first."""
+
+PROVED = 1e-6  # relative gap that counts as none, as in `solve`
+Solve = Callable[..., Extraction]
+
+
+def start_of(rows: Rows, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntArray:
+    """The choice that some candidates mean, in a problem that may hold alike ones instead; -1 where none is known."""
+    problem = rows.problem
+    alike, cls = hypergraph.alike, problem.cls.tolist()
+    row = {alike[c]: n for n, c in enumerate(rows.candidate) if c >= 0}
+    choice = np.full(problem.n_classes, -1, np.int32)
+    for i in chosen:
+        if (n := row.get(alike[i])) is not None:
+            choice[cls[n]] = n
+    for n, c in enumerate(rows.candidate):  # what is given, and the values in what a kernel with several outputs made
+        if c < 0 and choice[cls[n]] < 0 and (choice[problem.kid[problem.off[n] : problem.off[n + 1]]] >= 0).all():
+            choice[cls[n]] = n
+    return choice
+
+
+def ages(hypergraph: Hypergraph) -> list[int]:
+    """Per candidate the round from which on all values that it reads and makes were there."""
+    of = hypergraph.view.age
+    if of is None:
+        return [0] * len(hypergraph.candidates)
+    age = of.tolist()
+    return [
+        max([age[v.cls] for v in c.outputs] + [age[v.cls] for _, v in c.inputs], default=0)
+        for c in hypergraph.candidates
+    ]
+
+
+def rungs(age: Sequence[int]) -> list[int]:
+    """Rounds at which smaller problems end: those of STEPS that are not the last, and the last but one."""
+    found = sorted(set(age))[:-1]
+    return sorted({*found[-1:], *(step for step in STEPS if step in found)})
+
+
+def warm_solve(
+    make: Callable[[Sequence[float]], Rows], hypergraph: Hypergraph, cost: Sequence[float], solve: Solve, *,
+    seconds: float, deterministic: bool = False, known: Sequence[int] = (),
+) -> tuple[Rows, Extraction]:  # fmt: skip
+    """The cheapest extraction found in `seconds`, starting from the candidates `known`; where that is not proved and
+    nothing was known, also from smaller problems, in less than `seconds` more. It is never dearer than what was known, nor
+    than any smaller problem solved on the way. `make` gives the problem at prices of the candidates (inf: left out)."""
+    rows = make(cost)
+    hint = start_of(rows, hypergraph, known) if known else None
+    found = solve(rows.problem, time_limit=seconds, deterministic=deterministic, hint=hint)
+    age = ages(hypergraph)
+    if found.optimal or known or not (steps := rungs(age)):
+        return rows, found
+    alone, best = found.cost, rows.ordered(found)
+    ends = time.perf_counter() + SMALLER * seconds
+    for n, step in enumerate(steps):
+        share = SMALLER * seconds / len(steps) if deterministic else (ends - time.perf_counter()) / (len(steps) - n)
+        small = make([c if a <= step else math.inf for c, a in zip(cost, age)])
+        start = start_of(small, hypergraph, best)
+        try:
+            one = solve(small.problem, time_limit=max(0.0, share), deterministic=deterministic, hint=start)
+        except ExtractionError:  # the first rounds alone cover no output, or not within the limits
+            continue
+        if one.cost < found.cost:
+            best = small.ordered(one)
+            found = replace(found, choice=start_of(rows, hypergraph, best), cost=one.cost)
+    if found.cost >= alone:
+        return rows, found
+    last = solve(rows.problem, time_limit=AGAIN * seconds, deterministic=deterministic, hint=found.choice)
+    lower = min(max(found.lower_bound, last.lower_bound), last.cost)
+    return rows, replace(last, lower_bound=lower, optimal=last.optimal or relative_gap(last.cost, lower) <= PROVED)
+
+
+__all__ = ["ages", "rungs", "start_of", "warm_solve"]

@@ -1,0 +1,112 @@
+"""The union of views of one graph holds all that each of them does, and nothing unsound."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import random_graphs
+from hypothesis import HealthCheck, given, settings
+from test_saturate import RULES, assert_sound, everything, long_sum, qkv
+
+from tensor_graphs.egraph import union as unions
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.pricing import Roofline
+from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.union import saturate_in_stages, union
+from tensor_graphs.egraph.view import EGraphView, view_of
+from tensor_graphs.errors import UsageError
+
+WIDTHS = (Limits(iterations=2, beam=1), Limits(iterations=4, beam=2), Limits(iterations=3, beam=8, slack=9))
+
+
+def embedding(small: EGraphView, large: EGraphView) -> list[int]:
+    """For each class of one view the class of another that holds one of its e-nodes; -1 where none does."""
+
+    def key(view: EGraphView, i: int, kids: list[int]) -> tuple[object, ...]:
+        return (view.tensors[i] if i in view.tensors else (view.op[i], view.attrs[i]), *kids)
+
+    table = {key(large, i, large.kids(i).tolist()): c for i, c in enumerate(large.cls.tolist())}
+    found = [-1] * small.n_classes
+    grown = True
+    while grown:
+        grown = False
+        for i, c in enumerate(small.cls.tolist()):
+            kids = [found[k] for k in small.kids(i).tolist()]
+            if found[c] < 0 and -1 not in kids:
+                found[c] = table.get(key(small, i, kids), -1)
+                grown |= found[c] >= 0
+    return found
+
+
+def missing(small: EGraphView, large: EGraphView) -> int:
+    """E-nodes of one view that another one does not have."""
+    of = embedding(small, large)
+    have = {
+        (large.tensors[i] if i in large.tensors else (large.op[i], large.attrs[i]), c, *large.kids(i).tolist())
+        for i, c in enumerate(large.cls.tolist())
+    }
+    return sum(
+        (small.tensors[i] if i in small.tensors else (small.op[i], small.attrs[i]), of[c], *[of[k] for k in small.kids(i).tolist()])
+        not in have
+        for i, c in enumerate(small.cls.tolist())
+    )  # fmt: skip
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@given(random_graphs.graphs())
+def test_a_union_holds_every_view_and_is_sound(graph: Graph) -> None:
+    views = [view_of(graph), *(saturate_block(graph, RULES, limits, session=InProcess()) for limits in WIDTHS)]
+    whole = union(views)
+    assert all(missing(v, whole) == 0 for v in views)
+    assert len(whole) <= sum(map(len, views)) and whole.n_classes <= sum(v.n_classes for v in views)
+    assert [whole.types[c] for c in whole.roots] == [r.type for r in graph.roots]
+    assert all(whole.types[c] == t.type for t, c in whole.classes.items())
+    assert_sound(graph, whole)
+
+
+def test_rounds_are_nested_and_ages_say_when_a_class_came_up() -> None:
+    views = [saturate_block(long_sum(5), RULES, Limits(iterations=i), session=InProcess()) for i in range(1, 7)]
+    for i, small in enumerate(views, 1):
+        for large in views[i:]:
+            assert missing(small, large) == 0
+            assert large.age is not None and small.age is not None
+            assert all(large.age[k] <= small.age[c] for c, k in enumerate(embedding(small, large)))
+    last = views[-1].age
+    assert last is not None and set(last[list(views[-1].classes.values())]) == {0} and len(set(last.tolist())) > 3
+
+
+def test_what_beams_do_not_share_is_kept() -> None:
+    narrow, wide = (saturate_block(long_sum(5), RULES, Limits(beam=k), session=InProcess()) for k in (4, 16))
+    assert missing(wide, narrow) > 0
+    assert missing(narrow, union([narrow, wide])) == missing(wide, union([narrow, wide])) == 0
+
+
+def test_more_effort_searches_more_and_keeps_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = InProcess()
+    seen: list[Limits] = []
+
+    def here(graphs: list[Graph], rules: object, limits: Limits, **options: object) -> list[EGraphView]:
+        seen.append(limits)
+        return [saturate_block(g, RULES, limits, session=session) for g in graphs]
+
+    monkeypatch.setattr(unions, "saturate_blocks", here)
+    graphs = [qkv(), long_sum(5)]
+    found = [saturate_in_stages(n, graphs, RULES, Limits(iterations=2, beam=1)) for n in range(4)]
+    assert [limits.beam for limits in seen] == [None, 1, 1, 2, 1, 2, 4]
+    assert [limits.iterations for limits in seen[-3:]] == [2, 6, 10] and seen[0].iterations == 0
+    for less, more in pairwise(found):
+        assert all(missing(a, b) == 0 for a, b in zip(less, more))
+    assert len(found[3][1]) > len(found[1][1]) > len(found[0][1])
+    with pytest.raises(UsageError, match="effort=6"):
+        saturate_in_stages(6, graphs, RULES, Limits())
+
+
+def test_slack_is_a_limit() -> None:
+    launch = Roofline().launch
+    for n in (0, 9):
+        one = saturate_block(long_sum(4), RULES, Limits(slack=n), session=InProcess())
+        same = saturate_block(long_sum(4), RULES, Limits(), slack=n * launch, session=InProcess())
+        assert everything(one) == everything(same)
+    with pytest.raises(UsageError, match="slack"):
+        Limits(slack=-1)

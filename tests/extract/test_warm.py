@@ -1,0 +1,197 @@
+"""More of anything never costs quality: what a smaller problem gave is where a larger one starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tensor_graphs as tg
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.costdb.store import Store
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.union import union
+from tensor_graphs.egraph.view import EGraphView
+from tensor_graphs.errors import ExtractionError
+from tensor_graphs.extract import search as searching
+from tensor_graphs.extract.candidates import Hypergraph, candidates
+from tensor_graphs.extract.problem import Extraction, Limit, Problem
+from tensor_graphs.extract.rows import Rows
+from tensor_graphs.extract.search import search
+from tensor_graphs.extract.solve import METHODS, solve
+from tensor_graphs.extract.warm import ages, rungs, start_of, warm_solve
+from tensor_graphs.models import zoo
+from tensor_graphs.prices import CostPricer
+from tensor_graphs.rules import ALL
+
+
+@st.composite
+def nested(draw: st.DrawFn) -> list[Problem]:
+    """Three problems, each with all nodes of the one before, over the same classes; with a limit, sometimes."""
+    n = draw(st.integers(2, 7))
+    costs = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 7.25, 0.1])
+    nodes: list[tuple[int, tuple[int, ...], float]] = []
+    for c in range(n):
+        nodes.append((c, tuple(draw(st.lists(st.integers(0, c - 1), max_size=3))) if c else (), draw(costs)))
+    sizes = []
+    for _ in range(3):
+        sizes.append(len(nodes))
+        for _ in range(draw(st.integers(0, 5))):
+            nodes.append(
+                (draw(st.integers(0, n - 1)), tuple(draw(st.lists(st.integers(0, n - 1), max_size=3))), draw(costs))
+            )
+    uses = [draw(st.sampled_from([0.0, 1.0, 2.0])) for _ in nodes] if draw(st.booleans()) else []
+    most = sum(uses[:n])  # the first problem has one extraction, which keeps it
+    return [
+        Problem.build(nodes[:k], [n - 1], n_classes=n, limits=[Limit("room", np.array(uses[:k]), most)] if uses else [])
+        for k in sizes
+    ]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(nested(), st.sampled_from([*METHODS]), st.sampled_from([0.0, 5.0]))
+def test_a_larger_problem_started_from_a_smaller_one_is_never_dearer(
+    problems: list[Problem], method: Any, seconds: float
+) -> None:
+    if problems[0].limits and method in ("highs", "frontier"):
+        return
+    found: Extraction | None = None
+    for problem in problems:
+        one = solve(problem, method=method, time_limit=seconds, hint=None if found is None else found.choice)
+        assert found is None or one.cost <= found.cost
+        found = one
+
+
+# ---------------------------------------------------------------- hypergraphs
+SESSION = InProcess()
+
+
+@cache
+def view_at(iterations: int, beam: int = 4, slack: float = 3) -> EGraphView:
+    """A transformer's layer after some rounds."""
+    graph = zoo.transformer(1, hidden=64, heads=2, tokens=16)
+    return saturate_block(graph, ALL, Limits(iterations=iterations, beam=beam, slack=slack), session=SESSION)
+
+
+@cache
+def kernels(view: EGraphView) -> Hypergraph:
+    return candidates(view, [backend("numpy")], view_strides)
+
+
+@pytest.fixture(scope="module")
+def pricer(tmp_path_factory: pytest.TempPathFactory) -> CostPricer:
+    """Stated prices: a roofline."""
+    return CostPricer(Store(tmp_path_factory.mktemp("prices")))
+
+
+class Greedy:
+    """A solver that cannot do more than the greedies: it ends dearer on larger problems, as any does that is cut short."""
+
+    def __init__(self) -> None:
+        self.nodes: list[int] = []
+
+    def __call__(self, problem: Problem, *, hint: Any = None, **options: Any) -> Extraction:
+        self.nodes.append(problem.n_nodes)
+        found = solve(problem, method="greedy", hint=hint)
+        return replace(found, optimal=False, lower_bound=0.0)
+
+
+def test_a_choice_can_start_any_problem_that_has_its_kernels(pricer: CostPricer) -> None:
+    graph = kernels(view_at(3))
+    prices = [p.us for p in searching._prices(graph, pricer)]
+    best = search(graph, pricer)
+    rows = Rows(graph, prices)
+    assert solve(
+        rows.problem, method="greedy", hint=start_of(rows, graph, best.chosen)
+    ).cost <= best.extraction.cost * (1 + 1e-9)
+    few = Rows(graph, [p if i in best.chosen[:3] else float("inf") for i, p in enumerate(prices)])
+    assert (start_of(few, graph, best.chosen) >= 0).sum() == 3
+
+
+def test_the_first_rounds_make_nested_problems(pricer: CostPricer) -> None:
+    graph = kernels(view_at(4))
+    age = ages(graph)
+    steps = rungs(age)
+    assert steps and steps == sorted(set(steps)) and steps[-1] < max(age)
+    costs = []
+    for step in (*steps, max(age)):
+        prices = [p.us if a <= step else float("inf") for p, a in zip(searching._prices(graph, pricer), age)]
+        costs.append(solve(Rows(graph, prices).problem).cost)
+    assert all(b <= a * (1 + 1e-6) for a, b in pairwise(costs))
+    alone = solve(
+        Rows(kernels(view_at(1)), [p.us for p in searching._prices(kernels(view_at(1)), pricer)]).problem
+    ).cost
+    first = [p.us if a <= 1 else float("inf") for p, a in zip(searching._prices(graph, pricer), age)]
+    assert solve(Rows(graph, first).problem).cost <= alone * (1 + 1e-6), "it holds what one round alone gives"
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_is_not_proved_is_no_dearer_than_any_smaller_problem(pricer: CostPricer, deterministic: bool) -> None:
+    graph = kernels(view_at(4))
+    prices = [p.us for p in searching._prices(graph, pricer)]
+    weak = Greedy()
+    rows, found = warm_solve(
+        lambda cost: Rows(graph, cost), graph, prices, weak, seconds=60.0, deterministic=deterministic
+    )
+    tried = weak.nodes[1 : 1 + len(rungs(ages(graph)))]
+    assert weak.nodes[0] == rows.problem.n_nodes > tried[-1] > tried[0] and tried == sorted(tried)
+    for step in rungs(ages(graph)):
+        small = Rows(graph, [p if a <= step else float("inf") for p, a in zip(prices, ages(graph))])
+        assert found.cost <= solve(small.problem, method="greedy").cost * (1 + 1e-9)
+
+
+def test_a_known_plan_is_where_the_next_search_starts(pricer: CostPricer) -> None:
+    graph = kernels(view_at(3))
+    prices = [p.us for p in searching._prices(graph, pricer)]
+    best = search(graph, pricer)
+    _, found = warm_solve(lambda cost: Rows(graph, cost), graph, prices, Greedy(), seconds=9.0, known=best.chosen)
+    assert found.cost <= best.extraction.cost * (1 + 1e-9)
+
+
+def test_kernels_that_only_later_rounds_have_are_no_obstacle(pricer: CostPricer) -> None:
+    """Where nothing covers the outputs in the first rounds, these are passed over."""
+    graph = kernels(view_at(2))
+    age = ages(graph)
+    prices = [p.us for p in searching._prices(graph, pricer)]
+    made = {c.output.cls for c, a in zip(graph.candidates, age) if a > 0}
+    roots = [r for r in graph.roots if r.cls in made]
+    later = [p if a > 0 or c.output not in roots else float("inf") for p, a, c in zip(prices, age, graph.candidates)]
+    try:
+        solve(Rows(graph, later).problem)
+    except ExtractionError:
+        pytest.skip("no rewritten form of an output")
+    assert warm_solve(lambda cost: Rows(graph, cost), graph, later, Greedy(), seconds=9.0)[1].cost > 0
+
+
+def cost_of(view: EGraphView, pricer: CostPricer, **options: Any) -> float:
+    found = search(kernels(view), pricer, **options)
+    assert found.extraction.optimal
+    return found.cost
+
+
+def falling(costs: Sequence[float]) -> bool:
+    return all(b <= a * (1 + 1e-6) for a, b in pairwise(costs))
+
+
+def test_rounds_and_effort_never_make_the_plan_dearer(pricer: CostPricer) -> None:
+    assert falling([cost_of(view_at(n), pricer) for n in (1, 2, 3, 4)])
+    stages = [view_at(1), view_at(2, beam=1, slack=0), view_at(2, beam=8, slack=5), view_at(4, beam=2)]
+    assert falling([cost_of(union(stages[:n]), pricer) for n in range(1, 5)])
+    assert falling([cost_of(view_at(4), pricer, solve_seconds=s) for s in (2.0, 8.0)])
+
+
+def test_effort_is_an_argument(tmp_path: Any) -> None:
+    x, w = tg.input("x", (8, 16)), tg.param("w", (16, 16))
+    y = (x @ w) * 2.0 + (x @ w) * 3.0
+    found = [tg.saturate(y, costdb=tmp_path, effort=n, limits=Limits(iterations=1, beam=1)) for n in range(3)]
+    assert falling([e.choice.cost for e in found]) and len(found[0].view) < len(found[1].view) < len(found[2].view)
+    assert found[0].view.n_classes == len(Graph.of(y).nodes())
