@@ -13,7 +13,6 @@ from .tiling import Shape, shape_of
 from .triton_source import emit, emit_joined
 from .triton_space import schedules, tiling_of
 
-
 DESCRIBING = '''def described(x, shape, block):
     """A matrix in memory, of which a kernel reads blocks."""
     from triton.tools.tensor_descriptor import TensorDescriptor

@@ -13,13 +13,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from . import short_erf
+from .descriptors import Box, box
 from .index import Axis, Division, Index, index
 from .kir import Expr, Kernel, Store, Unfusable, below_maximum, factors, walk
 from .tiling import Dot, Shape, Tiling, is_window, padded, shape_of
 
 COUNTERS = 1 << 16  # tiles whose parts can be counted
 LARGEST = 1 << 16  # elements of a tile: beyond, the compiler takes minutes and registers spill
+FEW = 32  # rows whose sums of products are taken from the diagonal of a matrix product
 WIDE = 1 << 31  # elements beyond which positions need 64 bits
 
 
@@ -387,7 +391,11 @@ class _Emitter:
     def mask(self, dims: Sequence[str], over: Sequence[str], more: Sequence[Tile] = ()) -> str:
         """The condition that elements of tiles over `over` exist, as text; empty where they all do."""
         parts = [Tile(f"{d} < {self.extent[d]}", (d,), "bool") for d in dims if self.ragged(d)] + list(more)
-        return " & ".join(self.spread(p, over) if p.dims else p.atom for p in parts)
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for p in parts:
+            alike.setdefault(p.dims, []).append(p.atom if len(parts) > 1 else p.text)
+        joined = [Tile(" & ".join(texts), kept, "bool") for kept, texts in alike.items()]  # lines before they are tiles
+        return " & ".join(self.spread(p, over) if p.dims else p.text for p in joined)
 
     def load(self, e: Expr) -> Tile:
         operand, at, steps, dtype = e.value
@@ -633,6 +641,9 @@ class _Emitter:
                     if outer is not None:
                         self.line(f"{name} = tl.zeros({self.sizes(tile.dims)}, tl.float32)", outer)
                     return lambda: Tile(name, tile.dims, "float32")
+            rows = self._row_products(e, axis)
+            if rows is not None:
+                return self._on_the_diagonal(name, *rows, outer)
             body = self.floated(e.args[0])
             text = self.neutral(e, body, dim)
             kept = tuple(d for d in body.dims if d != dim)
@@ -655,6 +666,34 @@ class _Emitter:
         def final() -> Tile:
             self.line(f"{name} = {_ACROSS[monoid].format(name, held.index(dim))}")
             return Tile(name, kept, self.wide)
+
+        return final
+
+    def _row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
+        """The two tiles whose rows a sum multiplies, where one of them also goes into a product on the matrix unit: it lies
+        there for the unit already, and few rows cost it next to nothing."""
+        over, under = factors(e.args[0])
+        if e.value[0] != "sum" or under or len(over) != 2 or any(f.op != "load" or f.kind != "float" for f in over):
+            return None
+        if not any(d.left == (f,) for d in self.shape.dots.values() for f in over):
+            return None
+        a, b = (self.value(f) for f in over)
+        narrow = a.dtype == b.dtype and a.dtype in ("bfloat16", "float16")
+        if not narrow or {a.dims, b.dims} != {("m", self.dim_of(axis))}:
+            return None
+        return (a, b) if 16 <= self.block["m"] <= FEW and self.block[self.dim_of(axis)] >= 16 else None
+
+    def _on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: Scope | None) -> Callable[[], Tile]:
+        """Sums over products of rows as the diagonal of a matrix product."""
+        size = self.block["m"]
+        self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")
+        if outer is not None:
+            self.line(f"{name} = tl.zeros(({size}, {size}), tl.float32)", outer)
+
+        def final() -> Tile:
+            each = f"tl.arange(0, {size})"
+            self.line(f"{name} = tl.sum(tl.where({each}[:, None] == {each}[None, :], {name}, 0.0), 1)")
+            return Tile(name, ("m",), "float32")
 
         return final
 
@@ -718,7 +757,15 @@ class _Emitter:
             names.append("counters")
         args = [n for n in names if any(_names(line, n) for line in body)]
         lines = ["@triton.jit", f"def {self.name}({', '.join([*args, *self.described])}):", *body]
-        return Launch(self.name, "\n".join(lines) + "\n", tiles_m * tiles_n * batch, tuple(args), t.warps, t.stages, tuple(self.described.values()))
+        return Launch(
+            self.name,
+            "\n".join(lines) + "\n",
+            tiles_m * tiles_n * batch,
+            tuple(args),
+            t.warps,
+            t.stages,
+            tuple(self.described.values()),
+        )
 
     def as_last(self, programs: int, parts: int, counter: int) -> list[str]:
         """The lines that join a tile's parts, in the program that finds all others done."""

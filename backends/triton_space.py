@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from math import prod
+from math import log2, prod
 
 from ..egraph import dtypes
 from .index import Axis, index
@@ -139,6 +139,7 @@ def _squared(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
     accumulators, width = _accumulators(shape), 4 if _single(kernel) else 2
     batch = prod(a.size for a in shape.batch)
     channels = [by for a in shape.inner for by in _periods(kernel, a)]
+    boxes = _boxes(kernel)
     rows = _blocks(shape.m, (32, 64, 128, 256), 16)[-3:]
     for m, n, k in product(rows, _blocks(shape.n, (32, 64, 128, 256), 16), _blocks(main.size, (32, 64, 128), 16)):
         programs = -(-shape.m // m) * -(-shape.n // n) * batch
@@ -161,6 +162,7 @@ def _squared(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
                     + 0.2 * (k == 32) + (0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 > size else 0)
                 )  # fmt: skip
                 schedule = {"m": m, "n": n, "warps": warps, "stages": stages, "group": 8 if -(-shape.m // m) > 1 else 1}
+                schedule |= boxes
                 schedule |= _inner(shape, main, k)
                 yield schedule | ({"split": split, "join": 1} if split > 1 else {}), rank
 
@@ -259,6 +261,7 @@ def _attention(kernel: Kernel, shape: Shape) -> Ranked:
     width = 4 if _single(kernel) else 2
     n = max(16, padded(shape.n)) if shape.n <= 512 else 128
     head = max([n, *(padded(a.size) for a in shape.inner if a != main)])
+    boxes = _boxes(kernel) if shape.m > 16 else {}
     batch = prod(a.size for a in shape.batch)
     for m, k in product(
         _blocks(shape.m, (16, 32, 64, 128), 16) if shape.rows else (1,), _blocks(main.size, (32, 64, 128, 256), 16)
@@ -272,15 +275,27 @@ def _attention(kernel: Kernel, shape: Shape) -> Ranked:
                 if split > 1 and main.size // split < k:
                     continue
                 busy = programs * split / PROGRAMS
+                depth = abs(log2(k / (64 if shape.m > 16 else 128)))
                 rank = (
-                    (1 / busy if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * (shape.m > 16) + 0.2 * abs(k - 64) / 64
-                    + 0.1 * abs(stages - 2) + (0.3 if m * n / (32 * warps) > 64 else 0) + 0.1 * (split > 1)
+                    (1 / busy if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * (shape.m > 16) + 0.1 * depth
+                    + 0.1 * abs(stages - 3) + (0.3 if m * n / (32 * warps) > 64 else 0) + 0.1 * (split > 1)
+                    + (0.4 if shape.m > 16 and min(SHARED // shared, 2) * warps < 8 else 0)
                 )  # fmt: skip
-                schedule = {"m": m, "n": n, "warps": warps, "stages": stages}
+                schedule = {"m": m, "n": n, "warps": warps, "stages": stages, **boxes}
                 schedule |= {f"k{i}": k if a == main else max(16, padded(a.size)) for i, a in enumerate(shape.inner)}
                 yield schedule | ({"split": split} if split > 1 else {}), rank
                 if split > 1:
                     yield schedule | {"split": split, "join": 1}, rank + 0.05 * split
+
+
+def _boxes(kernel: Kernel) -> dict[str, int]:
+    """Whether tiles are read in boxes (descriptors.py): where one of 16 bits can be."""
+    for e in kernel.exprs:
+        if e.op == "load" and not e.args and e.value[3] in ("bfloat16", "float16"):
+            steps = sorted(dict(e.value[1].terms).values())
+            if len(steps) > 1 and steps[0] == 1 and steps[1] % 8 == 0:
+                return {"boxes": 1}
+    return {}
 
 
 def _single(kernel: Kernel) -> bool:

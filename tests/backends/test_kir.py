@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import kir, kir_numpy
+from tensor_graphs.backends import kir, kir_numpy, short_erf
+from tensor_graphs.backends.descriptors import box
 from tensor_graphs.backends.index import Axis, Index, index, linear, unravelled
 from tensor_graphs.backends.kir_split import split
 from tensor_graphs.backends.tiling import shape_of
@@ -122,6 +124,8 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "windowed": lambda: c.attention(x("q", 2, 32, 16), x("k", 2, 32, 16), x("v", 2, 32, 16), scale=0.25, causal=True, window=7, softcap=3.0),
     "decode": lambda: c.attention(x("q", 2, 4, 1, 16), _grouped("k", 2, 2, 2, 64, 16), _grouped("v", 2, 2, 2, 64, 16), scale=0.25),
     "naive_attention": _naive_attention,
+    "plain_norm_product": lambda: t.matmul(x("a", 16, 64) * t.rsqrt(t.mean(x("a", 16, 64) * x("a", 16, 64), axis=1, keepdims=True) + 1e-6), x("w", 64, 48)),
+    "exact_gelu": lambda: c.gelu(x("a", 20, 64)),
     "normed_attention": lambda: c.attention(c.rms_norm(x("q", 2, 2, 48, 16), x("g", 16), eps=1e-6), c.rms_norm(x("k", 2, 2, 48, 16), x("h", 16), eps=1e-6), x("v", 2, 2, 48, 16), scale=0.25, causal=True),
 }  # fmt: skip
 
@@ -281,6 +285,51 @@ TILES = {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2}
 )
 def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
     assert interpreted(name, TILES | more) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["norm_product", "gated", "low_rank", "normed_attention", "decode"])
+@pytest.mark.parametrize("more", [{}, {"split": 2, "join": 1}], ids=["one", "joined by the last"])
+def test_tiles_read_in_boxes_are_the_same(name: str, more: dict[str, int]) -> None:
+    template, call = _call(name, TILES | more | {"boxes": 1})
+    assert any(
+        "described(" in one.call({a: a for a in (*one.args, *call.operands, "out")}) for one in launches(template, call)
+    )
+    assert interpreted(name, TILES | more | {"boxes": 1}) < 2e-6
+
+
+def test_a_box_is_a_tile_of_a_matrix_in_memory() -> None:
+    """Heads side by side in a row are columns of it; what would leave the row, or is not next to each other, is no box."""
+    row, col, head = Axis("m", 64), Axis("k", 32), Axis("h", 4)
+    tiles = {row: ("m0", 16), col: ("0", 32)}
+    at = index(row) * 128 + index(head) * 32 + index(col)
+    found = box(at, tiles, 2, lambda a: a.name)
+    assert found is not None
+    assert (found.shape, found.block, found.origin) == ((64, 128), (16, 32), ("m0", "h * 32"))
+    behind = box(at + index(Axis("b", 2)) * (64 * 128), tiles, 2, lambda a: a.name)
+    assert behind is not None and behind.shape == (128, 128) and behind.origin[0] == "m0 + b * 64"
+    assert box(at + index(head) * 32, tiles, 2, lambda a: a.name) is None  # beyond the row
+    assert box(at + index(col), tiles, 2, lambda a: a.name) is None  # every second element
+    assert box(index(row) * 33 + index(col), tiles, 2, lambda a: a.name) is None  # rows not aligned
+
+
+def test_row_squares_ride_on_the_matrix_unit() -> None:
+    """Few rows of 16 bits that a product reads anyway: their sums of squares are a diagonal there."""
+    template, call = _call("plain_norm_product", TILES)
+    narrow = {o: replace(p, type=Type(p.type.shape, "float16")) for o, p in call.operands.items()}
+    (only,) = launches(template, replace(call, operands=narrow))
+    assert "tl.dot(t3, tl.trans(t3)" in only.source
+    assert interpreted("plain_norm_product", TILES, "float16") < 2e-3
+
+
+def test_the_short_error_function_is_as_close_as_it_says() -> None:
+    x = np.linspace(-6, 6, 200_001).astype(np.float32)
+    y = np.clip(x, -np.float32(short_erf.LIMIT), np.float32(short_erf.LIMIT))
+    u = y * y * np.float32(short_erf.SCALE) - np.float32(1)
+    got = y * eval(short_erf.horner("u"), {"u": u})
+    want = np.array([math.erf(v) for v in x.astype(float)])
+    apart = want != 0
+    assert np.max(np.abs(got[apart] / want[apart] - 1)) < short_erf.ERROR
+    assert interpreted("exact_gelu", {"m": 4, "n": 64, "warps": 4, "stages": 1}, "float16") < 1e-3
 
 
 def test_more_tiles_than_can_be_counted_are_refused() -> None:
