@@ -13,7 +13,7 @@ def contraction(a, w, gain, shift, mean, var, out):
         r144 = r144_ + tl.arange(0, 16)
         t2 = (((r144_ // 16) % 3) + -1) + i2_
         t3 = (((r144_ // 16) // 3) + -1) + i1_
-        t4 = tl.load(a + (((r144_ // 16) % 3) * 16 + ((r144_ // 16) // 3) * 96 + -112) + ((tl.arange(0, 16)))[None, :] + (i0_ * 576 + i1_ * 96 + i2_ * 16)[:, None], mask=(m < 72)[:, None] & ((-1) < t2)[:, None] & (t2 < 6)[:, None] & ((-1) < t3)[:, None] & (t3 < 6)[:, None], other=0)
+        t4 = tl.load(a + (((r144_ // 16) % 3) * 16 + ((r144_ // 16) // 3) * 96 + -112) + ((tl.arange(0, 16)))[None, :] + (i0_ * 576 + i1_ * 96 + i2_ * 16)[:, None], mask=((m < 72) & ((-1) < t2) & (t2 < 6) & ((-1) < t3) & (t3 < 6))[:, None], other=0)
         t5 = tl.load(w + (n * 144)[None, :] + r144[:, None])
         acc1 = tl.dot(t4, t5, acc1, input_precision='ieee')
     t6 = tl.load(gain + n)
