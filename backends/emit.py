@@ -571,7 +571,7 @@ _INSTALLED = ("ml_dtypes", "numpy as np", "torch", "triton", "triton.language as
 
 def _imports(body: str) -> Iterator[str]:
     """Import lines for the words that the body uses, sorted as formatters do."""
-    used = {word: module for word, module in _STANDARD.items() if re.search(rf"\b{word}\b", body)}
+    used = {word: module for word, module in _STANDARD.items() if re.search(rf"(?<![\w.]){word}\b", body)}
     yield from (f"import {word}" for word, module in used.items() if not module)
     for module in sorted(set(used.values()) - {""}):
         yield f"from {module} import {', '.join(sorted(w for w, m in used.items() if m == module))}"
