@@ -21,9 +21,9 @@ from ..egraph.view import EGraphView
 from .collection import no_collection
 from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
 
-MAX_LAYOUTS = 16  # per class, the row-major one included: more than any graph seen has, for what is cut off would depend on
-# what else the e-graph holds, and a larger one would lose kernels
-MAX_COMBINATIONS = 64  # of operand layouts per match, for the same reason
+# More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
+MAX_LAYOUTS = 16  # per class, the row-major one included
+MAX_COMBINATIONS = 64  # of operand layouts per match
 
 #: Layout of a view of an operand, or None where the memory cannot be looked at that way (see backends/views.py).
 ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]

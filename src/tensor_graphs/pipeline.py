@@ -5,6 +5,7 @@ load → simplify → widen → blocks → saturate → glue → candidates → 
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,9 +121,11 @@ def as_graph(
     *,
     params: Mapping[str, Any] | None = None,
     dims: Mapping[str, int] | None = None,
+    dynamic_shapes: Any = None,
     trust: bool = False,
 ) -> Graph:
-    """The graph of an expression, a sequence or dict of them, a Graph, a function, an nn.Module, or a path."""
+    """The graph of an expression, a sequence or dict of them, a Graph, a function, an nn.Module, an ExportedProgram, or a
+    path."""
     if isinstance(source, Graph):
         graph = source
     elif isinstance(source, Tensor) or (
@@ -135,10 +138,14 @@ def as_graph(
         from .models.load import load
 
         graph = load(source, dims=dims, trust=trust)
+    elif type(source).__name__ == "ExportedProgram":
+        from .models.export import from_exported
+
+        graph = from_exported(source)
     elif type(source).__module__.startswith("torch") or _is_module(source):
         from .models.export import load_module
 
-        graph = load_module(source, _tuple(example_inputs), dims=dims)
+        graph = load_module(source, _tuple(example_inputs), dims=dims, dynamic_shapes=dynamic_shapes)
     elif callable(source):
         from .models.trace import trace
 
@@ -158,6 +165,15 @@ def as_graph(
         graph = replace(graph, params={**graph.params, **{n: _array(v) for n, v in params.items()}})
         graph.check()
     return graph
+
+
+def _sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
+    """Sizes by the graph's names of its free dimensions: a file's names need not be identifiers. UsageError for others."""
+    free = graph.free_dims
+    found = {n if n in free else re.sub(r"\W+", "_", n).strip("_"): s for n, s in (sizes or {}).items()}
+    if unknown := sorted(set(found) - set(free)):
+        raise UsageError(f"no dimension is called {unknown}", hint=f"the graph has {sorted(free)}")
+    return found
 
 
 def _is_module(source: Any) -> bool:
@@ -308,6 +324,8 @@ def optimize(
     *,
     params: Mapping[str, Any] | None = None,
     dims: Mapping[str, int] | None = None,
+    fixed: Mapping[str, int] | bool = False,
+    dynamic_shapes: Any = None,
     backend: str | None = None,
     tolerance: Tolerance = "eager",
     budget: float = 60.0,
@@ -326,8 +344,10 @@ def optimize(
     """The fastest verified program for a graph that rules, kernels and measurements can find within `budget` seconds.
 
     `source` is an expression (or a sequence or dict of them), a Graph, a Python function or nn.Module with
-    `example_inputs`, or the path of a model. `params` binds weights by name. `dims` fixes free dimensions (default:
-    batch 1, sequence 128). `deterministic` gives the same plan for the same store: nothing is measured.
+    `example_inputs`, or the path of a model. `params` binds weights by name. A program of a graph with free dimensions runs
+    at every size that they allow (on a GPU at one): `dims` says at which sizes it is searched for (default: batch 1,
+    sequence 128), `fixed` gives some of them, or all of them (True), one size, for which a program may be faster.
+    `dynamic_shapes` is torch.export's, for modules. `deterministic` gives the same plan for the same store: nothing is measured.
     `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise)
     or a relative error. `measure=False` uses stored and predicted prices only.
     `memory_limit`: the values that kernels write and their scratch memory take at most so many bytes, all of them together: a
@@ -353,8 +373,13 @@ def optimize(
     )
     session = Session(options, progress or Progress())
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
-        graph = as_graph(source, example_inputs, params=params, dims=dims, trust=trust)
-    return optimize_graph(session, graph, dims)
+        given = fixed if isinstance(fixed, Mapping) else {}
+        graph = as_graph(source, example_inputs, params=params, dims=given, dynamic_shapes=dynamic_shapes, trust=trust)
+        graph = graph.bind({n: s for n, s in given.items() if n in graph.free_dims})
+        sizes = {**given, **_sizes_of(graph, dims)}
+        if fixed is True:
+            graph, sizes = bound(graph, sizes)
+    return optimize_graph(session, graph, sizes)
 
 
 def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | None = None) -> Program:
@@ -516,7 +541,7 @@ def _time_whole(
             prepared.graph.inputs, np.random.default_rng(session.options.seed), index_bounds(prepared.graph)
         )
         values = program.near([inputs[n] for n in program.input_names])
-        timed = partial(interleaved, seconds=2.0, clock=clock_of(program.device))
+        timed = partial(interleaved, seconds=2.0, settled=0.2, clock=clock_of(program.device))
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
         if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
             times = timed(calls)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, sqrt
 from statistics import median
 from typing import Any
 
@@ -34,11 +35,23 @@ def clock_of(device: str) -> Callable[[Run], float]:
     return wall_us if device == "cpu" else gpu_us
 
 
+SETTLED = 0.01
+"""Standard error of a median, as a share of it, from which on more rounds would tell nothing that a reader could use."""
+
+
+def is_settled(samples: Sequence[float]) -> bool:
+    """Whether the median of some times is known to about SETTLED, by their median absolute deviation."""
+    middle = median(samples)
+    spread = median([abs(s - middle) for s in samples])
+    return 1.2533 * 1.4826 * spread <= SETTLED * middle * sqrt(len(samples))
+
+
 def interleaved(
-    calls: Mapping[str, Run], *, seconds: float = 2.0, least: int = 5, most: int = 200,
+    calls: Mapping[str, Run], *, seconds: float = 2.0, settled: float = inf, least: int = 5, most: int = 200,
     clock: Callable[[Run], float] = wall_us,
 ) -> dict[str, float]:  # fmt: skip
-    """Median µs of each call. Rounds of one call each, in turn, after two warm-up rounds, for about `seconds`."""
+    """Median µs of each call. Rounds of one call each, in turn, after two warm-up rounds, for about `seconds`, or from
+    `settled` seconds on until all medians are."""
     samples: dict[str, list[float]] = {n: [] for n in calls}
     start = time.perf_counter()
     for turn in range(most + 2):
@@ -46,6 +59,9 @@ def interleaved(
             took = clock(call)
             if turn >= 2:
                 samples[name].append(took)
-        if turn >= least + 2 and time.perf_counter() - start > seconds:
+        took_all = time.perf_counter() - start
+        if turn < least + 2:
+            continue
+        if took_all > seconds or (took_all > settled and all(is_settled(s) for s in samples.values())):
             break
     return {n: median(s) for n, s in samples.items()}

@@ -1,0 +1,41 @@
+"""Whole programs are timed until their medians are known, not longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tensor_graphs import timing
+from tensor_graphs.timing import interleaved, is_settled
+
+
+def test_a_median_is_settled_by_its_spread_and_count() -> None:
+    assert is_settled([100.0] * 5) and is_settled([100.0, 101.0, 99.0, 100.5, 100.0] * 20)
+    wild = [100.0, 140.0, 70.0, 120.0, 85.0]
+    assert not is_settled(wild) and is_settled(wild * 3000)
+
+
+@pytest.mark.parametrize(
+    ("steps", "settled", "rounds"), [((1.0,), 0.2, 8), ((1.0, 1.6, 0.5), 0.2, 41), ((1.0,), float("inf"), 41)]
+)
+def test_rounds_end_once_all_is_known(
+    monkeypatch: pytest.MonkeyPatch, steps: tuple[float, ...], settled: float, rounds: int
+) -> None:
+    """Two calls of 25 ms each round: steady times need the least number of rounds, others those of the whole time."""
+    now = 0.0
+    calls = {"a": 0, "b": 0}
+
+    def clock(call: object) -> float:
+        nonlocal now
+        now += 0.025
+        call()  # type: ignore[operator]
+        return 1000.0 * steps[sum(calls.values()) % len(steps)]
+
+    def count(name: str) -> Iterator[None]:
+        calls[name] += 1
+        yield
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    found = interleaved({n: lambda n=n: next(count(n)) for n in calls}, seconds=2.0, settled=settled, clock=clock)  # type: ignore[misc]
+    assert calls == {"a": rounds, "b": rounds} and found["a"] in [1000.0 * s for s in steps]
