@@ -199,7 +199,7 @@ def _again(shape: Shape, tiles_m: int, tiles_n: int) -> float:
     return repeated / once - 1
 
 
-BANDWIDTH, CACHE = 4.0e6, 9.0e6  # bytes a µs of memory and of the L2 cache, for ranking only
+BANDWIDTH, CACHE = 4.0e6, 2.0e7  # bytes a µs of memory and of the L2 cache, for ranking only
 IN_FLIGHT = 40 << 10  # bytes that a multiprocessor must be waiting for to keep its share of the memory busy
 
 
@@ -217,7 +217,7 @@ def _streamed(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
         if not 512 <= tile <= 32768 or m * n * accumulators > TILE:
             continue
         tiles = -(-shape.n // n) * batch
-        for warps, stages in product((2, 4, 8), (2, 3, 4, 5) if shape.rows else (3,)):
+        for warps, stages in product((2, 4, 8), (2, 3, 4, 5, 6, 8) if shape.rows else (3,)):
             shared = stages * (m * k + tile) * width if shape.rows else 0
             if shared > SHARED or (not shape.rows and not 8 <= tile / (32 * warps) <= 128) or tile < 128 * warps:
                 continue
@@ -234,9 +234,10 @@ def _streamed(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
                 )
                 busy = -(-share // resident) * resident / share if share > resident else -(-share // 1) / share
                 reread = tiles * m * main.size * width
+                joining = 0.3 + 0.2 * split if shape.rows else 1.0 + 0.03 * split
                 rank = (
                     dense / BANDWIDTH * busy / min(1.0, waiting / IN_FLIGHT) ** 0.7 + reread / CACHE
-                    + (1.0 + 0.03 * split) * (split > 1) + 0.3 * (n * width < 64) + 0.1 * abs(warps - 4)
+                    + joining * (split > 1) + 0.3 * (n * width < 64) + 0.1 * abs(warps - 4)
                 )  # fmt: skip
                 schedule = {"m": m, "n": n, "warps": warps, "stages": stages, **_inner(shape, main, k)}
                 yield schedule | ({"split": split, "join": 1} if split > 1 else {}), rank
