@@ -63,6 +63,8 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     prepare(capability)
     _launched.clear()
     module = module_of(text)
+    if (kernels := getattr(module, "CudaKernel", None)) is not None:
+        return cuda_needs(kernels, capability)
 
     def bare(operand: Any) -> Any:
         shape, dtype = operand.type.shape, torch_dtype(operand.type.dtype)
@@ -85,6 +87,17 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     return {
         "kernels": len(_launched), "digest": digest.hexdigest(), "shared": shared, "registers": registers,
         "spills": spills, "fits": shared <= SHARED_BYTES.get(capability, 101_376),
+    }  # fmt: skip
+
+
+def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
+    """The same of the kernels of CUDA C++ that a module defines (cuda_helpers.py), compiled by NVRTC into cuda-core's cache."""
+    binary = kernels.compiled(f"sm_{capability}").code
+    registers, spills = resources(binary)
+    launched = [(k.name, k.grid, k.block, k.early) for k in kernels.known.values()]
+    return {
+        "kernels": len(launched), "digest": blake2b(binary + repr(launched).encode(), digest_size=16).hexdigest(),
+        "shared": 0, "registers": registers, "spills": spills, "fits": True,  # what a block has without asking
     }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class CudaKernel:
         from cuda.core import launch
 
         places = [x.data_ptr() for x in tensors]
-        aligned = min(16, *(x & -x or 16 for x in places))
+        aligned = min([16, *(x & -x for x in places if x)])
         key = tensors[0].device.index, aligned
         if key not in self.ready:
             self.ready[key] = self.made(*key)
@@ -66,11 +66,12 @@ class CudaKernel:
 
     @classmethod
     def compiled(cls, arch: str, aligned: int = 16) -> Any:
-        """All kernels for an architecture such as "sm_90"."""
+        """All kernels for an architecture such as "sm_90"; what was compiled before is in the user's cache."""
         from cuda.core import Program, ProgramOptions
+        from cuda.core.utils import FileStreamProgramCache
 
         options = ProgramOptions(std="c++17", arch=arch, define_macro=("BYTES", str(aligned)))
-        return Program(cls.source(), "c++", options).compile("cubin")
+        return Program(cls.source(), "c++", options).compile("cubin", cache=FileStreamProgramCache())
 
 
 #: name -> source text.

@@ -460,7 +460,7 @@ class _Emitter:
                 self.need(bodies[e])
                 acc = Local(names[e], self._kept_dims(e, bodies[e], dim), self.wide)
                 if (maximum := _rolled(e)) in scales:
-                    self._rescale(acc, scales[maximum])  # type: ignore[index]
+                    self._rescale(acc, scales[maximum])
                 self._accumulate(e, bodies[e], dim, acc)
         self._walk(dim, inner, outer)
         for e in ready:
@@ -597,9 +597,9 @@ class _Emitter:
         dims = self.dims(axes)
         if not set(self.spans(value)) <= set(dims):
             raise Unfusable("a result with more axes than its place")
-        width = lambda d: self.along[d].vector
-        lanes = next((d for d in dims if width(d) > 1 and self.groups[d] and not any(d in self.spans(g) for g in store.guards)
-                      and together(store.at, self.groups[d][-1], width(d), _itemsize(buffer.dtype))), "")  # fmt: skip
+        guarded = {d for g in store.guards for d in self.spans(g)}
+        lanes = next((d for d in dims if d not in guarded and self.groups[d] and together(
+            store.at, self.groups[d][-1], self.along[d].vector, _itemsize(buffer.dtype))), "")  # fmt: skip
         nest = Nest(self, dims, lanes, inner=lanes)
         ctype, target = CTYPES[buffer.dtype], self.param[store.buffer]
         place = nest.position(store.at, (), store.at.range[1], True)
@@ -615,7 +615,7 @@ class _Emitter:
         text = nest.scalar(value, nest.deepest, dtype=buffer.dtype)
         if lanes:
             name = self.fresh("y")
-            nest.before(f"Pack<{ctype}, {width(lanes)}> {name};")
+            nest.before(f"Pack<{ctype}, {self.along[lanes].vector}> {name};")
             nest.line(f"{name}.at[{lanes}_v] = {text};")
             nest.after(f"{condition}write({target} + {place}, {name});")
         else:

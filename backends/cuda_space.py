@@ -7,7 +7,7 @@ share one reduction, and the last of them joins; `early` lets a kernel be starte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -19,9 +19,11 @@ from .tiling import Shape, padded
 
 Schedule = dict[str, int]
 COUNT = 16  # schedules of a kernel and shape that are measured
+ALIKE = 2  # of them that differ in one thread's share alone
 PROCESSORS, RESIDENT = 132, 2048  # multiprocessors, and threads that one can have
 ROWS = 4  # most rows that are multiplied without a matrix unit
 REGISTERS = 96  # values of 4 bytes that a thread should not exceed
+SHARED = 11 << 10  # values that a block's threads exchange at once
 WHOLE = 64  # elements of a row that a thread holds at once
 BANDWIDTH = 4.3e6  # bytes a µs, for ranking only
 IN_FLIGHT = 40 << 10  # bytes that a multiprocessor must be waiting for to keep its share of the memory busy
@@ -113,9 +115,21 @@ def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool 
             continue
         key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1))
         found[key] = min(rank, found.get(key, rank))
-    ordered = [dict(key) for key in sorted(found, key=lambda k: (found[k], k))]
+    ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
     early = [s | {"early": 1} for s in ordered[: max(1, count // 8)]]
     return [*ordered[: count - len(early)], *early] if ordered else []
+
+
+def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
+    """Of schedules that differ in how much one thread holds along a reduction alone, the best few first."""
+    alike: dict[tuple[int, ...], int] = {}
+    first: list[Schedule] = []
+    later: list[Schedule] = []
+    for s in ordered:
+        key = tuple(s.get(k, 1) for k in ("tm", "tn", "un", "t0", "split"))
+        alike[key] = alike.get(key, 0) + 1
+        (first if alike[key] <= ALIKE else later).append(s)
+    return [*first, *later]
 
 
 Ranked = Iterator[tuple[Schedule, float]]
@@ -210,7 +224,7 @@ def _reduced(kernel: Kernel, shape: Shape) -> Ranked:
     for threads, depth in product((128, 256, 512), (1, 2, 4, 8)):
         for rows in _powers(1, min(threads, padded(-(-max(1, shape.m) // vm)))):
             t = threads // rows
-            if t > padded(-(-main.size // vk)) or vk * vm * depth > WHOLE or (along_rows and rows * vm < 16 < shape.m):
+            if t > padded(-(-main.size // vk)) or vk * vm * depth > WHOLE or (along_rows and rows * vm < 32 < shape.m):
                 continue
             tiles = -(-max(1, shape.m) // (rows * vm)) * batch
             for split in _splits(main.size, tiles, t * vk * depth):
@@ -253,11 +267,18 @@ def _contraction(kernel: Kernel, shape: Shape) -> Ranked:
                 ):
                     continue
                 registers = held * narrow // 4 + rows * vn * un * matrices + rows * vk * depth
-                if registers > REGISTERS or (not along_n and tk < 16):
+                lanes = min(tk, 32 if not along_n else max(1, 32 // tn))
+                exchanged = threads // lanes * rows * vn * un * matrices
+                if registers > REGISTERS or (not along_n and tk < 16) or exchanged > SHARED:
                     continue
                 tiles = -(-shape.n // (tn * vn * un)) * batch
                 resident = min(RESIDENT // threads, max(1, 60000 // (threads * (registers + 28))))
+                side_by_side = (
+                    min(8, depth) if along_n else vk
+                )  # rows of the matrix whose factors one thread reads at once
                 for split in _splits(main.size, tiles, tk * vk * depth):
+                    if split > 1 and 2 * exchanged > SHARED:
+                        continue
                     share = tiles * split / PROCESSORS
                     waves = -(-share // resident)
                     busy = -(-share // 1) / share if share <= resident else waves * resident / share
@@ -267,10 +288,10 @@ def _contraction(kernel: Kernel, shape: Shape) -> Ranked:
                         + (JOIN + 0.02 * split) * (split > 1) + 0.4 * (along_n and tn * vn * narrow < 64)
                         + 0.1 * (tk * tn > 256) + 0.1 * (tk > 32) + 0.3 * (threads == 1024)
                     )  # fmt: skip
-                    yield {
-                        "tn": tn, "vn": vn, "un": un, f"t{at}": tk, f"v{at}": vk, f"u{at}": depth, "um": rows,
-                        "split": split, **own,
-                    }, rank  # fmt: skip
+                    schedule = {"tn": tn, "vn": vn, "un": un, f"t{at}": tk, "um": rows, "split": split, **own}
+                    yield schedule | {f"v{at}": vk, f"u{at}": depth}, rank
+                    if side_by_side > vk:
+                        yield schedule | {f"v{at}": side_by_side, f"u{at}": depth // side_by_side}, rank - 0.2
 
 
 _KINDS: dict[str, Callable[[Kernel, Shape], Ranked]] = {

@@ -72,7 +72,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
     body = f"return {code}" if fresh else code
     lines = "\n".join(f"    {line}" if line.strip() else "" for line in body.splitlines())
     definitions.append(f"def run({', '.join((*names, *outputs.values(), 'scratch'))}):\n{lines}")
-    header = _TRITON if own or any("triton" in d for d in definitions) else _PLAIN
+    header = _TRITON if any("triton" in d for d in definitions) else _PLAIN
     scratch = int(template.scratch(call)) if template.scratch is not None else 0
     text = "\n\n\n".join((header.rstrip("\n"), *definitions)) + "\n"
     return KernelText(text, names, tuple(sorted(template.prep)), fresh, scratch, bool(own))

@@ -17,7 +17,10 @@ from .emit import HELPERS
 from .emit_cuda_helpers import HELPERS as CUDA_HELPERS
 
 #: name -> module of this folder whose `BACKEND` it is.
-BUILT_IN = {"numpy": "numpy", "torch": "torch", "torch_cuda": "torch_cuda", "triton": "triton", "c": "c", "null": "null"}
+BUILT_IN = {
+    "numpy": "numpy", "torch": "torch", "torch_cuda": "torch_cuda", "triton": "triton", "nvrtc": "cuda_cpp", "c": "c",
+    "null": "null",
+}  # fmt: skip
 GROUP = "tensor_graphs.backends"
 Keep = Callable[[Template], bool]
 
@@ -25,9 +28,10 @@ Keep = Callable[[Template], bool]
 CHOICES = {
     "auto": ("numpy", "torch", "c"), "numpy": ("numpy",), "torch": ("numpy", "torch"), "c": ("numpy", "c"),
     "null": ("null",),
-    "cuda": ("torch_cuda", "triton"), "triton": ("triton", "torch_cuda"), "triton-only": ("triton", "torch_cuda"),
+    "gpu": ("torch_cuda", "triton", "nvrtc"), "cuda": ("torch_cuda", "nvrtc"),
+    "triton": ("triton", "torch_cuda"), "triton-only": ("triton", "torch_cuda"),
 }  # fmt: skip
-HIDDEN = {"null", "torch_cuda"}  # parts of other choices, and what serves tests: not named to users
+HIDDEN = {"null", "torch_cuda", "nvrtc"}  # parts of other choices, and what serves tests: not named to users
 
 
 @cache
@@ -53,18 +57,19 @@ def backend(name: str) -> Backend:
 
 
 def select(choice: str | None = None) -> list[Backend]:
-    """The backends meant by "auto", "numpy", "torch", "cuda", "triton" or a third party's name (None: the setting
+    """The backends meant by "auto", "numpy", "torch", "gpu", "cuda", "triton" or a third party's name (None: the setting
     `backend`).
 
     "torch" means Torch's kernels beside NumPy's, which share the memory and are the reference for what Torch lacks; "c"
     generated C functions beside NumPy's.
-    "cuda" and "triton" both mean the libraries' kernels on a GPU and generated ones; "triton-only" draws on generated ones
-    alone, but for views and copies. "auto" is "cuda" where there is a GPU, else NumPy with all of Torch and C that can be used
-    here. DeviceUnavailableError if a backend that was asked for by name cannot be used here.
+    "gpu" means the libraries' kernels on a GPU and all generated ones; "cuda" those generated as CUDA C++, "triton" those
+    generated for Triton; "triton-only" draws on these alone, but for views and copies. "auto" is "gpu" where there is one,
+    else NumPy with all of Torch and C that can be used here. DeviceUnavailableError if a
+    backend that was asked for by name cannot be used here.
     """
     name = choice or settings.current().backend
     if name == "auto" and not backend("torch_cuda").unavailable():
-        name = "cuda"
+        name = "gpu"
     chosen = [backend(n) for n in CHOICES.get(name, ("numpy", name)) if n == name or n in backends()]
     usable: list[Backend] = [b for b in chosen if not b.unavailable()]
     if any(b.name == "torch" for b in usable):
@@ -72,10 +77,12 @@ def select(choice: str | None = None) -> list[Backend]:
     if name == "triton-only":
         usable = [_Restricted(b, _MOVES) if b.name == "torch_cuda" else b for b in usable]
     if name != "auto":
-        for b in chosen[:1] if name == "cuda" else chosen:  # generated kernels are welcome on a GPU, not demanded
+        for b in (
+            chosen[:1] if name in ("gpu", "cuda") else chosen
+        ):  # generated kernels are welcome on a GPU, not demanded
             if b.unavailable():
                 raise DeviceUnavailableError(
-                    f"the backend {b.name} cannot be used: {b.unavailable()}",
+                    f"the backend {name} cannot be used here: {b.unavailable()}",
                     hint='backend="auto" takes what works here',
                 )
     return usable
@@ -154,5 +161,6 @@ def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> It
         if name in needed:
             continue
         needed[name] = None
-        todo += sorted(set(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", known[name])) & set(known) - {name})
+        own = re.sub(r'r""".*?"""', "", known[name], flags=re.DOTALL)  # another language's text names none
+        todo += sorted(set(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", own)) & set(known) - {name})
     return (known[name] for name in sorted(needed))

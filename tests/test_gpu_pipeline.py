@@ -17,6 +17,7 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs import accept, diagnose, pipeline
 from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends import single
+from tensor_graphs.backends.cuda_cpp import Cuda
 from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.program import Program
 from tensor_graphs.backends.registry import backend, select
@@ -79,7 +80,7 @@ def check(program: Program, graph: Graph, params: dict[str, np.ndarray], dtype: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("choice", ["cuda", "triton-only"])
+@pytest.mark.parametrize("choice", ["gpu", "triton-only"])
 @pytest.mark.usefixtures("rehearsal")
 def test_a_plan_for_a_gpu_is_verified(dtype: str, choice: str) -> None:
     graph, params = block(dtype)
@@ -164,7 +165,7 @@ def test_models_run_as_they_are_written(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
-@pytest.mark.parametrize("choice", ["cuda", "triton", "triton-only"])
+@pytest.mark.parametrize("choice", ["gpu", "cuda", "triton", "triton-only"])
 def test_without_a_gpu_the_error_has_a_name(choice: str) -> None:
     with pytest.raises(DeviceUnavailableError, match="cannot be used"):
         tg.optimize(t.input("x", (4,)) + 1.0, backend=choice)
@@ -172,19 +173,21 @@ def test_without_a_gpu_the_error_has_a_name(choice: str) -> None:
 
 
 def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (TorchCudaBackend, Triton):
+    for kind in (TorchCudaBackend, Triton, Cuda):
         monkeypatch.setattr(kind, "unavailable", lambda self: "")
-    assert [b.name for b in select("auto")] == ["torch_cuda", "triton"]
+    assert [b.name for b in select("auto")] == [b.name for b in select("gpu")] == ["torch_cuda", "triton", "nvrtc"]
+    assert [b.name for b in select("cuda")] == ["torch_cuda", "nvrtc"]
     assert [b.name for b in select("triton")] == ["triton", "torch_cuda"]
     assert {x.family for b in select("triton-only") for x in b.templates} == {"view", "copy"}
-    monkeypatch.setattr(Triton, "unavailable", lambda self: "broken")
-    assert [b.name for b in select("cuda")] == ["torch_cuda"]
+    for kind in (Triton, Cuda):
+        monkeypatch.setattr(kind, "unavailable", lambda self: "broken")
+    assert [b.name for b in select("gpu")] == [b.name for b in select("cuda")] == ["torch_cuda"]
     with pytest.raises(DeviceUnavailableError, match="broken"):
         select("triton")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("choice", ["cuda", "triton"])
+@pytest.mark.parametrize("choice", ["gpu", "cuda", "triton"])
 @pytest.mark.parametrize("_", [pytest.param(0, marks=gpu, id="gpu")])
 def test_on_a_gpu(_: int, dtype: str, choice: str) -> None:
     graph, params = block(dtype)

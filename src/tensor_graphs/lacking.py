@@ -35,8 +35,8 @@ def write_lacking(
 
 def meant(name: str) -> Sequence[Backend]:
     """The backends meant by a name; those of a GPU elsewhere need not be usable here."""
-    if settings.current().gpu and name in ("auto", "cuda", "triton", "triton-only"):
-        return [backend(n) for n in CHOICES["cuda" if name == "auto" else name]]
+    if settings.current().gpu and name in ("auto", "gpu", "cuda", "triton", "triton-only"):
+        return [backend(n) for n in CHOICES["gpu" if name == "auto" else name]]
     return select(name)
 
 
