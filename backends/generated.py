@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -94,6 +94,19 @@ class Lowered:
     kernel: Kernel
     shape: Shape
     space: tuple[Schedule, ...]
+    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)  # by name
+    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)  # by parts
+
+    @cached_property
+    def cuts(self) -> bool:
+        """Whether the longest reduction can be cut into parts."""
+        return _can_split(self.kernel, self.shape)
+
+    def halves(self, parts: int) -> tuple[Kernel, Kernel]:
+        """The kernel with its longest reduction cut into parts: what makes their states, and what joins them."""
+        if parts not in self.cut:
+            self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
+        return self.cut[parts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +168,9 @@ def launches(template: Generated, call: Call) -> Sequence[Launch]:
     schedule = dict(call.schedule) or found.space[0]
     key = repr((template.identity, call.operands, *call.outputs, sorted(schedule.items())))
     name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
-    return template.emitter.launches(found, schedule, name)
+    if name not in found.made:  # source, code and scratch all ask
+        found.made[name] = template.emitter.launches(found, schedule, name)
+    return found.made[name]
 
 
 def split_axis(shape: Shape) -> Axis:
@@ -180,7 +195,7 @@ def _code(template: Generated, call: Call) -> str:
     assert found is not None
     parts = call.schedule.get("split", 1)
     if parts > 1:
-        first, _ = split(found.kernel, split_axis(found.shape), parts)
+        first, _ = found.halves(parts)
         for name, (start, size) in places(first.buffers)[0].items():
             names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
         names["counters"] = f"counters({names['out']}.device)"
@@ -192,12 +207,20 @@ def _scratch(template: Generated, call: Call) -> int:
     parts = call.schedule.get("split", 1)
     if found is None or parts == 1:
         return 0
-    return places(split(found.kernel, split_axis(found.shape), parts)[0].buffers)[1]
+    return places(found.halves(parts)[0].buffers)[1]
 
 
 def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
     found = template.lower(call)
     return found.space if found is not None else ()
+
+
+def _fits(made: Sequence[Generated], call: Call) -> bool:
+    """Whether a schedule is legal, where the emitter can tell: it has a method `fits(kernel, shape, schedule, splits)`."""
+    found, emitter = made[0].lower(call), made[0].emitter
+    return found is not None and bool(
+        emitter.fits(found.kernel, found.shape, call.schedule, found.cuts)  # type: ignore[attr-defined]
+    )
 
 
 def template_of(
@@ -219,6 +242,7 @@ def template_of(
         code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].work, scratch=lambda call: _scratch(made[0], call),
         source=lambda call: {x.name: x.source for x in launches(made[0], call)},
+        fits=partial(_fits, made) if hasattr(emitter, "fits") else None,
         space=lambda call: _space(made[0], call), version=emitter.version, root=first, others=tuple(others), emitter=emitter,
         setup=emitter.setup, prep={name: prepared(name) for name in transposed},
     )  # fmt: skip

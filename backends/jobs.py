@@ -18,6 +18,7 @@ from typing import Any
 from ..costdb import shards
 from ..costdb.device import gpu_facts, gpu_machine
 from ..costdb.schema import Row, checked, to_table
+from ..costdb.snapshot import LOADED, Snapshot
 from ..egraph import dtypes
 from ..egraph.graph import topological
 from ..egraph.ops import Type
@@ -26,7 +27,7 @@ from ..extract.kernel import Call, Candidate, Template, Vertex, parse_terms
 from .kernel_text import call_json, call_of_json
 from .keys import key_of
 from .measure import CpuMeasurer
-from .measure_gpu import SCHEDULES, GpuMeasurer, schedules_of
+from .measure_gpu import SCHEDULES, GpuMeasurer, search_of
 
 FORMAT = 1
 LARGEST_BYTES = 1 << 28  # of a file of jobs
@@ -180,6 +181,7 @@ class ShardSink:
 
     root: Path
     rows: list[Row] = field(default_factory=list)
+    snapshot: Snapshot = field(default_factory=Snapshot)  # what was known at the beginning: searches go on from there
     counts: dict[str, int] = field(default_factory=dict)
     last: float = field(default_factory=time.monotonic)
 
@@ -201,16 +203,17 @@ class ShardSink:
         self.rows.clear()
 
 
-def known(root: Path) -> set[str]:
-    """Digests of all keys with timings or failures in the good shards under a folder."""
-    found: set[str] = set()
+def known(root: Path) -> Snapshot:
+    """The timings and failures in the good shards under a folder."""
+    found = Snapshot()
     for shard in shards.find(root):
         try:
             table, _ = checked(shards.read(shard.path))
         except (shards.BadShard, OSError):
             continue
-        kinds, digests = table.column("kind").to_pylist(), table.column("digest").to_pylist()
-        found.update(d for k, d in zip(kinds, digests) if k in ("timing", "failure"))
+        for kind in ("timing", "failure"):
+            part = table.filter([k == kind for k in table.column("kind").to_pylist()])
+            found.extend(kind, {name: part.column(name).to_pylist() for name in LOADED[kind]})
     return found
 
 
@@ -237,8 +240,8 @@ def measure_jobs(
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:  # fmt: skip
     """Measure every job that the shards under `root` do not know yet, in order, for at most `seconds`."""
-    sink, until = ShardSink(Path(root)), time.monotonic() + seconds
-    found, old, bad = _wanted(jobs, known(sink.root), schedules)
+    sink, until = ShardSink(Path(root), snapshot=known(Path(root))), time.monotonic() + seconds
+    found, old, bad = _wanted(jobs, sink.snapshot, schedules)
     done = 0
 
     def taken(part: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -267,9 +270,9 @@ def measure_jobs(
 
 
 def _wanted(
-    jobs: Sequence[Job | str], have: set[str], most: int
+    jobs: Sequence[Job | str], have: Snapshot, most: int
 ) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
-    """Candidates without a place, one per call that is not known in all its schedules; how many were; what is no job."""
+    """Candidates without a place, one per call whose search has not ended; how many have; what is no job."""
     found: list[Candidate] = []
     old, bad = 0, dict[int, str]()
     for number, job in enumerate(jobs):
@@ -277,14 +280,22 @@ def _wanted(
             if isinstance(job, str):
                 raise UsageError(job)
             template, calls = kernel_of(job)
-            each = [s for c in calls for s in schedules_of(template, c, most)]
-            if {key_of(template, c).digest for c in each} <= have:
+            if all(_ended(template, c, have, most) for c in calls):
                 old += 1
             else:
                 found += [_unplaced(template, c) for c in calls]
         except TensorGraphsError as error:
             bad[number] = str(error)[:300]
     return found, old, bad
+
+
+def _ended(template: Template, call: Call, have: Snapshot, most: int) -> bool:
+    """Whether there is nothing left to measure of a call."""
+    search = search_of(template, call, most, have)
+    if search is not None:
+        return bool(search.known) and not search.more()
+    digest = key_of(template, call).digest
+    return have.has(digest) or have.has(digest, "failure")
 
 
 def _unplaced(template: Template, call: Call) -> Candidate:

@@ -188,7 +188,10 @@ class CpuMeasurer:
         self.worker = worker or Worker(timeout=timeout)
         self.threads = settings.current().threads or cores()
 
-    def measure(self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None) -> None:
+    def measure(
+        self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None,
+        worth: Callable[[Candidate], float] | None = None,
+    ) -> None:  # fmt: skip
         """Time each distinct call and store timing, accuracy and failures; returns when the rows are durable."""
         seen: set[str] = set()
         for done, candidate in enumerate(candidates):
@@ -201,6 +204,10 @@ class CpuMeasurer:
         flush = getattr(self.sink, "flush", None)
         if flush is not None and seen:
             flush()
+
+    def unfinished(self, candidate: Candidate) -> bool:
+        """Never: there is nothing to choose about a kernel here."""
+        return False
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement, not stored."""

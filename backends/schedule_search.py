@@ -24,7 +24,8 @@ ROUND = 4  # schedules proposed together after that
 CENTRES = 2  # measured schedules whose neighbours are tried
 NEAR = 1.15  # times the fastest one's time that the second centre may take
 SLACK = 0.6  # share above `worth` that is hoped for at first; less with every schedule measured
-FIXED = ("join", "precision")  # parameters that are no sizes
+FIXED = ("join", "precision")  # parameters that stay as they are
+SWITCHES = ("boxes",)  # parameters that are there or not
 
 
 def key_of_schedule(schedule: Schedule) -> Key:
@@ -33,16 +34,26 @@ def key_of_schedule(schedule: Schedule) -> Key:
 
 
 def moves(schedule: Schedule) -> Iterator[Schedule]:
-    """All schedules one step away, legal or not: each parameter doubled and halved, `stages` by one. Where nothing is split, two
-    parts are a step away; parts are joined by the last program."""
+    """All schedules one step away, legal or not: each parameter doubled and halved, `stages` by one, switches turned. Depths (k0, k1, …) that are
+    equal also move together, and the columns with them if they are equal too: kernels whose loops are shared need that. Where
+    nothing is split, two parts are a step away; parts are joined by the last program."""
     for name, value in schedule.items():
-        if name in FIXED:
+        if name in FIXED or name in SWITCHES:
             continue
         for other in (value + 1, value - 1) if name == "stages" else (2 * value, value // 2):
             if other == 1 and name == "split":
                 yield {k: v for k, v in schedule.items() if k not in ("split", "join")}
             elif other >= 1:
                 yield {**schedule, name: other}
+    deepest = max((v for k, v in schedule.items() if k[0] == "k"), default=1)
+    depths = [k for k, v in schedule.items() if k[0] == "k" and v == deepest]
+    for names in (depths, [*depths, "n"]) if depths else ():
+        if len(names) > 1 and all(schedule.get(k) == deepest for k in names):
+            yield {**schedule, **dict.fromkeys(names, 2 * deepest)}
+            if deepest > 1:
+                yield {**schedule, **dict.fromkeys(names, deepest // 2)}
+    for name in SWITCHES:
+        yield {k: v for k, v in schedule.items() if k != name} if name in schedule else {**schedule, name: 1}
     if "split" not in schedule:
         yield {**schedule, "split": 2, "join": 1}
 
@@ -141,6 +152,8 @@ class ScheduleSearch:
 def _step(before: Schedule, after: Schedule) -> tuple[str, int]:
     """Which parameter a move changes, and whether it grows."""
     for name in dict.fromkeys((*before, *after)):
-        if name not in FIXED and (was := before.get(name, 1)) != (now := after.get(name, 1)):
+        absent = 0 if name in SWITCHES else 1
+        was, now = before.get(name, absent), after.get(name, absent)
+        if name not in FIXED and was != now:
             return name, 1 if now > was else -1
     return "", 0

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..egraph.graph import Tensor
-from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, split_axis, template_of
+from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, template_of
 from .kir import Kernel
-from .kir_split import split
 from .tiling import Shape, shape_of
+from .triton_fits import fits
 from .triton_source import emit, emit_joined
 from .triton_space import schedules, tiling_of
 
@@ -33,12 +33,16 @@ class TritonEmitter:
         """See triton_space.py."""
         return schedules(kernel, shape, splits=splits)
 
+    def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
+        """See triton_fits.py."""
+        return fits(kernel, shape, schedule, splits)
+
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
         """See triton_source.py."""
         parts = schedule.get("split", 1)
         if parts == 1:
             return [emit(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
-        first, second = split(found.kernel, split_axis(found.shape), parts)
+        first, second = found.halves(parts)
         shape = shape_of(first)
         tiling = tiling_of(shape, schedule)
         if schedule.get("join"):

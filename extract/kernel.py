@@ -248,8 +248,15 @@ class Priced:
 class Measurer(Protocol):
     """Times candidates; what could not be timed is recorded as a failure and priced infinite."""
 
-    def measure(self, candidates: Iterable[Candidate]) -> None:
-        """Measure and store. Returns when rows are durable. The iterable may end early: when the time is up."""
+    def measure(
+        self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None
+    ) -> None:  # fmt: skip
+        """Measure and store. Returns when rows are durable. The iterable may end early: when the time is up. `worth` gives the
+        µs from which on more measuring of a candidate is of no use, less and less while others are measured."""
+        ...
+
+    def unfinished(self, candidate: Candidate) -> bool:
+        """Whether a measured candidate has schedules that are still worth measuring."""
         ...
 
 

@@ -22,9 +22,9 @@ from .problem import Extraction
 from .rows import Rows
 from .solve import solve
 from .warm import warm_solve
+from .worth import Token, Worth, token
 
 CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
-Token = tuple[int, int]  # a template and a call, by identity: candidates share equal calls
 VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
 RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
 
@@ -117,6 +117,10 @@ def search(
         with clock.running("solve"):
             chosen, found = _solve(hypergraph, optimistic, solve_seconds, deterministic, budgets, chosen)
         lacking = _lacking(hypergraph, chosen, prices, open_)
+        if measurer is not None:
+            lacking += _unfinished(
+                hypergraph, chosen, measurer, done | {token(hypergraph.candidates[i]) for i in lacking}
+            )
         if measurer is None or not lacking:
             break
         if ended():
@@ -126,7 +130,8 @@ def search(
             progress(f"round {rounds}: {sum(optimistic[i] for i in chosen):.1f} µs, measuring {len(lacking)} kernels")
         before = len(done)
         with clock.running("measure"):
-            measurer.measure(_until(ended, (hypergraph.candidates[i] for i in lacking), done))
+            worth = Worth(hypergraph, pricer, prices, ended)
+            measurer.measure(_until(ended, (hypergraph.candidates[i] for i in lacking), done, worth), worth=worth)
         measured += len(done) - before
     if measurer is not None and any(prices[i].source != "measured" for i in chosen):
         with clock.running("solve"):  # believe predictions now, not their optimistic ends
@@ -137,24 +142,31 @@ def search(
     return Choice(hypergraph, chosen, prices, found, rounds, measured, optimism, stopped, clock.seconds, tuple(budgets))
 
 
-def _until(ended: Callable[[], bool], wanted: Iterable[Candidate], done: set[Token]) -> Iterator[Candidate]:
+def _until(
+    ended: Callable[[], bool], wanted: Iterable[Candidate], done: set[Token], worth: Worth
+) -> Iterator[Candidate]:  # fmt: skip
     """Candidates one by one, noted as done, until the time is up."""
     for candidate in wanted:
         if ended():
             return
-        done.add(_token(candidate))
+        done.add(token(candidate))
+        worth.taken(candidate)
         yield candidate
 
 
-def _token(candidate: Candidate) -> Token:
-    return id(candidate.template), id(candidate.call)
+def _unfinished(
+    hypergraph: Hypergraph, chosen: Iterable[int], measurer: Measurer, done: set[Token]
+) -> list[int]:  # fmt: skip
+    """Chosen candidates that were measured, but not to the end: a search was cut, or found them hopeless beside others."""
+    unique = {token(hypergraph.candidates[i]): i for i in chosen}
+    return [i for known, i in unique.items() if known not in done and measurer.unfinished(hypergraph.candidates[i])]
 
 
 def _is_open(candidate: Candidate, price: Priced, done: set[Token]) -> bool:
     """Whether measuring could still show the candidate to be cheaper: it was never measured, or so unevenly (on a busy
     machine, say) that once more is worth it before it wins or loses by that number."""
     uncertain = price.source != "measured" or price.low < CERTAIN * price.us
-    return uncertain and not math.isinf(price.us) and not candidate.is_view and _token(candidate) not in done
+    return uncertain and not math.isinf(price.us) and not candidate.is_view and token(candidate) not in done
 
 
 def _lacking(
@@ -174,7 +186,7 @@ def _lacking(
                 wanted += sorted(makers[v], key=lambda j: prices[j].low)[:RIVALS]
     unique: dict[Token, int] = {}
     for i in wanted:
-        unique.setdefault(_token(hypergraph.candidates[i]), i)
+        unique.setdefault(token(hypergraph.candidates[i]), i)
     return list(unique.values())
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from .backends.keys import key_of
 from .backends.measure_gpu import SCHEDULES
+from .backends.schedule_search import key_of_schedule
+from .costdb import tuned
 from .costdb.key import Work
 from .costdb.predict import Price, Query
 from .costdb.store import Store
@@ -38,15 +40,24 @@ class CostPricer:
         self._variants: dict[tuple[int, int], tuple[list[Variant], bool, Candidate]] = {}
 
     def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[Variant]:
-        """The candidate's schedules (one without tiles where it has none), or only the best guess; made once per call:
-        candidates share equal calls."""
+        """The candidate's schedules (one without tiles where it has none): the ranked ones, or only the best of them; and with
+        `every` those that the store knows. Made once per call: candidates share equal calls."""
         place = (id(candidate.template), id(candidate.call))
         made, complete, _ = self._variants.get(place, ([], False, candidate))
         if not made or (every and not complete):
             made = _variants(candidate, every)
             complete = every or candidate.template.space is None
             self._variants[place] = made, complete, candidate  # held: ids stay unique
-        return made
+        if not every or made[0].schedule == ():
+            return made
+        return [*made, *self._moved(made)]
+
+    def _moved(self, made: Sequence[Variant]) -> list[Variant]:
+        """Schedules beyond the ranked ones that a kernel was timed in."""
+        ranked, query, snapshot = {v.schedule for v in made}, made[0].query, self.store.snapshot
+        others = (s for s in tuned.tried(snapshot, query.key) if key_of_schedule(s) not in ranked)
+        keys = ((key_of_schedule(s), query.key.with_schedule(s)) for s in others)
+        return [Variant(s, Query(key, query.work)) for s, key in keys if snapshot.has(key.digest)]
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:
         """One price per candidate; what failed before is infinitely dear."""
@@ -88,7 +99,7 @@ def _variants(candidate: Candidate, every: bool) -> list[Variant]:
 
 
 def _cheapest(variants: Sequence[Variant], prices: Mapping[str, Price], failed: set[str]) -> Priced:
-    """The cheapest measured schedule, else the first that did not fail; infinite if all failed."""
+    """The cheapest measured schedule, else the first that did not fail; infinite if all ranked ones failed."""
     known = [(v, prices[v.query.key.digest]) for v in variants]
     measured = [(v, p) for v, p in known if p.source == "measured"]
     hopeful = [(v, p) for v, p in known if v.query.key.digest not in failed]

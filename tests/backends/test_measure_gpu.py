@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -244,6 +248,37 @@ def test_kernels_compile_without_a_gpu_and_twins_are_found(pool: CompilePool) ->
     assert pool.submit(broken, CALL).result()["status"] == "compile-error"
     dead = kernel_text(template(lambda call: f"import os; os._exit(5); {launch(call)}"), CALL)
     assert pool.submit(dead, CALL).result()["status"] == "crash"
+
+
+def test_a_binary_says_what_it_uses_as_cuobjdump_does(pool: CompilePool, tmp_path: Path) -> None:
+    from tensor_graphs.backends.cubin import resources
+
+    text = kernel_text(template(), schedules_of(template(), CALL)[1])
+    assert pool.submit(text, CALL).result()["registers"] > 0
+    binaries = [p.read_bytes() for p in Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")]
+    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        pytest.skip("there is no cuobjdump here")
+    for binary in binaries:
+        path = tmp_path / "kernel.cubin"
+        path.write_bytes(binary)
+        shown = subprocess.run([tool, "--dump-resource-usage", path], capture_output=True, text=True, check=True).stdout
+        used = [tuple(map(int, pair)) for pair in re.findall(r"REG:(\d+) STACK:(\d+)", shown)]
+        assert resources(binary) == (max(r for r, _ in used), max(s for _, s in used))
+    for broken in (b"", b"\x7fELF\x02", binaries[0][:200]):
+        with pytest.raises(ValueError, match=r"ELF|compiled"):
+            resources(broken)
+
+
+def test_a_compiler_that_hangs_costs_its_text(pool: CompilePool) -> None:
+    slow = kernel_text(template(lambda call: f"import time; time.sleep(99); {launch(call)}"), CALL)
+    pool.timeout, before = 2.0, pool.timeout
+    try:
+        hangs = pool.submit(slow, CALL)
+    finally:
+        pool.timeout = before
+    good = pool.submit(kernel_text(template(), CALL), CALL)
+    assert hangs.result()["status"] == "timeout" and good.result()["ok"]
 
 
 class Told:

@@ -69,7 +69,10 @@ class Prices:
             )
         return rows
 
-    def measure(self, found: Iterable[Candidate]) -> None:
+    def unfinished(self, candidate: Candidate) -> bool:
+        return False
+
+    def measure(self, found: Iterable[Candidate], **_: Any) -> None:
         found = list(found)
         self.asked.append([c.template.name for c in found])
         self.known |= {call_key(c) for c in found}
@@ -123,7 +126,7 @@ def test_a_stop_ends_the_search() -> None:
 
 def test_a_kernel_that_cannot_be_measured_is_not_asked_for_again() -> None:
     class Deaf(Prices):
-        def measure(self, found: Iterable[Candidate]) -> None:
+        def measure(self, found: Iterable[Candidate], **_: Any) -> None:
             self.asked.append([c.template.name for c in found])
 
     prices = Deaf({"exp0": 1.0, "exp1": 2.0})

@@ -1,0 +1,169 @@
+"""Schedule search on made-up times: it finds what the ranking misses, never asks twice, goes on where it was cut."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends.measure_gpu import Measured, Try, rows_of, search_of
+from tensor_graphs.backends.schedule_search import COUNT, SEEDS, Schedule, ScheduleSearch, key_of_schedule, moves
+from tensor_graphs.backends.triton import generated
+from tensor_graphs.costdb.store import Store
+from tensor_graphs.egraph import composite
+from tensor_graphs.egraph.graph import Tensor
+from tensor_graphs.extract.kernel import Call, Candidate, Operand, Vertex, contiguous
+from tensor_graphs.prices import CostPricer
+
+NAMES = ("m", "n", "k0", "warps")
+
+
+def fits(schedule: Schedule) -> bool:
+    return (
+        set(schedule) == set(NAMES)
+        and all(v & (v - 1) == 0 and 1 <= v <= 256 for v in schedule.values())
+        and schedule["warps"] <= 16
+        and 256 <= schedule["m"] * schedule["n"] <= 1 << 14
+    )
+
+
+def distance(best: Schedule, schedule: Schedule) -> float:
+    """A valley around one schedule, that parameters approach independently."""
+    return 10.0 + sum(abs(math.log2(best[n] / schedule[n])) * (i + 1) for i, n in enumerate(NAMES))
+
+
+RANKED = [{"m": 16 << i % 3, "n": 32 << i % 4, "k0": 16 << i % 2, "warps": 4 << i % 2} for i in range(12)]
+
+
+def run(search: ScheduleSearch, cost: object, worth: float = math.inf, cut: int = 10**9) -> list[Schedule]:
+    """The schedules measured, in order, until the search ends or `cut` of them."""
+    asked: list[Schedule] = []
+    while (wanted := search.more(worth)) and len(asked) < cut:
+        for schedule in wanted:
+            asked.append(schedule)
+            search.told(schedule, cost(schedule))  # type: ignore[operator]
+    return asked
+
+
+@given(best=st.fixed_dictionaries({"m": st.sampled_from([16, 64]), "n": st.sampled_from([64, 128, 256]),
+                                   "k0": st.sampled_from([32, 64, 128]), "warps": st.sampled_from([2, 4, 8])}))  # fmt: skip
+def test_moves_find_what_the_ranking_misses(best: Schedule) -> None:
+    cost = lambda s: distance(best, s)
+    asked = run(ScheduleSearch(RANKED, fits), cost)
+    assert len(asked) == len({key_of_schedule(s) for s in asked}) <= COUNT
+    assert all(map(fits, asked))
+    found, ranked = min(map(cost, asked)), min(map(cost, RANKED))
+    assert found <= ranked
+    if ranked > 14:
+        assert found < ranked - 1
+
+
+@given(st.data())
+def test_a_search_that_was_cut_goes_on_as_if_it_had_not_been(data: st.DataObject) -> None:
+    """What is proposed follows from what is known: the same results, however they came, give the same proposals."""
+    cost = lambda s: math.inf if hash(key_of_schedule(s)) % 5 == 0 else distance(RANKED[3], s)
+    whole = run(ScheduleSearch(RANKED, fits), cost)
+    cut = data.draw(st.integers(0, len(whole)))
+    first = ScheduleSearch(RANKED, fits)
+    before = run(first, cost, cut=cut)
+    after = run(ScheduleSearch(RANKED, fits, known=dict(first.known)), cost)
+    assert before + after == whole
+    ended = ScheduleSearch(RANKED, fits, known={**first.known, **{key_of_schedule(s): cost(s) for s in after}})
+    assert ended.more() == []
+
+
+def test_a_hopeless_kernel_is_left_after_the_guesses() -> None:
+    assert len(run(ScheduleSearch(RANKED, fits), lambda s: 100.0, worth=10.0)) == SEEDS
+    assert len(run(ScheduleSearch(RANKED, fits), lambda s: 9.0, worth=10.0)) == COUNT
+    assert run(ScheduleSearch(RANKED, fits), lambda s: 9.0, worth=0.0) == []
+
+
+def test_where_all_guesses_fail_the_others_are_tried() -> None:
+    good = key_of_schedule(RANKED[-1])
+    asked = run(ScheduleSearch(RANKED, fits), lambda s: 5.0 if key_of_schedule(s) == good else math.inf)
+    assert RANKED[-1] in asked and len(asked) <= 2 * COUNT
+    assert run(ScheduleSearch(RANKED), lambda s: math.inf) == RANKED
+
+
+def test_what_was_best_nearby_is_a_guess() -> None:
+    near = {"m": 16, "n": 256, "k0": 64, "warps": 2}
+    assert near in ScheduleSearch(RANKED, fits, near=[near]).more()
+
+
+def test_moves_change_one_thing_and_can_be_undone() -> None:
+    start = {"m": 16, "n": 32, "k0": 32, "k1": 32, "k2": 8, "stages": 3, "warps": 4}
+    steps = list(moves(start))
+    assert {**start, "split": 2, "join": 1} in steps and {**start, "k0": 64, "k1": 64} in steps
+    assert {**start, "stages": 4} in steps and {**start, "m": 8} in steps
+    assert all(key_of_schedule(start) in map(key_of_schedule, moves(s)) for s in steps)
+
+
+# ---------------------------------------------------------------- Triton's space
+def operand(tensor: Tensor) -> Operand:
+    return Operand(tensor.type, contiguous(tensor.shape))  # type: ignore[arg-type]
+
+
+def terms() -> dict[str, Tensor]:
+    def x(*shape: int) -> Tensor:
+        return t.input(f"x{prod(shape)}", shape, "bfloat16")
+
+    q, k = t.input("q", (1, 8, 1, 64), "bfloat16"), t.input("k", (1, 8, 512, 64), "bfloat16")
+    return {
+        "pointwise": t.exp(x(300, 70)) + 1.0,
+        "rows": composite.softmax(x(300, 1000), axis=1),
+        "few rows": t.matmul(x(4, 512), x(512, 768)),
+        "a vector": t.matmul(x(1, 512), x(512, 768)),
+        "many rows": composite.silu(t.matmul(x(640, 512), x(512, 768))),
+        "attention": composite.attention(q, k, k, scale=0.125, causal=False),
+    }
+
+
+@pytest.mark.parametrize("kind", terms())
+def test_what_is_ranked_fits_and_so_do_moves_that_can_be_written(kind: str) -> None:
+    root = terms()[kind]
+    template = generated(root)
+    call = Call({str(n): operand(leaf) for n, leaf in leaves(root).items()}, operand(root), {})
+    assert template.space is not None and template.fits is not None
+    ranked = [dict(s) for s in template.space(call)]
+    fitting = lambda s: template.fits(replace(call, schedule=s))  # type: ignore[misc]
+    assert ranked and all(map(fitting, ranked))
+    legal = [s for s in moves(ranked[0]) if fitting(s)]
+    assert legal and all(template.source(replace(call, schedule=s)) for s in legal)  # type: ignore[misc]
+    for wrong in ({"m": 3}, {"warps": 64}, {"n": 1 << 20}, {"stages": 0}, {"what": 2}):
+        assert not fitting({**ranked[0], **wrong})
+
+
+def leaves(root: Tensor) -> dict[str, Tensor]:
+    from tensor_graphs.egraph.graph import topological
+
+    return {n.attr("name"): n for n in topological([root]) if n.op == "input"}
+
+
+def test_a_store_knows_schedules_of_this_shape_and_the_best_of_others(tmp_path: object) -> None:
+    store = Store(tmp_path)  # type: ignore[arg-type]
+
+    def at(rows: int) -> tuple[object, Call]:
+        root = composite.softmax(t.input("x", (rows, 1000)), axis=1)
+        return generated(root), Call({"x": operand(leaves(root)["x"])}, operand(root), {})
+
+    template, call = at(256)
+    search = search_of(template, call, COUNT, store.snapshot)  # type: ignore[arg-type]
+    assert search is not None and not search.near
+    moved = next(s for s in moves(search.ranked[0]) if search.fits and search.fits(s) and s not in search.ranked)
+    tries = [Try(replace(call, schedule=s), cold=[us] * 3) for s, us in ((search.ranked[0], 5.0), (moved, 2.0))]
+    store.add(rows_of(Measured(template, call, tries)))  # type: ignore[arg-type]
+    again = search_of(template, call, COUNT, store.snapshot)  # type: ignore[arg-type]
+    assert again is not None and again.known == {key_of_schedule(search.ranked[0]): 5.0, key_of_schedule(moved): 2.0}
+    assert not again.near and again.more()
+    place = Candidate(template, Vertex(0, call.output.strides), (), call)  # type: ignore[arg-type]
+    price = CostPricer(store).price([place])[0]
+    assert (price.us, price.source, price.schedule) == (2.0, "measured", key_of_schedule(moved))
+    other, larger = at(512)
+    elsewhere = search_of(other, larger, COUNT, store.snapshot)  # type: ignore[arg-type]
+    assert elsewhere is not None and not elsewhere.known
+    assert elsewhere.near == [moved]
