@@ -26,7 +26,7 @@ from .generated import Generated, Generator, Launch, Lowered, Schedule, template
 from .kir import Expr, Kernel
 from .tiling import Shape
 
-ROWS = 2  # rows of a product up to which each element of the matrix is used so rarely that memory is what it costs
+ROWS = 1  # rows of a product up to which each element of the matrix is used so rarely that memory is what it costs
 
 
 @dataclass(frozen=True)

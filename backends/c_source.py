@@ -23,7 +23,7 @@ from math import prod
 
 from .c_expr import CALLS, Spelling, position
 from .index import Axis, Index, index
-from .kir import NEUTRAL, Expr, Kernel, Unfusable, below_maximum, walk
+from .kir import NEUTRAL, Builder, Expr, Kernel, Unfusable, below_maximum, walk
 from .tiling import shape_of
 
 SINGLE = Spelling({
@@ -52,7 +52,7 @@ WEIGHTS = {
     "const": 0.0,
     "index": 0.0,
 }
-BLOCK = 512  # accumulators in a line
+BLOCK, LEAST = 2048, 256  # accumulators in a line, at most; at least, where threads share the lines
 TILE = 16  # edge of the tiles of a transposing copy
 ROW = 16384  # longest row that is kept
 PARALLEL = 120_000.0  # work (in additions) from which on a kernel is worth several threads
@@ -163,19 +163,7 @@ class _Writer:
 
     def _alike(self, e: Expr) -> Expr:
         """The expression over the innermost axis, where its own free axis runs over the same elements."""
-        change = {r: index(a) for r, a in self._joined.items() if r in e.axes}
-        if not change:
-            return e
-        if e not in self.same:
-            b, args = self.kernel.builder, [self._alike(a) for a in e.args]
-            if e.op == "load":
-                operand, at, steps, dtype = e.value
-                self.same[e] = b.make("load", args, (operand, at.replaced(change), steps, dtype), e.kind)
-            else:
-                self.same[e] = (
-                    b.index(e.value.replaced(change)) if e.op == "index" else b.make(e.op, args, e.value, e.kind)
-                )
-        return self.same[e]
+        return _moved(self.kernel.builder, e, {r: index(a) for r, a in self._joined.items()}, self.same)
 
     def _kept(self) -> dict[Expr, Axis]:
         """Costly values along a row that several loops over it compute, each with the axis of the row. Keys are `_alike`."""
@@ -242,9 +230,9 @@ class _Writer:
         self._shared(made, axis.size)
         return made
 
-    def _shared(self, scope: Scope, count: int) -> None:
+    def _shared(self, scope: Scope, count: int, few: int = 8) -> None:
         """Let threads share a loop: the outermost one with enough to share."""
-        if self.parallel and count >= 8:
+        if self.parallel and count >= few:
             scope.head.insert(0, "#pragma omp parallel for schedule(static)")
             self.parallel = False
 
@@ -252,11 +240,11 @@ class _Writer:
         """The innermost axis in blocks."""
         axis = self.inner
         assert axis is not None
-        size = min(BLOCK, max(32, -(-axis.size // 16))) if self.parallel else BLOCK
+        size = min(BLOCK, max(LEAST, -(-axis.size // 8))) if self.parallel else BLOCK
         made = scope.opened(None, f"for (long first = 0; first < {axis.size}; first += {size})")
         self.block = min(size, axis.size)
         made.items.append(f"const long past = first + {size} < {axis.size} ? first + {size} : {axis.size};")
-        self._shared(made, -(-axis.size // size))
+        self._shared(made, -(-axis.size // size), 2)
         return made
 
     def _line(self, scope: Scope) -> Scope:
@@ -453,6 +441,15 @@ class _Writer:
             place.items.append(f"if ({watch}) {name} = NAN;")
         return name
 
+    def _unrolled(self, axis: Axis, body: Expr) -> tuple[Axis, list[Expr]]:
+        """Several steps of a loop at once, so that accumulators are read and written less often."""
+        steps = next((n for n in (8, 5, 4, 3, 2) if axis.size % n == 0), 1)
+        if steps == 1:
+            return axis, [body]
+        outer = Axis(f"{axis.name}q", axis.size // steps)
+        places = [{axis: index(outer) * steps + k} for k in range(steps)]
+        return outer, [_moved(self.kernel.builder, body, place, {}) for place in places]
+
     def _accumulated(self, e: Expr, scope: Scope) -> None:
         """A reduction across memory: for each element of its axis one pass over a line of accumulators."""
         if not e.axes - {self.inner} <= scope.bound:
@@ -464,21 +461,44 @@ class _Writer:
         start.items.append(f"{name}[{self.inner} - first] = {self._neutral(e)};")
         self._vector(start)
         start.close()
+        axis, bodies = self._unrolled(axis, body)
         loop = scope.opened(axis, f"for (long {axis} = 0; {axis} < {axis.size}; {axis}++)")
         line = self._line(loop)
-        sum_ = f"{name}[{self.inner} - first]"
-        operands = _product(body) if monoid == "sum" and not self.wide else None
-        if operands is not None:
-            x, y = (self.value(o, line) for o in operands)
-            line.items.append(f"{sum_} = FMA({x}, {y}, {sum_});")
-        else:
-            x = self.value(body, line)
-            x = x if x.isidentifier() else self._named(line, e.kind, x)
-            line.items += _step(monoid, sum_, x, "" if e.kind != "float" or monoid in ("sum", "prod") else "here")
+        place = total = f"{name}[{self.inner} - first]"
+        if len(bodies) > 1:  # in a register meanwhile
+            total = self._fresh("v")
+            line.items.append(f"{self._type(e.kind)} {total} = {place};")
+        for part in bodies:
+            operands = _product(part) if monoid == "sum" and not self.wide else None
+            if operands is not None:
+                x, y = (self.value(o, line) for o in operands)
+                line.items.append(f"{total} = FMA({x}, {y}, {total});")
+            else:
+                x = self.value(part, line)
+                x = x if x.isidentifier() else self._named(line, e.kind, x)
+                line.items += _step(monoid, total, x, "" if e.kind != "float" or monoid in ("sum", "prod") else "here")
+        if len(bodies) > 1:
+            line.items.append(f"{place} = {total};")
         self._vector(line)
         line.close()
         loop.close()
         self.lines[e] = name
+
+
+def _moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:
+    """The expression with indices in place of its free axes. A reduction within keeps its own axis, even one of those."""
+    if e.axes.isdisjoint(change):
+        return e
+    if e not in done:
+        own = {a: i for a, i in change.items() if e.op != "reduce" or a != e.axis}
+        inner = done if len(own) == len(change) else {}
+        args = [_moved(b, a, own, inner) for a in e.args]
+        if e.op == "load":
+            operand, at, steps, dtype = e.value
+            done[e] = b.make("load", args, (operand, at.replaced(change), steps, dtype), e.kind)
+        else:
+            done[e] = b.index(e.value.replaced(change)) if e.op == "index" else b.make(e.op, args, e.value, e.kind)
+    return done[e]
 
 
 def _step(monoid: str, total: str, x: str, watch: str) -> list[str]:
