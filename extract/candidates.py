@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..egraph.dims import concrete
 from ..egraph.match import Matcher
 from ..egraph.ops import Type
-from ..egraph.pattern import Var
+from ..egraph.pattern import Term, Var, attr_variables, variables
 from ..egraph.view import EGraphView
 from .collection import no_collection
 from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
@@ -195,8 +195,7 @@ class _Builder:
         own, kernels over those: until nothing is new."""
         matches = [m for t in self.kernels for m in self._matches(t)]
         for generated in self.generators:
-            for template, made, operands in generated(self.view, frozenset(self.given), self.types):
-                first, *more = (made,) if isinstance(made, int) else made
+            for template, (first, *more), operands in generated(self.view, frozenset(self.given), self.types):
                 matches.append(_Match(template, first, operands, (), tuple(more)))
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
@@ -237,10 +236,19 @@ class _Builder:
         self._kinds.pop(made.cls, None)
 
     def _matches(self, template: Template) -> Iterator[_Match]:
+        """Where a template fits; of one with several outputs, each is found over what the first one binds."""
+        beside = [self._found(term) for term in template.terms[1:]]
         for cls, binding in self.matcher.find(template.term, template.guards):
-            if cls not in self.given:
+            more = [known.get(tuple([binding.get(n) for n in names])) for names, known in beside]
+            if not any(c is None or c in self.given for c in (cls, *more)):
                 operands = tuple([binding[o] for o in template.operands])
-                yield _Match(template, cls, operands, tuple([(k[1:], v) for k, v in binding.items() if k[0] == "@"]))
+                attrs = tuple([(k[1:], v) for k, v in binding.items() if k[0] == "@"])
+                yield _Match(template, cls, operands, attrs, tuple([c for c in more if c is not None]))
+
+    def _found(self, term: Term) -> tuple[tuple[str, ...], dict[tuple[Any, ...], int]]:
+        """The names that a term binds, and the class that it has for each binding."""
+        names = (*variables(term), *(f"@{name}" for name in attr_variables(term)))
+        return names, {tuple([b[n] for n in names]): cls for cls, b in self.matcher.find(term, ())}
 
     def operand(self, vertex: Vertex) -> Operand:
         """The vertex as an operand; cached."""

@@ -119,31 +119,43 @@ class Together:
             read = [c for _, c in r.leaves if not self.view.weight[c]]
             largest = max((self._bytes(c) for c in read), default=0)
             if r.cls in self.uses and self._asked_for(r.cls) and largest and r.term.entry.kind != "view":
-                key = r.reach, self._shape(r.cls), frozenset(c for c in read if self._bytes(c) == largest)
-                known = alike.setdefault(key, {})
-                if r.cls not in known or len(r.leaves) < len(known[r.cls].leaves):
-                    known[r.cls] = r
+                product = r.reach not in (REACHES[0].name, REACHES[1].name)
+                for c in read:
+                    if self._bytes(c) == largest:
+                        known = alike.setdefault((product, self._shape(r.cls), c), {})
+                        if r.cls not in known or len(r.leaves) < len(known[r.cls].leaves):
+                            known[r.cls] = r
+        seen = set()
         for known in alike.values():
             members = [known[c] for c in sorted(known)]
             for i in range(0, len(members) - 1, MOST):
-                group = self._joined(members[i : i + MOST])
-                if group is not None:
-                    yield group
+                joined = members[i : i + MOST]
+                if (key := frozenset(map(id, joined))) not in seen:
+                    seen.add(key)
+                    yield from self._joined(joined)
 
-    def _joined(self, members: Sequence[Region]) -> Group | None:
-        """The members as one group, those left out that another one reads or computes on its way."""
+    def _joined(self, members: Sequence[Region]) -> Iterator[Group]:
+        """The members as one group, those left out that another one reads or computes on its way; and with a value that
+        they compute on their way."""
         used = {c for r in members for _, c in (*r.leaves, *r.inner)}
         apart = [r for r in members if r.cls not in used]
         classes = list(dict.fromkeys(c for r in apart for _, c in r.leaves))
         if len(apart) < 2 or len(classes) > MAX_LEAVES:
-            return None
+            return
         types = self.view.types
         named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
-        terms = []
-        for r in apart:
+
+        def over(r: Region, term: Tensor) -> Tensor:
             change = {leaf: named[c] for leaf, c in r.leaves}
-            terms += rebuild([r.term], lambda t, args, change=change: change.get(t))  # type: ignore[misc]
-        return Group(tuple(r.cls for r in apart), tuple(terms), _ordered(terms, named), apart[0].reach)
+            return rebuild([term], lambda t, args: change.get(t))[0]
+
+        terms = [over(r, r.term) for r in apart]
+        group = tuple(r.cls for r in apart)
+        yield Group(group, tuple(terms), _ordered(terms, named), apart[0].reach)
+        sides = {c: over(r, t) for r in apart for t, c in self._sides(r)} if len(apart) < MOST else {}
+        for side in sorted(sides, key=lambda c: -self._smallest[c])[:1]:
+            more = [*terms, sides[side]]
+            yield Group((*group, side), tuple(more), _ordered(more, named), apart[0].reach)
 
     # ------------------------------------------------------------ slices of one value
     def _slices(self) -> Iterator[Group]:

@@ -1,0 +1,357 @@
+"""Kernels with several outputs: the IR's specification and Triton's interpreter against float64 for every output, the
+emitted text, measuring, jobs, and programs that run them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import kir, kir_numpy
+from tensor_graphs.backends.jobs import job_of, kernel_of
+from tensor_graphs.backends.kernel_text import call_json, call_of_json
+from tensor_graphs.backends.keys import key_of
+from tensor_graphs.backends.kir_split import split
+from tensor_graphs.backends.program import Program, load_program
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.tiling import shape_of
+from tensor_graphs.backends.triton import Generated, generated, launches
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.egraph.view import view_of
+from tensor_graphs.errors import UsageError
+from tensor_graphs.extract.candidates import candidates
+from tensor_graphs.extract.kernel import Call, Operand, Plan, Priced, contiguous
+from tensor_graphs.extract.plan import plan_of
+from tensor_graphs.extract.search import search
+from tensor_graphs.extract.work import call_work
+from tensor_graphs.verify import relative_error
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def x(name: str, *shape: int) -> Tensor:
+    return t.input(name, shape)
+
+
+def _residual() -> list[Tensor]:
+    h = x("a", 20, 48) + x("b", 20, 48)
+    return [c.rms_norm(h, x("g", 48), eps=1e-6), h]
+
+
+def _statistics() -> list[Tensor]:
+    h = x("a", 20, 48) + x("b", 20, 48)
+    return [h, t.rsqrt(t.mean(h * h, axis=1, keepdims=True) + 1e-6), t.sum(h, axis=1, keepdims=True)]
+
+
+def _cell() -> list[Tensor]:
+    """A recurrent cell's new state and output, from gates side by side."""
+    gates = x("gates", 6, 4 * 32)
+    i, f, o, u = (gates[:, 32 * k : 32 * (k + 1)] for k in range(4))
+    new = c.sigmoid(f) * x("c", 6, 32) + c.sigmoid(i) * t.tanh(u)
+    return [c.sigmoid(o) * t.tanh(new), new]
+
+
+def _projections() -> list[Tensor]:
+    """Queries, keys and values: three slices of one product behind a norm."""
+    whole = t.matmul(c.rms_norm(x("a", 16, 64), x("g", 64), eps=1e-6), x("w", 64, 96))
+    return [whole[:, :48], whole[:, 48:72], whole[:, 72:]]
+
+
+def _gated() -> list[Tensor]:
+    gate, up = (t.matmul(x("a", 16, 64), x(n, 64, 48)) for n in "vw")
+    return [c.silu(gate) * up, gate, up]
+
+
+def _turned() -> list[Tensor]:
+    h = x("a", 4, 6, 8) * 2.0
+    return [h + 1.0, t.reshape(t.tanh(h), (24, 8))]
+
+
+SEVERAL: dict[str, Callable[[], list[Tensor]]] = {
+    "residual": _residual, "statistics": _statistics, "cell": _cell, "projections": _projections, "gated": _gated,
+    "turned": _turned,
+    "moments": lambda: [t.sum(x("a", 20, 48) * k, axis=1, keepdims=True) for k in (x("a", 20, 48), x("b", 48))],
+    "columns": lambda: [t.sum(x("a", 64, 48), axis=0, keepdims=True), t.max(x("a", 64, 48), axis=0, keepdims=True)],
+    "two norms": lambda: [c.rms_norm(x(n, 4, 6, 16), x(g, 16), eps=1e-6) for n, g in ("qg", "kh")],
+    "slice of rows": lambda: [(w := t.tanh(x("a", 12, 8)))[:5, :], w[7:, :]],
+    "integers": lambda: [t.cast(t.le(x("a", 5, 40), x("b", 5, 40)), "int32"), x("a", 5, 40) + x("b", 5, 40)],
+}  # fmt: skip
+
+
+def names_of(roots: list[Tensor]) -> list[str]:
+    return [f"out{n}" if n else "out" for n in range(len(roots))]
+
+
+def kernel(roots: list[Tensor]) -> kir.Kernel:
+    found = {n: str(n.attr("name")) for n in topological(roots) if n.op == "input"}
+    kinds = {**{name: n for n, name in found.items()}, **dict(zip(names_of(roots), roots))}
+    buffers = {name: kir.Buffer(n.dtype, tuple(n.shape), contiguous(n.shape)) for name, n in kinds.items()}  # type: ignore[arg-type]
+    return kir.kernel_of(roots, found, buffers)
+
+
+def values(roots: list[Tensor], dtype: str = "float32") -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    found = [n for n in topological(roots) if n.op == "input"]
+    return {str(n.attr("name")): rng.standard_normal(n.shape).astype(dtype) for n in found}
+
+
+def call_of(template: Generated, dtype: str = "float32") -> Call:
+    def operand(n: Tensor) -> Operand:
+        kind = dtype if n.dtype == "float32" else n.dtype
+        return Operand(Type(n.shape, kind), contiguous(n.shape))  # type: ignore[arg-type]
+
+    kinds = {str(n.attr("name")): operand(n) for n in topological(template.roots) if n.op == "input"}
+    first, *more = map(operand, template.roots)
+    return Call({o: kinds[o] for o in template.operands}, first, {}, more=tuple(more))
+
+
+# ---------------------------------------------------------------- the IR
+@pytest.mark.parametrize("name", SEVERAL)
+def test_every_output_means_what_its_term_means(name: str) -> None:
+    roots = SEVERAL[name]()
+    one, given = kernel(roots), values(roots)
+    assert [s.buffer for s in one.stores] == names_of(roots)
+    memory = {n: v.reshape(-1).astype(np.float64) for n, v in given.items()}
+    memory |= {n: np.full(r.type.nbytes // 4, np.nan) for n, r in zip(names_of(roots), roots)}
+    kir_numpy.run(one, memory)
+    for n, want in zip(names_of(roots), evaluate(roots, given, float64=True)):
+        np.testing.assert_allclose(memory[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
+
+
+def test_shared_values_are_there_once() -> None:
+    """A stored residual is the value that the norm reads, a product's slices are one product."""
+    text = str(kernel(_projections()))
+    assert text.count("sum(mul(mul(") == 1 and text.count("out") == 3 and " if lt(i1, 48)" in text
+    (only,) = launches(*_scheduled("residual", None))
+    assert len(re.findall(r"tl\.load", only.source)) == 3 and only.source.count("t1 + t2") == 1
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("name", ["projections", "gated", "moments", "columns"])
+def test_split_reductions_store_every_output(name: str, parts: int) -> None:
+    roots = SEVERAL[name]()
+    one, given = kernel(roots), values(roots)
+    first, second = split(one, max(shape_of(one).outer, key=lambda a: a.size), parts)
+    memory = {n: v.reshape(-1).astype(np.float64) for n, v in given.items()}
+    memory |= {n: np.full(int(np.prod(b.shape)), np.nan) for n, b in first.buffers.items() if n not in memory}
+    kir_numpy.run(first, memory)
+    kir_numpy.run(second, memory)
+    for n, want in zip(names_of(roots), evaluate(roots, given, float64=True)):
+        np.testing.assert_allclose(memory[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("roots", [
+    [x("a", 4, 6) + 1.0, x("b", 5, 6) + 1.0],
+    [x("a", 4, 6)[:, :4], x("a", 4, 6)[:, 1:]],
+    [t.matmul(x("a", 4, 6), x("w", 6, 6)), t.sum(x("a", 4, 6), axis=0)],
+], ids=["other sizes", "slices that overlap", "other rank"])  # fmt: skip
+def test_results_over_other_axes_are_refused(roots: list[Tensor]) -> None:
+    with pytest.raises(kir.Unfusable, match="results"):
+        kernel(roots)
+
+
+# ---------------------------------------------------------------- Triton
+def _scheduled(name: str, schedule: dict[str, int] | None, dtype: str = "float32") -> tuple[Generated, Call]:
+    template = generated(SEVERAL[name]())
+    call = call_of(template, dtype)
+    return template, replace(call, schedule=template.space(call)[0] if schedule is None else schedule)  # type: ignore[misc]
+
+
+def interpreted(name: str, schedule: dict[str, int] | None, dtype: str = "float32") -> float:
+    """The largest relative error of any output in Triton's interpreter; outputs and scratch begin as NaN."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tensor_graphs.backends.kernel_text import kernel_text, module_of
+
+    template, call = _scheduled(name, schedule, dtype)
+    given = {n: v.astype(dtype) for n, v in values(template.roots).items()}
+    want = evaluate(template.roots, {n: v.astype(np.float32) for n, v in given.items()}, float64=True)
+    outs = [
+        torch.full(tuple(o.type.shape), float("nan") if "float" in o.type.dtype else -7, dtype=getattr(torch, o.type.dtype))
+        for o in call.outputs
+    ]  # fmt: skip
+    scratch = torch.full((template.scratch(call),), 255, dtype=torch.uint8)  # type: ignore[misc]
+    module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), *outs, scratch)
+    return max(relative_error(o.double().numpy(), w) for o, w in zip(outs, want))
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_schedules_compute_the_same_in_the_interpreter(name: str) -> None:
+    template, call = _scheduled(name, None)
+    space = list(template.space(call))  # type: ignore[misc]
+    for schedule in (space[0], space[-1]):
+        assert interpreted(name, dict(schedule)) < 2e-6, schedule
+
+
+@pytest.mark.parametrize("name", ["residual", "projections", "gated"])
+def test_sixteen_bits_in_memory(name: str) -> None:
+    assert interpreted(name, None, "float16") < 2e-3
+
+
+TILES = {"m": 16, "n": 16, "k0": 16, "warps": 4, "stages": 2}
+
+
+@pytest.mark.parametrize("more", [{"split": 2}, {"split": 2, "join": 1}], ids=["split", "joined by the last"])
+@pytest.mark.parametrize("name", ["projections", "gated"])
+def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
+    assert interpreted(name, TILES | more) < 2e-6
+
+
+def test_rows_that_are_walked_are_stored_in_one_loop() -> None:
+    schedule = {"m": 4, "n": 16, "k0": 16, "warps": 4, "stages": 2}
+    assert interpreted("residual", schedule) < 2e-6
+    (only,) = launches(*_scheduled("residual", schedule))
+    assert only.source.count("for n_ in") == 1 and only.source.count("tl.store") == 2
+
+
+@pytest.mark.parametrize("name", ["residual", "projections"])
+def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
+    template, call = _scheduled(name, TILES if name == "projections" else None)
+    text = "\n\n".join(re.sub(r"_[0-9a-f]{10}\b", "", one.source) for one in launches(template, call))
+    path = GOLDEN / f"triton_several_{name}.py"
+    if update_golden:
+        path.write_text(f"# Generated; see test_several.py.\n{text}", encoding="utf-8")
+    assert path.read_text(encoding="utf-8").partition("\n")[2] == text
+
+
+# ---------------------------------------------------------------- calls, keys, jobs, measuring
+def test_keys_jobs_and_work_know_every_output() -> None:
+    template, call = _scheduled("projections", TILES)
+    assert call_of_json(call_json(call)) == call and "more" not in call_json(replace(call, more=()))
+    swapped = replace(call, more=call.more[::-1])
+    taller = replace(call, more=(Operand(Type((16, 24), "float16"), (24, 1)), call.more[1]))
+    assert key_of(template, call).digest == key_of(template, swapped).digest != key_of(template, taller).digest
+    assert call_work(template, call)[1] - call_work(template, replace(call, more=()))[1] == 4 * 16 * 48
+    again, calls = kernel_of(job_of(template, call))
+    assert again.identity == template.identity and calls == [call]
+    with pytest.raises(UsageError, match="3 values"):
+        kernel_of({**job_of(template, call), "call": call_json(replace(call, more=()))})
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_measuring_checks_every_output(wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from tensor_graphs.backends import gpu_worker
+    from tensor_graphs.backends.gpu_device import device_of
+    from tensor_graphs.backends.kernel_text import kernel_text
+
+    template, call = _scheduled("gated", TILES)
+    bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
+    text = kernel_text(template, call)
+    assert bench.attempt(0, text)["accuracy"]["rel_fro"] < 1e-5
+    out = ("out_", "out1_", "out2_")[wrong]
+    spoiled = text.text.replace("num_stages=2)", f"num_stages=2)\n    {out}[3, 5] = 100.0")
+    with pytest.raises(gpu_worker.Wrong, match="relative error"):
+        bench.attempt(1, replace(text, text=spoiled))
+
+
+# ---------------------------------------------------------------- programs
+class Cheap:
+    """Bytes and a launch, so that fewer kernels are cheaper."""
+
+    def price(self, found: Any) -> list[Priced]:
+        costs = [call_work(k.template, k.call)[1] * 1e-6 + 1.0 for k in found]
+        return [Priced(us, us, us, "bound") for us in costs]
+
+
+def planned(graph: Graph) -> Plan:
+    view = view_of(graph)
+    return plan_of(search(candidates(view, [backend("triton"), backend("torch_cuda")], view_strides), Cheap()), graph)
+
+
+def stream() -> tuple[Graph, dict[str, np.ndarray]]:
+    """Two steps of a residual stream whose sums are read twice, and a state that one of the values becomes."""
+    a, b, s = t.input("a", (16, 32)), t.input("b", (16, 32)), t.state("s", (16, 32))
+    g, w = t.param("g", (32,)), t.param("w", (32, 32))
+    h = a + b
+    y = t.cumsum(t.matmul(c.rms_norm(h, g, eps=1e-6), w), 1)  # what no generated kernel holds
+    z = h + y
+    graph = Graph.of(
+        {"z": z, "n": c.rms_norm(z, g, eps=1e-6)}, updates={"s": t.tanh(z) + s}, inputs=[a, b], name="stream"
+    )
+    rng = np.random.default_rng(0)
+    params = {str(n.attr("name")): rng.standard_normal(n.shape).astype(np.float32) for n in (g, w)}
+    return replace(graph, params=params), {n: rng.standard_normal((16, 32)).astype(np.float32) for n in "ab"}
+
+
+def test_a_program_stores_what_is_needed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen, planned in a workspace full of NaN, saved and loaded, and right at every call."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    graph, given = stream()
+    plan = planned(graph)
+    (several,) = [s for s in plan.steps if s.more]
+    assert len({*several.outputs}) == 3 and several is plan.steps[-1]
+    program = Program(plan, device="cpu")
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: (e := empty(*a, **k)).view(torch.uint8).fill_(255) is None or e)
+    program.save(tmp_path / "p")
+    for one in (program, load_program(tmp_path / "p", device="cpu")):
+        state = np.zeros((16, 32), np.float32)
+        for _ in range(2):
+            found = one(**given)
+            want = evaluate(graph, {**given, "s": state}, params=graph.params, float64=True)
+            for got, exact in zip([*found.values(), one.get_state("s")], want):
+                assert relative_error(got, exact) < 1e-5
+            state = one.get_state("s")
+    assert "def rows_" in program.source and ", out, out1, out2)" in program.source
+
+
+def test_values_that_are_alive_together_lie_apart() -> None:
+    from tensor_graphs.backends import memory
+
+    plan = planned(stream()[0])
+    layout = memory.layout(plan)
+    made = {v: i for i, s in enumerate(plan.steps) if not s.is_view for v in s.outputs}
+    spans = {
+        v: (layout.offsets[layout.buffer[v]], memory.nbytes(plan.values[v].type), i, layout.last.get(v, i))
+        for v, i in made.items() if v in layout.buffer
+    }  # fmt: skip
+    assert any(set(s.outputs) <= spans.keys() for s in plan.steps if s.more)
+    for v, (start, size, first, last) in spans.items():
+        for w, (other, length, begin, end) in spans.items():
+            if v != w and layout.buffer[v] != layout.buffer[w] and first <= end and begin <= last:
+                assert start + size <= other or other + length <= start
+
+
+def test_a_result_read_nowhere_still_has_its_place() -> None:
+    """A plan may run a kernel for one of its values alone."""
+    from tensor_graphs.backends import memory
+
+    plan = planned(stream()[0])
+    kept = next(i for i, s in enumerate(plan.steps) if s.more)
+    alone = replace(plan, steps=plan.steps[: kept + 1], outputs=(plan.steps[kept].output,), updates={})
+    layout = memory.layout(alone)
+    places = {layout.offsets[layout.buffer[v]] for v in plan.steps[kept].outputs}
+    assert len(places) == len(plan.steps[kept].outputs)
+    assert partial(memory.layout, alone)() == layout
+
+
+def test_diagnosis_names_a_kernel_with_one_wrong_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from tensor_graphs import diagnose
+    from tensor_graphs.backends import single
+
+    monkeypatch.setattr(diagnose, "run_outputs", partial(single.run_outputs, device="cpu"))
+    graph, _ = stream()
+    plan = planned(graph)
+    assert not diagnose.diagnose(graph, plan).miscompiled
+    step = next(s for s in plan.steps if s.more)
+    *others, last = step.template.pattern.split(";")
+    claims = replace(step.template, name="triton.claims", pattern=";".join([*others, f"mul({last}, 2.0)"]))
+    broken = replace(plan, steps=tuple(replace(s, template=claims) if s is step else s for s in plan.steps))
+    seen = diagnose.diagnose(graph, broken)
+    assert seen.rewrites > 0 and seen.wrong == ["triton.claims"]
