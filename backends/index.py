@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import gcd
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,13 @@ class Index:
         low, high = rest.range
         if low >= 0 and high < by:
             return whole, rest
+        for step in sorted({gcd(c, by) for _, c in rest.terms} - {1, by}, reverse=True):
+            small = Index(tuple((a, c) for a, c in rest.terms if c % step), rest.const % step)
+            low, high = small.range
+            if low >= 0 and high < step:  # (step * a + small) // by is a // (by // step)
+                steps = Index(tuple((a, c // step) for a, c in rest.terms if c % step == 0), rest.const // step)
+                quotient, left = steps.split(by // step)
+                return whole + quotient, left * step + small
         return whole + _division(rest, by, False), _division(rest, by, True)
 
     @cached_property

@@ -23,7 +23,7 @@ from ..egraph import dtypes
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, topological
 from ..egraph.interpret import expand_all
-from .index import Axis, Index, index, linear, unravelled
+from .index import Axis, Division, Index, index, linear, unravelled
 
 Strides = tuple[int, ...]
 WINDOW = "w"  # names of axes that run over the elements of a window begin so: other axes move the window
@@ -660,8 +660,9 @@ def _along(t: Tensor, at: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[In
 
 # ---------------------------------------------------------------- axes in normal form
 def normalized(kernel: Kernel) -> Kernel:
-    """Neighbouring parallel axes that every index treats as one are merged; axes that indices divide are split."""
-    return _split(_merged(kernel))
+    """Neighbouring parallel axes that every index treats as one are merged; axes that indices divide are split; a reduction
+    runs along memory."""
+    return _by_memory(_split(_merged(kernel)))
 
 
 def _indices(kernel: Kernel) -> Iterator[Index]:
@@ -715,6 +716,41 @@ def _split(kernel: Kernel) -> Kernel:
         else:
             position += 1
     return kernel
+
+
+def _by_memory(kernel: Kernel) -> Kernel:
+    """Reductions over several nested axes take them in the order in which they lie in memory; products stay as they are."""
+    change = {}
+    products = {e.axis for e in kernel.reductions if len({f for f in factors(e.args[0])[0] if e.axis in f.axes}) > 1}
+    for axis in dict.fromkeys(e.axis for e in kernel.reductions if e.axis not in products):
+        steps: dict[tuple[int, int], int] = {}  # (elements of the axis in one step, steps) -> distance in memory
+        for at in _indices(kernel):
+            for atom, c in at.terms:
+                if axis in ({atom} if isinstance(atom, Axis) else atom.index.axes):
+                    digit = _digit(atom, axis)
+                    steps[digit] = max(abs(c), steps.get(digit, 0))
+        digits = sorted(steps)
+        whole = all(low * size == after for (low, size), (after, _) in zip(digits, [*digits[1:], (axis.size, 1)]))
+        order = sorted(digits, key=lambda d: steps[d])
+        if whole and digits and digits[0][0] == 1 and order != digits:
+            left, place = index(axis), Index()
+            for low, size in order:  # the smallest distance is the innermost digit of the new order
+                left, rest = left.split(size) if (low, size) != order[-1] else (Index(), left)
+                place = place + rest * low
+            change[axis] = place
+    values = kernel.builder.substituted([s.value for s in kernel.stores], change) if change else ()
+    return kernel.with_values(values) if change else kernel
+
+
+def _digit(atom: Axis | Division, axis: Axis) -> tuple[int, int]:
+    """Which digit of an axis an atom is, as (what one counts, how many there are); (0, 0): none."""
+    if isinstance(atom, Axis):
+        return 1, atom.size
+    (inner, _) = atom.index.terms[0] if len(atom.index.terms) == 1 and not atom.index.const else (None, 0)
+    low, size = _digit(inner, axis) if inner is not None and atom.index.terms[0][1] == 1 else (0, 0)
+    if not low or size % atom.by:
+        return 0, 0
+    return (low, atom.by) if atom.rest else (low * atom.by, size // atom.by)
 
 
 # ---------------------------------------------------------------- powers of two

@@ -87,6 +87,7 @@ class Shape:
     inner: tuple[Axis, ...]
     outer: tuple[Axis, ...]
     dots: Mapping[Expr, Dot] = field(repr=False, default_factory=dict)
+    walks: bool = False  # columns come after reductions in the same program, tile by tile
 
     @cached_property
     def kind(self) -> str:
@@ -123,8 +124,8 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         rows, cols = (frozenset().union(*(getattr(d, side) for d in top)) for side in ("rows", "cols"))
         if rows & cols:
             raise Unfusable("an axis is a row of one product and a column of another")
-        held = [_steady(kernel, _kept(kernel, side), outer) for side in (rows, cols)]
-        tiled = rows.union(cols).difference(*held)
+        steady = {a for side in (rows, cols) for a in _steady(kernel, _kept(kernel, side), outer)}
+        tiled = (rows | cols) - steady
         rest = [a for a in kernel.axes if a not in tiled]
         return Shape(_kept(kernel, rows & tiled), _kept(kernel, cols & tiled), tuple(rest), {}, inner, outer, dots)
     if dots and any(not d.rows <= set(kernel.axes) and not d.cols <= set(kernel.axes) for d in dots.values()):
@@ -136,8 +137,12 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         raise Unfusable("reductions over two different column axes")
     if not kernel.reductions and kernel.axes:
         cols = frozenset(kernel.axes[-1:])
+    elif not joined and not dots:  # what no reduction depends on is walked after them
+        needed = frozenset().union(*(e.axes for e in kernel.reductions))
+        cols = frozenset(kernel.axes).difference(needed, batch)
     rows_ = [a for a in kernel.axes if a not in cols and a not in batch]
-    return Shape(tuple(rows_), _kept(kernel, cols), batch, joined, inner, outer, dots)
+    walks = bool(kernel.reductions and cols)
+    return Shape(tuple(rows_), _kept(kernel, cols), batch, joined, inner, outer, dots, walks)
 
 
 MANY = 1024  # elements of which tiles waste few at the end

@@ -147,7 +147,7 @@ class _Emitter:
         self.block = {"m": tiling.m, "n": tiling.n, **{a.name: tiling.k[a] for a in shape.inner}}
         self.walked = {a for a in shape.inner if tiling.k[a] < a.size}
         self.single = {a for a in self.walked if is_window(a) and tiling.k[a] == 1}  # taken one by one, unrolled
-        self.n_loop = bool(shape.joined) and tiling.n < shape.n  # columns walked, not spread over programs
+        self.n_loop = shape.walks and tiling.n < shape.n  # columns walked, not spread over programs
         whole = {a for a in shape.inner if a not in self.walked and a not in shape.joined}
         self.top = Scope(1, set(kernel.axes) | whole)
         self.scope = self.top

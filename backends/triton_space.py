@@ -110,9 +110,10 @@ def _rows(kernel: Kernel, shape: Shape) -> Ranked:
                 programs = -(-shape.m // m)
                 walked = 0.0 if k == whole else 0.6
                 idle = max(0.0, PROGRAMS / programs - 1) / 8
-                for split in _splits(length, programs, shape) if not shape.joined and k < whole else (1,):
-                    rank = abs(each - 16) / 16 + walked + idle / split + 0.2 * (split > 1)
-                    schedule = {"m": m, "n": k if shape.joined else 1, "warps": warps, "stages": 2}
+                for split in _splits(length, programs, shape) if not shape.cols and k < whole else (1,):
+                    narrow = 0.1 * log2(16 / warps) if programs * split <= PROGRAMS else 0.0
+                    rank = abs(each - 16) / 16 + walked + idle / split + 0.2 * (split > 1) + narrow
+                    schedule = {"m": m, "n": min(k, padded(shape.n)) if shape.cols else 1, "warps": warps, "stages": 2}
                     schedule |= {f"k{i}": k for i in range(len(shape.inner))}
                     yield schedule | ({"split": split, "join": 1} if split > 1 else {}), rank
 
@@ -130,7 +131,10 @@ def _splits(length: int, programs: int, shape: Shape) -> list[int]:
 
 
 def _contraction(kernel: Kernel, shape: Shape) -> Ranked:
-    main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
+    walked = [e.axis for e in shape.dots if e.axis in shape.outer]
+    if not walked:  # each product lies inside another reduction
+        return
+    main = max(walked, key=lambda a: a.size)
     yield from _streamed(kernel, shape, main) if shape.m <= 32 else _squared(kernel, shape, main)
 
 
