@@ -33,13 +33,15 @@ ALL = 99  # products on a path beyond which there are no more
 @dataclass(frozen=True)
 class Reach:
     """How far a region goes: products on a path from its output, and whether reductions are inlined above them
-    (between the output and a product), at a product's operands, and beside no product at all."""
+    (between the output and a product), at a product's operands, and beside no product at all. `left_only`: operands of a
+    product other than the first, which programs for other rows read again, are read as they lie in memory."""
 
     name: str
     products: int
     rows_above: bool
     rows_below: bool
     pointwise_below: bool = True
+    left_only: bool = False
 
 
 #: From the smallest to the largest.
@@ -49,6 +51,7 @@ REACHES = (
     Reach("product", 1, False, False, pointwise_below=False),
     Reach("product, prologue", 1, False, False),
     Reach("product, row prologue", 1, False, True),
+    Reach("product, row prologue on the left", 1, False, True, left_only=True),
     Reach("two products", 2, True, False, pointwise_below=True),
     Reach("two products, row prologue", 2, True, True),
 )
@@ -255,9 +258,12 @@ class _Growth:
             self.used = max(self.used, products)
         if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
             products, below = ALL, True
-        return _Part(node, [self._class(k, products, below) for k in self.regions._kids[node]])
+        bare = self.reach.left_only and _kind(op) == "product"
+        return _Part(node, [self._class(k, products, below, bare and i > 0) for i, k in enumerate(self.regions._kids[node])])
 
-    def _class(self, cls: int, products: int, below: bool) -> _Part | int:
+    def _class(self, cls: int, products: int, below: bool, bare: bool = False) -> _Part | int:
+        if bare and cls not in self.regions._formulas:
+            return self._leaf(cls)
         key = (cls, products, below)
         found = self.done.get(key)
         if found is None:
