@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..egraph import dtypes
-from ..errors import ShapeError
+from ..errors import ShapeError, UsageError
 
 Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
@@ -54,7 +54,7 @@ class OnCpu:
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
         if not isinstance(x, np.ndarray):
-            x = array_of(x) if is_torch(x) else np.asarray(x, kind)
+            x = array_of(x) if is_torch(x) else _converted(x, spec)
         if x.shape != shape or x.dtype != kind:
             raise _misfit(spec, x.dtype, x.shape)
         return x if x.flags.c_contiguous else np.ascontiguousarray(x)
@@ -90,7 +90,7 @@ class OnTensors:
         """See Exchange."""
         _, shape, dtype = spec
         if not is_torch(x):
-            x = tensor_of(np.asarray(x, None if isinstance(x, np.ndarray) else dtypes.numpy_dtype(dtype)))
+            x = tensor_of(x if isinstance(x, np.ndarray) else _converted(x, spec))
         found = str(x.dtype).partition(".")[2]
         if tuple(x.shape) != shape or found != dtype:
             raise _misfit(spec, found, tuple(x.shape))
@@ -120,6 +120,24 @@ class OnTensors:
     def read(self, state: Any) -> Array:
         """See Exchange."""
         return array_of(state).copy()
+
+
+#: Kinds of NumPy dtypes that plain values may have, by the kind of the input's dtype; floats take any number.
+_CONVERTIBLE = {"b": "biu", "i": "biu", "u": "biu"}
+
+
+def _converted(x: Any, spec: Spec) -> Array:
+    """Whatever else is given, as an array of an input's dtype. UsageError where it is no numbers, or where they would not
+    stay what they are: fractions as integers, say."""
+    kind = dtypes.numpy_dtype(spec[2])
+    try:
+        if not hasattr(x, "dtype") and (found := np.asarray(x).dtype).kind not in _CONVERTIBLE.get(kind.kind, "biuf"):
+            raise TypeError(f"{found} does not become {spec[2]}")
+        return np.asarray(x, kind)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"input {spec[0]!r} cannot be a {type(x).__name__}: {error}", hint="give an array or a tensor of its type"
+        ) from None
 
 
 def _misfit(spec: Spec, dtype: Any, shape: Sequence[int]) -> ShapeError:

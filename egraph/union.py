@@ -133,13 +133,13 @@ class _Union:
         age = np.full(len(number), np.iinfo(np.int32).max, np.int32)
         np.minimum.at(age, place, np.concatenate(self.ages).astype(np.int32))
         from_ = [(self.views[v], i) for v, i in (self.source[r] for r in rows)]
-        kids = [[of[k] for k in self.nodes[r][1]] for r in rows]
+        reads = [[of[k] for k in self.nodes[r][1]] for r in rows]
         return EGraphView(
             op=[v.op[i] for v, i in from_],
             attrs=[v.attrs[i] for v, i in from_],
             cls=np.array([of[self.nodes[r][2]] for r in rows], np.int32),
-            off=np.cumsum([0, *map(len, kids)]).astype(np.int32),
-            kid=np.array([k for row in kids for k in row], np.int32),
+            off=np.cumsum([0, *map(len, reads)]).astype(np.int32),
+            kid=np.array([k for row in reads for k in row], np.int32),
             types=[types[first[c]] for c in range(len(number))],
             weight=weight,
             roots=tuple(of[r] for r in self.views[0].roots),

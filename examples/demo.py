@@ -7,13 +7,31 @@ safetensors (reduced depth and vocabulary). Each is optimized, verified, saved a
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tensor_graphs as tg
 from tensor_graphs.cli import Console
 from tensor_graphs.models import zoo
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Libraries' loggers say errors only."""
+    loggers = [logging.getLogger(n) for n in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def write_bert_onnx(path: Path, layers: int, tokens: int) -> Path:
@@ -23,9 +41,11 @@ def write_bert_onnx(path: Path, layers: int, tokens: int) -> Path:
     layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True, dropout=0.0)
     model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
     torch.manual_seed(0)
-    program = torch.onnx.export(
-        model, (torch.randn(1, tokens, 768),), dynamo=True, verbose=False, input_names=["hidden"]
-    )
+    with warnings.catch_warnings(), quiet("torch.onnx", "onnxscript"):  # of the exporter, about itself
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            model, (torch.randn(1, tokens, 768),), dynamo=True, verbose=False, input_names=["hidden"]
+        )
     assert program is not None
     program.save(path)
     return path

@@ -103,6 +103,15 @@ def test_saturate_then_extract_is_optimize(model: str, name: str, capsys: pytest
     solved = document(capsys, "extract", name, "-o", "out")
     assert solved["cost"] == pytest.approx(whole["report"]["cost_us"])
     assert solved["optimal"] and solved["lower_bound"] <= solved["cost"] and solved["gap"] == 0
+    counts = {n: k["count"] for n, k in solved["kernels"].items()}
+    assert solved["unit"] == "us" and counts == whole["report"]["priced"]
+    assert sum(k["us"] for k in solved["kernels"].values()) == pytest.approx(solved["cost"], abs=1)
+    shown = document(capsys, "explain", "out")["report"]
+    assert sorted((k["name"], k["count"]) for k in shown["kernels"]) == sorted(
+        (k["name"], k["count"]) for k in whole["report"]["kernels"]
+    )
+    assert cli.run(["extract", name, "-o", "out"]) == 0
+    assert f"kernels  {sum(counts.values())} bound (" in (told := capsys.readouterr().out) and "µs" in told
     inputs, expected = sample(model)
     found = tg.load_program(solved["output"])(**inputs)
     assert list(found) == ["y", "z"]
@@ -119,7 +128,7 @@ def test_extract_solves_any_egraph_of_the_format(tmp_path: Path, capsys: pytest.
     Path("plain.json").write_text(json.dumps({"nodes": nodes, "root_eclasses": ["R"]}))
     found = document(capsys, "extract", "plain.json")
     assert found["cost"] == found["lower_bound"] == 7  # 1 + 1 + 1 + 4: what is shared is paid once
-    assert found["choices"] == {"R": "two", "L": "l", "T": "r", "S": "shared"}
+    assert found["choices"] == {"R": "two", "L": "l", "T": "r", "S": "shared"} and "kernels" not in found
     assert document(capsys, "extract", "plain.json", "-o", "out", code=2)["error"]["code"] == "usage"
 
 

@@ -36,7 +36,8 @@ app.add_typer(rules_app, name="rules")
 
 Model = Annotated[str, typer.Argument(help=".onnx, .pt2, .safetensors with a graph, or a folder with config.json")]
 Dims = Annotated[list[str] | None, typer.Option("--dim", help="NAME=INT, a free dimension's size; may be repeated")]
-Backend = Annotated[str, typer.Option(help="auto, numpy, torch, cuda, triton or triton-only")]
+Fix = Annotated[list[str] | None, typer.Option("--fix", help="NAME=INT, the only size of a free dimension; may be repeated")]
+Backend = Annotated[str, typer.Option(help="auto, numpy, torch, gpu, cuda, triton or triton-only")]
 Budget = Annotated[float, typer.Option(help="seconds for the whole optimization")]
 ToleranceOption = Annotated[str, typer.Option(help="eager, fast, exact, or a relative error")]
 CostDb = Annotated[Path | None, typer.Option(help="folder of the cost store")]
@@ -160,7 +161,7 @@ def _tolerance(text: str) -> str | float:
 # ---------------------------------------------------------------- commands
 @app.command()
 def optimize(
-    model: Model, output: Out = None, dim: Dims = None, backend: Backend = "auto", budget: Budget = 60.0,
+    model: Model, output: Out = None, dim: Dims = None, fix: Fix = None, backend: Backend = "auto", budget: Budget = 60.0,
     tolerance: ToleranceOption = "eager", costdb: CostDb = None,
     verify: Annotated[bool, typer.Option(help="check the result against a float64 run of the original")] = True,
     measure: Annotated[bool, typer.Option(help="time kernels that the store does not know")] = True,
@@ -178,7 +179,7 @@ def optimize(
     limits = Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack)
     with interruptible(progress), console.live():
         program = pipeline.optimize(
-            model, dims=_sizes(dim), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
+            model, dims=_sizes(dim), fixed=_sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
             verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
             memory_limit=memory_limit, error_budget=error_budget, effort=effort,
         )  # fmt: skip
@@ -252,10 +253,15 @@ def extract(
         console.say("extract", f"{found.problem.n_nodes} nodes in {found.problem.n_classes} classes")
         solution = solve(found.problem, method=method, time_limit=time_limit)  # type: ignore[arg-type]
         document = to_json(found.problem, solution)
-        text = "\n".join(f"{k:>12}  {v}" for k, v in solution.summary().items())
+        unit = {"cost": " µs", "lower bound": " µs"} if found.describes_program else {}
+        text = "\n".join(f"{k:>12}  {v}{unit.get(k, '')}" for k, v in solution.summary().items())
         if found.describes_program:
             console.say("program", "")
             program = found.program(solution, verify=verify)
+            priced = found.priced(solution)
+            document |= {"unit": "us", "kernels": {n: {"count": count, "us": us} for n, (count, us) in priced.items()}}
+            kinds = [f"{count} {n} ({us:.1f} µs)" for n, (count, us) in priced.items()]
+            text += f"\n{'kernels':>12}  {', '.join(kinds) or 'none'}"
             document["output"] = str(program.save(output or default_output(str(file))))
             text += f"\n{'written to':>12}  {document['output']}"
     return Answer(document, text)

@@ -47,6 +47,8 @@ from .extract.search import Choice
 from .extract.serialize import parse_egraph, read_document, read_egraph, write_egraph
 from .models.limits import check_size
 from .models.native import attrs_from_json, attrs_to_json, load_graph, save_graph
+from .report import Report
+from .verify import Verification
 
 KEY = "tensor_graphs"
 VERSION = 1
@@ -173,14 +175,27 @@ class EGraphFile:
             )
         view, graph = self._view(self.record, self._model(self.record))
         try:
-            choice = self._choice(self.record, view, found)
-            program = Program(plan_of(choice, graph))
+            plan = plan_of(self._choice(self.record, view, found), graph)
+            program = Program(plan)
         except TensorGraphsError as error:
             error.where = error.where or str(self.path)
             raise
+        program.report = Report.of_plan(plan)
         if verify:
-            _check(program, graph, str(self.path))
+            program.report.verification = _check(program, graph, str(self.path)).to_json()
         return program
+
+    def priced(self, found: Extraction) -> dict[str, tuple[int, float]]:
+        """Source of the price -> how many of the kernels of a solution, and their µs; views are none. Empty where the file
+        describes no program: its costs are in a unit of its own."""
+        counted: dict[str, tuple[int, float]] = {}
+        sources = self.record["sources"] if self.record is not None else {}
+        for node in reachable(self.problem, found.choice):
+            source = sources.get(self.problem.node_name(node))
+            if source in SOURCES and not self.ops[node].startswith("view."):
+                count, us = counted.get(source, (0, 0.0))
+                counted[source] = count + 1, us + float(self.problem.cost[node])
+        return counted
 
     def _model(self, record: Mapping[str, Any]) -> Graph:
         name, digest = record["model"].get("file"), record["model"].get("sha256")
@@ -285,7 +300,7 @@ def _check_roots(problem: Problem, hypergraph: Hypergraph, where: str) -> None:
         raise ExtractionError(f"the model's output {missing[0]} is no root class", where=where)
 
 
-def _check(program: Program, graph: Graph, where: str) -> None:
+def _check(program: Program, graph: Graph, where: str) -> Verification:
     """VerificationError where the program is wrong beyond rounding: the file claims equalities that do not hold."""
     from .accept import run_flat
     from .extract.work import graph_flops
@@ -297,6 +312,7 @@ def _check(program: Program, graph: Graph, where: str) -> None:
             f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g}, allowed {verdict.worst.allowed:.3g}",
             where=where, hint="the e-graph says equal what is not; saturate again",
         )  # fmt: skip
+    return verdict
 
 
 def _whole(value: Any, limit: int, what: str, where: str) -> int:

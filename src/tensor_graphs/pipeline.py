@@ -49,7 +49,7 @@ from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
 from .extract.storage import narrow_types
 from .prices import CostPricer
-from .report import BlockReport, KernelReport, Report
+from .report import BlockReport, Report, kernel_rows
 from .rules import ALL
 from .symbolic import Symbolic, why_fixed
 from .verify import Tolerance, Verification
@@ -498,25 +498,11 @@ def make_report(
     return Report(
         prepared.graph.name, describe(backends), prepared.sizes, len(prepared.graph.nodes()), len(view), view.n_classes,
         found, ", ".join(f"{n} blocks stopped at: {r}" for r, n in reasons.items()), rules, len(choice.hypergraph.candidates),
-        kernels=_kernels(choice), kernels_after=sum(choice.sources.values()), cost_us=choice.cost,
+        kernels=kernel_rows((choice.hypergraph.candidates[i].template, choice.prices[i]) for i in choice.chosen), kernels_after=sum(choice.sources.values()), cost_us=choice.cost,
         lower_bound_us=min(choice.extraction.lower_bound, choice.cost), optimal=choice.extraction.optimal,
         method=choice.extraction.method, priced=choice.sources, measured_now=choice.measured,
         optimism_us=choice.optimism_us, search_stopped=choice.stopped, snapshot=store.snapshot_id(),
     )  # fmt: skip
-
-
-def _kernels(choice: Choice) -> list[KernelReport]:
-    grouped: dict[tuple[str, str], KernelReport] = {}
-    for i in choice.chosen:
-        c, p = choice.hypergraph.candidates[i], choice.prices[i]
-        if c.is_view:
-            continue
-        row = grouped.setdefault(
-            (c.template.name, p.source), KernelReport(c.template.name, c.template.backend, 0, 0.0, p.source)
-        )
-        row.count += 1
-        row.us += p.us
-    return sorted(grouped.values(), key=lambda k: -k.us)
 
 
 SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # times the estimate, and µs beyond it, from which the report says so
@@ -541,7 +527,7 @@ def _time_whole(
             prepared.graph.inputs, np.random.default_rng(session.options.seed), index_bounds(prepared.graph)
         )
         values = program.near([inputs[n] for n in program.input_names])
-        timed = partial(interleaved, seconds=2.0, settled=0.2, clock=clock_of(program.device))
+        timed = partial(interleaved, seconds=1.0, settled=0.1, clock=clock_of(program.device))
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
         if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
             times = timed(calls)
@@ -596,7 +582,9 @@ class RunnablePlan:
 
     def program(self) -> Program:
         """The runnable program of this plan."""
-        return Program(self.plan)
+        program = Program(self.plan)
+        program.report = Report.of_plan(self.plan)
+        return program
 
     def __repr__(self) -> str:
         return f"path {self.rank}: {self.plan.kernels} kernels, {self.cost:.1f} µs estimated"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
+
+from .extract.kernel import Plan, Priced, Template
 
 
 @dataclass
@@ -30,6 +32,19 @@ class KernelReport:
     count: int
     us: float  # all calls together
     source: str  # measured, predicted, bound
+
+
+def kernel_rows(calls: Iterable[tuple[Template, Priced]]) -> list[KernelReport]:
+    """Kernel calls by kernel and source of their price, the dearest first; views are none."""
+    grouped: dict[tuple[str, str], KernelReport] = {}
+    for template, price in calls:
+        if template.family == "view":
+            continue
+        new = KernelReport(template.name, template.backend, 0, 0.0, price.source)
+        row = grouped.setdefault((template.name, price.source), new)
+        row.count += 1
+        row.us += price.us
+    return sorted(grouped.values(), key=lambda k: -k.us)
 
 
 @dataclass
@@ -66,6 +81,19 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)  # those that stayed free: "1..2048 (searched at 128)"
 
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Report:
+        """What is known of a plan that was made without a search: its kernels and their prices."""
+        kernels = kernel_rows((s.template, s.cost) for s in plan.steps)
+        priced: dict[str, int] = {}
+        for k in kernels:
+            priced[k.source] = priced.get(k.source, 0) + k.count
+        return cls(
+            plan.graph.name, " + ".join(dict.fromkeys(k.backend for k in kernels)), nodes=len(plan.graph.nodes()),
+            kernels_after=plan.kernels, kernels=kernels, cost_us=plan.cost, lower_bound_us=plan.lower_bound,
+            optimal=plan.lower_bound >= plan.cost * (1 - 1e-6), priced=priced,
+        )  # fmt: skip
+
     @property
     def instances(self) -> int:
         """Blocks of the model, repeats counted."""
@@ -100,7 +128,8 @@ class Report:
             ("backend", self.backend),
             ("e-graph", f"{self.e_nodes} e-nodes in {self.classes} classes; {self.stopped}"),
             ("blocks", f"{len(self.blocks)} unique of {self.instances}"),
-            ("kernels", f"{self.kernels_before} before, {self.kernels_after} after ({_counted(self.priced)})"),
+            ("kernels", f"{self.kernels_after} calls in the program ({_counted(self.priced)})"
+                        + (f"; {self.kernels_before} where each op of the simplified graph is one" if self.kernels_before else "")),
             ("plan", f"{self.cost_us:.1f} µs, proven bound {self.lower_bound_us:.1f} µs "
                      f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method}"
                      f"{'; the budget ended the search' if self.search_stopped == 'budget' else ''})"),
@@ -113,6 +142,8 @@ class Report:
                                   f"({'passed' if v['passed'] else 'FAILED'}, {v['seeds']} seeds)"))  # fmt: skip
         else:
             rows.append(("error", "not verified"))
+        if self.sizes:
+            rows.append(("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())))
         total = sum(self.seconds.values())
         rows.append(
             ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))

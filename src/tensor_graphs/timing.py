@@ -35,7 +35,7 @@ def clock_of(device: str) -> Callable[[Run], float]:
     return wall_us if device == "cpu" else gpu_us
 
 
-SETTLED = 0.01
+SETTLED = 0.02
 """Standard error of a median, as a share of it, from which on more rounds would tell nothing that a reader could use."""
 
 

@@ -182,6 +182,9 @@ def test_inputs_are_checked_by_name() -> None:
         program(np.ones((2, 8, 16)))
     with pytest.raises(ShapeError, match=r"\[2, 8\]"):
         program(np.ones((2, 8), np.float32))
+    for senseless in ("a", ["1"] * 8, [None], object(), {1: 2}, [1, [2, 3]], 1j):
+        with pytest.raises(UsageError, match="input 'x' cannot be a"):
+            program(senseless)
     with pytest.raises(UsageError, match="missing"):
         program()
     with pytest.raises(UsageError, match="called"):
