@@ -20,7 +20,7 @@ import numpy as np
 
 from ..egraph import atomic, dtypes
 from ..egraph.dims import concrete
-from ..egraph.graph import Tensor
+from ..egraph.graph import Tensor, make, rebuild
 
 Array = np.ndarray[Any, Any]
 PRIMES = (67108859, 67108837)  # sums of 2**11 products of two residues stay below 2**63
@@ -180,6 +180,44 @@ def _node(
     if key is not None and node.op in FUNCTIONS:
         return (_mixed(args[0], key + zlib.crc32(node.op.encode())) % np.uint64(p)).astype(np.int64)
     raise Unsaid
+
+
+# ---------------------------------------------------------------- signs, which residues have not
+_POSITIVE = ("relu", "sigmoid", "exp", "abs", "sqrt")
+_KEEPING = ("add", "mul", "matmul", "conv", "avg_pool", "max_pool", "sum", "max", "maximum", "concat", "pad", "slice", "permute",
+            "reshape", "broadcast_to", "div")  # fmt: skip
+
+
+def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
+    """The roots without rectifiers of what is never negative, which arithmetic modulo a prime cannot know."""
+    known: dict[int, bool] = {}
+    keep: list[Tensor] = []
+
+    def sure(node: Tensor) -> bool:
+        if id(node) not in known:
+            keep.append(node)
+            known[id(node)] = _never_negative(node, sure)
+        return known[id(node)]
+
+    def rectified(node: Tensor) -> Tensor:
+        if sure(node):
+            return node
+        moved = node.op in ("concat", "slice", "permute", "reshape")
+        return make(node.op, tuple(map(rectified, node.args)), dict(node.attrs)) if moved else make("relu", (node,))
+
+    return rebuild(roots, lambda node, args: rectified(args[0]) if node.op == "relu" else None)
+
+
+def _never_negative(node: Tensor, sure: Callable[[Tensor], bool]) -> bool:
+    if node.op == "constant":
+        return node.data is not None and node.data.dtype.kind == "f" and bool(np.all(node.data >= 0))
+    if node.op == "full":
+        return bool(node.attr("value") >= 0)
+    if node.op == "mul" and node.args[0] is node.args[1]:
+        return True
+    if node.op == "pad" and not node.attr("value") >= 0:
+        return False
+    return node.op in _POSITIVE or (node.op in _KEEPING and all(map(sure, node.args)))
 
 
 # ---------------------------------------------------------------- how likely an error is

@@ -46,6 +46,8 @@ class Affine:
         """self + factor × other."""
         if not other.terms:
             return Affine(self.terms, self.constant + factor * other.constant) if other.constant else self
+        if not self.terms and factor == 1:
+            return Affine(other.terms, self.constant + other.constant) if self.constant else other
         total = dict(self.terms)
         for u, c in other.terms:
             total[u] = total.get(u, 0) + factor * c

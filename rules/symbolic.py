@@ -22,7 +22,7 @@ of sizes, windows across a cut, and reshapes are beyond it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, count, pairwise, permutations, product
 
@@ -33,6 +33,7 @@ PLACES = 16  # cuts of one axis
 ORDERS = 720  # renamings of summed indices that look alike
 MONOMIALS = 400
 INCREASING = ("relu", "tanh", "sigmoid")
+CONDITIONS = ("delta", "guard")  # factors that are 0 or 1
 ACTS = ("", "sigmoid", "relu", "tanh")
 
 
@@ -48,6 +49,19 @@ class Open(Unprovable):
         self.cases = (second - first, first - second - 1)  # one of them is >= 0
 
 
+@dataclass
+class Effort:
+    """How many simplifications the families of a rule may take together."""
+
+    left: int = 15_000  # some 10,000 a second
+
+    def spend(self) -> None:
+        """One of them; Unprovable if none is left."""
+        self.left -= 1
+        if self.left < 0:
+            raise Unprovable("too many terms")
+
+
 # ---------------------------------------------------------------- signs of sizes
 class Signs:
     """What follows about an affine expression of sizes from the equations and from every size being positive."""
@@ -56,6 +70,7 @@ class Signs:
         self.system: System = typing.system
         self.facts: list[Affine] = []  # each is >= 0
         self.known: dict[Affine, bool] = {}
+        self.reduced: dict[Affine, Affine] = {}
         for expr in assumed:
             self.fact(expr)
         for u in range(self.system.count):
@@ -73,7 +88,12 @@ class Signs:
 
     def reduce(self, expr: Affine) -> Affine:
         """Over free unknowns."""
-        return self.system.reduce(expr)
+        if not expr.terms:
+            return expr
+        found = self.reduced.get(expr)
+        if found is None:
+            found = self.reduced[expr] = self.system.reduce(expr)
+        return found
 
     def nonnegative(self, expr: Affine, depth: int = 2) -> bool:
         """Whether the expression is provably >= 0: a positive combination of up to three facts and a number >= 0."""
@@ -145,8 +165,6 @@ class Regions:
                 self.add(term.axes[0], term.axes[0].size * quotient(j, n))
         elif term.op == "enlarge":
             for i, low in enumerate(enlarged(term)):
-                self.add(term.axes[2 + i], low)
-                self.add(term.axes[2 + i], low + axes[0][2 + i].size)
                 self.framed.append((term.axes[2 + i], axes[0][2 + i], low))
 
     def axis(self, axis: Axis) -> None:
@@ -200,10 +218,11 @@ class Regions:
         return any(new)
 
     def frame(self, whole: Axis, part: Axis, start: Affine) -> bool:
-        """An axis has the cuts of what it frames, which has those of its own in there."""
+        """An axis has the cuts of what it frames, and at the frame if there are any, which has those of its own in there."""
         inside = [p for p in self.places[whole] if self.signs.nonnegative(p - start - 1)]
         new = [self.add(part, p - start) for p in inside if self.signs.nonnegative(start + part.size - p - 1)]
-        return any([*new, *(self.add(whole, start + p) for p in list(self.places[part]))])
+        cuts = [start, start + part.size, *(start + p for p in self.places[part])] if self.places[part] else []
+        return any([*new, *(self.add(whole, p) for p in cuts)])
 
     def repeat(self, whole: Axis, part: Axis, times: int) -> bool:
         """An axis that is so many copies of another's."""
@@ -310,7 +329,7 @@ def never_negative(terms: Sum) -> bool:
     def alone(factor: Factor) -> bool:
         if factor.kind == "max":
             return never_negative(factor.sums[0])
-        return factor.kind in ("delta", "guard") or (factor.kind == "f" and factor.name in ("relu", "sigmoid"))
+        return factor.kind in CONDITIONS or (factor.kind == "f" and factor.name in ("relu", "sigmoid"))
 
     return all(m.coefficient > 0 and all(alone(f) or m.factors.count(f) % 2 == 0 for f in m.factors) for m in terms)
 
@@ -318,7 +337,7 @@ def never_negative(terms: Sum) -> bool:
 def shared(terms: Sum) -> list[Factor]:
     """Conditions that all monomials share, on indices that are not summed over."""
     first, *others = terms
-    return [f for f in first.factors if f.kind in ("delta", "guard") and all(f in m.factors for m in others)
+    return [f for f in first.factors if f.kind in CONDITIONS and all(f in m.factors for m in others)
             and not any(v in m.bound for m in terms for i in f.indices for v, _ in i.parts)]  # fmt: skip
 
 
@@ -329,11 +348,13 @@ def _without(factors: tuple[Factor, ...], some: Sequence[Factor]) -> tuple[Facto
 class Prover:
     """Values of typed terms at symbolic indices, for one family of shapes."""
 
-    def __init__(self, typing: Typing, assumed: Sequence[Affine] = ()) -> None:
-        self.typing = typing
+    def __init__(self, typing: Typing, assumed: Sequence[Affine] = (), effort: Effort | None = None) -> None:
+        self.typing, self.effort = typing, effort or Effort()
         self.signs = Signs(typing, assumed)
         self.regions = Regions(typing, self.signs)
         self.ranges: dict[int, Affine] = {}
+        self.inside: dict[tuple[Index, Affine], bool | None] = {}
+        self.texts: dict[Affine, str] = {}
         self.numbers = count()
 
     def proves(self) -> bool:
@@ -361,12 +382,18 @@ class Prover:
         """The least and the largest value."""
         low = high = index.offset
         for v, c in index.parts:
-            low = low + (self.ranges[v] - 1) * min(c, 0)
-            high = high + (self.ranges[v] - 1) * max(c, 0)
+            end = self.ranges[v] - 1
+            low, high = (low, high.plus(end, c)) if c > 0 else (low.plus(end, c), high)
         return low, high
 
     def within(self, index: Index, size: Affine) -> bool | None:
         """Whether an index is always in [0, size), never, or neither provably."""
+        key = (index, size)
+        if key not in self.inside:
+            self.inside[key] = self._within(index, size)
+        return self.inside[key]
+
+    def _within(self, index: Index, size: Affine) -> bool | None:
         low, high = self.bounds(index)
         if self.signs.nonnegative(low) and self.signs.nonnegative(size - high - 1):
             return True
@@ -525,7 +552,7 @@ class Prover:
     def _poolmax(self, term: Typed, at: list[Index]) -> Sum:
         r, s, guards, read = self.pooled(term, at)
         bound = tuple(v for i in (r, s) for v, _ in i.parts)
-        read = self.simple(read)
+        read = tuple(Monomial(m.coefficient, _without(m.factors, guards), m.bound) for m in self.simple(read))
         limits = (Monomial(Fraction(1), tuple(guards)),)  # which of them count; in every window one does
         return (Monomial(Fraction(1), (Factor("max", sums=(read, limits), bound=bound),)),)
 
@@ -584,11 +611,10 @@ class Prover:
 
     def step(self, term: Monomial, factor: Factor) -> Monomial | bool | None:
         """The monomial after one simplification of a factor, False if it is zero, None if there is nothing to do."""
-        if factor.kind not in ("delta", "guard"):
+        if factor.kind not in CONDITIONS:
             return None
+        self.effort.spend()
         (index,), rest = factor.indices, tuple(f for f in term.factors if f is not factor)
-        if factor in rest:
-            return Monomial(term.coefficient, (factor, *(f for f in rest if f != factor)), term.bound)
         if factor.kind == "guard":
             inside = self.within(index, factor.size)
             if inside is None:
@@ -627,11 +653,24 @@ class Prover:
                     return Monomial(term.coefficient, tuple(f.put(v, value) for f in rest), bound)
         return None
 
+    def known(self, term: Monomial, given: frozenset[str] = frozenset()) -> Monomial:
+        """A monomial without conditions inside of functions that it is under itself."""
+        texts = {id(f): self.factor_text(f, {}) for f in term.factors if f.kind in CONDITIONS}
+        factors = [f for f in term.factors if id(f) not in texts or texts[id(f)] not in given]
+        given |= frozenset(texts.values())
+        if given:
+            factors = [
+                f if f.kind in ("input", *CONDITIONS)
+                else replace(f, sums=tuple(tuple(self.known(m, given) for m in s) for s in f.sums))
+                for f in factors
+            ]  # fmt: skip
+        return Monomial(term.coefficient, tuple(factors), term.bound)
+
     # ------------------------------------------------------------ canonical form
     def canonical(self, terms: Sum, names: dict[int, str]) -> dict[str, Fraction]:
         """Coefficients by monomial text, in which summed indices have canonical names."""
         found: dict[str, Fraction] = {}
-        for m in self.simple(terms):
+        for m in map(self.known, self.simple(terms)):
             text = self.text(m, names)
             found[text] = found.get(text, Fraction(0)) + m.coefficient
         return {t: c for t, c in found.items() if c}
@@ -650,7 +689,9 @@ class Prover:
         depth = len(names)
         inner = {**names, **{v: f"s{depth}.{n}" for n, v in enumerate(order)}}
         limits = ",".join(f"{inner[v]}<{self.affine(self.ranges[v])}" for v in order)
-        return f"[{limits}]" + "·".join(sorted(self.factor_text(f, inner) for f in factors))
+        texts = [(f.kind, self.factor_text(f, inner)) for f in factors]
+        once = {text for kind, text in texts if kind in CONDITIONS}  # said twice is said once
+        return f"[{limits}]" + "·".join(sorted([*once, *(text for kind, text in texts if kind not in CONDITIONS)]))
 
     def orders(self, factors: Sequence[Factor], bound: Sequence[int], names: dict[int, str]) -> Iterator[Sequence[int]]:
         """Orders of the summed indices, by range and by how each looks when the others are all alike."""
@@ -700,21 +741,24 @@ class Prover:
 
     def affine(self, expr: Affine) -> str:
         """A size as text."""
-        expr = self.signs.reduce(expr)
-        return "+".join([f"{c}n{u}" for u, c in expr.terms] + [str(expr.constant)])
+        if expr not in self.texts:
+            reduced = self.signs.reduce(expr)
+            self.texts[expr] = "+".join([f"{c}n{u}" for u, c in reduced.terms] + [str(reduced.constant)])
+        return self.texts[expr]
 
 
 CASES = 24  # orders of cuts that are told apart
 
 
-def proves(typing: Typing) -> tuple[bool, str]:
+def proves(typing: Typing, effort: Effort | None = None) -> tuple[bool, str]:
     """Whether both sides are equal for all sizes of a family; if not, why the method does not say so. Where the order of two
     cuts depends on the sizes, both orders are looked at."""
+    effort = effort or Effort()
     cases: list[tuple[Affine, ...]] = [()]
     for _ in range(CASES):
         assumed = cases.pop()
         try:
-            if not Prover(typing, assumed).proves():
+            if not Prover(typing, assumed, effort).proves():
                 return False, "the normal forms differ"
         except Open as order:
             cases += [(*assumed, case) for case in order.cases]

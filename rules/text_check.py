@@ -5,7 +5,7 @@ convolutions may be grouped, where the format does not say; the widest first) me
 both sides are evaluated like those of our own rules (check.py): types, exact arithmetic modulo two primes, float64 on four
 kinds of values. The widest scope under which nothing refutes the rule is the one it is claimed for.
 
-- "proved": in every family of that scope both sides have one normal form over symbolic sizes (symbolic.py), and random
+- "proved": in every family of a scope both sides have one normal form over symbolic sizes (symbolic.py), and random
   evaluations, functions uninterpreted, leave a chance below 2**-60 that they differ at the shapes evaluated (field.py).
 - "tested": nothing refutes it, but the normal forms do not meet, not all parameter values could be enumerated, or it holds
   only if kernels that are joined have one shape, which the rule does not say.
@@ -19,24 +19,26 @@ so the ranks that are drawn stand for all. Kernels of variables under "same" pad
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..egraph.graph import Tensor
+from ..egraph.graph import Tensor, topological
+from ..egraph.interpret import expand_all
 from ..egraph.ops import Type
 from ..errors import ShapeError
 from .check import STYLES, Refuted, Trial, Verdict
-from .field import BITS, PRIMES, agreement
-from .symbolic import Signs, proves
-from .tensat import Apply, TextRule, nodes
-from .text_shapes import SCOPES, Families, Scope, TextInstance, Typing, group_counts, scopes, typings
+from .field import BITS, PRIMES, agreement, unrectified
+from .symbolic import Effort, Signs, proves
+from .tensat import Apply, Input, TextRule, nodes
+from .text_shapes import SCOPES, Families, Scope, TextInstance, Typed, Typing, group_counts, scopes, typings
 
 MEMBERS = 10  # members of a rule's families that are evaluated under one scope
 MORE = 40  # of a rule that is not proved, a second time and larger
 FINITE = ("act", "pad", "axis", "shuffle")  # parameter variables of which every value is tried
+IMAGES = ("conv2d", "poolmax", "poolavg")
 VAGUE = ("reshape", "merge")  # operators whose shapes are not all found
 
 
@@ -76,11 +78,22 @@ class _Tally:
         return f"{self.members} shapes, {self.modular} modulo primes, {self.float64} in float64"
 
 
+@dataclass(frozen=True)
+class _Passed:
+    """A scope under which nothing refutes a rule; `why` there is no proof."""
+
+    scope: Scope
+    families: Families
+    tally: _Tally
+    why: str = ""
+
+
 def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
     """The verdict on a rule of Tensat's language."""
     if rule.problem:
         return Verdict("unknown", rule.problem)
     refuted: Refuted | None = None
+    passed: list[_Passed] = []
     for scope in scopes(rule):
         families = _wide(rule, scope, typings(rule, scope))
         try:
@@ -88,40 +101,46 @@ def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
         except Refuted as found:
             refuted = found
             continue
-        if not tally.members:
+        if not tally.members or (scope.kin and passed):
             continue
         bits, why = _proof(rule, families, seed)
         if bits and not scope.kin:
-            return _proved(rule, scope, families, tally, bits)
-        why = why or "the normal forms are equal, but kernels of different shapes have other values"
+            return _proved(rule, _Passed(scope, families, tally), bits, passed)
+        passed.append(_Passed(scope, families, tally, why or "kernels of different shapes have other values"))
+    for one in passed:
         try:
-            tally = _evaluate(rule, families, seed + 1, MORE)
+            more = _evaluate(rule, one.families, seed + 1, MORE)
         except Refuted as found:
             refuted = found
             continue
-        return Verdict("tested", f"{tally}{f'; {scope.said}' if scope.said else ''}; not proved: {why}")
+        return Verdict("tested", "; ".join(filter(None, (str(more), one.scope.said, f"not proved: {one.why}"))))
     if refuted is not None:
         return Verdict("refuted", refuted.detail, refuted.counterexample)
     return _meaningless(rule, seed)
 
 
 def _wide(rule: TextRule, scope: Scope, families: Families) -> Families:
-    """The families without those whose types force an axis of a variable to have size 1: at such a corner almost anything
-    holds, and a rule is not meant for it unless it names a kernel of size 1."""
+    """The families without those whose types force an axis to have size 1: at such a corner almost anything holds, and a rule
+    is not meant for it, but where it names a kernel of size 1 (which says nothing of images)."""
     calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
-    meant = any(v == 1 for c in calls for k, v in c.params if k in ("kernel_h", "kernel_w")) or any(
-        c.op == "reshape" for c in calls
-    )
-    kept = [f for f in families.found if meant or not _collapsed(f)]
-    if scope.constants and any(f.agrees() for f in kept):
-        kept = [f for f in kept if f.agrees()]
-    return Families(kept, families.why or "its types force sizes of 1", families.complete)
+    meant = any(v == 1 for c in calls for k, v in c.params if k in ("kernel_h", "kernel_w"))
+    images = {v.name for c in calls if c.op in IMAGES for v in nodes(c.args[0]) if isinstance(v, Input)}
+    shaped = any(c.op == "reshape" for c in calls)
+
+    def kept(family: Typing) -> bool:
+        watched = [t for n, t in family.inputs.items() if n in images or not meant]
+        return shaped or not _collapsed(family, watched if meant else [*watched, *family.terms])
+
+    found = [f for f in families.found if kept(f)]
+    if scope.constants and any(f.agrees() for f in found):
+        found = [f for f in found if f.agrees()]
+    return Families(found, families.why or "its types force sizes of 1", families.complete)
 
 
-def _collapsed(family: Typing) -> bool:
-    """Whether an axis of a variable has size 1 (or none) in the whole family."""
+def _collapsed(family: Typing, values: Sequence[Typed]) -> bool:
+    """Whether an axis of one of the values has size 1 (or none) in the whole family."""
     signs = Signs(family)
-    return any(signs.nonnegative(s * -1 + 1) for t in family.inputs.values() for s in t.sizes)
+    return any(signs.nonnegative(s * -1 + 1) for t in values for s in t.sizes)
 
 
 def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMBERS) -> _Tally:
@@ -151,8 +170,9 @@ def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMB
     return tally
 
 
-def _proved(rule: TextRule, scope: Scope, families: Families, tally: _Tally, bits: float) -> Verdict:
-    """The verdict on a rule that was proved under a scope."""
+def _proved(rule: TextRule, one: _Passed, bits: float, wider: Sequence[_Passed]) -> Verdict:
+    """The verdict on a rule that was proved under a scope; under the wider ones it is only tested."""
+    scope, families = one.scope, one.families
     calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
     said = [f"normal forms are equal for all sizes and ranks in {len(families.found)} families of shapes"]
     if any(c.op == "matmul" for c in calls) and any(c.op == "concat" and c.param("ndim") is None for c in calls):
@@ -163,7 +183,8 @@ def _proved(rule: TextRule, scope: Scope, families: Families, tally: _Tally, bit
     if scope.said:
         said.append(scope.said)
     said.append(f"random evaluation modulo {PRIMES[0]} and {PRIMES[1]} errs with a chance below 2^-{int(bits)}")
-    return Verdict("proved", "; ".join([*said, str(tally)]))
+    said += [f"beyond that ({w.scope.said or 'more groups'}) tested only: {w.tally}" for w in wider]
+    return Verdict("proved", "; ".join([*said, str(one.tally)]))
 
 
 def _proof(rule: TextRule, families: Families, seed: int) -> tuple[float, str]:
@@ -172,9 +193,9 @@ def _proof(rule: TextRule, families: Families, seed: int) -> tuple[float, str]:
         return 0, "the choices of ranks and parameters were not all tried"
     if open_ := sorted({k for k in rule.attributes.values() if k not in FINITE}):
         return 0, f"not every {', '.join(open_)} was tried"
-    rng, least = np.random.default_rng(seed), float("inf")
+    rng, least, effort = np.random.default_rng(seed), float("inf"), Effort()
     for i, family in enumerate(families.found):
-        done, why = proves(family)
+        done, why = proves(family, effort)
         if not done:
             return 0, why
         if i < 2:
@@ -189,8 +210,8 @@ def _proof(rule: TextRule, families: Families, seed: int) -> tuple[float, str]:
 
 
 def _agreed(member: TextInstance, rng: np.random.Generator) -> float:
-    trial = Trial(None, _At(member), rng)
-    return agreement(trial.order, list(zip(trial.roots[::2], trial.roots[1::2])), rng)
+    roots = expand_all(unrectified([side for pair in member.sides() for side in pair]))
+    return agreement(topological(roots), list(zip(roots[::2], roots[1::2])), rng)
 
 
 def _meaningless(rule: TextRule, seed: int) -> Verdict:

@@ -23,7 +23,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from functools import cached_property
+from math import ceil, floor, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ import numpy as np
 from ..egraph import api, composite
 from ..egraph.graph import Tensor, constant, make
 from ..errors import ShapeError
-from .linear import Affine, Inconsistent, System
+from .linear import Affine, Inconsistent, System, quotient
 from .tensat import Apply, Input, Number, Param, Term, TextRule, nodes
 
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, composite.sigmoid, composite.relu, api.tanh)
@@ -564,10 +565,37 @@ class Typing:
             for a, b in self.pairs
         )
 
+    @cached_property
+    def ranges(self) -> dict[int, tuple[int, int | None]]:
+        """Bounds of the free unknowns that follow from one condition each, a few times over: least and largest value."""
+        system, low = self.system, dict(self.system.least)
+        high: dict[int, int | None] = {u: system.most.get(u) for u in range(system.count)}
+        conditions = [(e - system.least[u]) for u, e in system.given.items()]
+        conditions += [(e * -1 + system.most[u]) for u, e in system.given.items() if u in system.most]
+        conditions += [system.reduce(e) - least for e, least in self.at_least]
+        for expr in conditions * 3:  # expr >= 0
+            for u, c in expr.terms:
+                largest = [(k, low[v] if k < 0 else high[v]) for v, k in expr.terms if v != u]
+                known = [k * n for k, n in largest if n is not None]
+                if len(known) < len(largest):
+                    continue
+                bound = quotient(sum(known, expr.constant) * -1, c)
+                if c > 0:
+                    low[u] = max(low[u], ceil(bound))
+                else:
+                    top = high[u]
+                    high[u] = floor(bound) if top is None else min(top, floor(bound))
+        return {u: (low[u], high[u]) for u in system.free}
+
     def draw(self, rng: random.Random, largest: int) -> dict[int, int] | None:
         """Numbers for all unknowns, None if the ones that were drawn do not fit."""
         least, most = self.system.least, self.system.most
-        values: dict[int, int] = {u: rng.randint(least[u], most.get(u, largest)) for u in self.system.free}
+        values: dict[int, int] = {}
+        for u, (low, high) in self.ranges.items():
+            top = max(low, largest) if high is None else min(high, max(low, largest))
+            if top < low:
+                return None
+            values[u] = rng.randint(low, top)
         for u, expr in self.system.given.items():
             value = expr.at(values)
             if value.denominator != 1 or not least[u] <= value <= most.get(u, value):
