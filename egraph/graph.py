@@ -295,8 +295,8 @@ class Graph:
         """The named sizes that are not bound yet."""
         return {name: atom for n in self.inputs for d in n.shape for name, atom in dims.symbols(d).items()}
 
-    def bind(self, sizes: Mapping[str, int]) -> Graph:
-        """The graph at concrete sizes. UsageError names unknown or missing sizes."""
+    def bind(self, sizes: Mapping[str, Dim]) -> Graph:
+        """The graph at concrete sizes, or with other expressions in place of some. UsageError names unknown sizes."""
         free = self.free_dims
         unknown = sorted(set(sizes) - set(free))
         if unknown:

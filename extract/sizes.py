@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -99,7 +99,7 @@ def holds(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]
         return False  # generated for its sizes
     names = {o: f"_{o}_" for o in (*template.operands, "out", "scratch")}
     try:
-        text = _parsed(template.write(replace(call, names=names)))
+        text = template.write(replace(call, names=names))
         if template.layout is not None and tuple(template.layout(call)) != call.output.strides:
             return False
         for sizes in elsewhere:
@@ -108,7 +108,7 @@ def holds(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]
                 return False
             if any(not there.operands[o].dense for o in _dense(template)):
                 return False
-            if _numbered(text, sizes) != _numbered(_parsed(template.write(replace(there, names=names))), sizes):
+            if not _same_code(text, template.write(replace(there, names=names)), sizes):
                 return False
             if template.scratch is not None and bind(template.scratch(call), sizes) != template.scratch(there):
                 return False
@@ -118,11 +118,7 @@ def holds(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]
 
 
 def _dense(template: Template) -> Sequence[str]:
-    return template.operands if "*" in template.dense else template.dense
-
-
-def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
+    return [o for o in template.operands if o in template.dense or "*" in template.dense]
 
 
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
@@ -152,9 +148,14 @@ class _Put(ast.NodeTransformer):
         return ast.BinOp(left, node.op, right)
 
 
-def _numbered(text: ast.Module, sizes: Mapping[str, int]) -> str:
-    """The code with sizes put in, as a text that can be compared."""
-    return ast.dump(_Put(sizes).visit(deepcopy(text)))
+def _same_code(free: str, there: str, sizes: Mapping[str, int]) -> bool:
+    """Whether code in free sizes, with sizes put in, is the code that was written for them."""
+    if free == there:
+        return True
+    if not any(re.search(rf"\b{name}\b", free) for name in sizes):
+        return False
+    first, second = (ast.dump(_Put(sizes).visit(ast.parse(text))) for text in (free, there))
+    return first == second
 
 
 __all__ = ["bound_call", "bound_terms", "bound_value", "holds", "lifted_call"]

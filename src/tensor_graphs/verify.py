@@ -196,14 +196,16 @@ def verify(
     tolerance: Tolerance = "eager",
     seed: int = 0,
     flops: float = 0.0,
+    seeds: int | None = None,
     references: dict[int, tuple[dict[str, Array], list[Array], list[Array]]] | None = None,
 ) -> Verification:
-    """Compare `run` (inputs and states by name -> outputs, then updates) with the graph on random inputs.
+    """Compare `run` (inputs and states by name -> outputs, then updates) with the graph on random inputs, of three seeds
+    unless the model is large or `seeds` says otherwise.
 
     `references` keeps (inputs, float64 run, own-dtype run) per seed between attempts on the same graph.
     """
     size = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
-    seeds = 1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3
+    seeds = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
     known = references if references is not None else {}
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
