@@ -19,7 +19,7 @@ from .cpsat import SMALLEST, Answer, units
 from .greedy import best_greedy, bottom_up, discounted, one_pass
 from .presolve import Item as _Item
 from .presolve import always_read, class_graph, components, must_implications
-from .problem import Rows
+from .problem import LIMIT_ROUNDING, Rows
 
 SCALE = 1e4
 """The incumbent's cost in the program: HiGHS's tolerances are absolute."""
@@ -60,7 +60,7 @@ class Relaxation:
         items = [[_Item(0.0, frozenset(rows.kids[r]), r) for r in row] for row in members]
         self.component, _ = components(class_graph(items))
         self.reads = always_read(rows)
-        self.bound = 0.0
+        self.bound, self.status = 0.0, ""
         self.unit, self.integral_costs = units(rows.cost, upper)
         self.n_cuts = 0
         self._add_rows()
@@ -92,6 +92,16 @@ class Relaxation:
             if c < k and (k, c) in self.reads and self.component[c] == self.component[k]:
                 for head in (c, k):
                     self.add(_sum([*self.taken(c, k), *self.taken(k, c)], [head]))
+
+    def limit(self, use: Sequence[float], most: float) -> None:
+        """Ask that the chosen rows use at most `most` together, up to rounding and HiGHS's tolerance: callers check it."""
+        top = most * (1 + LIMIT_ROUNDING)
+        row = self.model.add_linear_constraint(ub=1.0 + LIMIT_ROUNDING)
+        for x, u in zip(self.x, use):
+            if u > top:
+                self.add({x: 1.0})
+            elif u > 0:
+                row.set_coefficient(self.vars[x], u / most)
 
     def cycle_cut(self, cycle: Sequence[int]) -> Cut:
         """The reads along a cycle number less than its classes; one class (with fewest rows) may count as built."""
@@ -148,7 +158,8 @@ class Relaxation:
         idle, last = 0, -math.inf
         while (left := deadline - time.perf_counter()) > 0 and idle < STALLED:
             result = self.solve(left)
-            if result.termination.reason.name != "OPTIMAL":
+            self.status = result.termination.reason.name
+            if self.status != "OPTIMAL":
                 break
             objective = result.objective_value()
             self.raise_bound(objective)
@@ -178,19 +189,21 @@ class Relaxation:
 
 def solve_highs(
     rows: Rows,
-    start: Sequence[int],
+    start: Sequence[int] | None,
     *,
     seconds: float,
     root_ratio: float = 0.0,
     stop: Callable[[], bool] | None = None,
+    limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> Answer:
     """Minimize over `rows` from a solution `start` (rows, children first); gives up after the root relaxation if its
-    bound is below `root_ratio` times the cost.
+    bound is below `root_ratio` times the cost. limits: use of each row and the most that the chosen ones may use; then
+    there may be no `start`, and the status in the answer's `stats` is INFEASIBLE where nothing keeps them.
 
     HiGHS looks at its time limit only now and then: it runs in a thread of its own, which is left behind (and ends by
     itself soon after) if it overruns or `stop` asks to end.
     """
-    search = _Search(rows, start, time.perf_counter() + 0.9 * seconds, root_ratio)
+    search = _Search(rows, start, time.perf_counter() + 0.9 * seconds, root_ratio, limits)
     thread = threading.Thread(target=search.run, daemon=True)
     ends = time.perf_counter() + seconds
     thread.start()
@@ -203,9 +216,14 @@ def solve_highs(
 
 
 class _Search:
-    def __init__(self, rows: Rows, start: Sequence[int], deadline: float, root_ratio: float) -> None:
-        self.rows, self.deadline, self.root_ratio = rows, deadline, root_ratio
-        self.answer = Answer(list(start), rows.total(start), 0.0, False)
+    def __init__(
+        self, rows: Rows, start: Sequence[int] | None, deadline: float, root_ratio: float,
+        limits: Sequence[tuple[Sequence[float], float]],
+    ) -> None:  # fmt: skip
+        self.rows, self.deadline, self.root_ratio, self.limits = rows, deadline, root_ratio, limits
+        self.answer = Answer(None, math.inf, 0.0, False)
+        if start is not None:
+            self.answer = Answer(list(start), rows.total(start), 0.0, False)
         self.cancelled = False
         self.error: Exception | None = None
 
@@ -216,11 +234,15 @@ class _Search:
             self.error = error
 
     def _run(self) -> None:
-        relaxation = Relaxation(self.rows, self.answer.cost)
+        relaxation = Relaxation(self.rows, min(self.answer.cost, math.fsum(self.rows.cost)))
+        for use, most in self.limits:
+            relaxation.limit(use, most)
         began = time.perf_counter()
         value = relaxation.tighten(began + 0.5 * (self.deadline - began), self.answer.cost)
         for choice in [None, *relaxation.rounded(value)] if value else [None]:
             self._publish(relaxation, choice)
+        if self._impossible(relaxation.status):
+            return
         if relaxation.bound < self.root_ratio * self.answer.cost:
             return
         relaxation.integral()
@@ -228,6 +250,7 @@ class _Search:
             result = relaxation.solve(self.deadline - time.perf_counter(), self.answer.chosen)
             relaxation.raise_bound(result.dual_bound())
             if not result.has_primal_feasible_solution():
+                self._impossible(result.termination.reason.name)
                 break
             value = result.variable_values(relaxation.vars)
             choice = [-1] * self.rows.n_classes
@@ -242,6 +265,13 @@ class _Search:
                 relaxation.add(relaxation.cycle_cut(cycle))
             relaxation.n_cuts += len(cycles)
 
+    def _impossible(self, status: str) -> bool:
+        """Whether that says that nothing keeps the limits; then the answer does."""
+        if status != "INFEASIBLE" or self.answer.chosen is not None:
+            return False
+        self.answer = Answer(None, math.inf, 0.0, True, {"status": status})
+        return True
+
     def _repaired(self, choice: list[int]) -> list[int] | None:
         price = discounted(self.rows, [r for r in choice if r >= 0])
         known = [c for c in (bottom_up(self.rows, price), one_pass(self.rows, price)) if c is not None]
@@ -251,13 +281,16 @@ class _Search:
             found[self.rows.cls[r]] = r
         return found
 
+    def _allowed(self, chosen: Sequence[int]) -> bool:
+        return all(math.fsum([use[r] for r in chosen]) <= most * (1 + LIMIT_ROUNDING) for use, most in self.limits)
+
     def _publish(self, relaxation: Relaxation, choice: Sequence[int] | None) -> None:
         best, cost = self.answer.chosen, self.answer.cost
         chosen = self.rows.walk(choice) if choice is not None else None
-        if chosen is not None and (total := self.rows.total(chosen)) < cost:
+        if chosen is not None and (total := self.rows.total(chosen)) < cost and self._allowed(chosen):
             best, cost = chosen, total
         lower = min(relaxation.bound, cost)
-        proven = cost - lower <= 4 * MARGIN * cost
+        proven = best is not None and cost - lower <= 4 * MARGIN * cost
         self.answer = Answer(best, cost, lower, proven, {"cuts": relaxation.n_cuts})
 
 

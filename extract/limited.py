@@ -1,10 +1,10 @@
 """Extraction under limits on sums: an error budget, memory.
 
-The unlimited optimum comes first: where it keeps the limits it is the answer, else its bound still holds. Then greedies at
-prices that charge for what is used, more and more, give a solution that keeps them, and CP-SAT the cheapest one, over
-reductions that lose no solution. The frontier search (a label would need one cost for each amount used), HiGHS (its
-cycle repairs and roundings know cost only) and the split into independent components (a limit ties them together) are
-left out.
+The unlimited optimum comes first: where it keeps the limits it is the answer, else its bound still holds. Then greedies and
+local search at prices that charge for what is used, more and more, give a solution that keeps them, and HiGHS and CP-SAT,
+each from the best solution of those before, the cheapest one, over reductions that lose no solution; what is too large for
+them is searched in part. The frontier search (a label would need one cost for each amount used) and the split into
+independent components (a limit ties them together) are left out.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ExtractionError
-from .cpsat import solve_cpsat
+from .cpsat import Answer, solve_cpsat
 from .greedy import bottom_up, one_pass
-from .local import polish
+from .highs import solve_highs
+from .local import polish, promising
 from .presolve import Reduced, detach, presolve
 from .problem import LIMIT_ROUNDING, Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
 
@@ -30,7 +31,16 @@ Flags = npt.NDArray[np.bool_]
 PRICES = 24
 """Prices of what the limits bound that are tried, each twice the one before."""
 
-SKIPPED = "limits: no frontier search, no HiGHS, no split into components"
+SKIPPED = "limits: no frontier search, no split into components"
+
+HIGHS_SHARE = 0.4
+"""Of the time that the two exact solvers have, what HiGHS may take before CP-SAT."""
+
+SMALL_ROWS = 100
+"""CP-SAT alone ends problems up to this size in milliseconds."""
+
+PART_ROWS = 4_000
+"""Rows of a problem too large for the exact solvers that are offered to them."""
 
 
 def within(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
@@ -96,11 +106,13 @@ def solve_limited(
     workers: int,
     deterministic: bool,
     exact_rows: int,
+    solvers: Sequence[str] = ("highs", "cp-sat"),
     hint: Sequence[int] | IntArray | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Extraction:
-    """The cheapest extraction that keeps the limits. `unlimited` is the answer without them; integer programs of more
-    than `exact_rows` rows are not tried. ExtractionError if no extraction keeps the limits, or none was found in time."""
+    """The cheapest extraction that keeps the limits. `unlimited` is the answer without them; of more than `exact_rows` rows
+    (0: no exact search) only a part goes to the `solvers`, in their order. ExtractionError if no extraction keeps the
+    limits, or none was found in time."""
     began = time.perf_counter()
     if within(problem, unlimited.choice):
         return unlimited
@@ -113,23 +125,30 @@ def solve_limited(
     best = _cheapest(problem, _hinted(problem, hint) + _greedies(problem, lambda: left() <= 0.5 * seconds))
     cost = evaluate(problem, best) if best is not None else math.inf
     stats: dict[str, Any] = {**unlimited.stats, "skipped": SKIPPED, "limited_greedy": cost}
-    lower, method = unlimited.lower_bound, "greedy at prices of the limits"
+    lower, used = unlimited.lower_bound, list[str]()
     kept = Kept.of(problem, cost)
     rows = kept.reduced.rows
-    if left() > 0 and len(rows) <= exact_rows:
-        start = rows.walk(_as_choice(rows, kept.rows_of(best))) if best is not None else None
-        answer = solve_cpsat(
-            rows, start, seconds=left(), workers=workers, deterministic=deterministic, stop=stop, limits=kept.limits
-        )
-        if answer.stats["status"] == "INFEASIBLE" and best is None:
+    whole = len(rows) <= exact_rows
+    if len(rows) <= SMALL_ROWS or deterministic:  # HiGHS has no clock of counted work
+        solvers = solvers[-1:]
+    for name in solvers if exact_rows else ():
+        if left() <= 0 or (best is not None and relative_gap(cost, lower) <= gap):
+            break
+        share = HIGHS_SHARE if name != solvers[-1] else 1.0
+        answer = _solved(name, kept, best, whole, share * left(), workers, deterministic, stop)
+        if answer.stats.get("status") == "INFEASIBLE" and best is None and whole:
             raise _impossible(problem)
         if answer.chosen is not None:
             found = kept.choice_of(answer.chosen)
             if within(problem, found) and evaluate(problem, found) < cost:
                 best, cost = found, evaluate(problem, found)
-                method = "presolve + cp-sat under limits"
-        if answer.chosen is not None or answer.proven:
-            lower = max(lower, kept.reduced.constant + answer.lower)
+                used.append(name)
+        if whole and (answer.chosen is not None or answer.proven or answer.lower > 0):
+            bound = min(kept.reduced.constant + answer.lower, cost)
+            if bound > lower:
+                lower = bound
+                used.append(name)
+    method = " + ".join(["presolve", *dict.fromkeys(used)]) + " under limits" if used else "greedy at prices of the limits"
     if best is None:
         raise ExtractionError(
             "no extraction that keeps the limits was found in time",
@@ -140,6 +159,35 @@ def solve_limited(
     return Extraction(
         best, cost, lower, relative_gap(cost, lower) <= gap, unlimited.seconds + time.perf_counter() - began, method, stats
     )  # fmt: skip
+
+
+def _solved(
+    name: str, kept: Kept, best: IntArray | None, whole: bool, seconds: float, workers: int, deterministic: bool,
+    stop: Callable[[], bool] | None,
+) -> Answer:  # fmt: skip
+    """What one exact solver makes of the rows, or of the part of them that is most promising."""
+    rows, limits = kept.reduced.rows, kept.limits
+    start = rows.walk(_as_choice(rows, kept.rows_of(best))) if best is not None else None
+    part = list(range(len(rows)))
+    if not whole:
+        part = promising(rows, start or rows.walk(bottom_up(rows)) or [], PART_ROWS)
+        rows = Rows(
+            [rows.cls[r] for r in part],
+            [rows.kids[r] for r in part],
+            [rows.cost[r] for r in part],
+            rows.n_classes,
+            rows.roots,
+        )
+        limits = [([use[r] for r in part], most) for use, most in limits]
+        at = {r: n for n, r in enumerate(part)}
+        start = [at[r] for r in start] if start is not None else None
+    if name == "highs":
+        answer = solve_highs(rows, start, seconds=seconds, stop=stop, limits=limits)
+    else:
+        answer = solve_cpsat(
+            rows, start, seconds=seconds, workers=workers, deterministic=deterministic, stop=stop, limits=limits
+        )
+    return replace(answer, chosen=None if answer.chosen is None else [part[r] for r in answer.chosen])
 
 
 def _impossible(problem: Problem) -> ExtractionError:

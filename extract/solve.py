@@ -127,7 +127,7 @@ def solve(
     gap: relative difference of cost and bound that counts as optimal. workers: CP-SAT workers, at least 8 are used.
     deterministic: same input, same answer; limits are then counted work, and `time_limit` only scales it.
     hint: a choice array to start from; used if it is a valid extraction. stop: polled; True ends the search early with
-    the best so far. A problem's limits are kept (see `limited`; by "auto", "cp-sat" and "greedy" alone).
+    the best so far. A problem's limits are kept (see `limited`; "frontier" knows none).
     Raises ExtractionError if a root has no finite term or nothing keeps the limits, UsageError for an unknown method.
     """
     if method not in METHODS:
@@ -136,13 +136,14 @@ def solve(
         raise UsageError(f"time_limit must be >= 0 seconds, not {time_limit}", where="solve")
     if not problem.limits:
         return _Search(problem, method, time_limit, gap, workers, deterministic, stop).run(hint)
-    if method in ("highs", "frontier"):
-        raise UsageError(f"{method} knows no limits", where="solve", hint="use auto, cp-sat or greedy")
+    if method == "frontier":
+        raise UsageError(f"{method} knows no limits", where="solve", hint="use auto, cp-sat, highs or greedy")
     free = replace(problem, limits=())
     first = _Search(free, method, time_limit / 2, gap, workers, deterministic, stop).run(hint)
     return solve_limited(
         problem, first, seconds=max(0.0, time_limit - first.seconds), gap=gap, workers=workers,
         deterministic=deterministic, exact_rows=0 if method == "greedy" else EXACT_ROWS, hint=hint, stop=stop,
+        solvers=("highs", "cp-sat") if method == "auto" else (method,),
     )  # fmt: skip
 
 

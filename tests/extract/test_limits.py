@@ -72,7 +72,7 @@ def extractions(problem: Problem) -> list[tuple[float, frozenset[int]]]:
 
 
 @settings(deadline=None, max_examples=120)
-@given(limited(), st.sampled_from(["auto", "cp-sat", "greedy"]))
+@given(limited(), st.sampled_from(["auto", "cp-sat", "highs", "greedy"]))
 def test_limits_are_kept_at_least_cost(problem: Problem, method: Any) -> None:
     every = extractions(problem)
     if not every:
@@ -149,11 +149,65 @@ def test_a_memory_limit_prefers_what_is_fused() -> None:
 
 def test_what_knows_no_limits_says_so() -> None:
     problem = Problem.build([(0, (), 1.0)], [0], limits=[Limit("error", np.ones(1), 2.0)])
-    for method in ("highs", "frontier"):
-        with pytest.raises(UsageError, match="knows no limits"):
-            solve(problem, method=method)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="knows no limits"):
+        solve(problem, method="frontier")
     tight = Problem.build([(0, (), 1.0), (0, (), 2.0)], [0], limits=[Limit("error", np.array([1.0, 0.0]), 0.5)])
-    assert "no HiGHS" in solve(tight).stats["skipped"]
+    assert "no frontier search" in solve(tight).stats["skipped"]
+
+
+@pytest.mark.parametrize("method", ["auto", "highs", "cp-sat"])
+def test_both_solvers_prove_larger_problems_under_limits(method: Any) -> None:
+    """Forty classes with a fast coarse and a slow fine kernel each, of which about half can be fine: a knapsack."""
+    rng = np.random.default_rng(0)
+    cost, error = rng.integers(1, 60, 80).astype(float), rng.integers(1, 60, 80).astype(float)
+    nodes: Nodes = [(0, (), 0.0)]
+    nodes += [(1 + i // 2, (i // 2,), float(cost[i])) for i in range(80)]
+    use = np.concatenate([[0.0], error])
+    most = float(np.minimum(error[::2], error[1::2]).sum() * 1.3)
+    table = {0.0: 0.0}  # error so far -> least cost
+    for a, b in zip(range(0, 80, 2), range(1, 80, 2)):
+        new: dict[float, float] = {}
+        for e, c in table.items():
+            for i in (a, b):
+                if e + error[i] <= most:
+                    new[e + error[i]] = min(new.get(e + error[i], math.inf), c + cost[i])
+        table = new
+    found = solve(Problem.build(nodes, [40], limits=[Limit("error", use, most)]), method=method)
+    assert found.optimal and found.cost == min(table.values()) and ("cp-sat" in found.method or "highs" in found.method)
+
+
+def test_what_is_too_large_is_searched_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solving, "EXACT_ROWS", 3)
+    nodes: Nodes = [(0, (), 1.0), (0, (), 2.0), (1, (0,), 1.0), (1, (0,), 3.0), (2, (1,), 1.0), (2, (1,), 4.0)]
+    found = solve(Problem.build(nodes, [2], limits=[Limit("error", np.array([1.0, 0.0] * 3), 1.0)]))
+    assert found.cost == 6.0 and found.lower_bound <= 6.0 and not found.optimal
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_error_memory_and_devices_together(data: Any) -> None:
+    """An error budget over all kernels, memory on each device and copies, in one problem, against brute force."""
+    nodes, roots = data.draw(node_lists(3))
+    nodes = nodes[:6]
+    use = np.array([data.draw(st.sampled_from([0.0, 0.1, 0.5])) for _ in nodes])
+    most = data.draw(st.sampled_from([0.0, 0.2, 0.6, 1.1]))
+    root = [0] if max(roots) > max(c for c, _, _ in nodes) else roots
+    problem = Problem.build(nodes, root, n_classes=3, limits=[Limit("error", use, most)])
+    price = st.sampled_from([0.5, 1.0, 3.0, 9.0, math.inf])
+    cost = {d: np.array([data.draw(price) for _ in nodes]) for d in ("cpu", "gpu")}
+    move = st.sampled_from([0.25, 1.0, 4.0])
+    copy = {pair: np.array([data.draw(move) for _ in range(3)]) for pair in (("cpu", "gpu"), ("gpu", "cpu"))}
+    size, room = np.array([1.0, 2.0, 4.0]), {"gpu": data.draw(st.sampled_from([1.0, 3.0])), "cpu": 6.0}
+    best = cheapest_placement(problem, cost, copy, "cpu", room, size)
+    placed = place(problem, cost, copy, "cpu", room=room, size=size)
+    if best == math.inf:
+        with pytest.raises(ExtractionError):
+            solve(placed.problem)
+        return
+    for method in ("auto", "highs"):
+        found = solve(placed.problem, method=method)  # type: ignore[arg-type]
+        assert found.optimal and found.cost == pytest.approx(best) and within(placed.problem, found.choice)
+        assert math.fsum(use[n] for n, _ in placed.kernels(found)) <= most * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +253,9 @@ def cheapest_placement(
             if w is not None:
                 total += copy[w[1], d][c] if isinstance(w, tuple) else cost[d][w]
                 used[d] += size[c]
+        kernels = [w for w in way.values() if w is not None and not isinstance(w, tuple)]
+        if not all(math.fsum(limit.use[kernels]) <= limit.most * (1 + 1e-9) for limit in problem.limits):
+            continue
         pending = [p for p in places if way[p] is not None]
         while pending:
             done = [p for p in pending if _reads(problem, way[p], p) <= ready]
