@@ -9,7 +9,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -421,13 +421,13 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     """The program of a prepared graph."""
     options, symbolic = session.options, session.symbolic
     work = prepared.work if symbolic is None else symbolic.work
-    view, blocks, views = saturated(session, work)
-    found = hypergraph(session, view, backends)
-    with open_store(session) as store:
-        pricer = CostPricer(store)
-        measures = session.options.measure and not session.options.deterministic
-        measurer = (GpuMeasurer(store) if on_gpu(backends) else CpuMeasurer(store)) if measures else None
-        try:
+    store = store_of(session)
+    measurer = measurer_of(options, backends, store)
+    try:
+        view, blocks, views = saturated(session, work)
+        found = hypergraph(session, view, backends)
+        with open_store(session, store):
+            pricer = CostPricer(store)
             acceptance = Acceptance(
                 prepared.graph, work, lambda found: choose(session, found, pricer, measurer),
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
@@ -441,10 +441,10 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
                 choice, program, checked = acceptance.run(found)
             else:
                 choice, program = acceptance.build(found)
-        finally:
-            if measurer is not None:
-                measurer.close()
-        report = make_report(session, prepared, view, blocks, views, choice, backends, store)
+            report = make_report(session, prepared, view, blocks, views, choice, backends, store)
+    finally:
+        if measurer is not None:
+            measurer.close()
     report.verification = checked.to_json() if checked else None
     report.warnings += session.warnings
     if symbolic is not None:
@@ -456,13 +456,30 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     return program
 
 
+def store_of(session: Session) -> Store:
+    """The cost store of the session; nothing is read yet."""
+    root = session.options.costdb or settings.current().costdb or default_root()
+    return Store(root, frozen=session.options.deterministic)
+
+
+def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> CpuMeasurer | GpuMeasurer | None:
+    """What measures kernels, its processes starting; None where nothing is to be measured."""
+    if not options.measure or options.deterministic:
+        return None
+    if not on_gpu(backends):
+        return CpuMeasurer(store)
+    measurer = GpuMeasurer(store)
+    with suppress(WorkerError):  # said by the first kernel to be measured
+        measurer.start()  # takes as long as rewriting does
+    return measurer
+
+
 @contextmanager
-def open_store(session: Session) -> Iterator[Store]:
+def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
     """The cost store of the session; its warnings are kept for the report."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        root = session.options.costdb or settings.current().costdb or default_root()
-        store = Store(root, frozen=session.options.deterministic)
+        store = store or store_of(session)
         yield store
         store.flush()
     session.warnings += [str(w.message) for w in caught if issubclass(w.category, UserWarning)]

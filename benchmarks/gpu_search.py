@@ -1,0 +1,87 @@
+"""How fast schedules of a workload's kernels are written and compiled, without a GPU: `python -m benchmarks.gpu_search WORKLOAD
+[--kernels 20] [--workers 2] [--capability 90]`.
+
+The process with the device is replaced by one that answers at once with made-up times, so that what is left is the host's work:
+texts, compilers, the searches' order of things. Prints seconds by part, kernels and schedules a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import tempfile
+import time
+from typing import Any
+from unittest import mock
+
+
+class Device:
+    """A device that says at once that everything is right, and takes a time made up from the text's length."""
+
+    alive = True
+
+    def start(self) -> None:
+        """Nothing is needed."""
+
+    def close(self) -> None:
+        """Nothing was."""
+
+    def ask(self, job: dict[str, Any], timeout: float = 0.0) -> dict[str, Any]:
+        """The made-up reply."""
+        us = 5.0 + 5.0 * random.Random(str(job.get("text", job.get("index")))).random()
+        return {"ok": True, "accuracy": {"rel_fro": 0.0}, "cold": [us] * 3, "hot": [us] * 3, "clock_mhz": 0.0}
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload")
+    parser.add_argument("--kernels", type=int, default=20, help="of the workload's distinct generated kernels, evenly")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--capability", type=int, default=90)
+    options = parser.parse_args()
+    os.environ.setdefault("TENSOR_GRAPHS_GPU", "gpu:none:sm90:multiprocessors=132|none|none")
+
+    from benchmarks.workloads import WORKLOADS
+    from tensor_graphs import pipeline
+    from tensor_graphs.backends.compile_pool import CompilePool
+    from tensor_graphs.backends.generated import Generator
+    from tensor_graphs.backends.measure_gpu import GpuMeasurer
+    from tensor_graphs.backends.registry import select
+    from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+
+    work = WORKLOADS[options.workload]
+    inputs, weights = work.arguments("cpu")
+    there = lambda self: ""
+    with mock.patch.object(TorchCudaBackend, "unavailable", there), mock.patch.object(Generator, "unavailable", there):
+        session = pipeline.Session(pipeline.Options(backend="triton-only"))
+        graph = pipeline.as_graph(work.module(weights), tuple(inputs))
+        view, _, _ = pipeline.saturated(session, pipeline.prepare(session, graph, None).work)
+        start = time.monotonic()
+        found = pipeline.hypergraph(session, view, select("triton-only"))
+    kernels = [found.candidates[i] for i in found.calls[0] if found.candidates[i].template.space is not None]
+    chosen = kernels[:: max(1, len(kernels) // options.kernels)][: options.kernels]
+    print(f"{len(kernels)} generated kernels in {time.monotonic() - start:.2f} s, {len(chosen)} of them are searched")
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TRITON_CACHE_DIR"] = cache
+        rows: list[Any] = []
+        sink = mock.Mock(spec=["add"], add=rows.extend)
+        with GpuMeasurer(sink, device="cpu", workers=0, worker=Device()) as measurer:  # type: ignore[arg-type]
+            measurer.pool = CompilePool(options.workers, options.capability)
+            start = time.monotonic()
+            measurer.measure(chosen)
+            took = time.monotonic() - start
+    tried = len({r.key.digest for r in rows})
+    failed: dict[str, int] = {}
+    for row in rows:
+        if row.kind == "failure":
+            failed[row.status] = failed.get(row.status, 0) + 1
+    print(
+        f"{took:.1f} s with {options.workers} compilers: {took / len(chosen):.2f} s a kernel, {took / tried:.3f} s a schedule"
+    )
+    print("parts", {k: round(v, 2) for k, v in measurer.clock.seconds.items()}, "failures", failed)
+
+
+if __name__ == "__main__":
+    main()
