@@ -127,9 +127,9 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     if joining.inner == () or shape.joined:
         raise Unfusable("nothing to join by tiles")
     limit = 1 << (across.bit_length() - 1)
-    join = replace(
-        tiling, k={a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}
-    )
+    k = {a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}
+    # large states go straight to registers: stages of them would not fit into shared memory
+    join = replace(tiling, k=k, stages=1 if tiling.m * tiling.n > 4096 else tiling.stages)
     return _Emitter(first, tiling, name, spread).launch(_Emitter(second, join, name, joining))
 
 

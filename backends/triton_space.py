@@ -139,7 +139,8 @@ def _contraction(kernel: Kernel, shape: Shape) -> Ranked:
 
 
 def _squared(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
-    """A product with many rows: bound by the matrix unit where tiles are large and all multiprocessors have some."""
+    """A product with many rows: what tiles load counts more than what they multiply, and a program's first loads and its
+    end are hidden only by other programs on the same multiprocessor."""
     accumulators, width = _accumulators(shape), 4 if _single(kernel) else 2
     batch = prod(a.size for a in shape.batch)
     channels = [by for a in shape.inner for by in _periods(kernel, a)]
@@ -161,9 +162,12 @@ def _squared(kernel: Kernel, shape: Shape, main: Axis) -> Ranked:
                     continue
                 waves = programs * split / PROGRAMS
                 tail = -(-waves // 1) / waves
+                resident = max(1, min(SHARED // max(stages * staged, 1), 16 // warps))
+                ends = (128 * stages + 256) * split / main.size / resident
                 rank = (
-                    tail * full + more + 16 * (1 / m + 1 / n) + 0.1 * (split > 1) + 0.02 * split + 0.1 * abs(stages - 3)
-                    + 0.2 * (k == 32) + (0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 > size else 0)
+                    tail * full * (0.4 + 40 * (1 / m + 1 / n)) + more + ends
+                    + 0.1 * (split > 1) + 0.02 * split + 0.1 * abs(stages - 3)
+                    + 0.4 * (k == 32) + (0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 >= size else 0)
                 )  # fmt: skip
                 schedule = {"m": m, "n": n, "warps": warps, "stages": stages, "group": 8 if -(-shape.m // m) > 1 else 1}
                 schedule |= boxes
