@@ -18,8 +18,10 @@ from ..egraph.match import Matcher
 from ..egraph.ops import Type
 from ..egraph.pattern import Term, Var, attr_variables, variables
 from ..egraph.view import EGraphView
+from ..errors import RuleError
 from .collection import no_collection
 from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
+from .presolve import components
 
 # More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
 MAX_LAYOUTS = 16  # per class, the row-major one included
@@ -218,6 +220,9 @@ class _Builder:
         found = [*views, *copies, *(c for i in sorted(kernels) for c in kernels[i])]
         roots = [Vertex(c, contiguous(self.shapes[c])) for c in self.view.roots]
         kept = _reachable(Hypergraph(self.view, found, self.given, roots))
+        if any(c.more for c in kept):
+            ordered = _in_order(Hypergraph(self.view, kept, self.given, roots))
+            kept = _reachable(Hypergraph(self.view, ordered, self.given, roots))
         vertices = {v for c in kept for v in c.outputs}
         stats = {"vertices": len(vertices), "candidates": len(kept), "matches": len(matches)}
         return Hypergraph(self.view, kept, self.given, roots, stats, self.types)
@@ -238,6 +243,9 @@ class _Builder:
     def _matches(self, template: Template) -> Iterator[_Match]:
         """Where a template fits; of one with several outputs, each is found over what the first one binds."""
         beside = [self._found(term) for term in template.terms[1:]]
+        for names, _ in beside:
+            if unbound := {*names} - {*self._names(template.term)}:
+                raise RuleError(f"a further output reads {min(unbound)}, the first does not", where=template.name)
         for cls, binding in self.matcher.find(template.term, template.guards):
             more = [known.get(tuple([binding.get(n) for n in names])) for names, known in beside]
             if not any(c is None or c in self.given for c in (cls, *more)):
@@ -245,9 +253,12 @@ class _Builder:
                 attrs = tuple([(k[1:], v) for k, v in binding.items() if k[0] == "@"])
                 yield _Match(template, cls, operands, attrs, tuple([c for c in more if c is not None]))
 
+    def _names(self, term: Term) -> tuple[str, ...]:
+        return (*variables(term), *(f"@{name}" for name in attr_variables(term)))
+
     def _found(self, term: Term) -> tuple[tuple[str, ...], dict[tuple[Any, ...], int]]:
         """The names that a term binds, and the class that it has for each binding."""
-        names = (*variables(term), *(f"@{name}" for name in attr_variables(term)))
+        names = self._names(term)
         return names, {tuple([b[n] for n in names]): cls for cls, b in self.matcher.find(term, ())}
 
     def operand(self, vertex: Vertex) -> Operand:
@@ -433,6 +444,25 @@ def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
     wherever the value is dense."""
     row_major = contiguous(shape)
     return tuple(w if d == 1 else s for s, w, d in zip(strides, row_major, shape))
+
+
+def _in_order(graph: Hypergraph) -> list[Candidate]:
+    """The candidates without those of several outputs that turn the order of values about: all that such a kernel reads must
+    come before all that it makes, by the kernels of one output. A table that every layer reads, made together with a value of
+    the last layer, would put all layers into one cycle, in which no plan can be proved best."""
+    numbered = graph.numbered
+    below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]
+    for made, needs in zip(numbered.made, numbered.needs):
+        if made < len(below):
+            below[made] += needs
+    of, members = components(below)
+    level = [0] * len(members)
+    for n, member in enumerate(members):  # what is below comes first
+        level[n] = 1 + max([level[of[k]] for v in member for k in below[v] if of[k] != n], default=0)
+    return [
+        c for i, c in enumerate(graph.candidates)
+        if not c.more or min(level[of[v]] for v in numbered.outputs(i)) > max([level[of[k]] for k in numbered.needs[i]], default=0)
+    ]  # fmt: skip
 
 
 def _reachable(graph: Hypergraph) -> list[Candidate]:

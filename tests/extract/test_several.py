@@ -20,11 +20,13 @@ from tensor_graphs.backends.views import view_strides
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view import view_of
+from tensor_graphs.errors import RuleError
 from tensor_graphs.extract.budgets import memory
-from tensor_graphs.extract.candidates import Hypergraph, candidates
+from tensor_graphs.extract.candidates import Hypergraph, _Builder, candidates
 from tensor_graphs.extract.kbest import k_best
 from tensor_graphs.extract.kernel import Candidate, Operand, Priced, Template, Vertex
 from tensor_graphs.extract.plan import plan_of
+from tensor_graphs.extract.presolve import components
 from tensor_graphs.extract.regions import MAX_LEAVES, Regions
 from tensor_graphs.extract.rows import Rows
 from tensor_graphs.extract.search import alternatives, search
@@ -140,6 +142,38 @@ class _Token:
 def test_memory_budgets_count_every_output() -> None:
     made = Made([((1,), (0,), 1.0), ((1, 2), (0,), 1.5)], [1])
     assert memory(1e9).use(made.graph.candidates) == [16.0, 32.0]
+
+
+def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
+    """A table that a chain of values reads is not made together with the chain's end; the end and a value beside it are."""
+    x = tg.input("x", (4,))
+    table = tg.exp(x)
+    first = tg.tanh(table + 1.0)
+    end = tg.sin(first + table)
+    graph = Graph.of([end, tg.cos(first)])
+    found = view_of(graph)
+    code = "np.copyto({out}, {a}); np.copyto({out1}, {a})"
+    late = Template("np.late", "numpy", "sin(a + exp(x));exp(x)", code)
+    good = Template("np.good", "numpy", "sin(a + b);cos(a)", code)
+    kernels = candidates(found, [_Backend([late, good]), backend("numpy")], view_strides)
+    assert {c.template.name for c in kernels.candidates if c.more} == {"np.good"}
+    one = list(_Builder(found, [_Backend([late])], view_strides, None)._matches(late))
+    assert [(found.classes[end], found.classes[table])] == [(m.cls, *m.more) for m in one], (
+        "it fits, but comes too late"
+    )
+    with pytest.raises(RuleError, match="reads z"):
+        candidates(found, [_Backend([replace(late, pattern="sin(a + b);exp(z)")])], view_strides)
+    levels = components([list(kids) for kids in _reads(kernels)])[1]
+    assert all(len(member) == 1 for member in levels), "the order has no cycle"
+
+
+def _reads(kernels: Hypergraph) -> list[set[int]]:
+    """What the classes of the solvers' problem read."""
+    rows = Rows(kernels, [1.0] * len(kernels.candidates)).problem.rows
+    found: list[set[int]] = [set() for _ in range(rows.n_classes)]
+    for c, kids in zip(rows.cls, rows.kids):
+        found[c] |= set(kids)
+    return found
 
 
 # ---------------------------------------------------------------- which are made
