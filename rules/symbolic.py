@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, count, pairwise, permutations, product
+from math import prod
 
 from .linear import ZERO, Affine, System, quotient
 from .text_shapes import Axis, Typed, Typing
@@ -355,6 +356,8 @@ class Prover:
         self.ranges: dict[int, Affine] = {}
         self.inside: dict[tuple[Index, Affine], bool | None] = {}
         self.texts: dict[Affine, str] = {}
+        self.products: dict[tuple[int, Affine], int] = {}  # index variables times unknown strides, as index variables
+        self.factored: dict[int, tuple[int, Affine]] = {}
         self.numbers = count()
 
     def proves(self) -> bool:
@@ -500,11 +503,28 @@ class Prover:
         more = tuple(v for i in over for v, _ in i.parts)
         return tuple(Monomial(m.coefficient, m.factors, m.bound + more) for m in terms)
 
-    def window(self, at: Index, step: int, low: Affine, k: Index, size: Affine) -> tuple[Index, list[Factor]]:
+    def window(
+        self, at: Index, step: int | Affine, low: Affine, k: Index, size: Affine, places: Affine
+    ) -> tuple[Index, list[Factor]]:
         """The position that a window at an output index reads, and the guard that it is not padding."""
-        where = Index(low * -1).plus(at, step).plus(k)
+        where = Index(low * -1).plus(self.stepped(at, step, places)).plus(k)
         inside = self.within(where, size)
         return where, [] if inside else [Factor("guard", indices=(where,), size=self.signs.reduce(size))]
+
+    def stepped(self, at: Index, step: int | Affine, places: Affine) -> Index:
+        """step × an index of so many places. For an unknown step the product is an index of its own."""
+        if not isinstance(step, Affine):
+            return Index(Affine.of(0)).plus(at, step)
+        whole = [v for v, c in at.parts if c == 1 and self.signs.zero(self.ranges[v] - places)]
+        span = next((s for (n, d), s in self.typing.spans.items() if d == step and self.signs.zero(n - places)), None)
+        if span is None or len(at.parts) != 1 or not whole or not self.signs.zero(at.offset):
+            raise Unprovable("an unknown stride along a part of an axis")
+        (v,) = whole
+        if (v, step) not in self.products:
+            self.products[v, step] = next(self.numbers)
+            self.ranges[self.products[v, step]] = self.signs.reduce(span + 1)
+            self.factored[self.products[v, step]] = (v, step)
+        return Index(Affine.of(0), ((self.products[v, step], 1),))
 
     def _conv2d(self, term: Typed, at: list[Index]) -> Sum:
         x, w = term.args
@@ -514,8 +534,8 @@ class Prover:
         found: Sum = ()
         for (c0, cn), (r0, rn), (s0, sn) in product(*(self.regions.of(axis) for axis in w.axes[1:])):
             c, r, s = self.variable(c0, cn), self.variable(r0, rn), self.variable(s0, sn)
-            h, inside = self.window(at[2], p["stride_h"], low[0], r, x.axes[2].size)
-            v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size)
+            h, inside = self.window(at[2], p["stride_h"], low[0], r, x.axes[2].size, term.axes[2].size)
+            v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size, term.axes[3].size)
             weight = self.value(w, [at[1], c, r, s])
             if weight:
                 channel = c.plus(Index(w.axes[1].size * group))
@@ -537,22 +557,29 @@ class Prover:
     def pooled(self, term: Typed, at: list[Index]) -> tuple[Index, Index, list[Factor], Sum]:
         """Window indices, guards, and the element that a pooling window reads."""
         (x,), p = term.args, term.params
-        kernel = [p["kernel_h"], p["kernel_w"]]
-        low = [Affine.of((k - 1) // 2 if p["pad"] == 0 else 0) for k in kernel]
-        r, s = (self.variable(Affine.of(0), Affine.of(k)) for k in kernel)
-        h, inside = self.window(at[2], p["stride_h"], low[0], r, x.axes[2].size)
-        v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size)
+        low = [term.numbers["low_" + i] for i in "hw"]
+        r, s = (self.variable(Affine.of(0), Affine.of(p["kernel_" + i])) for i in "hw")
+        h, inside = self.window(at[2], p["stride_h"], low[0], r, x.axes[2].size, term.axes[2].size)
+        v, inside_w = self.window(at[3], p["stride_w"], low[1], s, x.axes[3].size, term.axes[3].size)
         return r, s, inside + inside_w, self.value(x, [at[0], at[1], h, v])
 
     def _poolavg(self, term: Typed, at: list[Index]) -> Sum:
         r, s, guards, read = self.pooled(term, at)
-        share = Monomial(Fraction(1, term.params["kernel_h"] * term.params["kernel_w"]))
-        return self.summed(self.guarded(self.times((share,), read), guards), r, s)
+        return self.summed(self.guarded(self.times((self.share(term),), read), guards), r, s)
+
+    def share(self, term: Typed) -> Monomial:
+        """One over the number of places of a window."""
+        sizes = [self.signs.reduce(Affine.of(term.params["kernel_" + i])) for i in "hw"]
+        numbers = [Fraction(1, int(s.constant)) for s in sizes if not s.terms]
+        unknown = tuple(Factor("f", f"1/({self.affine(s)})") for s in sizes if s.terms)
+        return Monomial(prod(numbers, start=Fraction(1)), unknown)
 
     def _poolmax(self, term: Typed, at: list[Index]) -> Sum:
         r, s, guards, read = self.pooled(term, at)
         bound = tuple(v for i in (r, s) for v, _ in i.parts)
         read = tuple(Monomial(m.coefficient, _without(m.factors, guards), m.bound) for m in self.simple(read))
+        if not bound and not guards:
+            return read
         limits = (Monomial(Fraction(1), tuple(guards)),)  # which of them count; in every window one does
         return (Monomial(Fraction(1), (Factor("max", sums=(read, limits), bound=bound),)),)
 
@@ -587,11 +614,12 @@ class Prover:
         return (Monomial(Fraction(1)),)
 
     def _Iconv(self, term: Typed, at: list[Index]) -> Sum:
-        centre = [Index(Affine.of((term.params["kernel_" + i] - 1) // 2)) for i in "hw"]
+        centre = [Index(term.numbers["low_" + i]) for i in "hw"]
         return (Monomial(Fraction(1), self.equal((at[0], at[1]), (at[2], centre[0]), (at[3], centre[1]))),)
 
     def _Cpool(self, term: Typed, at: list[Index]) -> Sum:
-        return (Monomial(Fraction(1, term.params["kernel_h"] * term.params["kernel_w"]), self.equal((at[0], at[1]))),)
+        share = self.share(term)
+        return (Monomial(share.coefficient, share.factors + self.equal((at[0], at[1]))),)
 
     # ------------------------------------------------------------ simplification
     def simple(self, terms: Sum) -> Sum:
@@ -624,6 +652,7 @@ class Prover:
             return Monomial(term.coefficient, rest, term.bound)
         if self.within(index, Affine.of(1)) is False:
             return False
+        self.alone(term.bound)
         for v, c in index.parts:
             if v in term.bound and abs(c) == 1:
                 others = Index(index.offset, tuple(p for p in index.parts if p[0] != v))
@@ -638,10 +667,16 @@ class Prover:
             raise Unprovable("an identity on a strided index")
         return None
 
+    def alone(self, bound: Sequence[int]) -> None:
+        """Unprovable where a summed index is multiplied with an unknown stride, which a substitution would not see."""
+        if any(base in bound for base, _ in self.products):
+            raise Unprovable("an unknown stride of a summed index")
+
     def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
         """Where a guard only says which values a summed index takes, the sum over these alone: for what is inside of a rim of
         zeros."""
         (index,) = guard.indices
+        self.alone(term.bound)
         for v, c in index.parts:
             if v in term.bound and c == 1:
                 before = index.plus(Index(Affine.of(0), ((v, 1),)), -1)
@@ -736,8 +771,15 @@ class Prover:
 
     def index_text(self, index: Index, names: dict[int, str]) -> str:
         """An index as text."""
-        parts = sorted(f"{c}*{names.get(v, f'?{v}')}" for v, c in index.parts)
+        parts = sorted(f"{c}*{self.variable_text(v, names)}" for v, c in index.parts)
         return "+".join([self.affine(index.offset), *parts])
+
+    def variable_text(self, v: int, names: dict[int, str]) -> str:
+        """An index variable as text."""
+        if v in self.factored:
+            base, step = self.factored[v]
+            return f"({self.affine(step)})*{self.variable_text(base, names)}"
+        return names.get(v, f"?{v}")
 
     def affine(self, expr: Affine) -> str:
         """A size as text."""

@@ -16,8 +16,8 @@ parameter. An operator may be written in several ways, told apart by the number 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..errors import RuleError
 
@@ -135,6 +135,17 @@ class TextRule:
         """Parameter variables, with what each stands for ('act', 'stride_h', …)."""
         calls = [n for n in self._nodes() if isinstance(n, Apply)]
         return {v: k for c in calls for k, v in c.params if isinstance(v, str)}
+
+    def at(self, values: Mapping[str, Param]) -> TextRule:
+        """The rule with values for parameter variables."""
+
+        def put(term: Term) -> Term:
+            if not isinstance(term, Apply):
+                return term
+            params = tuple((n, values.get(v, v) if isinstance(v, str) else v) for n, v in term.params)
+            return Apply(term.op, params, tuple(map(put, term.args)))
+
+        return replace(self, lefts=tuple(map(put, self.lefts)), rights=tuple(map(put, self.rights)))
 
     @property
     def has_constants(self) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,26 @@ from .check import STYLES, Refuted, Trial, Verdict
 from .field import BITS, PRIMES, agreement, unrectified
 from .symbolic import Effort, Signs, proves
 from .tensat import Apply, Input, TextRule, nodes
-from .text_shapes import SCOPES, Families, Scope, TextInstance, Typed, Typing, group_counts, scopes, typings
+from .text_shapes import (
+    ATTRIBUTES,
+    SCOPES,
+    SYMBOLIC,
+    Families,
+    Scope,
+    TextInstance,
+    Typed,
+    Typing,
+    group_counts,
+    scopes,
+    typings,
+)
 
 MEMBERS = 10  # members of a rule's families that are evaluated under one scope
 MORE = 40  # of a rule that is not proved, a second time and larger
-FINITE = ("act", "pad", "axis", "shuffle")  # parameter variables of which every value is tried
+FINITE = ("act", "pad", "axis", "ndim", "shuffle")  # parameter variables of which every value is tried
 IMAGES = ("conv2d", "poolmax", "poolavg")
+LITERAL = 48  # values of a rule's parameter variables at which its types are looked at
+UNTYPED = "the right side has no type where the left has one"
 VAGUE = ("reshape", "merge")  # operators whose shapes are not all found
 
 
@@ -92,6 +107,8 @@ def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
     """The verdict on a rule of Tensat's language."""
     if rule.problem:
         return Verdict("unknown", rule.problem)
+    if rule.attributes and (wrong := _instance_without_meaning(rule, seed)):
+        return wrong
     refuted: Refuted | None = None
     passed: list[_Passed] = []
     for scope in scopes(rule):
@@ -103,7 +120,7 @@ def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
             continue
         if not tally.members or (scope.kin and passed):
             continue
-        bits, why = _proof(rule, families, seed)
+        bits, why = _proof(rule, scope, families, seed)
         if bits and not scope.kin:
             return _proved(rule, _Passed(scope, families, tally), bits, passed)
         passed.append(_Passed(scope, families, tally, why or "kernels of different shapes have other values"))
@@ -132,8 +149,9 @@ def _wide(rule: TextRule, scope: Scope, families: Families) -> Families:
         return shaped or not _collapsed(family, watched if meant else [*watched, *family.terms])
 
     found = [f for f in families.found if kept(f)]
-    if scope.constants and any(f.agrees() for f in found):
-        found = [f for f in found if f.agrees()]
+    if scope.constants:  # groups are chosen so that the sides have one shape, for each choice of all else
+        possible = [(f.attrs, f.ranks) for f in found if f.agrees()]
+        found = [f for f in found if f.agrees() or (f.attrs, f.ranks) not in possible]
     return Families(found, families.why or "its types force sizes of 1", families.complete)
 
 
@@ -187,23 +205,27 @@ def _proved(rule: TextRule, one: _Passed, bits: float, wider: Sequence[_Passed])
     return Verdict("proved", "; ".join([*said, str(one.tally)]))
 
 
-def _proof(rule: TextRule, families: Families, seed: int) -> tuple[float, str]:
-    """How sure the random evaluations are, or 0 and what the proof lacks."""
-    if not families.complete:
-        return 0, "the choices of ranks and parameters were not all tried"
-    if open_ := sorted({k for k in rule.attributes.values() if k not in FINITE}):
+def _proof(rule: TextRule, scope: Scope, families: Families, seed: int) -> tuple[float, str]:
+    """How sure the random evaluations are, or 0 and what the proof lacks. Strides and kernels that are variables stay unknown
+    in the families of which equality is proved; the evaluations are at some values of them."""
+    kinds = set(rule.attributes.values())
+    if open_ := sorted(kinds - {*FINITE, *SYMBOLIC}):
         return 0, f"not every {', '.join(open_)} was tried"
-    rng, least, effort = np.random.default_rng(seed), float("inf"), Effort()
-    for i, family in enumerate(families.found):
+    general = _wide(rule, scope, typings(rule, scope, symbolic=True)) if kinds & {*SYMBOLIC} else families
+    if not general.complete:
+        return 0, "the choices of ranks and parameters were not all tried"
+    effort = Effort()
+    for family in general.found:
         done, why = proves(family, effort)
         if not done:
             return 0, why
-        if i < 2:
-            small = sorted(
-                family.instances(random.Random(seed), 8), key=lambda m: (m.volume < 4, m.volume)
-            )  # few collisions
-            bits = max((_agreed(m, rng) for m in small[:2]), default=None)
-            least = least if bits is None else min(least, bits)
+    rng, least = np.random.default_rng(seed), float("inf")
+    for family in families.found[:2]:
+        small = sorted(
+            family.instances(random.Random(seed), 8), key=lambda m: (m.volume < 4, m.volume)
+        )  # few collisions
+        bits = max((_agreed(m, rng) for m in small[:2]), default=None)
+        least = least if bits is None else min(least, bits)
     if not BITS < least < float("inf"):
         return 0, "exact evaluation does not apply"
     return least, ""
@@ -212,6 +234,21 @@ def _proof(rule: TextRule, families: Families, seed: int) -> tuple[float, str]:
 def _agreed(member: TextInstance, rng: np.random.Generator) -> float:
     roots = expand_all(unrectified([side for pair in member.sides() for side in pair]))
     return agreement(topological(roots), list(zip(roots[::2], roots[1::2])), rng)
+
+
+def _instance_without_meaning(rule: TextRule, seed: int) -> Verdict | None:
+    """The refutation of a rule whose right side has no type at some values of its parameter variables, though the left has."""
+    options = [ATTRIBUTES[kind] for kind in rule.attributes.values()]
+    every = list(product(*options))
+    for values in every if len(every) <= LITERAL else random.Random(seed).sample(every, LITERAL):
+        one = rule.at(dict(zip(rule.attributes, values)))
+        if any(_wide(one, scope, typings(one, scope)).found for scope in scopes(one)):
+            continue
+        found = _meaningless(one, seed)
+        if found.status == "refuted" and found.detail.startswith(UNTYPED):
+            said = ", ".join(f"?{n} = {v}" for n, v in zip(rule.attributes, values))
+            return Verdict("refuted", f"at {said}: {found.detail}", found.counterexample)
+    return None
 
 
 def _meaningless(rule: TextRule, seed: int) -> Verdict:
@@ -224,7 +261,7 @@ def _meaningless(rule: TextRule, seed: int) -> Verdict:
     for family in left.found:
         for member in family.instances(random.Random(seed), 1, tries=200):
             shapes = ", ".join(str(list(t.shape)) for t in member.lefts())
-            return Verdict("refuted", f"the right side has no type where the left has one: {families.why or 'sizes do not fit'}",
+            return Verdict("refuted", f"{UNTYPED}: {families.why or 'sizes do not fit'}",
                            f"  {member}\n  left: {shapes}, right: no type")  # fmt: skip
     why = left.why or "no sizes fit"
     return Verdict(

@@ -24,7 +24,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil, floor, prod
+from itertools import combinations, islice
+from math import ceil, floor, isqrt, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,13 @@ from .tensat import Apply, Input, Number, Param, Term, TextRule, nodes
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, composite.sigmoid, composite.relu, api.tanh)
 ATTRIBUTES = {"stride_h": (1, 2), "stride_w": (1, 2), "pad": (0, 1), "act": (0, 1, 2, 3), "kernel_h": (1, 3),
               "kernel_w": (1, 3), "count": (1, 2), "axis": (0, 1, 2, 3), "ndim": (2, 4, 3), "shuffle": (1,),
-              "perm": ((1, 0), (0, 2, 1), (1, 0, 2), (0, 1, 3, 2))}  # fmt: skip
+              "perm": ((1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1), (0, 2, 3, 1), (0, 1))}  # fmt: skip
+SYMBOLIC = (
+    "stride_h",
+    "stride_w",
+    "kernel_h",
+    "kernel_w",
+)  # parameters that may stay unknown: a family stands for all values
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ SCOPES = (
 
 GROUPED = 3  # of more convolutions, two numbers of groups are tried at most
 LARGEST = (2, 3, 4, 6, 3, 5)  # how large the sizes of a member are drawn
+FACTORINGS = 12  # shapes of a value that is reshaped
+PINNED = 1 << 18  # elements of a shape that a rule names
 MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
 
 
@@ -159,6 +168,17 @@ class _Choices:
             return False
         self.taken[-1] += 1
         return True
+
+
+def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ways to write a number as a product of so many, factors of similar size first; no more than FACTORINGS each."""
+    if count < 2:
+        yield from [(number,) * count] if count or number == 1 else []
+        return
+    small = [d for d in range(1, min(isqrt(number), 1 << 12) + 1) if number % d == 0]
+    each = number ** (1 / count)
+    for first in sorted({*small, *(number // d for d in small)}, key=lambda d: (d == 1, max(d / each, each / d))):
+        yield from ((first, *rest) for rest in islice(factorings(number // first, count - 1), FACTORINGS))
 
 
 def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
@@ -296,15 +316,23 @@ class _Ranks:
 
 # ---------------------------------------------------------------- one choice: a family of shapes
 class _Typer:
-    """Types the terms of a rule under one combination of choices."""
+    """Types the terms of a rule under one combination of choices. With `symbolic`, parameters that may have any value are
+    unknowns."""
 
-    def __init__(self, rule: TextRule, choices: _Choices, scope: Scope) -> None:
+    def __init__(self, rule: TextRule, choices: _Choices, scope: Scope, symbolic: bool = False) -> None:
         self.rule, self.choices, self.scope = rule, choices, scope
         self.system = System()
-        self.attrs = {n: choices.choose(ATTRIBUTES[kind]) for n, kind in rule.attributes.items()}
+        self.attrs = {
+            n: self.fresh() if symbolic and kind in SYMBOLIC else choices.choose(ATTRIBUTES[kind])
+            for n, kind in rule.attributes.items()
+        }
+        self.halves: dict[Affine, Affine] = {}  # (kernel - 1) // 2 of unknown kernels
+        self.spans: dict[
+            tuple[Affine, Affine], Affine
+        ] = {}  # (positions - 1) * stride, by positions and unknown stride
         self.ranks = _Ranks(self.attrs)
         self.strided: list[
-            tuple[Affine, Affine, tuple[int, int], Affine]
+            tuple[Affine, Affine, tuple[Any, int], Affine]
         ] = []  # size, kernel, (stride, pad), positions
         self.enlarged: list[tuple[Affine, Affine, tuple[Affine, Affine]]] = []  # size, wanted, zeros around
         self.at_least: list[tuple[Affine, int]] = []
@@ -412,11 +440,16 @@ class _Typer:
         number = self.system.reduce(kernel).number
         if pad == 1 or number is not None:
             return Affine.of(0 if pad == 1 or number is None else (int(number) - 1) // 2)
+        if kernel in self.attrs.values():  # odd or even
+            if kernel not in self.halves:
+                self.halves[kernel] = self.fresh(least=0)
+                self.system.equate(kernel, self.halves[kernel] * 2 + self.fresh(least=0, most=1) + 1)
+            return self.halves[kernel]
         half = self.fresh(least=0)
         self.system.equate(kernel, half * 2 + 1)
         return half
 
-    def positions(self, size: Affine, kernel: Affine, stride: int, pad: int) -> Affine:
+    def positions(self, size: Affine, kernel: Affine, stride: int | Affine, pad: int) -> Affine:
         """How many windows lie along an axis."""
         if stride == 1:
             return size if pad == 0 else size - kernel + 1
@@ -425,6 +458,14 @@ class _Typer:
             same = self.system.reduce(size - other).number == 0
             if kind == like and same and (pad == 0 or self.system.reduce(kernel - width).number == 0):
                 return count
+        if isinstance(stride, Affine):
+            found = self.fresh()
+            span = self.spans[found, stride] = self.fresh(least=0)
+            rest = self.fresh(least=0)
+            self.at_least.append((stride - rest, 1))
+            self.system.equate(size, span + rest + (1 if pad == 0 else kernel))
+            self.strided.append((size, kernel, like, found))
+            return found
         found, rest = self.fresh(), self.fresh(least=0, most=stride - 1)
         self.system.equate(size, found * stride - rest if pad == 0 else (found - 1) * stride + kernel + rest)
         self.strided.append((size, kernel, like, found))
@@ -454,7 +495,8 @@ class _Typer:
                                 params["pad"]))
             for i in (0, 1)
         ]  # fmt: skip
-        return Typed(term.op, [*x[:2], *space], args, params)
+        low = {"low_" + i: self.low(Affine.of(params["kernel_" + i]), params["pad"]) for i in "hw"}
+        return Typed(term.op, [*x[:2], *space], args, params, low)
 
     _poolmax = _poolavg = _pool
 
@@ -486,6 +528,13 @@ class _Typer:
 
     def _reshape(self, args: Any, params: Any, term: Apply) -> Typed:
         shape = params["shape"] if isinstance(params["shape"], tuple) else (params["shape"],)
+        sizes = [self.system.reduce(a.size) for a in args[0].axes]
+        left, rest = divmod(prod(shape), prod(int(s.constant) for s in sizes if not s.terms))
+        if rest:
+            raise NoMeaning(f"{shape} does not hold as many elements")
+        unknown = [s for s in sizes if s.terms]
+        for size, number in zip(unknown, self.choices.choose(list(islice(factorings(left, len(unknown)), FACTORINGS)))):
+            self.system.equate(size, number)
         return Typed("reshape", [Axis(Affine.of(d)) for d in shape], args, {"shape": shape})
 
     def _batchnorm(self, args: Any, params: Any, term: Apply) -> Typed:
@@ -497,7 +546,9 @@ class _Typer:
         n = self.fresh(eager=True)
         if self.scope.constants and self.kernels:
             self.system.equate(n, self.kernels[0].axes[0].size)
-        return Typed(term.op, [Axis(n), Axis(n), *(Axis(Affine.of(params["kernel_" + i])) for i in "hw")], (), params)
+        sizes = {i: Affine.of(params["kernel_" + i]) for i in "hw"}
+        low = {"low_" + i: self.low(size, 0) for i, size in sizes.items()}
+        return Typed(term.op, [Axis(n), Axis(n), *map(Axis, sizes.values())], (), params, low)
 
     _Iconv = _Cpool = _kernel
 
@@ -538,8 +589,17 @@ class _Typer:
             for p, q in zip(left.sizes, right.sizes):  # a constant of the language has the size that makes sides agree
                 if any(u in self.system.eager for u, _ in self.system.reduce(p - q).terms):
                     self.system.equate(p, q)
+        self.unite()
         self.system.settle()
-        return Typing(tuple(typed), found, self.inputs, self.attrs, self.system, tuple(self.at_least))
+        return Typing(tuple(typed), found, self.inputs, self.attrs, self.system, tuple(self.at_least), self.spans)
+
+    def unite(self) -> None:
+        """Axes that turned out to have one size have one number of positions, for an unknown stride too."""
+        for (size, kernel, like, found), (other, width, kind, count) in combinations(self.strided, 2):
+            same = self.system.reduce(size - other).number == 0 and like == kind and isinstance(like[0], Affine)
+            if same and (like[1] == 0 or self.system.reduce(kernel - width).number == 0):
+                self.system.equate(found, count)
+                self.system.equate(self.spans[found, like[0]], self.spans[count, like[0]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -552,6 +612,7 @@ class Typing:
     attrs: Mapping[str, Any]
     system: System
     at_least: tuple[tuple[Affine, int], ...]
+    spans: Mapping[tuple[Affine, Affine], Affine]  # (positions - 1) * stride of unknown strides
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -564,6 +625,12 @@ class Typing:
             len(a.axes) == len(b.axes) and all(self.system.reduce(p - q).number == 0 for p, q in zip(a.sizes, b.sizes))
             for a, b in self.pairs
         )
+
+    @property
+    def pinned(self) -> int:
+        """Elements of the largest side or variable of which all sizes are known."""
+        shapes = [[self.system.reduce(s).number for s in t.sizes] for t in (*self.terms, *self.inputs.values())]
+        return max((int(prod(s for s in shape if s is not None)) for shape in shapes if None not in shape), default=1)
 
     @cached_property
     def ranges(self) -> dict[int, tuple[int, int | None]]:
@@ -607,8 +674,9 @@ class Typing:
     def instances(
         self, rng: random.Random, count: int, *, tries: int = 40, volume: int = 5000
     ) -> Iterator[TextInstance]:
-        """Up to `count` members with different sizes, small ones; `tries` draws for each."""
+        """Up to `count` members with different sizes, small ones (unless a rule names large ones); `tries` draws for each."""
         seen = set()
+        volume = max(volume, min(self.pinned, PINNED))
         for _ in range(count):
             for attempt in range(tries):
                 values = self.draw(rng, rng.choice(LARGEST[attempt % 2 :]))
@@ -618,7 +686,7 @@ class Typing:
                 found = TextInstance(self, values)
                 if found.volume <= volume:
                     yield found
-                break
+                    break
 
 
 class TextInstance:
@@ -784,14 +852,17 @@ class Families(NamedTuple):
     complete: bool
 
 
-def typings(rule: TextRule, scope: Scope = SCOPES[0], *, only_left: bool = False, limit: int = 400) -> Families:
+def typings(
+    rule: TextRule, scope: Scope = SCOPES[0], *, only_left: bool = False, symbolic: bool = False, limit: int = 400
+) -> Families:
     """The families of shapes at which all sides have types, `limit` combinations of choices tried at most. With `only_left`
-    the right sides are not typed."""
+    the right sides are not typed; with `symbolic` strides and kernels that are variables stay unknown, and no members can be
+    drawn."""
     choices, found, why = _Choices(), [], ""
     for _ in range(limit):
         choices.at = 0
         try:
-            found.append(_Typer(rule, choices, scope).run(only_left))
+            found.append(_Typer(rule, choices, scope, symbolic).run(only_left))
         except Inconsistent:
             why = why or "no sizes fit all its operators"
         except NoMeaning as error:

@@ -19,7 +19,7 @@ from tensor_graphs.rules.check import verdict as own_verdict
 from tensor_graphs.rules.check_file import check_all, counts, parse_own, read, verdict
 from tensor_graphs.rules.field import PRIMES, agreement, modular, weight
 from tensor_graphs.rules.symbolic import proves
-from tensor_graphs.rules.text_shapes import SCOPES, typings
+from tensor_graphs.rules.text_shapes import SCOPES, factorings, typings
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 needs_z3 = pytest.mark.skipif(importlib.util.find_spec("z3") is None, reason="the extra `rules` (z3) is not installed")
@@ -146,9 +146,65 @@ def test_what_holds_for_kernels_of_one_shape_alone_is_not_proved() -> None:
     assert found.status == "tested" and "kernels one shape" in found.detail
 
 
-def test_parameter_variables_that_have_endless_values_are_tested() -> None:
-    assert check("(conv2d ?s ?t ?p 0 (smul ?x ?c) ?w)=>(conv2d ?s ?t ?p 0 ?x (smul ?w ?c))") == ["tested"]
-    assert check("(matmul ?a (smul ?x ?c) ?y)=>(matmul ?a ?x (smul ?y ?c))") == ["proved"]
+@pytest.mark.parametrize("line", """\
+(conv2d ?s ?t ?p 0 (smul ?x ?c) ?w)=>(conv2d ?s ?t ?p 0 ?x (smul ?w ?c))
+(conv2d ?s ?t ?p 0 ?x (Cpool ?k ?l))=>(poolavg ?k ?l ?s ?t ?p ?x)
+(conv2d ?s ?t 0 ?c ?x ?w)=>(conv2d ?s ?t 0 ?c ?x (enlarge ?k ?l ?w))
+(concat 0 4 (poolmax ?k ?l ?s ?t ?p ?x) (poolmax ?k ?l ?s ?t ?p ?y))=>(poolmax ?k ?l ?s ?t ?p (concat 0 4 ?x ?y))
+(matmul ?a (smul ?x ?c) ?y)=>(matmul ?a ?x (smul ?y ?c))
+(concat ?a ?n (relu ?x) (relu ?y))=>(relu (concat ?a ?n ?x ?y))""".splitlines())  # fmt: skip
+def test_parameter_variables_are_proved_for_all_values(line: str) -> None:
+    assert check(line) == ["proved"]
+
+
+@pytest.mark.parametrize("line", """\
+(conv2d ?s ?t ?p 0 ?x ?w)=>(conv2d ?t ?s ?p 0 ?x ?w)
+(conv2d ?s ?t 0 0 ?x (Iconv ?k ?l))=>?x
+(conv2d ?s ?t 0 0 ?x (Cpool ?k ?l))=>(poolavg ?l ?k ?s ?t 0 ?x)
+(conv2d ?s ?t ?p ?c (smul ?x ?d) ?w)=>(smul (conv2d ?s ?t ?p ?c ?x ?w) ?d)
+(concat ?a ?n (matmul 0 ?x ?y) (matmul 0 ?x ?z))=>(matmul 0 ?x (concat ?a ?n ?y ?z))
+(transpose (transpose ?x ?p) ?p)=>?x""".splitlines())  # fmt: skip
+def test_parameter_variables_for_which_a_rule_fails_refute_it(line: str) -> None:
+    assert check(line) == ["refuted"]
+
+
+def test_windows_of_even_size_have_no_centre() -> None:
+    """At odd sizes it holds; all sizes are more than those that were tried."""
+    assert check("(poolavg ?k ?l 1 1 0 (Iconv ?k ?l))=>(Cpool ?k ?l)") == ["tested"]
+    assert check("(poolavg 2 2 1 1 0 (Iconv 2 2))=>(Cpool 2 2)") == ["refuted"]
+
+
+@pytest.mark.parametrize("line", """\
+(conv2d 2 2 0 0 ?x (ewadd ?v ?w))=>(conv2d 2 2 0 0 ?x (enlarge 5 5 (enlarge 3 3 (ewadd ?w ?v))))
+(relu (ewadd (conv2d 2 2 0 0 ?x ?w) (conv2d 2 2 0 0 ?y (enlarge 5 5 ?w))))=>(relu (conv2d 2 2 0 0 (ewadd ?x ?y) ?w))
+(conv2d 1 1 0 0 (conv2d 1 1 0 1 ?x ?v) ?w)=>(conv2d 1 1 0 0 (sigmoid (conv2d 1 1 0 0 (conv2d 1 1 0 0 ?x ?v) (Iconv 5 5))) ?w)
+(Cpool 3 3)=>(conv2d 1 1 0 0 (conv2d 1 1 0 0 (Iconv 3 3) (enlarge 5 5 (Iconv 3 3))) (Cpool 3 3))
+(matmul 2 Imatmul (matmul 1 ?x ?y))=>(matmul 1 ?x ?y)
+(poolmax 1 2 2 2 0 (ewadd ?x ?y))=>(poolmax 1 2 2 2 0 (conv2d 1 1 0 0 (ewadd ?y ?x) (Iconv 1 1)))
+(conv2d 2 2 0 0 (concat 1 4 (conv2d 1 1 0 1 ?x ?u) ?y) (concat 1 4 ?v ?w))=>(conv2d 2 2 0 0 (concat 1 4 (sigmoid (conv2d 1 1 0 0 ?x ?u)) ?y) (enlarge 5 5 (concat 1 4 ?v ?w)))
+(ewadd (enlarge 3 3 (enlarge 3 3 ?v)) (enlarge 3 3 ?w))=>(ewadd (ewmul Iewmul (enlarge 3 3 ?w)) (enlarge 3 3 ?v))
+(poolmax 1 1 2 2 0 ?x)=>(conv2d 2 2 0 0 ?x (Iconv 3 3))
+(enlarge 5 5 (sigmoid ?w))=>(enlarge 5 5 (sigmoid (conv2d 1 1 0 0 ?w (Iconv 1 1))))""".splitlines())  # fmt: skip
+def test_chains_of_steps_are_proved(line: str) -> None:
+    assert check(line) == ["proved"]
+
+
+@pytest.mark.parametrize("line", """\
+(poolmax 1 2 2 2 1 (conv2d 1 1 0 0 ?x (enlarge 5 5 ?w)))=>(poolmax 1 2 2 2 0 (conv2d 1 1 0 0 ?x ?w))
+(conv2d 2 2 0 3 (ewadd ?x ?y) ?w)=>(tanh (conv2d 2 2 1 0 (ewadd ?x ?y) ?w))
+(ewmul (poolavg 1 3 1 1 0 ?y) (conv2d 1 2 0 0 ?x (Cpool 3 3)))=>(ewmul (poolavg 3 3 2 2 0 ?x) (poolavg 1 3 1 1 0 ?y))
+(ewadd (conv2d 2 2 1 2 ?x ?v) (conv2d 2 2 1 3 ?y ?w))=>(ewadd (relu (conv2d 2 1 1 0 ?x ?v)) (conv2d 2 2 1 3 ?y ?w))
+(ewmul (conv2d 1 2 0 0 ?x ?v) (conv2d 2 2 0 2 ?y ?w))=>(ewmul (conv2d 1 1 0 0 ?x ?v) (conv2d 2 2 0 2 ?y ?w))""".splitlines())  # fmt: skip
+def test_what_holds_at_corners_alone_is_refuted(line: str) -> None:
+    """Even sizes, images or results of one element: shapes at which almost anything holds."""
+    assert check(line) == ["refuted"]
+
+
+def test_reshapes_are_tried_at_shapes_that_fit() -> None:
+    assert check("(reshape (relu ?x) 2_6)=>(relu (reshape ?x 2_6))") == ["tested"]
+    assert check("(reshape (transpose ?x) 3_4)=>(reshape ?x 3_4)") == ["refuted"]
+    assert check("(reshape (reshape ?x 64_12_64) 64_768)=>(reshape ?x 64_768)") == ["tested"]
+    assert [len(set(factorings(n, k))) for n, k in ((12, 0), (12, 1), (12, 2), (1, 3))] == [0, 1, 6, 1]
 
 
 # ---------------------------------------------------------------- mutants against brute force
