@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -22,11 +22,18 @@ from tensor_graphs.backends.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.kir_split import split
 from tensor_graphs.backends.tiling import shape_of
 from tensor_graphs.backends.triton import BACKEND, launches
+from tensor_graphs.backends.views import view_strides
 from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Tensor, make, topological
+from tensor_graphs.egraph.graph import Graph, Tensor, make, topological
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, Strides, contiguous
+from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.view import EGraphView
+from tensor_graphs.extract.candidates import candidates
+from tensor_graphs.extract.kernel import Call, Candidate, Operand, Priced, Strides, contiguous
+from tensor_graphs.extract.regions import Regions
+from tensor_graphs.extract.search import search
+from tensor_graphs.rules import ALL
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -234,8 +241,11 @@ def test_sixteen_bits_in_memory(name: str) -> None:
 TILES = {"m": 16, "n": 16, "k0": 16, "warps": 4, "stages": 2}
 
 
-@pytest.mark.parametrize("more", [{}, {"split": 2}, {"split": 2, "join": 1}, {"k0": 32}, {"k0": 64}], ids=str)
-@pytest.mark.parametrize("name", ["conv", "strided", "norm_relu"])
+TILINGS = [("conv", {}), ("conv", {"split": 2}), ("conv", {"split": 2, "join": 1}), ("conv", {"k0": 32}), ("conv", {"k0": 64}),
+           ("strided", {}), ("strided", {"k0": 32}), ("norm_relu", {"split": 2, "join": 1})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "more"), TILINGS, ids=str)
 def test_tiles_that_divide_the_channels_and_others_agree(name: str, more: dict[str, int]) -> None:
     assert interpreted(KERNELS[name](), TILES | more, "float32", True) < 3e-6
 
@@ -281,3 +291,84 @@ def test_the_source_is_the_golden_file(name: str, last: bool, update_golden: boo
     if update_golden:
         path.write_text(f"# Generated; see test_images.py.\n{text}", encoding="utf-8")
     assert path.read_text(encoding="utf-8").partition("\n")[2] == text
+
+
+# ---------------------------------------------------------------- in a graph
+def bottleneck() -> Graph:
+    """A residual network's bottleneck in inference."""
+    image, h = t.input("x", (2, 8, 4, 4)), t.input("x", (2, 8, 4, 4))
+    for i, (size, inner, outer) in enumerate(((1, 8, 4), (3, 4, 4), (1, 4, 8))):
+        h = conv(h, t.param(f"w{i}", (outer, inner, size, size)), pad=size // 2)
+        norm = [t.param(f"{part}{i}", (outer,)) for part in ("gain", "shift", "mean", "var")]
+        h = c.batch_norm(h, *norm, eps=1e-5)
+        h = c.relu(h if i < 2 else image + h)
+    return Graph.of(h)
+
+
+def saturated(graph: Graph) -> EGraphView:
+    return saturate_block(graph, ALL, Limits(nodes=400, iterations=5, seconds=10), session=InProcess())
+
+
+def test_regions_with_convolutions_compute_their_class() -> None:
+    graph = bottleneck()
+    view = saturated(graph)
+    rng = np.random.default_rng(0)
+    data = {str(n.attr("name")): rng.random(n.shape) + 0.5 for op in ("input", "param") for n in graph.leaves(op)}  # type: ignore[arg-type]
+    known = evaluate(
+        view.terms(view.cheapest([1.0] * len(view))[1], range(view.n_classes)), data, params=data, float64=True
+    )
+    count = 0
+    for region in Regions(view, frozenset(int(k) for k in np.flatnonzero(view.weight)) | _inputs(view)):
+        if not any(n.op == "conv" for n in topological([region.term])):
+            continue
+        one = kernel(region.term, count % 2 == 0)
+        memory = memory_of(one, {str(leaf.attr("name")): np.asarray(known[k]) for leaf, k in region.leaves})
+        kir_numpy.run(one, memory)
+        np.testing.assert_allclose(result(one, memory), known[region.cls], rtol=1e-9, atol=1e-9)
+        count += 1
+    assert count > 10
+
+
+def _inputs(view: EGraphView) -> frozenset[int]:
+    return frozenset(int(view.cls[n]) for n, op in enumerate(view.op) if op == "input")
+
+
+class _Launches:
+    """Every kernel costs as much: the plan with the fewest."""
+
+    def price(self, found: Sequence[Candidate]) -> list[Priced]:
+        return [Priced(1.0, 1.0, 1.0, "predicted")] * len(found)
+
+
+@pytest.mark.parametrize("products", [1, 2])
+def test_a_bottleneck_is_a_kernel_for_each_convolution_or_fewer(products: int) -> None:
+    """Norm, activation and residual are in the convolutions' kernels; a 1x1 convolution takes the one before it along."""
+    view = saturated(bottleneck())
+    found = candidates(view, [BACKEND], view_strides)
+    if products == 1:
+        kept = [
+            k for k in found.candidates if k.template.pattern.count("conv(") + k.template.pattern.count("matmul(") < 2
+        ]
+        found = replace(found, candidates=kept)
+    choice = search(found, _Launches())
+    kernels = [found.candidates[i].template for i in choice.chosen if not found.candidates[i].is_view]
+    assert len(kernels) == (3 if products == 1 else 2)
+    assert {k.family for k in kernels} <= {"conv", "contraction"}
+
+
+def test_reductions_over_images_run_along_memory() -> None:
+    """With channels innermost, a group's sum takes its channels first."""
+    one = kernel(KERNELS["group_norm"](), True)
+    (axis,) = {e.axis for e in one.reductions}
+    (load,) = {e for e in one.exprs if e.op == "load" and axis in e.axes}
+    (channels,) = (c for a, c in load.value[1].terms if repr(a) == f"({axis!r}) % 2")
+    assert channels == 1
+    assert shape_of(one).walks  # what is normalized comes after the sums, in the same program
+
+
+def test_scales_of_an_image_are_not_guarded_and_are_loaded_once() -> None:
+    image, scale = x("a", 2, 16, 16, 8), x("r", 2, 16, 1, 1)
+    one = kernel(conv(c.relu(image * scale), x("w", 16, 16, 3, 3), pad=1), True)
+    (load,) = (e for e in one.exprs if e.op == "load" and e.value[0] == "r")
+    assert not load.args
+    assert [a.size for a in shape_of(one).batch] == [2]
