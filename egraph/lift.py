@@ -118,6 +118,7 @@ class Numbers:
     sizes: Mapping[str, int]  # the generic ones
     _known: dict[int, Dim] = field(default_factory=dict)
     _types: dict[Type, Type] = field(default_factory=dict)
+    made: dict[Any, Any] = field(default_factory=dict)  # what others keep of what they have lifted
 
     def __post_init__(self) -> None:
         every = list(numbers(self.graph))

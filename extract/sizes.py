@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..egraph.dims import Dim, Expr, bind
@@ -73,12 +74,7 @@ def _kinds(term: Term) -> dict[str, tuple[str, str]]:
 def lifted_call(template: Template, call: Call, numbers: Numbers) -> Call | None:
     """A call at generic sizes as one in free sizes; None where the kernel's meaning has another type then."""
     kinds = {name: kind for term in template.terms for name, kind in _kinds(term).items()}
-
-    def operand(o: Operand) -> Operand:
-        kind = numbers.type(o.type)
-        row_major: Strides = contiguous(kind.shape)  # type: ignore[arg-type]
-        return Operand(kind, row_major if o.dense else numbers.shape(o.strides))  # type: ignore[arg-type]
-
+    operand = partial(_lifted_operand, numbers)
     found = replace(
         call,
         operands={k: operand(o) for k, o in call.operands.items()},
@@ -91,6 +87,16 @@ def lifted_call(template: Template, call: Call, numbers: Numbers) -> Call | None
     except (TensorGraphsError, TypeError, ValueError):
         return None
     return found if all(t.shape == o.type.shape for t, o in zip(made, found.outputs, strict=True)) else None
+
+
+def _lifted_operand(numbers: Numbers, o: Operand) -> Operand:
+    found: Operand | None = numbers.made.get(o)
+    if found is None:
+        kind = numbers.type(o.type)
+        row_major: Strides = contiguous(kind.shape)  # type: ignore[arg-type]
+        found = Operand(kind, row_major if o.dense else numbers.shape(o.strides))  # type: ignore[arg-type]
+        numbers.made[o] = found
+    return found
 
 
 def holds(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]) -> bool:

@@ -34,7 +34,7 @@ from .extract.work import graph_flops
 from .verify import FACTORS, OutputError, Tolerance, verify
 
 Sizes = dict[str, int]
-PROBES = (2, 3, 7, 64)  # sizes at which kernels are asked whether they apply
+PROBES = (2, 64)  # sizes at which kernels are asked whether they apply
 ODD = (3, 5, 7, 11, 13, 17, 19, 23)  # sizes at which programs are run
 SLACK = 10.0  # times the error that is allowed, at other sizes than the searched ones
 LARGE_FLOPS = 4e9  # of the model at the larger size; beyond, it is run a little larger than where it was searched only
@@ -162,7 +162,6 @@ class Symbolic:
         for n in PROBES:
             yield {name: inside(name, n + i) for i, name in enumerate(atoms)}
         for name in atoms:
-            yield {**self.generic, name: inside(name, 2)}
             if atoms[name].max < NO_LIMIT:
                 yield {**self.generic, name: inside(name, atoms[name].max)}
 
