@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any, cast
 
 from .. import settings
+from ..egraph import dtypes
 from ..errors import DeviceUnavailableError, UsageError
-from ..extract.kernel import Backend, Template
+from ..extract.kernel import Backend, Call, Template
 from .emit import HELPERS
 from .emit_cuda_helpers import HELPERS as CUDA_HELPERS
 
@@ -110,6 +111,38 @@ class _Restricted:
     def templates(self) -> Sequence[Template]:
         """The kernels that are kept."""
         return tuple(filter(self.keep, self.base.templates))
+
+
+@dataclass
+class _Stored:
+    """NumPy's kernels where values may lie in 16 bits while kernels reason in float32: those that are given floats of one
+    dtype, copies and casts, and casts between equal dtypes as views."""
+
+    base: Backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    @cached_property
+    def templates(self) -> Sequence[Template]:
+        """The kernels, with what they are restricted to."""
+        same = Template("view.cast", "numpy", "cast(x, dtype=dtype)", "{x}", family="view", applies=_one_float)
+        own = [t if t.family in ("view", "copy") or t.name == "np.cast" else _given(t) for t in self.base.templates]
+        return (same, *own)
+
+
+def _given(template: Template) -> Template:
+    before = template.applies
+    return replace(template, applies=lambda call: _one_float(call) and (before is None or before(call)))
+
+
+def _one_float(call: Call) -> bool:
+    return len({o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)}) <= 1
+
+
+def storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:
+    """CPU backends as they serve plans whose values lie in 16 bits while kernels reason in float32 (extract/storage.py)."""
+    return [_Stored(b) if b.name == "numpy" else b for b in chosen]
 
 
 def on_gpu(chosen: Iterable[Backend]) -> bool:

@@ -40,7 +40,34 @@ def _of(*names: str) -> Applies:
     return lambda call: _dtypes(call) <= set(names)
 
 
-_FLOAT, _SINGLE, _NUMBER, _BITS = _of(*FLOATS), _of("float32"), _of(*FLOATS, *INTS), _of("bool", *INTS)
+_SINGLE, _NUMBER, _BITS = _of("float32"), _of(*FLOATS, *INTS), _of("bool", *INTS)
+
+
+def _FLOAT(call: Call) -> bool:
+    """Floats of one dtype, and nothing else."""
+    found = _dtypes(call)
+    return len(found) == 1 and found <= set(FLOATS)
+
+
+def _alike(call: Call) -> bool:
+    """All floats, if there are any, have one dtype."""
+    return len({d for d in _dtypes(call) if d in FLOATS}) <= 1
+
+
+def _packs(call: Call) -> bool:
+    """What oneDNN packs weights for: float32, and bfloat16 where this CPU can."""
+    found = _dtypes(call)
+    return found == {"float32"} or (found == {"bfloat16"} and multiplies_bfloat16())
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN has products of bfloat16 on this CPU."""
+    if _unavailable():
+        return False
+    import torch
+
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _all(*conditions: Applies | None) -> Applies:
@@ -119,10 +146,13 @@ def _function(op: str, function: str, applies: Applies | None) -> Template:
 def _pointwise() -> list[Template]:
     return [
         *(_function(op, *spec) for op, spec in FUNCTIONS.items()),
-        *(row(name, pattern, spell(code), inplace=("x",)) for name, (pattern, code) in ACTIVATIONS.items()),
+        *(
+            row(name, pattern, spell(code), inplace=("x",), applies=_alike)
+            for name, (pattern, code) in ACTIVATIONS.items()
+        ),
         row("softplus", "softplus(x)", "torch._C._nn.softplus({x}, 1, 20, out={out})", inplace=("x",), applies=_SINGLE),
         row("square", "x * x", "torch.square({x}, out={out})", inplace=("x",), applies=_NUMBER),
-        row("where", "where(c, x, y)", "torch.where({c}, {x}, {y}, out={out})", inplace=("x", "y")),
+        row("where", "where(c, x, y)", "torch.where({c}, {x}, {y}, out={out})", inplace=("x", "y"), applies=_alike),
         row("is_nan", "is_nan(x)", "torch.ne({x}, {x}, out={out})"),
         row("cast", "cast(x, dtype=dtype)", "{out}.copy_({x})", applies=_plain_cast),
         row("mul_add", "x * y + z", "torch.addcmul({z}, {x}, {y}, out={out})", inplace=("z",), applies=_FLOAT),
@@ -290,7 +320,12 @@ def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
 def _products() -> list[Template]:
     more: dict[str, Any] = {"family": "contraction"}
     packed: dict[str, Any] = {**more, "dense": ("*",), "applies": _all(_SINGLE, _two_d, _bias_line)}
-    onednn: dict[str, Any] = {**packed, "prep": {"w": _packed("onednn_pack")}, "setup": ("onednn_pack",)}
+    onednn: dict[str, Any] = {
+        **packed,
+        "applies": _all(_packs, _two_d, _bias_line),
+        "prep": {"w": _packed("onednn_pack")},
+        "setup": ("onednn_pack",),
+    }
     mkl: dict[str, Any] = {**packed, "prep": {"w": _packed("mkl_pack")}, "setup": ("mkl_pack",)}
     transposed: dict[str, Any] = {
         **packed,
@@ -323,7 +358,7 @@ def _products() -> list[Template]:
                 row(f"onednn{suffix}_{name}", epilogue.format(pattern), _onednn_linear(act, algorithm, bias), **onednn)
             )
         add = f"torch.ops.mkldnn._linear_pointwise.binary({{x}}, {{r}}, {{w}}, {b}, 'add')"
-        residual = {**onednn, "applies": _all(_SINGLE, _two_d, _bias_line, _residual)}
+        residual = {**onednn, "applies": _all(_packs, _two_d, _bias_line, _residual)}
         rows += [
             row(f"onednn{suffix}_residual", f"{pattern} + r", add, **residual),
             row(f"onednn{suffix}_residual_left", f"r + {pattern}", add, **residual),

@@ -142,6 +142,7 @@ TORCH: dict[str, Code] = {
     "permute": "{x}.permute({perm})",
     "broadcast_to": "{x}.expand({shape})",
     "slice": lambda call: f"{call.names['x']}[{index_text(call.attrs)}]",
+    "cast": "{x}",  # between values that are stored alike
     "windows": lambda call: (
         f"{call.names['x']}.as_strided({view_type('windows', call.attrs, call.operands['x'].type).shape}, "
         f"{_windows(call.attrs, (), call.operands['x'].strides)[0]}, {call.names['x']}.storage_offset())"

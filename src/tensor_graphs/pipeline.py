@@ -23,7 +23,7 @@ from .backends.direct import direct_plan
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
 from .backends.program import Program
-from .backends.registry import describe, eager, on_gpu, select
+from .backends.registry import describe, eager, on_gpu, select, storing_narrow
 from .backends.views import view_strides
 from .costdb.store import Store, default_root
 from .egraph.blocks import Blocks, find_blocks
@@ -281,15 +281,47 @@ def _op(template: Template) -> str:
     return getattr(template.term, "op", "")
 
 
+def stored_narrow(session: Session, view: EGraphView, backends: Sequence[Backend]) -> Hypergraph | None:
+    """The candidates of a 16-bit model on a CPU that multiplies such numbers, its values stored as the model stored them;
+    None elsewhere. Whether such a plan or one in float32 is the faster one is decided between the two whole plans."""
+    if session.options.exact or session.symbolic is not None or on_gpu(backends):
+        return None
+    types = narrow_types(view)
+    if all(t.dtype != "bfloat16" for t in types) or not any(b.name == "torch" for b in backends):
+        return None
+    from .backends.torch import multiplies_bfloat16
+
+    if not multiplies_bfloat16():
+        return None
+    with session.stage("candidates", "values in bfloat16"):
+        return candidates(view, storing_narrow(backends), view_strides, types)
+
+
+def _cheaper(
+    session: Session, wide: Hypergraph, narrow: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None
+) -> tuple[Hypergraph, dict[int, Choice]]:
+    """The hypergraph with the cheaper plan, and that plan under its identity. Half of the time is for either; what was not
+    measured to the end does not win over what was."""
+    first = choose(session, wide, pricer, measurer, share=0.4)
+    try:
+        second = choose(session, narrow, pricer, measurer)
+    except NoPlanError:
+        return wide, {id(wide): first}
+    believed = second.stopped == first.stopped or second.stopped == "measured"
+    best, choice = (narrow, second) if believed and second.cost < first.cost else (wide, first)
+    return best, {id(best): choice}
+
+
 def choose(
-    session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None
-) -> Choice:
+    session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None,
+    share: float = 0.8,
+) -> Choice:  # fmt: skip
     """The cheapest kernels known, measuring what the winner lacks. Without a measuring process, or where all kernels that
     cover an output failed in it, prices are predictions, and the report says so."""
 
     def attempt(measurer: CpuMeasurer | GpuMeasurer | None) -> Choice:
         return search(
-            graph, pricer, measurer, seconds=max(0.0, session.left * 0.8), deterministic=session.options.deterministic,
+            graph, pricer, measurer, seconds=max(0.0, session.left * share), deterministic=session.options.deterministic,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=_budgets(session.options, pricer),
         )  # fmt: skip
@@ -426,10 +458,14 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     try:
         view, blocks, views = saturated(session, work)
         found = hypergraph(session, view, backends)
+        narrow = stored_narrow(session, view, backends)
+        chosen: dict[int, Choice] = {}
         with open_store(session, store):
             pricer = CostPricer(store)
+            if narrow is not None:
+                found, chosen = _cheaper(session, found, narrow, pricer, measurer)
             acceptance = Acceptance(
-                prepared.graph, work, lambda found: choose(session, found, pricer, measurer),
+                prepared.graph, work, lambda found: chosen.pop(id(found), None) or choose(session, found, pricer, measurer),
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
                 partial(session.progress.say, "verify"), options.tolerance, options.seed, _fired(session, views),
             )  # fmt: skip
