@@ -15,7 +15,8 @@ from tensor_graphs.backends.registry import select
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.blocks import find_blocks
 from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.saturate import Limits, saturate_blocks
+from tensor_graphs.egraph.saturate import Limits
+from tensor_graphs.egraph.union import saturate_in_stages
 from tensor_graphs.egraph.view import EGraphView, glue
 from tensor_graphs.extract.ahead import load_solvers
 from tensor_graphs.extract.kernel import Plan, Pricer
@@ -61,7 +62,7 @@ def run(
     sizes: Mapping[str, int] | None = None,
     *,
     limits: Limits | None = None,
-    slack: int | None = None,
+    effort: int = 1,
     max_nodes: int | None = 96,
     pricer: Pricer | None = None,
     solve_seconds: float = 5.0,
@@ -77,7 +78,7 @@ def run(
         graphs = [b.graph for b in blocks.unique] if blocks else [work]
     with timed(seconds, "saturate"):
         load_solvers()
-        views = saturate_blocks(graphs, list(session.options.rules), session.options.limits, slack=slack)
+        views = saturate_in_stages(effort, graphs, session.options.rules, session.options.limits)[-1]
     with timed(seconds, "glue"):
         view = glue(blocks, views) if blocks else views[0]
     found = pipeline.hypergraph(session, view, backends)

@@ -141,18 +141,22 @@ def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[st
             full = [dims[v] if letter == "D" else v for letter, v in zip(letters[name], values)]
             op.append(name)
             attrs.append(lowered.decode(name, full))
+    reads = [[number[k] for k in kid[off[r] : off[r + 1]]] for r in order]
+    classes = {n: number[handle[i]] for i, n in enumerate(lowered.nodes[: lowered.own]) if handle[i] in number}
+    written = {(n.op, n.attrs, *[classes[a] for a in n.args]) for n in classes if all(a in classes for a in n.args)}
     return EGraphView(
         op=op,
         attrs=attrs,
         cls=np.array([number[cls[r]] for r in order], np.int32),
-        off=np.cumsum([0, *(off[r + 1] - off[r] for r in order)]).astype(np.int32),
-        kid=np.array([number[k] for r in order for k in kid[off[r] : off[r + 1]]], np.int32),
+        off=np.cumsum([0, *map(len, reads)]).astype(np.int32),
+        kid=np.array([k for row in reads for k in row], np.int32),
         types=[Type(dims[shape[c]], lowered.interner.decode("dtype", dtype[c])) for c in queue],
         weight=arrays["weight"][np.array(queue, np.int64)],
         roots=tuple(number[handle[r]] for r in lowered.roots),
         report=SaturationReport(),
         tensors=tensors,
-        classes={n: number[handle[i]] for i, n in enumerate(lowered.nodes[: lowered.own]) if handle[i] in number},
+        classes=classes,
+        own=np.array([(o, a, *row) in written for o, a, row in zip(op, attrs, reads)], np.bool_),
         age=arrays["age"][np.array(queue, np.int64)],
     )
 

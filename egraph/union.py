@@ -40,9 +40,10 @@ MOST_EFFORT = 5
 def saturate_in_stages(
     effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
     deadline: float = float("inf"), stop: Stop = never,
-) -> list[EGraphView]:  # fmt: skip
-    """`saturate_blocks` within `limits`, then within wider and wider ones, `effort` times in all (0: no rewriting); per
-    graph the union of what they found. So an effort holds all that less effort finds, as far as `deadline` lets it."""
+) -> list[list[EGraphView]]:  # fmt: skip
+    """`saturate_blocks` within `limits`, then within wider and wider ones, `effort` times in all (0: no rewriting). For
+    each stage, one view a graph: the union of what was found so far. The last is the result; those before are what less
+    effort gives, and it ends with one of them where `deadline` says so."""
     if not 0 <= effort <= MOST_EFFORT:
         raise UsageError(f"effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default")
     end, chosen = time.perf_counter() + deadline, list(rules)
@@ -53,7 +54,7 @@ def saturate_in_stages(
         if found and (left <= 0 or stop()):
             break
         found.append(saturate_blocks(graphs, chosen, stage, exact=exact, deadline=left, stop=stop))
-    return [union(views) for views in zip(*found)]
+    return [[union(views) for views in zip(*found[: n + 1])] for n in range(len(found))]
 
 
 class _Union:
@@ -124,6 +125,8 @@ class _Union:
         kept: dict[Key, int] = {}
         for i, (what, kids, c) in enumerate(self.nodes):
             kept.setdefault((what, tuple([of[k] for k in kids]), of[c]), i)
+        flags = [v.own[i] if v.own is not None else False for v in self.views for i in range(len(v))]
+        own = {(what, tuple([of[k] for k in kids]), of[c]) for (what, kids, c), flag in zip(self.nodes, flags) if flag}
         rows = sorted(kept.values(), key=lambda i: of[self.nodes[i][2]])
         place = np.array(of, np.int64)
         types = [t for v in self.views for t in v.types]
@@ -147,6 +150,9 @@ class _Union:
             tensors={n: v.tensors[i] for n, (v, i) in enumerate(from_) if i in v.tensors},
             classes={t: of[base + c] for base, v in zip(self.first, self.views) for t, c in v.classes.items()},
             age=age,
+            own=np.array(
+                [(self.nodes[r][0], tuple(row), of[self.nodes[r][2]]) in own for r, row in zip(rows, reads)], np.bool_
+            ),
         )
 
 

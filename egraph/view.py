@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -86,6 +86,7 @@ class EGraphView:
     classes: Mapping[Tensor, int]
     stamped: Bools | None = None  # glued views: classes of values inside blocks, which `classes` does not name
     age: Ints | None = None  # per class the round that it came up in, 0 for values of the graph (None: not known)
+    own: Bools | None = None  # per e-node, whether the graph that the view was made from has it (None: not known)
 
     @cached_property
     def original(self) -> Bools:
@@ -116,6 +117,16 @@ class EGraphView:
     def kids(self, node: int) -> Ints:
         """The child classes of an e-node."""
         return self.kid[self.off[node] : self.off[node + 1]]
+
+    def only(self, nodes: Bools) -> EGraphView:
+        """The same classes with some of the e-nodes."""
+        kept = np.flatnonzero(nodes).tolist()
+        width = np.diff(self.off)
+        return replace(
+            self, op=[self.op[i] for i in kept], attrs=[self.attrs[i] for i in kept], cls=self.cls[nodes],
+            off=np.concatenate([[0], np.cumsum(width[nodes])]).astype(np.int32), kid=self.kid[np.repeat(nodes, width)],
+            tensors={n: self.tensors[i] for n, i in enumerate(kept) if i in self.tensors}, own=None,
+        )  # fmt: skip
 
     def types_of(self, node: int) -> list[Type]:
         """The types of an e-node's operands."""
@@ -292,6 +303,7 @@ def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
         tensors={i: n for i, n in enumerate(nodes) if n.op in LEAVES},
         classes=number,
         age=np.zeros(len(nodes), np.int32),
+        own=np.ones(len(nodes), np.bool_),
     )
 
 
@@ -316,6 +328,7 @@ class _Glue:
         self.cls: list[Ints] = []
         self.width: list[Ints] = []
         self.kid: list[Ints] = []
+        self.own: list[Bools] = []
         self.tensors: dict[int, Tensor] = {}
         self.templates = [self._template(v) for v in views]
 
@@ -351,6 +364,7 @@ class _Glue:
             cls=view.cls[keep],
             width=width[keep],
             kid=view.kid[np.repeat(np.isin(np.arange(len(view)), keep), width)],
+            own=view.own[keep] if view.own is not None else np.zeros(len(keep), np.bool_),
             seams=seams,
             constants={place[i]: v for i, v in own.items()},
         )
@@ -368,6 +382,7 @@ class _Glue:
         self.cls.append(template.cls + first)
         self.width.append(template.width)
         self.kid.append(template.kid + first)
+        self.own.append(template.own)
         for place, constant in template.constants.items():
             self.tensors[base + place] = constant
             self.name(constant, first + int(template.cls[place]))
@@ -407,6 +422,7 @@ class _Glue:
             self.cls.append(np.array([self.of[value]], np.int32))
             self.width.append(np.array([len(value.args)], np.int32))
             self.kid.append(np.array([self.of[a] for a in value.args], np.int32))
+            self.own.append(np.ones(1, np.bool_))
 
     def view(self) -> EGraphView:
         old = np.arange(self.size)
@@ -442,6 +458,7 @@ class _Glue:
             classes={v: int(number[c]) for v, c in self.of.items() if number[c] >= 0},
             stamped=flagged(self.originals),
             age=age,
+            own=np.concatenate([np.zeros(0, np.bool_), *self.own]),
         )
 
 
@@ -452,6 +469,7 @@ class _Template:
     cls: Ints
     width: Ints
     kid: Ints
+    own: Bools
     seams: dict[str, int]
     constants: dict[int, Tensor]
 

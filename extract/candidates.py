@@ -196,9 +196,7 @@ class _Builder:
         """Views of what there is, kernels over the layouts that exist, views of what kernels write in layouts of their
         own, kernels over those: until nothing is new."""
         matches = [m for t in self.kernels for m in self._matches(t)]
-        for generated in self.generators:
-            for template, (first, *more), operands in generated(self.view, frozenset(self.given), self.types):
-                matches.append(_Match(template, first, operands, (), tuple(more)))
+        matches += self._generated()
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
             for c in match.operands:
@@ -226,6 +224,19 @@ class _Builder:
         vertices = {v for c in kept for v in c.outputs}
         stats = {"vertices": len(vertices), "candidates": len(kept), "matches": len(matches)}
         return Hypergraph(self.view, kept, self.given, roots, stats, self.types)
+
+    def _generated(self) -> Iterator[_Match]:
+        """Kernels that backends generate for parts of the view. What they pick depends on what else is there: those for the
+        graph as it was written come first, so that rewriting takes none of them away."""
+        seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
+        own = self.view.own
+        views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
+        for view, generate in product(views, self.generators):
+            for template, made, operands in generate(view, frozenset(self.given), self.types):
+                if (key := (id(template), made, operands)) not in seen:
+                    seen.add(key)
+                    first, *more = made
+                    yield _Match(template, first, operands, (), tuple(more))
 
     def _is_new(self, made: Vertex) -> bool:
         """Note a layout that a kernel writes; whether it was not known and there is room for it."""

@@ -245,7 +245,7 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
         views = saturate_in_stages(
             options.effort, [b.graph for b in blocks.unique], rules, limits, exact=options.exact,
             deadline=max(1.0, session.left * 0.5), stop=lambda: session.progress.stopped,
-        )  # fmt: skip
+        )[-1]  # fmt: skip
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
     session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
     with session.stage("glue"):

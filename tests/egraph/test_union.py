@@ -92,7 +92,9 @@ def test_more_effort_searches_more_and_keeps_all(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(unions, "saturate_blocks", here)
     graphs = [qkv(), long_sum(5)]
-    found = [saturate_in_stages(n, graphs, RULES, Limits(iterations=2, beam=1)) for n in range(4)]
+    stages = [saturate_in_stages(n, graphs, RULES, Limits(iterations=2, beam=1)) for n in range(4)]
+    assert [len(s) for s in stages] == [1, 1, 2, 3]
+    found = [s[-1] for s in stages]
     assert [limits.beam for limits in seen] == [None, 1, 1, 2, 1, 2, 4]
     assert [limits.iterations for limits in seen[-3:]] == [2, 6, 10] and seen[0].iterations == 0
     for less, more in pairwise(found):
@@ -100,6 +102,19 @@ def test_more_effort_searches_more_and_keeps_all(monkeypatch: pytest.MonkeyPatch
     assert len(found[3][1]) > len(found[1][1]) > len(found[0][1])
     with pytest.raises(UsageError, match="effort=6"):
         saturate_in_stages(6, graphs, RULES, Limits())
+
+
+def test_views_know_which_e_nodes_the_graph_has() -> None:
+    graph = long_sum(4)
+    for view in (
+        view_of(graph),
+        saturate_block(graph, RULES, Limits(iterations=3), session=InProcess()),
+        union([saturate_block(graph, RULES, Limits(iterations=n), session=InProcess()) for n in (1, 2)]),
+    ):
+        assert view.own is not None and view.own.sum() == len(graph.nodes())
+        alone = view.only(view.own)
+        assert len(alone) == len(graph.nodes()) and alone.roots == view.roots and alone.n_classes == view.n_classes
+        assert [str(t) for t in alone.best_terms()] == [str(r) for r in graph.roots]
 
 
 def test_slack_is_a_limit() -> None:

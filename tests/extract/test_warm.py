@@ -20,7 +20,7 @@ from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.union import union
-from tensor_graphs.egraph.view import EGraphView
+from tensor_graphs.egraph.view import EGraphView, view_of
 from tensor_graphs.errors import ExtractionError
 from tensor_graphs.extract import search as searching
 from tensor_graphs.extract.candidates import Hypergraph, candidates
@@ -187,6 +187,18 @@ def test_rounds_and_effort_never_make_the_plan_dearer(pricer: CostPricer) -> Non
     stages = [view_at(1), view_at(2, beam=1, slack=0), view_at(2, beam=8, slack=5), view_at(4, beam=2)]
     assert falling([cost_of(union(stages[:n]), pricer) for n in range(1, 5)])
     assert falling([cost_of(view_at(4), pricer, solve_seconds=s) for s in (2.0, 8.0)])
+
+
+def test_generated_kernels_of_the_graph_as_written_stay(pricer: CostPricer) -> None:
+    """Regions are picked by what is cheapest around: rewriting must not take away those of the original."""
+    if reason := backend("c").unavailable():
+        pytest.skip(reason)
+    graph = zoo.nasrnn(steps=1)
+    costs = []
+    for view in (view_of(graph), saturate_block(graph, ALL, Limits(iterations=1), session=SESSION)):
+        found = candidates(view, [backend("numpy"), backend("c")], view_strides)
+        costs.append(search(found, pricer).cost)
+    assert falling(costs)
 
 
 def test_effort_is_an_argument(tmp_path: Any) -> None:
