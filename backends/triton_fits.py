@@ -65,11 +65,12 @@ def _rows(kernel: Kernel, shape: Shape, s: Numbers) -> bool:
     if len(depths) > 1 or "group" in s or s["stages"] != 2:
         return False
     k = depths.pop() if depths else 1
-    if s["n"] != (k if shape.joined else 1) or not _within(k, length) or (k >= length and k > WHOLE):
+    n = min(k, padded(shape.n)) if shape.cols else 1
+    if s["n"] != n or not _within(k, length) or (k >= length and k > WHOLE):
         return False
     parts = s.get("split", 1)
     whole = k >= padded(length)
-    cut = parts == 1 or (not shape.joined and not whole and parts in _splits(length, -(-shape.m // s["m"]), shape))
+    cut = parts == 1 or (not shape.cols and not whole and parts in _splits(length, -(-shape.m // s["m"]), shape))
     each = _each(s["m"] * k, s)
     rows = _within(s["m"], shape.m) if shape.rows else s["m"] == 1
     return cut and rows and s["m"] * k <= TILE and (1 <= each <= 128 or (each < 1 and s["warps"] == 1)) \

@@ -97,6 +97,28 @@ def test_a_plan_for_a_gpu_is_verified(dtype: str, choice: str) -> None:
 
 
 @pytest.mark.usefixtures("rehearsal")
+def test_a_bottleneck_runs_through_generated_convolutions() -> None:
+    """Convolutions with their norms, activations and the residual, then a pool: three kernels or fewer, and verified."""
+    rng, params = np.random.default_rng(0), dict[str, np.ndarray]()
+
+    def param(name: str, *shape: int) -> t.Tensor:
+        params[name] = ((rng.random(shape) + 0.5) / np.prod(shape[1:])).astype(np.float16)
+        return t.param(name, shape, "float16")
+
+    x = t.input("x", (2, 16, 6, 6), "float16")
+    h = x
+    for i, (size, inner, outer) in enumerate(((1, 16, 8), (3, 8, 8), (1, 8, 16))):
+        h = t.conv(h, param(f"w{i}", outer, inner, size, size), pads=(size // 2,) * 4)
+        h = c.batch_norm(h, *(param(f"{part}{i}", outer) for part in ("gain", "shift", "mean", "var")), eps=1e-5)
+        h = c.relu(h if i < 2 else x + h)
+    pooled = c.max_pool(h, kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0), dilations=(1, 1))
+    program = tg.optimize(Graph.of(pooled), params=params, backend="triton-only", measure=False, budget=20)
+    assert program.report.verification["passed"]
+    assert {s.template.backend for s in program.plan.steps if not s.is_view} == {"triton"}
+    assert program.plan.kernels <= 3
+
+
+@pytest.mark.usefixtures("rehearsal")
 def test_saved_programs_bring_their_kernels(tmp_path: Path) -> None:
     """Triton reads a kernel's source where it was defined: that works for a loaded program and for the file as a module."""
     _, params = block("float32")
