@@ -183,6 +183,7 @@ class _Emitter:
     def __init__(self, kernel: Kernel, layout: Layout, name: str, shape: Shape) -> None:
         self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
         self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
+        self.narrow = all(kernel.buffers[s.buffer].dtype in ("float16", "bfloat16") for s in kernel.stores)
         own = [a for a in shape.inner if a not in shape.joined]
         self.order = ["m", *(a.name for a in own), "n"]
         self.groups: dict[str, tuple[Axis, ...]] = {"m": shape.rows, "n": shape.cols, **{a.name: (a,) for a in own}}
@@ -330,7 +331,8 @@ class _Emitter:
             f"recent({self.param[operand]} + {place})" if recent else f"{self.param[operand]}[{place}]")  # fmt: skip
         conditions = [*nest.masks(dims), *(nest.scalar(g, nest.depth(self.spans(g))) for g in e.args[len(steps) :])]
         if conditions:
-            read = f"{_all(conditions)} ? {read} : {whole}{{}}"
+            nothing = f"{whole}{{}}" if lanes or ctype in ("bf16", "f16") else "0"
+            read = f"{_all(conditions)} ? {read} : {nothing}"
         local = Local(name, dims, dtype, lanes)
         nest.line(f"{nest.at(local, whole_vector=True)} = {read};")
         self.line(f"{whole} {name}{f'[{count}]' if count > 1 else ''};")
@@ -926,6 +928,8 @@ class Nest:
                 top = self._safe(m, top)
             return f"op::{e.op}({_atom(self.scalar(a, depth))} - {_atom(top)})"
         args = [self.scalar(a, depth) for a in e.args]
+        if e.op == "erf" and self.emitter.narrow:
+            return f"op::short_erf({args[0]})"
         if e.op == "cast":
             if e.value == "bool":
                 return f"{_atom(args[0])} != 0"

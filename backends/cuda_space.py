@@ -107,11 +107,14 @@ def width(kernel: Kernel, shape: Shape, dim: str) -> int:
 def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[Schedule]:
     """At most `count` schedules, best guess first; empty for what is left to others: products of many rows, attention."""
     kind = _KINDS.get(shape.kind)
-    if kind is None or (shape.kind == "contraction" and shape.m > ROWS):
+    if kind is None or (shape.kind == "contraction" and shape.m > ROWS) or (shape.walks and not shape.joined):
         return []
+    splits = (
+        splits and not shape.joined and all(b.dtype != "float64" for b in kernel.buffers.values())
+    )  # states are narrower
     found: dict[tuple[tuple[str, int], ...], float] = {}
     for schedule, rank in kind(kernel, shape):
-        if schedule.get("split", 1) > 1 and (not splits or shape.joined):
+        if schedule.get("split", 1) > 1 and not splits:
             continue
         key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1))
         found[key] = min(rank, found.get(key, rank))
@@ -147,36 +150,31 @@ def _busy(programs: int, threads: int) -> float:
 
 
 def _pointwise(kernel: Kernel, shape: Shape) -> Ranked:
-    """One pass: enough bytes under way in each thread, vectors along every dimension that some memory lies along."""
-    side, vn, vm = fastest(kernel, shape), width(kernel, shape, "n"), width(kernel, shape, "m")
-    crossed = vm > 1 and vn > 1
-    if not crossed:
-        vm, vn = (vm, 1) if side["m"] > side["n"] else (1, vn)
-    other = ("m", "n") if side["n"] >= side["m"] else ("n", "m")
-    sizes = {"m": shape.m, "n": shape.n}
-    vectors = {"m": vm, "n": vn}
-    slow, fast = other
+    """One pass: enough bytes under way in each thread; where some memory lies along rows and some along columns, a thread
+    turns a square in its registers."""
+    side, sizes = fastest(kernel, shape), {"m": shape.m, "n": shape.n}
+    fast, slow = ("n", "m") if side["n"] >= side["m"] else ("m", "n")
+    widest = {d: width(kernel, shape, d) for d in (fast, slow)}
+    crossed = min(widest.values()) > 1
+    squares = [(a, b) for a, b in product((8, 4, 2), repeat=2) if a <= widest[fast] and b <= widest[slow]]
     reads = max(1, sum(e.op == "load" for e in kernel.exprs))
-    for threads, repeat in product((64, 128, 256, 512), (1, 2, 4)):
-        whole = padded(-(-sizes[fast] // vectors[fast]))
+    for (v, w), threads, repeat in product(squares if crossed else [(widest[fast], 1)], (64, 128, 256, 512), (1, 2, 4)):
+        held = v * w * repeat
+        if (held * (reads + 1) > 2 * REGISTERS and held > 4) or (crossed and repeat > 1):
+            continue
+        whole = padded(-(-sizes[fast] // v))
         for t in _powers(1, min(threads, whole)):
             if not crossed and t < min(threads, whole) and t < 32:
                 continue
-            rest = threads // t
-            if rest > padded(-(-sizes[slow] // vectors[slow])):
-                continue
-            along = slow if sizes[slow] // vectors[slow] >= rest * repeat and (t == whole or crossed) else fast
-            held = vm * vn * repeat
-            if held * (reads + 1) > 2 * REGISTERS or (crossed and repeat > 1):
-                continue
-            schedule = {f"t{fast}": t, f"v{fast}": vectors[fast], f"t{slow}": rest, f"v{slow}": vectors[slow]}
-            schedule[f"u{along}"] = repeat
-            block = {d: schedule[f"t{d}"] * vectors[d] * schedule.get(f"u{d}", 1) for d in ("m", "n")}
+            rest = min(threads // t, padded(-(-sizes[slow] // w)))
+            along = slow if sizes[slow] // w >= rest * repeat and (t == whole or crossed) else fast
+            schedule = {f"t{fast}": t, f"v{fast}": v, f"t{slow}": rest, f"v{slow}": w, f"u{along}": repeat}
+            block = {d: schedule[f"t{d}"] * schedule[f"v{d}"] * schedule.get(f"u{d}", 1) for d in ("m", "n")}
             programs = -(-shape.m // block["m"]) * -(-shape.n // block["n"])
             lost = prod(-(-sizes[d] // block[d]) * block[d] / max(1, sizes[d]) for d in ("m", "n"))
-            square = abs(t - 8) / 16 if crossed else (t < 32 and t < whole) * 0.5
+            narrow = 0.3 * (8 / v + 8 / w - 2) + abs(t - 8) / 16 if crossed else (t < 32 and t < whole) * 0.5
             rank = (
-                lost * _busy(programs, threads) + abs(threads - 256) / 1024 + square
+                lost * _busy(programs, threads) + abs(threads - 256) / 1024 + narrow
                 + 0.1 * abs(held * reads - 16) / 16 + (0.2 if block[fast] > 2 * sizes[fast] else 0)
             )  # fmt: skip
             yield schedule, rank
@@ -198,10 +196,12 @@ def _joined(kernel: Kernel, shape: Shape) -> Ranked:
             if held > WHOLE or (walked and (t < 128 or repeat > 4)):
                 continue
             for rows in _powers(1, max(1, 1024 // t)):
-                if t * rows < 32 or t * rows > 1024 or rows > padded(max(1, shape.m)):
+                if rows > padded(max(1, shape.m)) or t * rows > 1024:
+                    continue
+                if t * rows < 32 and (t < whole or rows < padded(max(1, shape.m))):
                     continue
                 for more in (1, 2, 4) if rows * t >= 64 and not walked else (1,):
-                    if held * more * reads > REGISTERS or rows * more > max(1, shape.m):
+                    if held * more * reads > REGISTERS or (more > 1 and rows * more > shape.m):
                         continue
                     programs = -(-shape.m // (rows * more)) * prod(a.size for a in shape.batch)
                     under_way = held * more * reads
@@ -221,17 +221,23 @@ def _reduced(kernel: Kernel, shape: Shape) -> Ranked:
     own = {f"u{i}": padded(a.size) for i, a in enumerate(shape.inner) if a != main}
     nbytes = sum(n for _, _, _, n in {(b, i, d, n) for b, i, d, n in _accesses(kernel)})
     batch = prod(a.size for a in shape.batch)
+    whole = padded(-(-main.size // vk))
     for threads, depth in product((128, 256, 512), (1, 2, 4, 8)):
         for rows in _powers(1, min(threads, padded(-(-max(1, shape.m) // vm)))):
-            t = threads // rows
-            if t > padded(-(-main.size // vk)) or vk * vm * depth > WHOLE or (along_rows and rows * vm < 32 < shape.m):
+            t = min(threads // rows, whole)
+            block = max(32, t * rows)
+            if (
+                vk * vm * depth > WHOLE
+                or (along_rows and rows * vm < 32 < shape.m)
+                or (depth > 1 and t * depth > whole)
+            ):
                 continue
             tiles = -(-max(1, shape.m) // (rows * vm)) * batch
             for split in _splits(main.size, tiles, t * vk * depth):
-                waiting = min(RESIDENT, -(-tiles * split // PROCESSORS) * threads) * vm * vk * depth * 2
+                waiting = min(RESIDENT, -(-tiles * split // PROCESSORS) * block) * vm * vk * depth * 2
                 rank = (
-                    nbytes / BANDWIDTH * _busy(tiles * split, threads) / min(1.0, waiting / IN_FLIGHT) ** 0.7
-                    + (JOIN + 0.01 * split) * (split > 1) + 0.2 * (rows > 1 and not along_rows and t < 32) + abs(threads - 256) / 1024
+                    nbytes / BANDWIDTH * _busy(tiles * split, block) / min(1.0, waiting / IN_FLIGHT) ** 0.7
+                    + (JOIN + 0.01 * split) * (split > 1) + 0.2 * (rows > 1 and not along_rows and t < 32) + abs(block - 256) / 1024
                 )  # fmt: skip
                 yield {"tm": rows, "vm": vm, f"t{at}": t, f"v{at}": vk, f"u{at}": depth, "split": split, **own}, rank
 
@@ -239,7 +245,14 @@ def _reduced(kernel: Kernel, shape: Shape) -> Ranked:
 def _splits(length: int, tiles: int, step: int) -> list[int]:
     """Into how many parts a reduction can be cut so that all multiprocessors have work."""
     most = max(1, 8 * PROCESSORS // tiles)
-    return [1, *(s for s in _powers(2, 512) if s <= most and length % s == 0 and length // s >= min(step, length // 2))]
+    return [
+        1,
+        *(
+            s
+            for s in _powers(2, 512)
+            if s <= most and length % s == 0 and length // s >= max(2, min(step, length // 2))
+        ),
+    ]
 
 
 def _contraction(kernel: Kernel, shape: Shape) -> Ranked:
@@ -256,23 +269,25 @@ def _contraction(kernel: Kernel, shape: Shape) -> Ranked:
     own = {f"u{i}": padded(a.size) for i, a in enumerate(shape.inner) if a != main}
     if prod(own.values()) > 64:
         raise Unfusable("long reductions inside a product")
+    whole = padded(-(-main.size // vk))
     for threads, depth in product((64, 128, 256, 512, 1024), (1, 2, 4, 8, 16)):
         for tn in _powers(1, min(threads, 32, padded(-(-shape.n // vn)))):
             for un in (1,) if along_n else (1, 2, 4):
-                tk, held = threads // tn, vn * vk * depth * un * matrices
+                tk, held = min(threads // tn, whole), vn * vk * depth * un * matrices
                 if (
-                    tk > padded(-(-main.size // vk))
-                    or tn * un > padded(shape.n)
+                    tn * un > padded(shape.n)
                     or (along_n and tn < 4 and shape.n > 32)
+                    or (depth > 1 and tk * depth > whole)
                 ):
                     continue
+                block = max(32, tk * tn)
                 registers = held * narrow // 4 + rows * vn * un * matrices + rows * vk * depth
                 lanes = min(tk, 32 if not along_n else max(1, 32 // tn))
-                exchanged = threads // lanes * rows * vn * un * matrices
-                if registers > REGISTERS or (not along_n and tk < 16) or exchanged > SHARED:
+                exchanged = block // lanes * rows * vn * un * matrices
+                if registers > REGISTERS or (not along_n and tk < min(16, whole)) or exchanged > SHARED:
                     continue
                 tiles = -(-shape.n // (tn * vn * un)) * batch
-                resident = min(RESIDENT // threads, max(1, 60000 // (threads * (registers + 28))))
+                resident = min(RESIDENT // block, max(1, 60000 // (block * (registers + 28))))
                 side_by_side = (
                     min(8, depth) if along_n else vk
                 )  # rows of the matrix whose factors one thread reads at once
@@ -282,11 +297,11 @@ def _contraction(kernel: Kernel, shape: Shape) -> Ranked:
                     share = tiles * split / PROCESSORS
                     waves = -(-share // resident)
                     busy = -(-share // 1) / share if share <= resident else waves * resident / share
-                    waiting = min(share, resident) * threads * held * narrow
+                    waiting = min(share, resident) * block * held * narrow
                     rank = (
                         nbytes / BANDWIDTH * busy / min(1.0, waiting / IN_FLIGHT) ** 0.7 + 0.5 * waves
                         + (JOIN + 0.02 * split) * (split > 1) + 0.4 * (along_n and tn * vn * narrow < 64)
-                        + 0.1 * (tk * tn > 256) + 0.1 * (tk > 32) + 0.3 * (threads == 1024)
+                        + 0.1 * (tk * tn > 256) + 0.1 * (tk > 32) + 0.3 * (block == 1024)
                     )  # fmt: skip
                     schedule = {"tn": tn, "vn": vn, "un": un, f"t{at}": tk, "um": rows, "split": split, **own}
                     yield schedule | {f"v{at}": vk, f"u{at}": depth}, rank

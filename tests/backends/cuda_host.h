@@ -1,8 +1,6 @@
 // A block of CUDA threads on a CPU: one fiber for each, all of them brought to the same point wherever they exchange. What the
 // generated kernels need of the hardware (cuda_intrinsics.cuh), in plain C++; everything else is the text that a GPU runs.
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
 #include <utility>
@@ -39,8 +37,8 @@ template <class F> void enter(unsigned low, unsigned high) {
     swapcontext(&fibers[threadIdx.x].context, &scheduler);
 }
 
-// One block: every thread runs to the next meeting point in turn. Threads that part there are a fault of the kernel.
-template <class F> void block(int threads, F body) {
+// One block: every thread runs to the next meeting point in turn; whether they all came to the same ones.
+template <class F> bool block(int threads, F body) {
     count = threads;
     if ((int)fibers.size() < threads) fibers.resize(threads);
     for (auto& s : slots) s.assign(threads, 0.0);
@@ -59,22 +57,21 @@ template <class F> void block(int threads, F body) {
             swapcontext(&scheduler, &fibers[t].context);
         }
         for (int t = 1; t < threads; ++t)
-            if (fibers[t].done != fibers[0].done || fibers[t].points != fibers[0].points) {
-                std::fprintf(stderr, "threads part at a meeting point\n");
-                std::abort();
-            }
+            if (fibers[t].done != fibers[0].done || fibers[t].points != fibers[0].points) return false;
         more = !fibers[0].done;
     }
+    return true;
 }
 
-template <class... A, size_t... I> void grid(void (*kernel)(A...), void** args, int blocks, int threads, std::index_sequence<I...>) {
+template <class... A, size_t... I> bool grid(void (*kernel)(A...), void** args, int blocks, int threads, std::index_sequence<I...>) {
     for (int b = 0; b < blocks; ++b) {
         blockIdx.x = b;
-        block(threads, [&] { kernel(static_cast<A>(args[I])...); });
+        if (!block(threads, [&] { kernel(static_cast<A>(args[I])...); })) return false;
     }
+    return true;
 }
-template <class... A> void run(void (*kernel)(A...), void** args, int blocks, int threads) {
-    grid(kernel, args, blocks, threads, std::index_sequence_for<A...>{});
+template <class... A> bool run(void (*kernel)(A...), void** args, int blocks, int threads) {
+    return grid(kernel, args, blocks, threads, std::index_sequence_for<A...>{});
 }
 }  // namespace host
 

@@ -1,0 +1,109 @@
+"""Generated CUDA C++ on a CPU: the text that a GPU would run, compiled by the host's compiler against cuda_host.h."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensor_graphs.backends import cuda_helpers
+
+HERE, BACKENDS = Path(__file__).parent, Path(cuda_helpers.__file__).parent
+INTRINSICS = (BACKENDS / "cuda_intrinsics.cuh").read_text(encoding="utf-8")
+NAME = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\)\n(\w+)\(')
+GUARD = 256  # bytes of poison before and after each array
+
+Kernel = Callable[[Sequence[int], int, int], None]
+
+
+def compiler() -> str:
+    """The host's C++ compiler; skips the test where there is none."""
+    found = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    if found is None:
+        pytest.skip("no C++ compiler to run CUDA C++ with")
+    return found
+
+
+def compiled(source: str, folder: Path, macros: Sequence[str] = ()) -> dict[str, Kernel]:
+    """The kernels of a complete CUDA source by name: each takes addresses, blocks, and threads of a block."""
+    text = source.replace(INTRINSICS, (HERE / "cuda_host.h").read_text(encoding="utf-8"))
+    assert text != source
+    names = NAME.findall(text)
+    text += "".join(
+        f'extern "C" bool run_{n}(void** args, int blocks, int threads) {{ return host::run({n}, args, blocks, threads); }}\n'
+        for n in names
+    )
+    stem = sha256((text + repr(macros)).encode()).hexdigest()[:16]
+    file, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
+    file.write_text(text, encoding="utf-8")
+    options = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", *(f"-D{m}" for m in macros)]
+    done = subprocess.run([compiler(), *options, "-o", library, file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
+    loaded = ctypes.CDLL(str(library))
+
+    def kernel(name: str) -> Kernel:
+        function = getattr(loaded, f"run_{name}")
+        function.restype = ctypes.c_bool
+
+        def run(places: Sequence[int], blocks: int, threads: int) -> None:
+            assert function((ctypes.c_void_p * len(places))(*places), blocks, threads), (
+                "threads part at a meeting point"
+            )
+
+        return run
+
+    return {n: kernel(n) for n in names}
+
+
+@dataclass
+class Guarded:
+    """An array between margins of poison, at an address that 64 divides."""
+
+    raw: np.ndarray
+    array: np.ndarray
+
+    @staticmethod
+    def of(size: int, dtype: Any) -> Guarded:
+        """An array full of poison: NaN where it is of floats."""
+        nbytes = size * np.dtype(dtype).itemsize
+        raw = np.full(nbytes + 2 * GUARD + 64, 255, np.uint8)
+        start = -raw.ctypes.data % 64 + GUARD
+        return Guarded(raw, raw[start : start + nbytes].view(dtype))
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing was written beside the array."""
+        start = self.array.ctypes.data - self.raw.ctypes.data
+        return bool((self.raw[:start] == 255).all() and (self.raw[start + self.array.nbytes :] == 255).all())
+
+
+def cuda_core(folder: Path) -> dict[str, ModuleType]:
+    """Modules in the place of cuda-core, by which emitted source compiles for and launches on this CPU."""
+
+    class Program:
+        def __init__(self, source: str, kind: str, options: Any) -> None:
+            self.source, self.options = source, options
+
+        def compile(self, target: str, cache: Any = None) -> Any:
+            kernels = compiled(self.source, folder, ["=".join(self.options.define_macro)])
+            return SimpleNamespace(get_kernel=kernels.__getitem__, code=b"")
+
+    def launch(stream: Any, config: Any, kernel: Kernel, *places: int) -> None:
+        kernel(places, config.grid, config.block)
+
+    device = SimpleNamespace(set_current=lambda: None)
+    core, utils, package = ModuleType("cuda.core"), ModuleType("cuda.core.utils"), ModuleType("cuda")
+    core.__dict__.update(Program=Program, ProgramOptions=SimpleNamespace, LaunchConfig=SimpleNamespace, launch=launch,
+                         Device=lambda index: device)  # fmt: skip
+    utils.__dict__.update(FileStreamProgramCache=lambda: None)
+    return {"cuda": package, "cuda.core": core, "cuda.core.utils": utils}
