@@ -15,7 +15,7 @@ from .triton_space import SHARED, TILE, WHOLE, _accumulators, _boxes, _inner, _s
 
 Numbers = Mapping[str, int]
 
-WARPS, STAGES = 16, 7  # most of a program
+WARPS, STAGES = 16, 8  # most of a program
 EACH = 256  # most elements of an accumulator that a thread holds
 
 
