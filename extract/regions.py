@@ -28,6 +28,7 @@ STARTS = 4  # e-nodes of a class that start regions
 SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
 MAX_NODES, MAX_LEAVES = 48, 10
 ALL = 99  # products on a path beyond which there are no more
+DEAR = 2  # operations of an element beyond which it is not computed anew for every window that it is in
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,8 @@ class _Growth:
             kinds.add("product")
         for n in r._by_class[cls]:
             kind = _kind(r.view.op[n])
+            if products >= ALL and OPS[r.view.op[n]].flops > DEAR:
+                continue
             if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= 2 * r._costs[1][cls] + 1000:
                 return n
         return None
