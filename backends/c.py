@@ -23,7 +23,7 @@ from ..extract.together import Group
 from .c_helpers import HELPERS, c_library
 from .c_source import emit
 from .generated import Generated, Generator, Launch, Lowered, Schedule, template_of
-from .kir import Expr, Kernel
+from .kir import Expr, Kernel, walk
 from .tiling import Shape
 
 ROWS = 1  # rows of a product up to which each element of the matrix is used so rarely that memory is what it costs
@@ -57,7 +57,8 @@ class CEmitter:
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
         """See c_source.py."""
-        return [Function(name, emit(found.kernel, name, str(found.kernel)), tuple(found.kernel.buffers))]
+        doc = "" if name == "probe" else str(found.kernel)
+        return [Function(name, emit(found.kernel, name, doc), tuple(found.kernel.buffers))]
 
 
 def _narrow(t: Tensor) -> bool:
@@ -74,20 +75,9 @@ def _few(x: Type) -> bool:
 def _streams(e: Expr) -> bool:
     """Whether a reduction reads no operand more than a few times."""
     space = prod(a.size for a in e.axes | {e.axis})
-    loads = [x for x in _below(e) if x.op == "load" and e.axis in x.axes]
-    return any(prod(a.size for a in x.axes) * ROWS >= space for x in loads) and not any(
-        x.op == "reduce" and e.axis in x.axes for x in _below(e)
-    )
-
-
-def _below(e: Expr) -> Iterator[Expr]:
-    stack, seen = list(e.args), set()
-    while stack:
-        x = stack.pop()
-        if x not in seen:
-            seen.add(x)
-            yield x
-            stack += x.args
+    inside = [x for x in walk(e.args) if e.axis in x.axes]
+    loads = [prod(a.size for a in x.axes) for x in inside if x.op == "load"]
+    return max(loads, default=0) * ROWS >= space and not any(x.op == "reduce" for x in inside)
 
 
 def generated(root: Tensor) -> Generated:

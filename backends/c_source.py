@@ -136,8 +136,7 @@ class _Writer:
         self.lines: dict[Expr, str] = {}  # reductions that are lines of accumulators -> array
         self.rows: dict[Expr, str] = {}  # kept values of a row -> array
         self.kept = {} if self.columns else self._kept()
-        for e in kernel.exprs:
-            self._check(e)
+        self._check()
 
     # ------------------------------------------------------------ which loops there are
     def _ordered(self) -> list[Axis]:
@@ -170,10 +169,11 @@ class _Writer:
         loops: list[tuple[Axis, Expr]] = [(e.axis, e.args[0]) for e in self.kernel.reductions]
         if self.inner is not None:
             loops += [(self.inner, e) for s in self.kernel.stores for e in (s.value, *s.guards)]
+        costly = self._costly()
         seen: dict[Expr, int] = {}
         over: dict[Expr, Axis] = {}
         for axis, body in loops:
-            inside = {self._alike(e) for e in _inside(body, axis) if axis.size <= ROW and self._is_costly(e)}
+            inside = {self._alike(e) for e in _inside(body, axis) if axis.size <= ROW and e in costly}
             for e in inside:
                 seen[e] = seen.get(e, 0) + 1
                 over[e] = self._joined.get(axis, axis)
@@ -181,17 +181,26 @@ class _Writer:
         below = {a for e in shared for a in e.args}
         return {e: over[e] for e in shared - below}
 
-    @staticmethod
-    def _is_costly(e: Expr) -> bool:
-        return any(x.op in COSTLY for x in walk([e]) if x.axes) and e.kind == "float"
+    def _costly(self) -> set[Expr]:
+        """Floats that take a costly operation."""
+        found: set[Expr] = set()
+        for e in self.kernel.exprs:
+            if e.axes and (e.op in COSTLY or not found.isdisjoint(e.args)):
+                found.add(e)
+        return {e for e in found if e.kind == "float"}
 
-    def _check(self, e: Expr) -> None:
+    def _check(self) -> None:
         """Unfusable where C's whole numbers would not wrap as NumPy's do."""
-        narrow = any(x.op == "load" and x.kind == "int" and x.value[3] != "int64" for x in walk(e.args))
-        if e.kind == "int" and narrow and e.op in ("add", "sub", "mul", "neg", "abs", "reduce") and not _extreme(e):
-            raise Unfusable("arithmetic on narrow integers")
-        if e.op == "reduce" and e.kind == "bool":
-            raise Unfusable("a reduction of truth values")
+        narrow: set[Expr] = set()
+        for e in self.kernel.exprs:
+            if not narrow.isdisjoint(e.args):
+                if e.kind == "int" and e.op in ("add", "sub", "mul", "neg", "abs", "reduce") and not _extreme(e):
+                    raise Unfusable("arithmetic on narrow integers")
+                narrow.add(e)
+            if e.op == "load" and e.kind == "int" and e.value[3] != "int64":
+                narrow.add(e)
+            if e.op == "reduce" and e.kind == "bool":
+                raise Unfusable("a reduction of truth values")
 
     # ------------------------------------------------------------ the function
     def function(self, doc: str) -> str:
