@@ -125,7 +125,8 @@ class EGraphView:
         return replace(
             self, op=[self.op[i] for i in kept], attrs=[self.attrs[i] for i in kept], cls=self.cls[nodes],
             off=np.concatenate([[0], np.cumsum(width[nodes])]).astype(np.int32), kid=self.kid[np.repeat(nodes, width)],
-            tensors={n: self.tensors[i] for n, i in enumerate(kept) if i in self.tensors}, own=None,
+            tensors={n: self.tensors[i] for n, i in enumerate(kept) if i in self.tensors},
+            own=None if self.own is None else self.own[nodes],
         )  # fmt: skip
 
     def types_of(self, node: int) -> list[Type]:

@@ -169,6 +169,8 @@ def nodes_of(document: Document, op: str) -> list[list[Any]]:
         (lambda d: d["tensor_graphs"].pop("roots"), "roots must be a list"),
         (lambda d: d["tensor_graphs"].update(backends=["os"]), "no backend is called 'os'"),
         (lambda d: d["tensor_graphs"]["roots"].append(10**9), "a root is"),
+        (lambda d: d["tensor_graphs"].update(own=1), "own must be a list"),
+        (lambda d: d["tensor_graphs"]["own"].append(10**9), "an e-node is"),
         (lambda d: d["tensor_graphs"].update(roots=[]), "do not fit the model"),
         (lambda d: d["tensor_graphs"]["classes"].__setitem__(0, ["float32", [-1], True]), "a size is"),
         (lambda d: d["tensor_graphs"]["classes"].__setitem__(0, ["object", [], True]), "no dtype"),

@@ -99,6 +99,7 @@ class Session:
     clock: Clock = field(default_factory=Clock)
     start: float = field(default_factory=time.monotonic)
     warnings: list[str] = field(default_factory=list)
+    smaller: list[EGraphView] = field(default_factory=list)  # what less effort would have searched
     symbolic: Symbolic | None = None  # where the program is to run at every size
 
     @contextmanager
@@ -233,7 +234,7 @@ LARGE_SEARCH = 60  # nodes of unique blocks from which on the exact solvers are 
 
 
 def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[EGraphView]]:
-    """Blocks, each unique one saturated, and the one view of the whole model."""
+    """Blocks, each unique one saturated, and the one view of the whole model; those of less effort are noted."""
     options = session.options
     with session.stage("blocks"):
         blocks = find_blocks(work)
@@ -242,13 +243,14 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
         if sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH:
             load_solvers()
         rules = [r for r in options.rules if r.exact or not options.exact]
-        views = saturate_in_stages(
+        *less, views = saturate_in_stages(
             options.effort, [b.graph for b in blocks.unique], rules, limits, exact=options.exact,
             deadline=max(1.0, session.left * 0.5), stop=lambda: session.progress.stopped,
-        )[-1]  # fmt: skip
+        )  # fmt: skip
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
     session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
     with session.stage("glue"):
+        session.smaller = [glue(blocks, stage) for stage in less]
         return glue(blocks, views), blocks, views
 
 
@@ -297,19 +299,24 @@ def stored_narrow(session: Session, view: EGraphView, backends: Sequence[Backend
         return candidates(view, storing_narrow(backends), view_strides, types)
 
 
-def _cheaper(
-    session: Session, wide: Hypergraph, narrow: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None
-) -> tuple[Hypergraph, dict[int, Choice]]:
-    """The hypergraph with the cheaper plan, and that plan under its identity. Half of the time is for either; what was not
-    measured to the end does not win over what was."""
-    first = choose(session, wide, pricer, measurer, share=0.4)
-    try:
-        second = choose(session, narrow, pricer, measurer)
-    except NoPlanError:
-        return wide, {id(wide): first}
-    believed = second.stopped == first.stopped or second.stopped == "measured"
-    best, choice = (narrow, second) if believed and second.cost < first.cost else (wide, first)
-    return best, {id(best): choice}
+def _cheapest(
+    session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None
+) -> tuple[Hypergraph, Choice]:
+    """The hypergraph with the cheapest plan, and that plan. Each has its share of the time; what was not measured to the
+    end does not win over what was."""
+    best: tuple[Hypergraph, Choice] | None = None
+    for n, graph in enumerate(graphs):
+        try:
+            choice = choose(session, graph, pricer, measurer, share=0.8 / (len(graphs) - n))
+        except NoPlanError:
+            if best is None and n + 1 == len(graphs):
+                raise
+            continue
+        believed = best is None or choice.stopped in ("measured", best[1].stopped)
+        if best is None or (believed and choice.cost < best[1].cost):
+            best = graph, choice
+    assert best is not None
+    return best
 
 
 def choose(
@@ -457,13 +464,16 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     measurer = measurer_of(options, backends, store)
     try:
         view, blocks, views = saturated(session, work)
-        found = hypergraph(session, view, backends)
-        narrow = stored_narrow(session, view, backends)
+        graphs = [hypergraph(session, v, backends) for v in (*session.smaller, view)]
+        if (narrow := stored_narrow(session, view, backends)) is not None:
+            graphs.append(narrow)
         chosen: dict[int, Choice] = {}
         with open_store(session, store):
             pricer = CostPricer(store)
-            if narrow is not None:
-                found, chosen = _cheaper(session, found, narrow, pricer, measurer)
+            found = graphs[-1]
+            if len(graphs) > 1:
+                found, choice = _cheapest(session, graphs, pricer, measurer)
+                chosen[id(found)] = choice
             acceptance = Acceptance(
                 prepared.graph, work, lambda found: chosen.pop(id(found), None) or choose(session, found, pricer, measurer),
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
@@ -614,10 +624,11 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
         graph = as_graph(source, example_inputs, params=params, dims=dims, trust=trust)
     prepared = prepare(session, graph, dims)
     view, _, _ = saturated(session, prepared.work)
-    found = hypergraph(session, view, select(options.backend))
+    backends = select(options.backend)
+    graphs = [hypergraph(session, v, backends) for v in (*session.smaller, view)]
     with open_store(session) as store:
-        choice = choose(session, found, CostPricer(store), None)
-    return Explorer(prepared.graph, prepared.work, view, choice)
+        _, choice = _cheapest(session, graphs, CostPricer(store), None)
+    return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice)
 
 
 @dataclass(frozen=True)

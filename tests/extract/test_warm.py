@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
+from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.views import view_strides
 from tensor_graphs.costdb.store import Store
@@ -21,7 +23,7 @@ from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.union import union
 from tensor_graphs.egraph.view import EGraphView, view_of
-from tensor_graphs.errors import ExtractionError
+from tensor_graphs.errors import ExtractionError, NoPlanError
 from tensor_graphs.extract import search as searching
 from tensor_graphs.extract.candidates import Hypergraph, candidates
 from tensor_graphs.extract.problem import Extraction, Limit, Problem
@@ -205,5 +207,34 @@ def test_effort_is_an_argument(tmp_path: Any) -> None:
     x, w = tg.input("x", (8, 16)), tg.param("w", (16, 16))
     y = (x @ w) * 2.0 + (x @ w) * 3.0
     found = [tg.saturate(y, costdb=tmp_path, effort=n, limits=Limits(iterations=1, beam=1)) for n in range(3)]
-    assert falling([e.choice.cost for e in found]) and len(found[0].view) < len(found[1].view) < len(found[2].view)
-    assert found[0].view.n_classes == len(Graph.of(y).nodes())
+    assert falling([e.choice.cost for e in found]) and found[0].view.n_classes == len(Graph.of(y).nodes())
+    assert len(found[0].view) < len(found[1].view) and found[2].view is found[2].choice.hypergraph.view
+    program = tg.optimize(y, params={"w": np.eye(16, dtype=np.float32)}, costdb=tmp_path, effort=2, measure=False)
+    np.testing.assert_allclose(program(np.ones((8, 16), np.float32)), np.full((8, 16), 5.0), rtol=1e-5)
+
+
+def test_less_effort_is_searched_first_and_kept_where_it_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Session:
+        smaller: tuple[Any, ...] = ()
+
+    def choose(session: Any, graph: Any, pricer: Any, measurer: Any, share: float) -> Any:
+        asked.append(graph.number)
+        if graph.number == 0:
+            raise NoPlanError("nothing covers it")
+        return SimpleNamespace(cost=graph.cost, stopped=graph.stopped)
+
+    monkeypatch.setattr(pipeline, "choose", choose)
+
+    def cheapest(*graphs: tuple[float, str]) -> int:
+        made = [SimpleNamespace(number=n, cost=c, stopped=s) for n, (c, s) in enumerate(graphs)]
+        return int(pipeline._cheapest(Session(), made, None, None)[0].number)  # type: ignore[arg-type]
+
+    assert cheapest((0.0, ""), (5.0, "measured"), (6.0, "measured")) == 1
+    assert cheapest((0.0, ""), (5.0, "measured"), (4.0, "measured")) == 2
+    assert cheapest((0.0, ""), (5.0, "measured"), (4.0, "budget")) == 1, "hopes do not win over what was measured"
+    assert cheapest((0.0, ""), (5.0, "budget"), (4.0, "measured")) == 2
+    assert asked == [0, 1, 2] * 4
+    with pytest.raises(NoPlanError):
+        cheapest((0.0, ""))
