@@ -91,7 +91,7 @@ def _windows(kernel: Kernel, shape: Shape) -> Ranked:
         each, programs = m / (32 * warps), -(-shape.m // m)
         if 1 <= each <= 16 or m >= shape.m:
             idle = max(0.0, PROGRAMS / programs - 1) / 8
-            rank = abs(each - 4) / 8 + idle + abs(warps - 4) / 16
+            rank = abs(log2(each / (4 if _single(kernel) else 6))) / 4 + idle + abs(warps - 4) / 16
             ones = {f"k{i}": 1 for i in range(len(shape.inner))}
             yield {"m": m, "n": 1, "warps": warps, "stages": 1} | ones, rank
 
