@@ -146,6 +146,8 @@ ELEMENTWISE = table("blocks of elements", "proof", [
       for op in _ELEMENTWISE),
     *(Rule(f"{op}-of-concat", f"{op}(concat(x, y, axis=i))", f"concat({op}(x), {op}(y), axis=i)", growth="expands", exact=True,
            doc="an elementwise op of each part") for op in ("relu", "sigmoid", "tanh")),
+    Rule("rectified-sigmoid", "sigmoid(x)", "relu(sigmoid(x))", growth="expands", exact=True,
+         doc="never negative, as sums and products of such values"),
     Rule("slice-across-concat", "slice(concat(x, y, axis=i), axis=i, start=s, stop=e)",
          "concat(slice(x, axis=i, start=s, stop=size(x, i)), slice(y, axis=i, start=0, stop=e - size(x, i)), axis=i)",
          when=("s < size(x, i)", "size(x, i) < e"), growth="expands", exact=True, doc="a slice of both parts"),

@@ -872,19 +872,20 @@ def typings(
     return Families(found, why, False)
 
 
-def members(rule: TextRule, scope: Scope, *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """Members of a rule's families at different sizes, ranks and parameters: two at least of each, `count` in all if there
-    are that many."""
+def members(families: Sequence[Typing], *, seed: int = 0, count: int = 12) -> list[TextInstance]:
+    """Members of families at different sizes, ranks and parameters: two at least of each, `count` in all if there are that
+    many."""
     rng = random.Random(seed)
-    families = typings(rule, scope).found
-    families = [f for f in families if f.agrees()] or families
     each = -(-count // max(1, len(families)))
     return [x for family in families for x in family.instances(rng, max(2, each))]
 
 
 def instances(rule: TextRule, *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """`members` under the narrowest scope that has any: shapes at which a right rule is right however it is read."""
-    for scope in reversed(scopes(rule)):
-        if found := members(rule, scope, seed=seed, count=count):
+    """`members` under the narrowest scope in which the sides have one shape, or else that has any: shapes at which a right
+    rule is right however it is read. One that groups constant kernels comes last."""
+    narrow = scopes(rule)[::-1]
+    families = [typings(rule, scope).found for scope in sorted(narrow, key=lambda scope: scope.constants)]
+    for some in (*([f for f in found if f.agrees()] for found in families), *families):
+        if found := members(some, seed=seed, count=count):
             return found
     return []

@@ -49,6 +49,13 @@ RIGHT = """
 (split_1 (split 1 (ewadd (concat 1 2 ?input_1 ?input_2) (concat 1 2 ?input_4 ?input_5))))=>(ewadd ?input_5 ?input_2)
 (matmul 0 (concat 1 2 ?input_1 ?input_2) (concat 0 2 (concat 1 2 ?input_4 ?input_5) (concat 1 2 ?input_4 ?input_6)))=>(concat 1 2 (matmul 0 (concat 1 2 ?input_1 ?input_2) (concat 0 2 ?input_4 ?input_4)) (ewadd (matmul 0 ?input_2 ?input_6) (matmul 0 ?input_1 ?input_5)))
 matmul(smul(?input_1,?input_20),transpose(?input_2))==smul(transpose(matmul(?input_2,transpose(?input_1))),?input_20)
+(conv2d 1 1 0 0 ?input_7 (poolavg 3 3 1 1 0 (Iconv 3 3)))=>(poolavg 3 3 1 1 0 ?input_7)
+(smul (poolavg 5 5 1 1 0 ?input_7) ?input_20)=>(smul (conv2d 1 1 0 0 ?input_7 (poolavg 5 5 1 1 0 (Iconv 5 5))) ?input_20)
+(Cpool 3 3)=>(conv2d 1 1 0 0 (conv2d 1 1 0 0 (Iconv 3 3) (enlarge 5 5 (Iconv 3 3))) (Cpool 3 3))
+(matmul 1 ?input_1 (transpose ?input_2))=>(matmul 2 (Imatmul) (matmul 1 ?input_1 (transpose ?input_2)))
+(tanh (poolmax 1 2 2 2 0 ?input_7))=>(poolmax 1 2 2 2 0 (tanh ?input_7))
+(relu (matmul 0 (sigmoid ?input_1) (matmul 1 ?input_3 ?input_4)))=>(matmul 0 (sigmoid ?input_1) (sigmoid (matmul 0 ?input_3 ?input_4)))
+(conv2d 1 1 0 0 (poolavg 3 3 1 1 0 ?input_7) (concat 0 4 ?input_10 ?input_11))=>(concat 1 4 (conv2d 1 1 0 0 (conv2d 1 1 0 0 ?input_7 (Cpool 3 3)) ?input_10) (conv2d 1 1 0 0 (poolavg 3 3 1 1 0 ?input_7) ?input_11))
 """.strip().splitlines()
 
 WRONG = """

@@ -152,8 +152,8 @@ def test_an_axis_that_nothing_put_together_cannot_be_split() -> None:
 def test_groups_are_chosen_by_the_scope() -> None:
     rule = one("(relu (conv2d 1 1 0 0 ?x ?w))=>(conv2d 1 1 0 2 ?x ?w)")
     ratio = lambda x: x.shapes["x"][1] // x.shapes["w"][1]
-    assert {ratio(x) for x in members(rule, SCOPES[0])} == {1, 2, 3}
-    assert {ratio(x) for x in members(rule, SCOPES[1])} == {1}
+    assert {ratio(x) for x in members(typings(rule, SCOPES[0]).found)} == {1, 2, 3}
+    assert {ratio(x) for x in members(typings(rule, SCOPES[1]).found)} == {1}
 
 
 def test_two_choices_give_the_same_shapes_every_time() -> None:
