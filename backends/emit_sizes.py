@@ -131,6 +131,7 @@ class SizedEmitter(Emitter):
 
     computed: dict[Tensor, str] = field(default_factory=dict)  # values made of weights and sizes -> names
     loads: dict[Tensor, bool] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)  # names of arrays that `at` computes
 
     def _reserve(self) -> None:
         self.taken |= {*self.plan.sizes, "offsets", "size", "take", "at"}
@@ -228,6 +229,7 @@ class SizedEmitter(Emitter):
             self._setup(template)
             names = dict(zip(call.operands, [self.computed[a] for a in node.args]))
             name = identifier(f"w_{node.op}", self.taken)
+            self.written.add(name)
             if template.family == "view" or not template.writes_out(call):
                 text = template.write(replace(call, names=names))
                 self.once.append(f"{name} = np.ascontiguousarray({text})")
@@ -274,7 +276,7 @@ class SizedEmitter(Emitter):
 
     def _scopes(self) -> tuple[list[str], list[str]]:
         """Lines of `bind` that no size changes, and those of `at`."""
-        sized = {*self.plan.sizes, "memory", "offsets"}
+        sized = {*self.plan.sizes, "memory", "offsets", *self.written}
         fixed: list[str] = []
         each: list[str] = []
         for line in self.once:

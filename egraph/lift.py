@@ -25,7 +25,7 @@ from .view import EGraphView
 
 #: Attributes that say which axes, not how many elements.
 POSITIONS = ("axis", "axes", "perm")
-LEAST = 5  # generic sizes are no smaller where the model allows: 1, 2 and 3 are everywhere
+LEAST = 7  # generic sizes are no smaller where the model allows: 1, 2, 3 and 5 are everywhere
 ATTEMPTS = 200
 WHOLE = 1 << 31  # fills beyond this are no sizes
 
@@ -65,6 +65,14 @@ def factored(known: Iterable[Dim]) -> tuple[set[int], list[Expr]]:
 def is_prime(n: int) -> bool:
     """Whether n is a prime (n is small here)."""
     return n > 1 and all(n % d for d in range(2, int(n**0.5) + 1))
+
+
+def telling(n: int) -> bool:
+    """Whether a number over n can be told from numbers that people write: n has a prime factor beyond 5."""
+    for p in (2, 3, 5):
+        while n and n % p == 0:
+            n //= p
+    return n > 1
 
 
 def _choices(atom: Atom, wanted: int) -> list[int]:
@@ -107,7 +115,7 @@ def _clashes(plain: set[int], known: Sequence[Expr], sizes: Mapping[str, int]) -
     """How many expressions are equal to, or a factor of, a number of the graph, or equal to another expression."""
     values = [int(bind(e, sizes)) for e in known]  # type: ignore[arg-type]
     shared = len(values) - len(set(values))
-    return shared + sum(v < 2 or any(n and n % v == 0 for n in plain) for v in values)
+    return shared + sum(not telling(v) or any(n and n % v == 0 for n in plain) for v in values)
 
 
 @dataclass
@@ -166,13 +174,16 @@ class Numbers:
         return tuple([(name, self.attr(name, op.attrs[name], value)) for name, value in attrs])
 
     def fill(self, value: Any) -> tuple[Dim | float, Dim] | None:
-        """A fill's value as a number or size over a size: (131.0, 1) is (T, 1), and 1/131 is (1.0, T). None if it stays."""
-        if isinstance(value, bool) or not isfinite(value) or not value:
+        """A fill's value as a number or size over a size: (131.0, 1) is (T, 1), and 1/131 is (1.0, T). None if it stays,
+        as the graph's own numbers do."""
+        if isinstance(value, bool) or not isfinite(value) or not value or value in self.simple:
             return None
         if value == int(value) and abs(value) < WHOLE:
             found = self.dim(int(value))
             return (found, 1) if isinstance(found, Expr) else None
         for size in sorted({n for n, e in self._known.items() if isinstance(e, Expr)} | {n for n, _ in self._factors}):
+            if not telling(size):
+                continue
             top = value * size
             near = min(self.simple, key=lambda s: abs(s - top))
             if near and abs(top - near) <= 1e-12 * abs(near):
@@ -274,18 +285,10 @@ def _volume(shape: Shape) -> Dim:
 
 
 def _restricted(view: EGraphView, keep: Sequence[int]) -> EGraphView:
-    """The view with some of its e-nodes; all classes stay."""
-    if len(keep) == len(view):
-        return replace(view)
-    kids = [view.kids(i) for i in keep]
-    place = {old: new for new, old in enumerate(keep)}
-    return replace(
-        view, op=[view.op[i] for i in keep], attrs=[view.attrs[i] for i in keep], cls=view.cls[list(keep)],
-        off=np.cumsum([0, *map(len, kids)]).astype(np.int32),
-        kid=np.concatenate([np.zeros(0, np.int32), *kids]).astype(np.int32),
-        tensors={place[i]: t for i, t in view.tensors.items() if i in place},
-        stamped=view.original,
-    )  # fmt: skip
+    """The view with some of its e-nodes; all classes stay, and what the graph had."""
+    kept = np.zeros(len(view), np.bool_)
+    kept[list(keep)] = True
+    return replace(view.only(kept), own=None if view.own is None else view.own[kept], stamped=view.original)
 
 
 __all__ = ["Lifted", "Numbers", "generic_sizes", "lifted", "numbers"]

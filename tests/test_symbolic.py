@@ -23,6 +23,7 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.lift import Numbers, generic_sizes, lifted
 from tensor_graphs.egraph.view import view_of
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
+from tensor_graphs.extract.sizes import bound_call
 from tensor_graphs.symbolic import Symbolic
 from tensor_graphs.verify import index_bounds, relative_error, sample_inputs
 
@@ -42,8 +43,8 @@ def inputs_at(graph: Graph, sizes: Mapping[str, int]) -> tuple[Graph, dict[str, 
 
 
 def agrees(program: Any, graph: Graph, *choices: Mapping[str, int], tolerance: float = 1e-5) -> None:
-    """The program's outputs are the graph's at every choice of sizes."""
-    for sizes in choices:
+    """The program's outputs are the graph's at every choice of sizes, and again at the first one."""
+    for sizes in (*choices, choices[0]):
         there, values = inputs_at(graph, sizes)
         for found, exact in zip(program.flat(**values), evaluate(there, values, float64=True), strict=True):
             assert found.shape == exact.shape, (sizes, found.shape, exact.shape)
@@ -95,6 +96,44 @@ def test_torch_kernels_with_packed_weights_run_at_every_size() -> None:
     agrees(program, graph, *SIZES)
     head, _, at = program.source.partition("def at(")
     assert "_pack(" in head and "_pack(" not in at  # weights are packed once, not for each size
+
+
+def test_c_kernels_take_their_sizes_as_parameters() -> None:
+    from tensor_graphs.backends.registry import backend
+
+    if backend("c").unavailable():
+        pytest.skip(backend("c").unavailable())
+    x = c.softmax(tg.tanh(X) * 2.0, axis=2) * tg.reshape(tg.param("g", (48,)), (1, 1, 48))
+    graph = Graph.of(x + tg.mean(x, 1, True), params={"g": normal(48)})
+    program = tg.optimize(graph, **{**FAST, "backend": "c"})
+    assert "const long size_B, const long size_T" in program.source and "(size_B*size_T)" in program.source
+    agrees(program, graph, *SIZES)
+
+
+def test_a_c_kernel_of_one_size_has_no_form_for_others() -> None:
+    from tensor_graphs.backends.c import generated
+    from tensor_graphs.backends.c_sizes import sized
+    from tensor_graphs.extract.kernel import Call, Operand, contiguous
+
+    numbers, sizes = lifting(Graph.of(X * 1.0), B=1, T=16)
+    b, t = sizes["B"], sizes["T"]
+    x = tg.input("x", (b, t, 48))
+    probes = [{"B": 11, "T": 13}, {"B": 61, "T": 67}]
+    cases = {
+        "every": (tg.tanh(x) * 2.0, True),
+        "a sum over the sequence": (tg.sum(tg.tanh(x), 1, True), True),
+        "a mean over it: a number made of its size": (tg.sum(tg.tanh(x), 1, True) * (1.0 / t), False),
+        "a row as long as the sequence": (c.softmax(tg.tanh(tg.permute(x, (0, 2, 1))), axis=2), False),
+    }
+    for name, (root, holds) in cases.items():
+        template = generated(root)
+        operand = lambda kind: Operand(kind, contiguous(kind.shape))
+        call = Call({"x": operand(x.type)}, operand(root.type), {})
+        assert template.lower(call) is not None, name
+        found = sized(template, call, numbers, {"B": 1, "T": 16}, probes)
+        assert (found is not None) is holds, name
+        if found is not None:
+            assert found.call.output.type.shape == bound_call(found.free_call, {"B": 1, "T": 16}).output.type.shape
 
 
 @pytest.fixture(scope="module")

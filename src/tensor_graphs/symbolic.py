@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any
 
 from .accept import run_flat
+from .backends.c_sizes import Sized, sized
 from .backends.emit_sizes import sources
+from .backends.generated import Generated
 from .backends.program import Program
 from .egraph.conditions import NO_LIMIT
 from .egraph.dims import Atom, Dim, Expr, dim
@@ -35,6 +37,7 @@ from .verify import FACTORS, OutputError, Tolerance, verify
 
 Sizes = dict[str, int]
 PROBES = (2, 64)  # sizes at which kernels are asked whether they apply
+PRIMES = ((11, 13, 17, 19), (61, 67, 71, 73))  # sizes at which generated kernels are compared
 ODD = (3, 5, 7, 11, 13, 17, 19, 23)  # sizes at which programs are run
 SLACK = 10.0  # times the error that is allowed, at other sizes than the searched ones
 LARGE_FLOPS = 4e9  # of the model at the larger size; beyond, it is run a little larger than where it was searched only
@@ -94,8 +97,8 @@ class Symbolic:
     lost: dict[str, int] = field(default_factory=dict)  # e-nodes by op
     refused: dict[str, int] = field(default_factory=dict)  # kernels by name
     failed: list[str] = field(default_factory=list)  # where a plan was wrong at other sizes
-    _calls: dict[tuple[int, int], tuple[Call, Call] | None] = field(default_factory=dict)
-    _free: dict[int, tuple[Call, Call]] = field(default_factory=dict)  # id of a priced call -> itself, in free sizes
+    _calls: dict[tuple[int, int], Sized | None] = field(default_factory=dict)
+    _free: dict[int, Sized] = field(default_factory=dict)  # by id of the call at the searched sizes
     _lifted: dict[int, Lifted] = field(default_factory=dict)
     _held: list[Any] = field(default_factory=list)  # ids are keys: what they name stays
     _references: dict[tuple[int, ...], dict[int, Any]] = field(default_factory=dict)
@@ -127,29 +130,32 @@ class Symbolic:
         """The candidates of a lifted view that hold at all sizes, their calls at the sizes that are searched at."""
         kept = []
         for c in found.candidates:
-            call = self._call(c.template, c.call)
-            if call is not None:
-                kept.append(replace(c, call=call))
+            made = self._made(c.template, c.call)
+            if made is not None:
+                kept.append(replace(c, template=made.template, call=made.call))
         return replace(found, candidates=kept)
 
-    def _call(self, template: Template, call: Call) -> Call | None:
+    def _made(self, template: Template, call: Call) -> Sized | None:
         key = id(template), id(call)
         if key not in self._calls:
             self._held.append((template, call))
-            self._calls[key] = self._lift(template, call)
-        pair = self._calls[key]
-        return None if pair is None else pair[0]
+            found = self._calls[key] = self._lift(template, call)
+            if found is None:
+                self.refused[template.name] = self.refused.get(template.name, 0) + 1
+            else:
+                self._free[id(found.call)] = found
+        return self._calls[key]
 
-    def _lift(self, template: Template, call: Call) -> tuple[Call, Call] | None:
+    def _lift(self, template: Template, call: Call) -> Sized | None:
+        """A call at generic sizes as one at the searched ones and one in free sizes; None if it holds at one size only."""
+        if isinstance(template, Generated):
+            return sized(template, call, self.numbers, self.searched, list(self._primes()))
         free = lifted_call(template, call, self.numbers)
         if free is None or not holds(template, free, self.probes):
-            self.refused[template.name] = self.refused.get(template.name, 0) + 1
             return None
         there = bound_call(free, self.searched)
         tuned = {name: tuple(map(int, o.type.shape)) for name, o in there.operands.items()}  # type: ignore[arg-type]
-        pair = there, replace(free, tuned=tuned)
-        self._free[id(there)] = pair
-        return pair
+        return Sized(template, there, template, replace(free, tuned=tuned))
 
     def _probes(self) -> Iterator[Sizes]:
         """Sizes all over the ranges, of 1 apart: there kernels have shorter ways, which must not be needed."""
@@ -165,6 +171,13 @@ class Symbolic:
             if atoms[name].max < NO_LIMIT:
                 yield {**self.generic, name: inside(name, atoms[name].max)}
 
+    def _primes(self) -> Iterator[Sizes]:
+        """Sizes that no loop is unrolled or cut into blocks for: what is generated for them is the general form."""
+        atoms = ranges(self.graph)
+        for primes in PRIMES:
+            found = {n: primes[i % len(primes)] for i, n in enumerate(atoms)}
+            yield {n: s if atoms[n].min <= s <= atoms[n].max else self.generic[n] for n, s in found.items()}
+
     # ------------------------------------------------------------ the plan in free sizes
     def plan(self, choice: Choice) -> Plan:
         """The choice as a plan for every size."""
@@ -176,14 +189,27 @@ class Symbolic:
         vertex = partial(self._vertex, made)
         given = {cls: vertex(Vertex(cls, strides)).strides for cls, strides in found.given.items()}
         free = replace(
-            found, view=made.symbolic, candidates=candidates, given=given, roots=list(map(vertex, found.roots))
+            found,
+            view=made.symbolic,
+            candidates=candidates,
+            given=given,
+            roots=list(map(vertex, found.roots)),
+            types=made.symbolic.types,
         )
         return replace(plan_of(replace(choice, hypergraph=free), self.graph), sizes=self.searched)
 
     def _candidate(self, c: Candidate, made: Lifted) -> Candidate:
         inputs = tuple([(name, self._vertex(made, v)) for name, v in c.inputs])
         more = tuple([self._vertex(made, v) for v in c.more])
-        return replace(c, output=self._vertex(made, c.output), inputs=inputs, call=self._free[id(c.call)][1], more=more)
+        found = self._free[id(c.call)]
+        return replace(
+            c,
+            template=found.free_template,
+            output=self._vertex(made, c.output),
+            inputs=inputs,
+            call=found.free_call,
+            more=more,
+        )
 
     def _vertex(self, made: Lifted, vertex: Vertex) -> Vertex:
         row_major = contiguous(made.generic.types[vertex.cls].shape)  # type: ignore[arg-type]

@@ -1,0 +1,187 @@
+"""C kernels for every size: the function that is generated for one choice of sizes, its numbers written as expressions.
+
+At generic sizes (`egraph/lift.py`) every number in a function's text says where it comes from. Written as expressions in
+parameters, they make a function of every size, if it is one: the functions that are generated for the probes must be this one
+with their numbers put in. A kernel whose loops are cut by size is found out and has no such form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import blake2b
+from math import prod
+
+from ..egraph.dims import Dim, Expr, bind, volume
+from ..egraph.graph import Tensor, make, rebuild
+from ..egraph.lift import Numbers
+from ..errors import ShapeError, TensorGraphsError
+from ..extract.kernel import SEPARATOR, Call, Operand, Template, contiguous
+from ..extract.sizes import bound_call, bound_terms
+from .c import BACKEND
+from .c_source import PARALLEL as WORTH
+from .c_source import work
+from .emit import literal
+from .generated import Generated, launches, spelled, template_of
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_REDUCED = re.compile(r"\br\d+(?:_\d+)?\b")  # axes of reductions are named after their sizes
+_ROW = re.compile(r"^\s*\w+ \w+\[[^\]]*size_\w+[^\]]*\];", re.MULTILINE)  # an array as long as a free size
+PREFIX = "size_"  # of parameters
+PARALLEL = "omp parallel"
+
+
+@dataclass(frozen=True)
+class Sized:
+    """One kernel at the sizes that are searched at, with its call there; and for every size, with the call in free sizes."""
+
+    template: Template
+    call: Call
+    free_template: Template
+    free_call: Call
+
+
+def sized(
+    template: Generated, call: Call, numbers: Numbers, searched: Mapping[str, int], probes: Iterable[Mapping[str, int]]
+) -> Sized | None:
+    """A kernel that was generated at the generic sizes, for every size; None if it is one of those sizes only."""
+    if template.backend != BACKEND.name or template.prep or template.layout is not None:
+        return None
+    try:
+        roots = _lifted(template.roots, numbers)
+        free = _call(call, numbers)
+        text, threads = _text(template, call), ""
+        for sizes in probes:
+            there = _text(_template(roots, sizes), bound_call(free, sizes))
+            if _put(text, numbers, sizes) != _plain(there):
+                return None
+            threads = max(threads, there, key=lambda t: (t.count(PARALLEL), len(t)))
+        chosen, at = _template(roots, searched), bound_call(free, searched)
+        if chosen.lower(at) is None:
+            return None
+        function = _function(text, threads, numbers, _worth(template, call, numbers))
+    except (TensorGraphsError, KeyError, ValueError):
+        return None
+    names = sorted(numbers.graph.free_dims)
+    if _ROW.search(function) or {*names} & {*template.operands}:
+        return None
+    attrs = {n: Expr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
+    return Sized(chosen, at, _free(template, roots, function, names), replace(free, attrs=attrs))
+
+
+# ---------------------------------------------------------------- terms and calls
+def _lifted(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
+    """The terms in free sizes. ShapeError where one does not lift."""
+
+    def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
+        if node.op == "full" and numbers.fill(node.attr("value")) is not None:
+            raise ShapeError("a number made of sizes")
+        made = make(node.op, args, dict(numbers.attrs(node.entry, node.attrs)), data=node.data)
+        if made.type != numbers.type(node.type):
+            raise ShapeError(f"{node.op} holds at one size")
+        return made
+
+    return rebuild(list(roots), change)
+
+
+def _call(call: Call, numbers: Numbers) -> Call:
+    def operand(o: Operand) -> Operand:
+        kind = numbers.type(o.type)
+        return Operand(kind, contiguous(kind.shape) if o.dense else numbers.shape(o.strides))  # type: ignore[arg-type]
+
+    return replace(
+        call, operands={n: operand(o) for n, o in call.operands.items()}, output=operand(call.output),
+        more=tuple(map(operand, call.more)), schedule={},
+    )  # fmt: skip
+
+
+def _template(roots: list[Tensor], sizes: Mapping[str, int]) -> Generated:
+    return _made(tuple(bound_terms(roots, sizes)))
+
+
+@cache
+def _made(roots: tuple[Tensor, ...]) -> Generated:
+    return template_of(BACKEND.emitter, roots)
+
+
+# ---------------------------------------------------------------- text
+def _text(template: Generated, call: Call) -> str:
+    """The kernel's one function without comments, under names that say nothing of sizes. KeyError if there is none."""
+    if template.lower(call) is None:
+        raise KeyError(template.name)
+    (launch,) = launches(template, call)
+    text = re.sub(r"/\*.*?\*/\s*", "", launch.source, flags=re.DOTALL).replace(launch.name, "kernel")
+    names: dict[str, str] = {}
+    return _REDUCED.sub(lambda found: names.setdefault(found[0], f"r_{len(names)}"), text)
+
+
+def _plain(text: str) -> str:
+    """Without pragmas: whether threads share a loop is no matter of right or wrong."""
+    return "\n".join(line for line in text.splitlines() if "#pragma" not in line)
+
+
+def _put(text: str, numbers: Numbers, sizes: Mapping[str, int]) -> str:
+    """The function with the numbers of other sizes."""
+    return _NUMBER.sub(lambda found: str(bind(numbers.dim(int(found[0])), sizes)), _plain(text))
+
+
+def _in_c(value: Dim) -> str:
+    """A size over a kernel's parameters; `//` of what is not negative is C's division."""
+    if not isinstance(value, Expr):
+        return str(value)
+    return f"({_WORD.sub(lambda name: PREFIX + name[0], str(value)).replace('//', '/')})"
+
+
+def _worth(template: Generated, call: Call, numbers: Numbers) -> str:
+    """The condition in C on which a kernel has enough work for several threads."""
+    found = template.lower(call)
+    assert found is not None
+    largest = max((o.type for o in call.places.values()), key=lambda t: t.nbytes)
+    elements = prod(largest.shape)  # type: ignore[type-var]
+    least = max(1, round(WORTH * elements / max(work(found.kernel), 1.0)))  # type: ignore[operator]
+    return f"{_in_c(volume(numbers.type(largest).shape))} >= {least}"
+
+
+def _function(text: str, threads: str, numbers: Numbers, worth: str) -> str:
+    """The function over sizes as parameters, its loops shared by threads as in `threads` where that is worth it."""
+    lines = iter(_NUMBER.sub(lambda found: _in_c(numbers.dim(int(found[0]))), _plain(text)).splitlines())
+    made = []
+    for line in threads.splitlines():
+        if "#pragma" not in line:
+            made.append(next(lines))
+        else:
+            made.append(f"{line} if(parallel: {worth})" if PARALLEL in line else line)
+    return "\n".join(made)
+
+
+def _free(template: Generated, roots: list[Tensor], function: str, names: list[str]) -> Template:
+    """The kernel for every size: its sizes are attributes of the call, and further arguments."""
+    parameters = "".join(f", const long {PREFIX}{n}" for n in names)
+    head, brace, rest = function.partition(")")
+    source = f"{head}{parameters}{brace}{rest}"
+    title = f"sized_{blake2b(source.encode(), digest_size=5).hexdigest()}"
+    source = re.sub(r"\bkernel\b", title, source)
+    pattern = SEPARATOR.join(map(spelled, roots))
+    order = _parameters(head)
+
+    def code(call: Call) -> str:
+        known = {**call.names}
+        sizes = ", ".join(f"ctypes.c_long({literal(call.attrs[n])})" for n in names)
+        return f"{title}({', '.join(known[b] for b in order)}, {sizes})"
+
+    code.__qualname__ = f"sized[{title}]"
+    return Template(
+        template.name, template.backend, pattern, code, family=template.family, source=lambda call: {title: source},
+        setup=template.setup, version=template.version,
+    )  # fmt: skip
+
+
+def _parameters(head: str) -> list[str]:
+    """Names of the buffers, in the order of the function's parameters."""
+    return [part.split()[-1].lstrip("*") for part in head.partition("(")[2].split(",")]
+
+
+__all__ = ["Sized", "sized"]
