@@ -55,7 +55,7 @@ def kernel_of(job: Job) -> tuple[Template, list[Call]]:
     """The template and its calls, one per schedule that the job lists (else the one call). UsageError says what is wrong."""
     try:
         call = _checked(call_of_json(job["call"]))
-        template = _template(job, call)
+        template = template_of_job(job, call)
         wanted = job.get("schedules")
         calls = [call] if wanted is None else [replace(call, schedule=_schedule(s)) for s in wanted]
     except TensorGraphsError:
@@ -69,7 +69,8 @@ def kernel_of(job: Job) -> tuple[Template, list[Call]]:
     return template, calls
 
 
-def _template(job: Job, call: Call) -> Template:
+def template_of_job(job: Job, call: Call) -> Template:
+    """The template that a job names, or its kernel generated anew. UsageError where this version has another one."""
     from .registry import template
 
     if "leaves" not in job:

@@ -103,6 +103,11 @@ def save_graph(graph: Graph, path: Path | str) -> None:
     write_arrays(path, arrays, {KEY: text, "format": "tensor_graphs"})
 
 
+def dim_to_json(value: Dim) -> Any:
+    """A size as JSON values: a number, or the polynomial of an expression."""
+    return _dim_out(value)
+
+
 # ---------------------------------------------------------------- decoding
 class _Bad(Exception):
     """What is wrong with a value; `load_graph` adds where it stands."""
@@ -340,6 +345,14 @@ def load_graph(path: Path | str) -> Graph:
     except ValueError as problem:
         raise BadModelError(f"the graph is not valid JSON: {problem}", where=str(path)) from None
     return graph_from_json(value, file.tensors, str(path))
+
+
+def dim_from_json(value: Any) -> Dim:
+    """The inverse of `dim_to_json`. BadModelError for anything else."""
+    try:
+        return _dim_in(value)
+    except (_Bad, RecursionError) as problem:
+        raise BadModelError(f"a malformed size: {problem}") from None
 
 
 def attrs_to_json(op: str, attrs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -167,6 +167,7 @@ def optimize(
     measure: Annotated[bool, typer.Option(help="time kernels that the store does not know")] = True,
     seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
     effort: Effort = 1, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
+    again: Annotated[bool, typer.Option("--again", help="search on, though the plan of an earlier search is known")] = False,
     report: Annotated[Path | None, typer.Option(help="write an HTML report here")] = None,
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
@@ -181,7 +182,7 @@ def optimize(
         program = pipeline.optimize(
             model, dims=_sizes(dim), fixed=_sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
             verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
-            memory_limit=memory_limit, error_budget=error_budget, effort=effort,
+            memory_limit=memory_limit, error_budget=error_budget, effort=effort, again=again,
         )  # fmt: skip
         folder = program.save(output or default_output(model))
     found = program.report

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import settings
-from .accept import Acceptance, renamed
+from .accept import Acceptance, renamed, run_flat
 from .backends.direct import direct_plan
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
@@ -48,11 +48,13 @@ from .extract.kernel import Backend, Plan, Template
 from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
 from .extract.storage import narrow_types
+from .extract.work import graph_flops
 from .prices import CostPricer
+from .remember import Memory, Remembered, content_digest, key_of_search, listing, still_good, text_digest
 from .report import BlockReport, Report, kernel_rows
 from .rules import ALL
 from .symbolic import Symbolic, why_fixed
-from .verify import Tolerance, Verification
+from .verify import Tolerance, Verification, verify
 
 DEFAULT_SEQUENCE = 128
 BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
@@ -83,6 +85,7 @@ class Options:
     memory_limit: float | None = None
     error_budget: float | None = None
     effort: int = 1
+    again: bool = False
 
     @property
     def exact(self) -> bool:
@@ -217,10 +220,10 @@ class Prepared:
     narrow: Graph  # simplified: what eager execution runs on devices whose kernels take 16 bits
 
 
-def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> Prepared:
+def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True) -> Prepared:
     """Concrete sizes, then simplify; 16-bit floats are carried in float32. Where exactness was asked for, they are not,
     and composites are taken apart, as the interpreter does."""
-    if session.options.limits.iterations:
+    if begin and session.options.limits.iterations:
         default_pool().begin()  # the workers start meanwhile
     with session.stage("simplify", f"{len(graph.nodes())} nodes"):
         original, used = bound(graph, sizes)
@@ -377,6 +380,7 @@ def optimize(
     memory_limit: float | None = None,
     error_budget: float | None = None,
     effort: int = 1,
+    again: bool = False,
     progress: Progress | None = None,
     trust: bool = False,
 ) -> Program:
@@ -393,7 +397,8 @@ def optimize(
     bound on what is in use at any time beside weights, inputs and states. `error_budget`: the measured relative errors of
     the kernels add up to at most so much; what was never measured counts 0. NoPlanError where no plan keeps them.
     `effort`: 0 rewrites nothing, 1 rewrites within `limits`, each step more also within limits twice as wide, and keeps
-    all that less effort finds.
+    all that less effort finds. The plan of an earlier search for the same on the same machine is taken again where nothing has
+    become worse (remember.py); `again`: search on, with all that was measured before.
     Raises the named errors of `tensor_graphs.errors`; VerificationError only for a miscompile.
     """
     options = Options(
@@ -409,6 +414,7 @@ def optimize(
         memory_limit=memory_limit,
         error_budget=error_budget,
         effort=effort,
+        again=again,
     )
     session = Session(options, progress or Progress())
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
@@ -428,7 +434,23 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
     backends = select(name)
     if missing := sorted({str(n.attr("name")) for n in graph.leaves("param")} - set(graph.params)):
         raise UsageError(f"params {missing} have no data", hint="bind them: params={name: array}")
-    prepared = prepare(session, graph, dims)
+    memory = memory_of(options, graph, dims, backends)
+    held = memory.load(options.budget) if memory is not None and not options.again else None
+    prepared = prepare(session, graph, dims, begin=held is None)
+    if memory is not None and held is not None:
+        known = _recalled(session, graph, prepared, backends, memory, held)
+        if known is not None:
+            return known
+        session.warnings.clear()
+    program = _searched(session, graph, prepared, backends)
+    if memory is not None and not session.progress.stopped and program.plan is not None:
+        verified = content_digest(graph.params) if program.report.verification else ""
+        memory.write(program.plan, program.report, program.source, options.budget, verified, store_root(options))
+    return program
+
+
+def _searched(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Program:
+    """The program that a search finds: for every size, where that is possible."""
     session.symbolic = for_every_size(session, graph, prepared, backends)
     if session.symbolic is None:
         return _found(session, prepared, backends)
@@ -438,6 +460,56 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
         session.warnings += [*session.symbolic.notes(), f"the program runs at one size only: {error.message}"]
         session.symbolic = None
         return _found(session, prepared, backends)
+
+
+def memory_of(
+    options: Options, graph: Graph, dims: Mapping[str, int] | None, backends: Sequence[Backend]
+) -> Memory | None:  # fmt: skip
+    """Where the plan of this search is remembered; None for searches that measure nothing, which depend on what the store holds
+    just now."""
+    if not options.measure or options.deterministic:
+        return None
+    chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("budget", "again", "verify")}
+    chosen["costdb"] = store_root(options).resolve()
+    return Memory.of(key_of_search(graph, sorted((dims or {}).items()), backends, chosen))
+
+
+def _recalled(
+    session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend], memory: Memory, held: Mapping[str, Any]
+) -> Program | None:  # fmt: skip
+    """The program of an earlier search, verified for these weights; None where it is not what it was any more."""
+    options = session.options
+    with session.stage("recall"):
+        symbolic = for_every_size(session, graph, prepared, backends) if held["plan"].get("sizes") else None
+        whole = renamed(prepared.graph, prepared.work) if symbolic is None else symbolic.graph
+        found = Remembered.of(dict(held), whole)
+        if found is None or bool(found.plan.sizes) != (symbolic is not None):
+            return None
+        if found.store != listing(store_root(options)):
+            with open_store(session) as store:
+                if not still_good(found.plan, store):
+                    return None
+        program = Program(found.plan)
+        if text_digest(program.source) != found.source:
+            return None
+    report = found.report
+    if options.verify and (content := content_digest(graph.params)) != found.verified:
+        with session.stage("verify"):
+            verdict = verify(
+                prepared.graph, partial(run_flat, program), tolerance=options.tolerance, seed=options.seed,
+                flops=graph_flops(list(prepared.work.roots)),
+            )  # fmt: skip
+            if not verdict.passed or (symbolic and symbolic.wrong(program, options.tolerance, options.seed)):
+                return None
+        report.verification = verdict.to_json()
+        memory.write(found.plan, report, program.source, float(held["budget"]), content, store_root(options))
+        program.reset()
+    if not options.verify:
+        report.verification = None
+    report.measured_now, report.remembered, report.seconds = 0, True, session.clock.seconds
+    report.warnings += [w for w in session.warnings if w not in report.warnings]
+    program.report = report
+    return program
 
 
 def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
@@ -502,10 +574,14 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     return program
 
 
+def store_root(options: Options) -> Path:
+    """The folder of the cost store."""
+    return Path(options.costdb or settings.current().costdb or default_root())
+
+
 def store_of(session: Session) -> Store:
     """The cost store of the session; nothing is read yet."""
-    root = session.options.costdb or settings.current().costdb or default_root()
-    return Store(root, frozen=session.options.deterministic)
+    return Store(store_root(session.options), frozen=session.options.deterministic)
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> CpuMeasurer | GpuMeasurer | None:

@@ -72,6 +72,7 @@ class Report:
     measured_now: int = 0
     optimism_us: float = 0.0
     search_stopped: str = ""
+    remembered: bool = False  # whether the plan was found by an earlier search
     latency_before_us: float | None = None
     latency_after_us: float | None = None
     verification: dict[str, Any] | None = None
@@ -93,6 +94,20 @@ class Report:
             kernels_after=plan.kernels, kernels=kernels, cost_us=plan.cost, lower_bound_us=plan.lower_bound,
             optimal=plan.lower_bound >= plan.cost * (1 - 1e-6), priced=priced,
         )  # fmt: skip
+
+    def fields(self) -> dict[str, Any]:
+        """All fields as JSON values; `of_json` reads them."""
+        from dataclasses import asdict
+
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, data: Mapping[str, Any]) -> Report:
+        """The report of `fields`; KeyError, TypeError or ValueError for anything else."""
+        blocks = [BlockReport(**b) for b in data["blocks"]]
+        kernels = [KernelReport(**k) for k in data["kernels"]]
+        rules = {str(name): (int(matches), float(seconds)) for name, (matches, seconds) in data["rules"].items()}
+        return cls(**{**data, "blocks": blocks, "kernels": kernels, "rules": rules})
 
     @property
     def instances(self) -> int:
@@ -132,7 +147,8 @@ class Report:
                         + (f"; {self.kernels_before} where each op of the simplified graph is one" if self.kernels_before else "")),
             ("plan", f"{self.cost_us:.1f} µs, proven bound {self.lower_bound_us:.1f} µs "
                      f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method}"
-                     f"{'; the budget ended the search' if self.search_stopped == 'budget' else ''})"),
+                     f"{'; the budget ended the search' if self.search_stopped == 'budget' else ''}"
+                     f"{'; remembered from an earlier search' if self.remembered else ''})"),
         ]  # fmt: skip
         if self.latency_before_us and self.latency_after_us:
             before, after = self.latency_before_us, self.latency_after_us

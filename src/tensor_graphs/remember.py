@@ -1,0 +1,177 @@
+"""Plans that were found before: a search for the same model, machine and options need not be made again.
+
+A finished search leaves its plan in the folder of caches, under a key of everything that it depends on: the graph, the sizes, all
+options but the budget, the folder of the cost store, the machine with its tools, and this package's own source. What is found
+there is believed only if it is as it was: its kernels are the same, the program's text is, and no price in the store has become
+worse. Whether it is right was verified for the weights' bytes that it was verified with: for others it is verified again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import settings
+from .backends.emission import emit_for
+from .backends.keys import machine_of
+from .costdb import shards
+from .costdb.device import cores
+from .costdb.store import Store
+from .egraph.graph import Data, Graph, load_data
+from .errors import TensorGraphsError
+from .extract.kernel import Backend, Candidate, Plan, Vertex
+from .models.native import graph_to_json
+from .plan_file import Json, plan_from_json, plan_to_json, priced_steps
+from .prices import CostPricer
+from .report import Report
+
+FORMAT = 1
+FOLDER = "plans"
+WORSE = 1.1  # times what a plan cost, from which on the store is taken to have changed for the worse
+MOST = 256  # plans that are kept: the latest used
+CHUNK = 1 << 26  # bytes hashed by one thread at a time
+
+
+# ---------------------------------------------------------------- the key
+def key_of_search(graph: Graph, sizes: object, backends: Sequence[Backend], options: Mapping[str, Any]) -> str:
+    """A name for a search: equal only where everything that its result depends on is."""
+    shape, _ = graph_to_json(graph)
+    constants = [str(n.attr("digest")) for n in graph.nodes() if n.op == "constant"]
+    kernels = [(b.name, machine_of(b.name), sorted(t.identity for t in b.templates)) for b in backends]
+    parts = (
+        FORMAT,
+        shape,
+        constants,
+        sizes,
+        kernels,
+        sorted((k, repr(v)) for k, v in options.items()),
+        package_digest(),
+    )
+    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+@cache
+def package_digest() -> str:
+    """A hash of this package's source: rules, kernels and emitters are what it says."""
+    root, total = Path(__file__).parent, blake2b(digest_size=16)
+    folders = os.walk(root, followlinks=True)  # an editable install links folders
+    files = sorted(Path(folder, name) for folder, _, names in folders for name in names if not name.endswith(".pyc"))
+    for path in files:
+        total.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def content_digest(params: Mapping[str, Data]) -> str:
+    """A hash of all weights' bytes, with their names, shapes and dtypes. Hashed side by side."""
+    pieces: list[tuple[str, Any]] = []
+    for name in sorted(params):
+        array = np.ascontiguousarray(load_data(params[name]))
+        flat = array.reshape(-1).view(np.uint8)
+        pieces.append((f"{name} {array.dtype} {array.shape}", flat[:0]))
+        pieces += [(f"{name} {at}", flat[at : at + CHUNK]) for at in range(0, flat.size, CHUNK)]
+    with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
+        digests = threads.map(lambda piece: sha256(piece[1]).hexdigest(), pieces)
+        return blake2b("\n".join(f"{n} {d}" for (n, _), d in zip(pieces, digests)).encode(), digest_size=16).hexdigest()
+
+
+# ---------------------------------------------------------------- files
+@dataclass
+class Remembered:
+    """What a file says: the plan, the report of its search, the program's text by hash, and the hash of the weights that it was
+    verified with (empty: it was not)."""
+
+    plan: Plan
+    report: Report
+    source: str
+    verified: str
+    store: str  # the listing of the cost store after the search
+
+    @staticmethod
+    def of(data: Json, graph: Graph) -> Remembered | None:
+        """As a plan of a graph; None where a kernel is not what it was any more, or the file is damaged."""
+        try:
+            plan, report = plan_from_json(data["plan"], graph), Report.of_json(data["report"])
+            return Remembered(plan, report, str(data["source"]), str(data["verified"]), str(data["store"]))
+        except (KeyError, TypeError, ValueError, AttributeError, TensorGraphsError):
+            return None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The place of one search's plan."""
+
+    path: Path
+
+    @staticmethod
+    def of(key: str) -> Memory:
+        """Under the folder of caches."""
+        return Memory(settings.home() / FOLDER / f"{key}.json")
+
+    def load(self, budget: float) -> Json | None:
+        """What the file holds; None where there is none, it is damaged, or its search was cut by a smaller budget than this."""
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+            ended = data["report"]["search_stopped"] == "measured" or data["budget"] >= budget
+            if data["format"] != FORMAT or not ended:
+                return None
+            os.utime(self.path)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return dict(data)
+
+    def write(self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path) -> bool:
+        """Remember a plan, found with a store as it is now; whether it was one that a file can hold and a disk took."""
+        try:
+            written = plan_to_json(plan)
+            data: Json = {
+                "format": FORMAT, "plan": written, "report": report.fields(), "budget": budget, "source": text_digest(source),
+                "verified": verified, "store": listing(store), "time": time.time(),
+            }  # fmt: skip
+            again = plan_from_json(json.loads(json.dumps(written)), plan.graph)
+            if emit_for(again).source != source:
+                return False
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            shards.write_atomically(self.path, json.dumps(data, separators=(",", ":")).encode())
+            self._make_room()
+        except (OSError, TensorGraphsError):
+            return False
+        return True
+
+    def forget(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+    def _make_room(self) -> None:
+        files = sorted(self.path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
+        for old in files[MOST:]:
+            old.unlink(missing_ok=True)
+
+
+def text_digest(source: str) -> str:
+    """A program's text by hash."""
+    return blake2b(source.encode(), digest_size=16).hexdigest()
+
+
+# ---------------------------------------------------------------- is it still so?
+def listing(root: Path) -> str:
+    """A hash of the names of a store's shards, which name their contents."""
+    return blake2b("\n".join(sorted(s.name for s in shards.find(root))).encode(), digest_size=16).hexdigest()
+
+
+def still_good(plan: Plan, store: Store) -> bool:
+    """Whether the store prices a plan's kernels about as it did: what was measured is, and all together are no dearer."""
+    found = priced_steps(plan)
+    places = [Candidate(s.template, Vertex(-1, call.output.strides), (), call) for s, call in found]
+    prices = CostPricer(store).price(places)
+    lost = any(p.source != "measured" and s.cost.source == "measured" for p, (s, _) in zip(prices, found))
+    return not lost and sum(p.us for p in prices) <= WORSE * sum(s.cost.us for s, _ in found)

@@ -1,0 +1,273 @@
+"""Plans of earlier searches: taken again where all is as it was, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+import tensor_graphs.egraph.api as t
+from tensor_graphs import accept, pipeline, remember, settings
+from tensor_graphs.backends.emission import emit_for
+from tensor_graphs.backends.keys import key_of
+from tensor_graphs.backends.measure import CpuMeasurer
+from tensor_graphs.backends.measure import Timing as Measured
+from tensor_graphs.costdb.key import Work
+from tensor_graphs.costdb.schema import Timing
+from tensor_graphs.costdb.store import Store
+from tensor_graphs.egraph.composite import rms_norm, softmax
+from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.errors import TensorGraphsError
+from tensor_graphs.plan_file import plan_from_json, plan_to_json, priced_steps
+
+RNG = np.random.default_rng(0)
+W = RNG.standard_normal((24, 24)).astype(np.float32)
+G = RNG.standard_normal(24).astype(np.float32)
+
+
+def model() -> Tensor:
+    return softmax(
+        t.matmul(rms_norm(t.input("x", (8, 24)), t.param("g", (24,)), eps=1e-6), t.param("w", (24, 24))) * 0.5, axis=1
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    with settings.override(home=str(tmp_path)):
+        yield tmp_path
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel takes as long as its name is, without a process that measures it; whole programs are not timed."""
+    took = lambda self, template, call: Measured((float(len(template.name)),) * 5, {"rel_fro": 0.0})
+    monkeypatch.setattr(CpuMeasurer, "time", took)
+    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: None)
+
+
+def optimized(source: Any = None, **options: Any) -> Any:
+    given = {"backend": "numpy", "budget": 30.0, "params": {"w": W, "g": G}, "effort": 0, **options}
+    return tg.optimize(model() if source is None else source, **given)
+
+
+def kept(home: Path) -> list[Path]:
+    return sorted((home / remember.FOLDER).glob("*.json"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_second_search_is_none_and_its_program_is_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = optimized()
+    assert not first.report.remembered and first.report.measured_now > 0 and len(kept(home)) == 1
+    for name in ("saturated", "verify", "measurer_of"):
+        monkeypatch.setattr(pipeline, name, None)  # nothing of the kind happens
+    second = optimized()
+    assert second.report.remembered and second.report.measured_now == 0 and second.source == first.source
+    assert second.report.verification == first.report.verification and second.report.cost_us == first.report.cost_us
+    x = RNG.standard_normal((8, 24)).astype(np.float32)
+    np.testing.assert_array_equal(first(x), second(x))
+    assert "remembered" in str(second.report) and json.dumps(second.report.to_json())
+    assert optimized(verify=False).report.verification is None
+
+
+def test_in_another_process_too(home: Path, tmp_path: Path) -> None:
+    script = tmp_path / "again.py"
+    script.write_text(
+        "import tensor_graphs as tg\n"
+        "x, w = tg.input('x', (4, 16)), tg.param('w', (16, 16))\n"
+        "import numpy as np\n"
+        "p = tg.optimize(tg.softmax(x @ w, axis=1), params={'w': np.eye(16, dtype='float32')}, backend='numpy', budget=30, effort=0)\n"
+        "print(p.report.remembered, p.report.measured_now)"
+    )
+    run = lambda: subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TENSOR_GRAPHS_HOME", str(home))
+        assert run()[0] == "False" and run() == ["True", "0"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_other_weights_are_verified_and_other_questions_are_searched(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimized()
+    asked: list[int] = []
+    plain = pipeline.verify
+    monkeypatch.setattr(pipeline, "verify", lambda *a, **k: asked.append(1) or plain(*a, **k))
+    other = {"w": W + 1, "g": G}
+    assert optimized(params=other).report.remembered and asked == [1]
+    assert optimized(params=other).report.remembered and asked == [1]
+    assert not optimized(again=True).report.remembered
+    assert not optimized(tolerance=0.01).report.remembered
+    assert not optimized(seed=1).report.remembered
+    assert not optimized(limits=tg.Limits(iterations=2)).report.remembered
+    assert not optimized(effort=1).report.remembered
+    assert not optimized(costdb=home / "elsewhere").report.remembered
+    assert not optimized(model() + 1.0).report.remembered
+    monkeypatch.setattr(remember, "package_digest", lambda: "another version")
+    assert not optimized().report.remembered
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_plan_that_is_wrong_for_other_weights_is_searched_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimized()
+    plain = pipeline.verify
+
+    def failing(*given: Any, **more: Any) -> Any:
+        verdict = plain(*given, **more)
+        return replace(verdict, outputs=tuple(replace(o, allowed=-1.0) for o in verdict.outputs))
+
+    monkeypatch.setattr(pipeline, "verify", failing)
+    assert not optimized(params={"w": 2 * W, "g": G}).report.remembered
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_was_measured_to_be_slower_is_searched_again(home: Path) -> None:
+    first = optimized()
+    store = Store(home / "costdb")
+    slow = [
+        Timing(key=key_of(s.template, call), work=Work(0, 0), samples=[1e5] * 9)
+        for s, call in priced_steps(first.plan)
+    ]  # fmt: skip
+    store.add(slow)
+    assert not optimized().report.remembered
+
+
+@pytest.mark.usefixtures("quick")
+def test_more_rows_that_change_nothing_do_no_harm_but_lost_ones_do(home: Path) -> None:
+    first = optimized()
+    Store(home / "costdb").add(
+        [Timing(key=replace(key_of(s.template, c), kernel="other"), work=Work(1, 1), samples=[3.0] * 5)
+         for s, c in priced_steps(first.plan)[:1]]
+    )  # fmt: skip
+    assert optimized().report.remembered
+    for shard in (home / "costdb").rglob("*.parquet"):
+        shard.unlink()
+    assert not optimized().report.remembered
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_cut_search_goes_on_with_a_larger_budget_only(home: Path) -> None:
+    optimized()
+    (path,) = kept(home)
+    data = json.loads(path.read_text())
+    data["report"]["search_stopped"], data["budget"] = "budget", 30.0
+    path.write_text(json.dumps(data))
+    assert optimized(budget=20.0).report.remembered
+    assert not optimized(budget=40.0).report.remembered
+    assert optimized(budget=90.0).report.remembered  # that one ended
+
+
+@pytest.mark.usefixtures("quick")
+def test_damaged_files_and_other_kernels_are_as_if_there_were_none(home: Path) -> None:
+    first = optimized()
+    (path,) = kept(home)
+    whole = path.read_text()
+    data = json.loads(whole)
+
+    def told(**changes: Any) -> str:
+        return json.dumps({**data, **changes})
+
+    kernels = [{**k, "identity": "0" * 24} for k in data["plan"]["kernels"]]
+    steps = [{**s, "output": 10**6} for s in data["plan"]["steps"]]
+    for text in (
+        "", "[]", whole[:-40], told(format=0), told(source="0"), told(plan={**data["plan"], "kernels": kernels}),
+        told(plan={**data["plan"], "steps": steps}), told(report={}), told(plan={}),
+    ):  # fmt: skip
+        path.write_text(text)
+        found = optimized()
+        assert not found.report.remembered and found.source == first.source, text[:80]
+
+
+@pytest.mark.usefixtures("quick")
+def test_searches_that_measure_nothing_are_not_remembered(home: Path) -> None:
+    optimized(measure=False)
+    optimized(deterministic=True)
+    assert not kept(home)
+
+
+# ---------------------------------------------------------------- files
+def plans() -> Iterator[tuple[str, Any]]:
+    n = t.dim("n", min=1, max=64)
+    y = t.input("y", (n, 24))
+    yield "one size", model()
+    yield "every size", softmax(t.matmul(y, t.param("w", (24, 24))) + 1.0, axis=1)
+    i = t.input("i", (4,), "int64")
+    k = t.state("k", (6, 24))
+    yield "state", Graph.of({"r": t.gather(k, i, axis=0)}, updates={"k": k * 2.0}, inputs=[i])
+    table = t.constant(RNG.standard_normal((300, 24)).astype(np.float32))
+    yield "constants", t.matmul(t.input("z", (3, 300)), table * 2.0)
+
+
+def wanted(source: Any) -> list[str]:
+    graph = source if isinstance(source, Graph) else Graph.of(source)
+    return [n.attr("name") for n in graph.leaves("param")]
+
+
+@pytest.mark.parametrize(("name", "source"), plans())
+def test_plans_survive_their_files(name: str, source: Any) -> None:
+    program = tg.optimize(
+        source, params={p: {"w": W, "g": G}[p] for p in wanted(source)}, backend="numpy", measure=False, effort=0
+    )
+    plan = program.plan
+    data = json.loads(json.dumps(plan_to_json(plan)))
+    again = plan_from_json(data, plan.graph)
+    assert emit_for(again).source == program.source and plan_to_json(again) == plan_to_json(plan)
+
+
+def test_bad_plans_are_named_errors() -> None:
+    program = tg.optimize(model(), params={"w": W, "g": G}, backend="numpy", measure=False, effort=0)
+    good = json.dumps(plan_to_json(program.plan))
+    rng = np.random.default_rng(1)
+    caught = 0
+    for _ in range(150):  # any scalar of the file replaced by another
+        data = json.loads(good)
+        place, key = data, ""
+        while isinstance(place, dict | list) and len(place):
+            above, key = place, rng.choice(list(place) if isinstance(place, dict) else range(len(place)))  # type: ignore[arg-type]
+            key = key.item() if hasattr(key, "item") else key
+            place = above[key]
+        above[key] = [None, -7, "x", 1 << 70, {}, []][rng.integers(6)]
+        try:
+            plan_from_json(data, program.plan.graph)
+        except TensorGraphsError:
+            caught += 1
+    assert caught > 40
+
+
+# ---------------------------------------------------------------- with a GPU's backends
+def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rehearsed on the CPU: measured with Triton's interpreter."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tensor_graphs.backends import gpu
+    from tensor_graphs.backends.generated import Generator
+    from tensor_graphs.backends.measure_gpu import GpuMeasurer
+    from tensor_graphs.backends.program import Program
+    from tensor_graphs.backends.registry import backend
+    from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+
+    if not backend("torch_cuda").unavailable():
+        pytest.skip("there is a GPU here")
+    for kind in (TorchCudaBackend, Generator):
+        monkeypatch.setattr(kind, "unavailable", lambda self: "")
+    monkeypatch.setattr(gpu, "hardware", lambda: "rehearsal")
+    monkeypatch.setattr(accept, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr(pipeline, "GpuMeasurer", partial(GpuMeasurer, device="cpu", timeout=60.0))
+    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: None)
+    source = t.exp(t.input("x", (40, 6))) * t.input("y", (40, 6))
+    first = tg.optimize(source, backend="triton-only", budget=60)
+    assert first.report.search_stopped == "measured" and first.report.measured_now > 0
+    second = tg.optimize(source, backend="triton-only", budget=60)
+    assert second.report.remembered and second.source == first.source and second.report.measured_now == 0
+    assert second.manifest.device == "cuda"
