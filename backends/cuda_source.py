@@ -506,7 +506,10 @@ class _Emitter:
             if not blocking or rolls:
                 chosen.append(e)
         if wanted not in chosen:  # its own operands first
-            self.loop(next(x for x in walk(wanted.args) if x in same))
+            first = next((x for x in walk(wanted.args) if x in same), None)
+            if first is None:
+                raise Unfusable("a reduction whose axes are not all there")
+            self.loop(first)
             return self._ready(wanted, dim)
         return chosen
 

@@ -1,0 +1,279 @@
+"""Which layouts of CUDA kernels are likely to be fast: an estimate from little that is known of a kernel.
+
+Many kernels are alike in this, so the ranking of each kind is made once. The constants were fitted to times on an H200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Protocol
+
+from .tiling import padded
+
+Schedule = dict[str, int]
+Fixed = tuple[tuple[str, int], ...]
+Ranked = Iterator[tuple[Schedule, float]]
+
+COUNT = 16  # schedules of a kernel and shape that are measured
+ALIKE = 2  # of them that differ in one thread's share alone
+PROCESSORS, RESIDENT = 132, 2048  # multiprocessors, and threads that one can have
+REGISTERS = 96  # values of 4 bytes that a thread should not exceed
+SHARED = 11 << 10  # values that a block's threads exchange at once
+WHOLE = 64  # elements of a row that a thread holds at once
+BANDWIDTH = 4.3e6  # bytes a µs
+IN_FLIGHT = 40 << 10  # bytes that a multiprocessor must be waiting for to keep its share of the memory busy
+FLYING = 96  # bytes of loads that the compiler keeps under way in a thread that walks
+LATENCY = 0.9  # µs of a round of loads
+JOIN = 3.0  # µs that joining parts takes
+
+
+class Seen(Protocol):
+    """What is known of a kernel."""
+
+    def ranked(self) -> Ranked:
+        """Schedules with a rank each: the lower, the better."""
+        ...
+
+
+@lru_cache(maxsize=4096)
+def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
+    """At most `count` schedules, best guess first, the best few also started early."""
+    found: dict[Fixed, float] = {}
+    for schedule, rank in seen.ranked():
+        key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1))
+        found[key] = min(rank, found.get(key, rank))
+    ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
+    early = [s | {"early": 1} for s in ordered[: max(1, count // 4)]]
+    return (*ordered[: count - len(early)], *early)
+
+
+def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
+    """Of schedules that differ in how much one thread holds along a reduction alone, the best few first."""
+    alike: dict[tuple[int, ...], int] = {}
+    first: list[Schedule] = []
+    later: list[Schedule] = []
+    for s in ordered:
+        key = tuple(s.get(k, 1) for k in ("tm", "tn", "un", "t0", "split"))
+        alike[key] = alike.get(key, 0) + 1
+        (first if alike[key] <= ALIKE else later).append(s)
+    return [*first, *later]
+
+
+def _powers(low: int, high: int) -> list[int]:
+    return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
+
+
+def _repeats(chunks: int, threads: int) -> list[int]:
+    """How often a thread can repeat: so that a block covers everything, or less."""
+    exact = -(-chunks // threads)
+    return [*(r for r in (1, 2, 4, 8) if r < exact), *([exact] if exact <= 16 else [])]
+
+
+def _busy(programs: int, threads: int) -> float:
+    """How much longer the work takes because multiprocessors idle: before the first wave is full, and in the last."""
+    resident = max(1, RESIDENT // threads)
+    waves = programs / (PROCESSORS * resident)
+    return -(-waves // 1) / waves if waves > 1 else max(1.0, PROCESSORS / programs)
+
+
+def _splits(length: int, tiles: int, step: int) -> list[int]:
+    """Into how many parts a reduction can be cut so that all multiprocessors have work."""
+    most, least = max(1, 8 * PROCESSORS // tiles), max(2, min(step, length // 2))
+    return [1, *(s for s in _powers(2, 512) if s <= most and length % s == 0 and length // s >= least)]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Everything read and written once: dimensions along which most and less lies side by side, and their vectors. Where
+    both have some, a thread turns a square in its registers."""
+
+    fast: str
+    slow: str
+    length: int
+    breadth: int
+    vector: int
+    across: int
+    reads: int
+    batch: int
+
+    def ranked(self) -> Ranked:
+        """Enough bytes under way in each thread, whole segments of memory, all multiprocessors busy."""
+        crossed = min(self.vector, self.across) > 1
+        squares = [(a, b) for a, b in product((8, 4, 2), repeat=2) if a <= self.vector and b <= self.across]
+        shapes = squares if crossed else [(self.vector, 1)]
+        for (v, w), threads, repeat in product(shapes, (64, 128, 256, 512), (1, 2, 4)):
+            held, whole = v * w * repeat, padded(-(-self.length // v))
+            if (held * (self.reads + 1) > 2 * REGISTERS and held > 4) or (crossed and repeat > 1):
+                continue
+            for t in _powers(1, min(threads, whole)):
+                if not crossed and t < min(threads, whole, 32):
+                    continue
+                rest = min(threads // t, padded(-(-self.breadth // w)))
+                down = self.breadth // w >= rest * repeat and (t == whole or crossed)
+                long, broad = t * v * (1 if down else repeat), rest * w * (repeat if down else 1)
+                tiles = -(-self.length // long), -(-self.breadth // broad)
+                lost = tiles[0] * long / max(1, self.length) * tiles[1] * broad / max(1, self.breadth)
+                narrow = 0.3 * (8 / v + 8 / w - 2) + abs(t - 8) / 16 if crossed else 0.5 * (t < min(32, whole))
+                rank = (
+                    lost * _busy(prod(tiles) * self.batch, threads) + narrow + 0.1 * abs(held * self.reads - 16) / 16
+                    + (abs(threads - 64) / 256 if crossed else abs(threads - 256) / 1024)
+                    + 0.2 * (long > 2 * self.length)
+                )  # fmt: skip
+                yield {
+                    f"t{self.fast}": t, f"v{self.fast}": v, f"t{self.slow}": rest, f"v{self.slow}": w,
+                    f"u{self.slow if down else self.fast}": repeat,
+                }, rank  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that are reduced and written again: held in registers where they fit, walked several times where not."""
+
+    count: int
+    length: int
+    vector: int
+    reads: int
+    batch: int
+    own: Fixed
+
+    def ranked(self) -> Ranked:
+        """Some 16 elements under way in each thread, a row in one warp where it fits."""
+        chunks, most = -(-self.length // self.vector), padded(max(1, self.count))
+        whole = padded(chunks)
+        for t in _powers(1, min(1024, whole)):
+            for repeat in _repeats(chunks, t):
+                held, walked = self.vector * repeat, repeat * t < chunks
+                if held > WHOLE or (walked and (t < 128 or repeat > 4)):
+                    continue
+                for rows in _powers(1, min(most, 1024 // t)):
+                    if t * rows < 32 and (t < whole or rows < most):
+                        continue
+                    for more in (1, 2, 4) if rows * t >= 64 and not walked else (1,):
+                        under_way = held * more * self.reads
+                        if under_way > REGISTERS or (more > 1 and rows * more > self.count):
+                            continue
+                        programs = -(-self.count // (rows * more)) * self.batch
+                        rank = (
+                            _busy(programs, t * rows) + abs(t * rows - 256) / 1024 + 0.8 * walked
+                            + 0.15 * abs(under_way - 16) / 16 + 0.15 * (t > 32) + 0.1 * (t > 256)
+                        )  # fmt: skip
+                        yield {"tn": t, "vn": self.vector, "un": repeat, "tm": rows, "um": more, **dict(self.own)}, rank
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Reductions whose rows are not written again: the longest axis is walked, in parts where there are few rows. The vector
+    lies along the rows' dimension (columns of a matrix are summed) or along the reduction."""
+
+    count: int
+    length: int
+    axis: int
+    vector: int
+    along_rows: bool
+    nbytes: float
+    batch: int
+    splits: bool
+    own: Fixed
+
+    def ranked(self) -> Ranked:
+        """An estimate of the time in µs."""
+        vm, vk = (self.vector, 1) if self.along_rows else (1, self.vector)
+        chunks, at = -(-self.length // vk), self.axis
+        for threads in (128, 256, 512):
+            for rows in _powers(1, min(threads, padded(-(-self.count // vm)))):
+                t = min(threads // rows, padded(chunks))
+                block, tiles = max(32, t * rows), -(-self.count // (rows * vm)) * self.batch
+                if self.along_rows and rows * vm < 32 < self.count:
+                    continue
+                for depth, split in product(
+                    _repeats(chunks, t), _splits(self.length, tiles, t * vk) if self.splits else (1,)
+                ):
+                    if vk * vm * depth > WHOLE or (split > 1 and t * vk * depth * split > self.length):
+                        continue
+                    waiting = min(RESIDENT, -(-tiles * split // PROCESSORS) * block) * vm * vk * depth * 2
+                    rank = (
+                        self.nbytes / BANDWIDTH * _busy(tiles * split, block) / min(1.0, waiting / IN_FLIGHT) ** 0.7
+                        + (JOIN / 2 + 0.01 * split) * (split > 1) + 0.2 * (rows > 1 and not self.along_rows and t < 32)
+                        + abs(block - 256) / 1024
+                    )  # fmt: skip
+                    schedule = {"tm": rows, "vm": vm, f"t{at}": t, f"v{at}": vk, f"u{at}": depth, "split": split}
+                    yield schedule | dict(self.own), rank
+
+
+@dataclass(frozen=True)
+class Product:
+    """A few rows times matrices: bound by reading the matrices once, along their columns or along the sum."""
+
+    rows: int
+    columns: int
+    length: int
+    axis: int
+    vector: int
+    along_columns: bool
+    matrices: int
+    itemsize: int
+    batch: int
+    splits: bool
+    own: Fixed
+
+    def ranked(self) -> Ranked:
+        """By `us`. Threads lie along columns and along the sum."""
+        vn, vk = (self.vector, 1) if self.along_columns else (1, self.vector)
+        chunks, at = -(-self.length // vk), self.axis
+        for threads in (64, 128, 256, 512, 1024):
+            for tn in _powers(1, min(threads, 32, padded(-(-self.columns // vn)))):
+                tk = min(threads // tn, padded(chunks))
+                if (self.along_columns and tn < 4 and self.columns > 32) or (
+                    not self.along_columns and tk < min(16, chunks)
+                ):
+                    continue
+                for un in (1,) if self.along_columns else (1, 2, 4):
+                    if tn * un > padded(self.columns):
+                        continue
+                    schedule = {"tn": tn, "vn": vn, "un": un, f"t{at}": tk, "um": self.rows, **dict(self.own)}
+                    for split, depth, rank in self._depths(tn, vn * un, tk, vk):
+                        yield schedule | {"split": split, f"v{at}": vk, f"u{at}": depth}, rank
+                        beside = next((v for v in (8, 4, 2) if depth % v == 0), 1) if self.along_columns else 1
+                        if beside > 1:  # the rows' elements that one thread needs lie side by side
+                            more = {"split": split, f"v{at}": beside, f"u{at}": depth // beside}
+                            yield schedule | more, rank - 0.2
+
+    def _depths(self, tn: int, held_n: int, tk: int, vk: int) -> Iterator[tuple[int, int, float]]:
+        """(parts, repetitions along the sum, rank) that fit registers and shared memory."""
+        block, sums = max(32, tk * tn), self.rows * held_n * self.matrices
+        lanes = min(tk, max(1, 32 // tn) if self.along_columns else 32)
+        tiles = -(-self.columns // (tn * held_n)) * self.batch
+        run = (
+            tn * held_n if self.along_columns else tk * vk
+        ) * self.itemsize  # bytes side by side that a block reads at once
+        for split in _splits(self.length, tiles, tk * vk) if self.splits else (1,):
+            if block // lanes * sums * (1 + (split > 1)) > SHARED or self.rows * held_n * -(-split // tk) > WHOLE:
+                continue
+            for depth in _repeats(-(-self.length // (split * vk)), tk):
+                held = held_n * vk * depth * self.matrices
+                if (held + self.rows * vk * depth) * self.itemsize // 4 + sums <= REGISTERS:
+                    us = self.us(tn * held_n, tk, held, block, split)
+                    yield split, depth, us * (1 + (16 if self.along_columns else 70) / run)
+
+    def us(self, columns: int, across: int, held: int, threads: int, split: int) -> float:
+        """An estimate of the time. A block computes `columns`, `across` threads lie along the sum, and a thread holds `held`
+        elements of the matrices at once, of which the compiler keeps the loads of some under way. Rounds of loads take as
+        long as memory takes, at least its latency."""
+        share = -(-self.columns // columns) * self.batch * split / PROCESSORS
+        sums = self.rows * self.matrices * max(1.0, columns * across / threads)
+        of_block = self.length // split * columns * self.matrices * self.itemsize
+        rounds = of_block / (threads * held * self.itemsize)
+        flying = min(held * self.itemsize, FLYING if rounds > 1 else 2 * FLYING)
+        rounds = max(1.0, rounds) * held * self.itemsize / flying
+        resident = max(1, min(32, RESIDENT // threads, int(65536 / (threads * (22 + flying / 4 + sums)))))
+        found = 0.0
+        while share > 0:
+            blocks = -(-min(share, resident) // 1)
+            found += max(rounds * LATENCY, blocks * of_block / (BANDWIDTH / PROCESSORS))
+            share -= resident
+        joined = JOIN + 0.03 * split if split > 1 else 0.0
+        return found + 1.2 + 0.006 * sums * across.bit_length() + 0.15 * (across > 32) + joined
