@@ -291,7 +291,7 @@ def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
 @pytest.mark.parametrize("more", [{}, {"split": 2, "join": 1}], ids=["one", "joined by the last"])
 def test_tiles_read_in_boxes_are_the_same(name: str, more: dict[str, int]) -> None:
     template, call = _call(name, TILES | more | {"boxes": 1})
-    assert any(
+    assert more or any(  # parts of 24 keys are no whole boxes
         "described(" in one.call({a: a for a in (*one.args, *call.operands, "out")}) for one in launches(template, call)
     )
     assert interpreted(name, TILES | more | {"boxes": 1}) < 2e-6
