@@ -5,7 +5,8 @@ their output towards the leaves, through pointwise operations and views always, 
 reach allows. What a kernel can do with a region is the backend's business; what it is worth is decided by extraction.
 
 Growth is bounded: per class the few cheapest e-nodes start regions (by the tree cost that saturation prunes with), inside a
-region each class is its cheapest e-node of the kind that the reach admits.
+region each class is its cheapest e-node of the kind that the reach admits. A value that is needed beside the region (a
+residual stream) is where regions end: each is grown up to the first ones on its paths, and up to the next ones behind them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..egraph.graph import Tensor, make, topological
 from ..egraph.ops import OPS
 from ..egraph.pricing import Pricing, Roofline, node_prices
 from ..egraph.view import EGraphView
+from .uses import Uses
 
 ROWS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
                   "max_pool", "avg_pool"))  # fmt: skip
@@ -29,6 +31,7 @@ SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to star
 MAX_NODES, MAX_LEAVES = 48, 10
 ALL = 99  # products on a path beyond which there are no more
 DEAR = 2  # operations of an element beyond which it is not computed anew for every window that it is in
+BESIDE = 1  # most values on a path in a region that are needed beside it: another kernel may have stored them
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Regions:
     given: frozenset[int]
     pricing: Pricing = field(default_factory=Roofline)
     reaches: tuple[Reach, ...] = REACHES
+    _beside: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     @cached_property
     def _kids(self) -> list[list[int]]:
@@ -109,10 +113,20 @@ class Regions:
     def _cost(self, node: int) -> float:
         return self._node_costs[node]
 
-    @property
-    def choice(self) -> list[int]:
-        """The cheapest e-node of each class (-1: none)."""
-        return self._costs[2]
+    @cached_property
+    def uses(self) -> Uses:
+        """What values are needed for, as the cheapest e-nodes have it."""
+        return Uses(self.view, self._costs[2])
+
+    def beside(self, cls: int, other: int) -> bool:
+        """Whether a class is computed for something beside another one."""
+        key = cls, other
+        if key not in self._beside:
+            node = self._costs[2][cls]
+            stored = self.view.op[node] == "cast" and self._kids[node][0] in self.given
+            made = cls not in self.given and cls not in self._formulas and not stored
+            self._beside[key] = made and self.uses.beside(cls, other)
+        return self._beside[key]
 
     def _plausible(self, cls: int) -> list[int]:
         """The e-nodes of a class that a good plan may use."""
@@ -149,6 +163,11 @@ class Regions:
             return any(d != 1 for d in self.view.types[self._kids[node][1]].shape[2:])
         return op in ("max_pool", "avg_pool", "windows")
 
+    def spreads(self, node: int) -> bool:
+        """Whether an e-node reduces over several axes: no statistic of the rows that a product tiles."""
+        axes = dict(self.view.attrs[node]).get("axes", ())
+        return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
+
     def starts(self, cls: int) -> list[int]:
         """The e-nodes of a class that regions start from."""
         nodes = [n for n in self._by_class[cls] if _kind(self.view.op[n]) != "opaque"]
@@ -181,10 +200,15 @@ class Regions:
             seen: set[Tensor] = set()
             for node in self.starts(cls):
                 for reach in self.reaches:
-                    found = _Growth(self, cls, reach).grown(node)
-                    if found is not None and found.term not in seen:
-                        seen.add(found.term)
-                        yield found
+                    whole = _Growth(self, cls, reach)
+                    found = [whole.grown(node)][: whole.met <= BESIDE]
+                    found += [
+                        _Growth(self, cls, reach, n).grown(node) for n in reversed(range(min(whole.met, BESIDE + 1)))
+                    ]
+                    for region in found:
+                        if region is not None and region.term not in seen:
+                            seen.add(region.term)
+                            yield region
 
 
 def _kind(op: str) -> str:
@@ -212,16 +236,18 @@ class _Growth:
     regions: Regions
     cls: int
     reach: Reach
+    room: int = ALL  # how many values that are needed beside may be computed on a path
     leaves: dict[int, Tensor | None] = field(default_factory=dict)
-    done: dict[tuple[int, int, bool], _Part | int] = field(default_factory=dict)
+    done: dict[tuple[int, int, int, bool], _Part | int] = field(default_factory=dict)
     made: dict[_Part, Tensor] = field(default_factory=dict)
     nodes: int = 0
     used: int = 0  # most products on a path
+    met: int = 0  # most values on a path that are needed beside
 
     def grown(self, node: int) -> Region | None:
         """The region that starts with an e-node; None if it is too large, trivial or not of this reach."""
         try:
-            root = self._node(node, 0, False)
+            root = self._node(node, 0, 0, False)
         except _Large:
             return None
         if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
@@ -248,7 +274,7 @@ class _Growth:
             self.made[part] = made
         return self.made[part]
 
-    def _node(self, node: int, products: int, below: bool) -> _Part:
+    def _node(self, node: int, beside: int, products: int, below: bool) -> _Part:
         view = self.regions.view
         op = view.op[node]
         self.nodes += 1
@@ -260,16 +286,21 @@ class _Growth:
         if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
             products, below = ALL, True
         bare = self.reach.left_only and _kind(op) == "product"
-        return _Part(node, [self._class(k, products, below, bare and i > 0) for i, k in enumerate(self.regions._kids[node])])
+        kids = enumerate(self.regions._kids[node])
+        return _Part(node, [self._class(k, beside, products, below, bare and i > 0) for i, k in kids])
 
-    def _class(self, cls: int, products: int, below: bool, bare: bool = False) -> _Part | int:
+    def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool) -> _Part | int:
         if bare and cls not in self.regions._formulas:
             return self._leaf(cls)
-        key = (cls, products, below)
+        key = (cls, beside, products, below)
         found = self.done.get(key)
         if found is None:
             node = self._inlined(cls, products, below)
-            found = self.done[key] = self._leaf(cls) if node is None else self._node(node, products, below)
+            if node is not None and self.regions.beside(cls, self.cls):
+                beside += 1
+                self.met = max(self.met, beside)
+                node = node if beside <= self.room else None
+            found = self.done[key] = self._leaf(cls) if node is None else self._node(node, beside, products, below)
         return found
 
     def _inlined(self, cls: int, products: int, below: bool) -> int | None:
@@ -284,7 +315,7 @@ class _Growth:
             kinds.add("product")
         for n in r._by_class[cls]:
             kind = _kind(r.view.op[n])
-            if products >= ALL and OPS[r.view.op[n]].flops > DEAR:
+            if (products >= ALL and OPS[r.view.op[n]].flops > DEAR) or (below and r.spreads(n)):
                 continue
             if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= 2 * r._costs[1][cls] + 1000:
                 return n

@@ -21,7 +21,6 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, rebuild, topological
 from ..egraph.view import EGraphView
 from .regions import MAX_LEAVES, REACHES, Region, Regions
-from .uses import Uses
 
 MOST = 3  # outputs of a kernel
 SIDES = 3  # choices of further outputs for a class, of each kind
@@ -58,11 +57,6 @@ class Together:
             if key not in seen:
                 seen.add(key)
                 yield group
-
-    @cached_property
-    def uses(self) -> Uses:
-        """What values are needed for."""
-        return Uses(self.view, self.regions.choice)
 
     @cached_property
     def _smallest(self) -> dict[int, int]:
@@ -103,7 +97,7 @@ class Together:
             return []
         wanted = [
             (t, c) for t, c in r.inner
-            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and self.uses.beside(c, r.cls)
+            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and self.regions.beside(c, r.cls)
             and self._fits(self._shape(c), self._shape(r.cls))
         ]  # fmt: skip
         return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MOST - 1]
@@ -118,7 +112,7 @@ class Together:
         for r in self.found:
             read = [c for _, c in r.leaves if not self.view.weight[c]]
             largest = max((self._bytes(c) for c in read), default=0)
-            if r.cls in self.uses and self._asked_for(r.cls) and largest and r.term.entry.kind != "view":
+            if r.cls in self.regions.uses and self._asked_for(r.cls) and largest and r.term.entry.kind != "view":
                 product = r.reach not in (REACHES[0].name, REACHES[1].name)
                 for c in read:
                     if self._bytes(c) == largest:
@@ -127,20 +121,18 @@ class Together:
                             known[r.cls] = r
         seen = set()
         for known in alike.values():
-            members = [known[c] for c in sorted(known)]
+            used = {c for r in known.values() for _, c in (*r.leaves, *r.inner)}
+            members = [known[c] for c in sorted(known) if c not in used]  # none that another one reads or computes
             for i in range(0, len(members) - 1, MOST):
                 joined = members[i : i + MOST]
                 if (key := frozenset(map(id, joined))) not in seen:
                     seen.add(key)
                     yield from self._joined(joined)
 
-    def _joined(self, members: Sequence[Region]) -> Iterator[Group]:
-        """The members as one group, those left out that another one reads or computes on its way; and with a value that
-        they compute on their way."""
-        used = {c for r in members for _, c in (*r.leaves, *r.inner)}
-        apart = [r for r in members if r.cls not in used]
+    def _joined(self, apart: Sequence[Region]) -> Iterator[Group]:
+        """Regions of which none computes another as one group; and with a value that they compute on their way."""
         classes = list(dict.fromkeys(c for r in apart for _, c in r.leaves))
-        if len(apart) < 2 or len(classes) > MAX_LEAVES:
+        if len(classes) > MAX_LEAVES:
             return
         types = self.view.types
         named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
@@ -202,7 +194,7 @@ class Together:
                 if along == axis and made not in found and made != cls:
                     found[made] = offset + start, offset + start + self._shape(made)[axis], made
                     todo.append((made, offset + start))
-        return sorted(s for s in found.values() if s[2] in self.uses and self._asked_for(s[2]))
+        return sorted(s for s in found.values() if s[2] in self.regions.uses and self._asked_for(s[2]))
 
 
 def _apart(slices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

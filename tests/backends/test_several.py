@@ -232,7 +232,7 @@ def test_keys_jobs_and_work_know_every_output() -> None:
     swapped = replace(call, more=call.more[::-1])
     taller = replace(call, more=(Operand(Type((16, 24), "float16"), (24, 1)), call.more[1]))
     assert key_of(template, call).digest == key_of(template, swapped).digest != key_of(template, taller).digest
-    assert call_work(template, call)[1] - call_work(template, replace(call, more=()))[1] == 4 * 16 * 48
+    assert call_work(template, call)[1] == 4 * (16 * 64 + 64 + 64 * 96 + 16 * 96)
     again, calls = kernel_of(job_of(template, call))
     assert again.identity == template.identity and calls == [call]
     with pytest.raises(UsageError, match="3 values"):
@@ -293,8 +293,7 @@ def test_a_program_stores_what_is_needed_twice(tmp_path: Path, monkeypatch: pyte
     pytest.importorskip("triton")
     graph, given = stream()
     plan = planned(graph)
-    (several,) = [s for s in plan.steps if s.more]
-    assert len({*several.outputs}) == 3 and several is plan.steps[-1]
+    assert [len({*s.outputs}) for s in plan.steps if not s.is_view] == [2, 1, 3]
     program = Program(plan, device="cpu")
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, **k: (e := empty(*a, **k)).view(torch.uint8).fill_(255) is None or e)

@@ -84,7 +84,10 @@ def problems(draw: Any) -> Made:
         kernels.append(((v,), tuple(draw(st.sets(st.integers(0, v - 1), min_size=1, max_size=2))), draw(costs)))
     for _ in range(draw(st.integers(1, 5))):
         outputs = tuple(draw(st.lists(st.integers(1, n), min_size=1, max_size=3, unique=True)))
-        inputs = draw(st.sets(st.integers(0, n).filter(lambda i, made=outputs: i not in made), min_size=1, max_size=2))
+        lowest = draw(st.sampled_from([min(outputs) - 1, n]))
+        inputs = draw(
+            st.sets(st.integers(0, lowest).filter(lambda i, made=outputs: i not in made), min_size=1, max_size=2)
+        )
         kernels.append((outputs, tuple(inputs), draw(costs)))
     return Made(kernels, draw(st.lists(st.integers(1, n), min_size=1, max_size=3, unique=True)))
 
@@ -95,7 +98,8 @@ def test_several_outputs_are_chosen_where_they_are_cheaper(made: Made) -> None:
     """The frontier search, CP-SAT and HiGHS agree with trying every set of kernels, and each kernel is paid once."""
     want = made.cheapest()
     rows = Rows(made.graph, made.cost)
-    for method in ("auto", "frontier", "cp-sat", "highs"):
+    ordered = all(max(inputs) < min(outputs) for outputs, inputs, _ in made.kernels)
+    for method in ("auto", "cp-sat", "highs", *(["frontier"] if ordered else [])):  # cycles are not the frontier's
         found = solve(rows.problem, time_limit=10, method=method)  # type: ignore[arg-type]
         assert found.cost == pytest.approx(want) and found.optimal, method
     order = rows.ordered(found)
