@@ -47,7 +47,7 @@ class CEmitter:
     """One function for each kernel."""
 
     name: str = "c"
-    version: str = "2"
+    version: str = "3"
     setup: tuple[str, ...] = ("address", "c_function", "c_library")
     needs: tuple[str, ...] = ()
 
@@ -88,11 +88,11 @@ def generated(root: Tensor) -> Generated:
 class C(Generator):
     """The backend."""
 
-    def template(self, root: Tensor) -> Generated:
-        """The template of a term: what a measuring process makes it from. Its loops are shared by Torch's threads."""
+    def template(self, roots: Sequence[Tensor]) -> Generated:
+        """The template of terms: what a measuring process makes it from. Its loops are shared by Torch's threads."""
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
-        return self._template(root, ())
+        return self._template(roots, ())
 
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type]

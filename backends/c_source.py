@@ -23,7 +23,7 @@ from math import prod
 
 from .c_expr import CALLS, Spelling, position
 from .index import Axis, Index, index
-from .kir import NEUTRAL, Builder, Expr, Kernel, Unfusable, below_maximum, walk
+from .kir import NEUTRAL, Builder, Expr, Kernel, Store, Unfusable, below_maximum, walk
 from .tiling import shape_of
 
 SINGLE = Spelling({
@@ -141,7 +141,7 @@ class _Writer:
     # ------------------------------------------------------------ which loops there are
     def _ordered(self) -> list[Axis]:
         """The parallel axes, outermost first: that along which results are neighbours is the last."""
-        at = self.kernel.stores[0].at
+        at = max((s.at for s in self.kernel.stores), key=lambda at: len(at.axes))
         return sorted(self.kernel.axes, key=lambda a: -abs(at.coefficient(a)) if a in dict(at.terms) else -(1 << 62))
 
     def _across(self, e: Expr) -> bool:
@@ -296,14 +296,23 @@ class _Writer:
             elif e.axes <= place.bound:
                 self.value(e, place)
         for store in self.kernel.stores:
-            value = self.value(store.value, place)
-            buffer = self.kernel.buffers[store.buffer]
-            guards = " & ".join(f"({self.value(g, place)})" for g in store.guards)
-            line = f"{store.buffer}[{self._at(store.at)}] = {_stored(value, buffer.dtype)};"
-            place.items.append(f"if ({guards}) {line}" if guards else line)
+            value, guards = self.value(store.value, place), [f"({self.value(g, place)})" for g in store.guards]
+            here = self._place_of(store, place)
+            line = f"{store.buffer}[{self._at(store.at)}] = {_stored(value, self.kernel.buffers[store.buffer].dtype)};"
+            here.items.append(f"if ({' & '.join(guards)}) {line}" if guards else line)
         self._vector(place)
         if self.columns:
             place.close()
+
+    @staticmethod
+    def _place_of(store: Store, scope: Scope) -> Scope:
+        """Where a result is stored: where its place and its value are known, and once."""
+        needed = store.at.axes.union(store.value.axes, *(g.axes for g in store.guards))
+        while scope.parent is not None and needed <= scope.parent.bound:
+            scope = scope.parent
+        if not scope.bound <= needed:
+            raise Unfusable("a result that is the same along an outer axis")
+        return scope
 
     @staticmethod
     def _vector(scope: Scope, reductions: str = "") -> None:

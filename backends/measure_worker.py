@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 from zlib import crc32
 
@@ -25,10 +25,10 @@ from ..egraph.graph import structural_digest, topological
 from ..egraph.interpret import evaluate
 from ..egraph.ops import Type
 from ..egraph.pattern import Call as PatternCall
-from ..egraph.pattern import build, parse_term, subterms
-from ..extract.kernel import Call, Operand, Template
+from ..egraph.pattern import build, subterms
+from ..extract.kernel import Call, Operand, Template, parse_terms
 from ..extract.work import call_work
-from .single import Array, Bound, compiled, laid, meaning
+from .single import Array, Bound, compiled, laid, meanings
 from .threads import one_blas_thread
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
@@ -50,12 +50,12 @@ def encode(template: Template, call: Call) -> dict[str, Any]:
     def operand(o: Operand) -> list[Any]:
         return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
 
-    root = getattr(template, "root", None)
-    leaves = {} if root is None else {n.attr("name"): [list(concrete(n.shape)), n.dtype] for n in topological([root]) if n.op == "input"}  # fmt: skip
+    inputs = [n for n in topological(getattr(template, "roots", ())) if n.op == "input"]
+    leaves = {n.attr("name"): [list(concrete(n.shape)), n.dtype] for n in inputs}
     return {
         "backend": template.backend, "template": template.name, "identity": template.identity,
         **({"pattern": template.pattern, "leaves": leaves} if leaves else {}),
-        "operands": {name: operand(o) for name, o in call.operands.items()}, "output": operand(call.output),
+        "operands": {name: operand(o) for name, o in call.operands.items()}, "outputs": [operand(o) for o in call.outputs],
         "attrs": {name: list(v) if isinstance(v, tuple) else v for name, v in call.attrs.items()},
     }  # fmt: skip
 
@@ -66,8 +66,8 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
 
     if "leaves" in job:
         leaves = {n: api.input(n, tuple(shape), dtype) for n, (shape, dtype) in job["leaves"].items()}
-        root = build(parse_term(job["pattern"]), leaves, {})
-        found: Template = backend(job["backend"]).template(root)  # type: ignore[attr-defined]
+        roots = [build(term, leaves, {}) for term in parse_terms(job["pattern"])]
+        found: Template = backend(job["backend"]).template(roots)  # type: ignore[attr-defined]
     else:
         found = template(job["backend"], job["template"])
     if found.identity != job["identity"]:
@@ -77,7 +77,8 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
         return Operand(Type(tuple(o[0]), o[1]), tuple(o[2]))
 
     attrs = {name: tuple(v) if isinstance(v, list) else v for name, v in job["attrs"].items()}
-    return found, Call({n: operand(o) for n, o in job["operands"].items()}, operand(job["output"]), attrs)
+    first, *more = map(operand, job["outputs"])
+    return found, Call({n: operand(o) for n, o in job["operands"].items()}, first, attrs, more=tuple(more))
 
 
 # ---------------------------------------------------------------- operands
@@ -112,15 +113,15 @@ def operands_of(template: Template, call: Call) -> dict[str, Array]:
 
 
 # ---------------------------------------------------------------- correctness
-_references: dict[bytes, tuple[str, Array]] = {}
+_references: dict[bytes, tuple[str, list[Array]]] = {}
 
 
-def _reference(template: Template, call: Call, operands: Mapping[str, Array], flops: float) -> tuple[str, Array]:
-    root = meaning(template, call)
-    key = structural_digest(root)
+def _reference(template: Template, call: Call, operands: Mapping[str, Array], flops: float) -> tuple[str, list[Array]]:
+    roots = meanings(template, call)
+    key = b"".join(map(structural_digest, roots))
     if key not in _references:
         wide = flops <= REFERENCE_FLOPS
-        value = evaluate([root], {}, params=dict(operands), float64=wide)[0]
+        value = evaluate(roots, {}, params=dict(operands), float64=wide)
         while len(_references) >= 6:
             del _references[next(iter(_references))]
         _references[key] = ("float64" if wide else "own dtypes", value)
@@ -148,14 +149,19 @@ def accuracy(got: Array, want: Array) -> dict[str, float]:
         }  # fmt: skip
 
 
-def check(call: Call, got: Array, want: Array) -> dict[str, float]:
+def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The largest of each norm over several outputs."""
+    return {name: max(n[name] for n in norms) for name in norms[0]}
+
+
+def check(output: Operand, got: Array, want: Array) -> dict[str, float]:
     """The accuracy row of an answer; Wrong if it has another type or layout than declared, or is too far off."""
-    kind, shape = call.output.type, concrete(call.output.type.shape)
+    kind, shape = output.type, concrete(output.type.shape)
     if got.shape != shape or got.dtype != dtypes.numpy_dtype(kind.dtype):
         raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
     strides = tuple(s // got.itemsize for s in got.strides)
-    if got.size and any(a != b for a, b, d in zip(strides, call.output.strides, shape) if d != 1):
-        raise Wrong(f"the result has strides {strides}, not {call.output.strides}")
+    if got.size and any(a != b for a, b, d in zip(strides, output.strides, shape) if d != 1):
+        raise Wrong(f"the result has strides {strides}, not {output.strides}")
     if not dtypes.is_float(kind.dtype):
         if not np.array_equal(got, want.astype(got.dtype)):
             raise Wrong("integers or bools differ")
@@ -237,11 +243,11 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         bind = compiled(template, call)
         runs = [bind(operands)]
         stage = "run"
-        got = runs[0]()[0].copy(order="K")
+        got = [y.copy(order="K") for y in runs[0]()]
         stage = "check"
         with np.errstate(all="ignore"), one_blas_thread():
             reference, want = _reference(template, call, operands, flops)
-            found = check(call, got, want)
+            found = worst([check(o, g, w) for o, g, w in zip(call.outputs, got, want, strict=True)])
         stage = "time"
         for _ in range(_copies(template, operands) - 1):
             runs.append(bind({n: laid(np.array(a), call.operands[n]) for n, a in operands.items()}))

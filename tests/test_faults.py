@@ -285,7 +285,8 @@ def test_an_absent_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.DeviceUnavailableError, match="torch is not installed") as caught:
         tg.optimize(tg.exp(x), backend="torch", measure=False)
     assert caught.value.exit_code == 4 and "auto" in caught.value.hint
-    assert tg.optimize(tg.exp(x), backend="auto", measure=False).report.backend == "numpy on cpu"
+    used = tg.optimize(tg.exp(x), backend="auto", measure=False).report.backend
+    assert used in ("numpy on cpu", "numpy + c on cpu")
 
 
 def test_an_unknown_backend_is_a_usage_error() -> None:

@@ -23,7 +23,7 @@ from tensor_graphs.backends.c import generated
 from tensor_graphs.backends.emit import library_text
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.sample import sample
-from tensor_graphs.backends.single import expected, laid, meaning, random_values, run_template
+from tensor_graphs.backends.single import expected, laid, meaning, random_values, run_outputs, run_template
 from tensor_graphs.egraph import composite, dtypes
 from tensor_graphs.egraph.graph import Graph, Tensor, make, topological
 from tensor_graphs.egraph.ops import OPS
@@ -112,6 +112,24 @@ def test_kernels_of_every_class(name: str) -> None:
     np.testing.assert_allclose(
         run_template(template, call, values), expected(template, call, values), rtol=2e-5, atol=2e-6
     )
+
+
+def test_one_function_for_several_results() -> None:
+    """A residual stream, its norm and the norm's mean: each stored where it is known."""
+    x, y, g = t.input("x", (6, 40)), t.input("y", (6, 40)), t.input("g", (40,))
+    total = x + y
+    roots = [composite.rms_norm(total, g, eps=1e-6), total, t.mean(total, axis=1, keepdims=True)]
+    template = c.BACKEND.template(roots)
+    operand = lambda kind: Operand(kind, contiguous(kind.shape))
+    first, *more = (operand(r.type) for r in roots)
+    call = Call({str(n.attr("name")): operand(n.type) for n in (x, y, g)}, first, {}, more=tuple(more))
+    assert template.lower(call) is not None
+    rng = np.random.default_rng(0)
+    values = {n: random_values(o.type, rng) for n, o in call.operands.items()}
+    norm, both, mean = run_outputs(template, call, values)
+    np.testing.assert_array_equal(both, values["x"] + values["y"])
+    np.testing.assert_allclose(mean, both.mean(1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(norm, expected(template, call, values), rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- random bodies against the specification
@@ -427,6 +445,6 @@ def test_measuring_makes_the_same_kernel_from_its_terms() -> None:
     from tensor_graphs.backends.measure_worker import decode, encode
 
     root = KERNELS["layer_norm"]()
-    template, call = generated(root), kernel_call(root)
+    template, call = c.BACKEND.template([root]), kernel_call(root)
     again, job = decode(encode(template, call))
     assert again.identity == template.identity and job.operands == call.operands
