@@ -92,6 +92,12 @@ class CudaKernel:
         return Program(cls.source(), "c++", options).compile("cubin", cache=FileStreamProgramCache())
 
 
+def cuda_text(source: str) -> str:
+    """The CUDA C++ that an emitted source holds, complete, as a file for readers and compilers; empty if it holds none."""
+    kernels = re.findall(r'= CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
+    return "\n".join((CUDA_LIBRARY, *kernels)) if kernels else ""
+
+
 #: name -> source text.
 HELPERS = {
     "CudaKernel": f'CUDA_LIBRARY = r"""{CUDA_LIBRARY}"""\n\n\n{inspect.getsource(CudaKernel).rstrip()}'.replace(

@@ -1,7 +1,8 @@
 """A program: emitted source bound to weights; callable, and saved as a folder that runs without a search.
 
 A saved program is a folder of `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums),
-`weights.safetensors` and, where one is known, `report.json` (how it was found). It is code: load only what you trust.
+`weights.safetensors` and, where one is known, `report.json` (how it was found); beside it, for readers, `kernels.cu` where it
+has kernels of CUDA C++. It is code: load only what you trust.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ..extract.kernel import Plan
 from ..extract.sizes import bound_value
 from . import gpu
+from .cuda_helpers import cuda_text
 from .emission import device_of, emit_for, executed
 from .emit import bind_sizes
 from .emit_sizes import atoms_of, sources
@@ -83,6 +85,7 @@ class Program:
     """
 
     report: Any = None  # set by the pipeline
+    attached: Callable[[Path], None] | None = None  # writes what else belongs into the folder; set by the pipeline
 
     def __init__(
         self, plan: Plan, params: Mapping[str, Data] | None = None, *, reuse_outputs: bool = False,
@@ -275,11 +278,15 @@ class Program:
         try:
             part.chmod(0o755)
             (part / "program.py").write_text(self.source, encoding="utf-8")
+            if text := cuda_text(self.source):
+                (part / "kernels.cu").write_text(text, encoding="utf-8")
             stored = (*self.manifest.weights, *self.manifest.initial)
             _write_weights(part / "weights.safetensors", stored, self._weights)
             (part / "manifest.json").write_text(_manifest_json(self.manifest, self.source), encoding="utf-8")
             if self.report is not None:
                 (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
+            if self.attached is not None:
+                self.attached(part)
             _move_into_place(part, target)
         except BaseException as error:
             shutil.rmtree(part, ignore_errors=True)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import kir_numpy
 from tensor_graphs.backends.cuda_cpp import BACKEND, generated
-from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY
+from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY, cuda_text
 from tensor_graphs.backends.cuda_source import CudaLaunch
 from tensor_graphs.backends.generated import Generated, launches, split_axis, template_of
 from tensor_graphs.backends.kernel_text import kernel_text, module_of
@@ -360,6 +360,7 @@ def test_programs_bring_their_kernels_and_compile_them_together(monkeypatch: pyt
         want = evaluate(graph, {"a": given["a"] * scale}, params={n: given[n] for n in "gw"}, float64=True)[0]
         assert error(got.numpy(), want) < 1e-6
     assert len(space["CudaKernel"].modules) == 1
+    assert cuda_text(source) == space["CudaKernel"].source() and not cuda_text("no kernels")
 
 
 # ---------------------------------------------------------------- golden files
