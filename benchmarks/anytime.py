@@ -120,7 +120,7 @@ def wanted(quick: bool) -> Iterator[tuple[str, Callable[[], Graph], Setting]]:
 
 def measure(quick: bool, seconds: float, points: Points) -> bool:
     """Measure points that lack until about `seconds` have passed; whether all are there."""
-    pricer, began = stated_prices(), time.monotonic()
+    pricer, began, of = stated_prices(), time.monotonic(), sources()
     todo = [(t, b, s) for t, b, s in wanted(quick) if named(t, s) not in points]
     built: dict[str, Graph] = {}
     for n, (title, build, (limits, effort)) in enumerate(todo):
@@ -133,7 +133,7 @@ def measure(quick: bool, seconds: float, points: Points) -> bool:
         if not quick:
             POINTS.parent.mkdir(parents=True, exist_ok=True)
             part = POINTS.with_suffix(".part")
-            part.write_text(json.dumps({"sources": sources(), "points": points}, indent=1, default=float) + "\n")
+            part.write_text(json.dumps({"sources": of, "points": points}, indent=1, default=float) + "\n")
             part.replace(POINTS)
         print(f"{n + 1}/{len(todo)} {title} {limits} effort {effort}: {found['cost_us']:.2f} µs", file=sys.stderr)
     return True

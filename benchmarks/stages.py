@@ -78,21 +78,23 @@ def run(
         graphs = [b.graph for b in blocks.unique] if blocks else [work]
     with timed(seconds, "saturate"):
         load_solvers()
-        views = saturate_in_stages(effort, graphs, session.options.rules, session.options.limits)[-1]
+        stages = saturate_in_stages(effort, graphs, session.options.rules, session.options.limits)
     with timed(seconds, "glue"):
-        view = glue(blocks, views) if blocks else views[0]
-    found = pipeline.hypergraph(session, view, backends)
+        whole = [glue(blocks, views) if blocks else views[0] for views in stages]
+    found = [pipeline.hypergraph(session, view, backends) for view in whole]
     seconds["candidates"] = session.clock.seconds["candidates"]
     with pipeline.open_store(session) as store:
+        pricer = pricer or pipeline.CostPricer(store)
         with timed(seconds, "extract"):
-            choice = search(found, pricer or pipeline.CostPricer(store), solve_seconds=solve_seconds)
+            choices = [search(graph, pricer, solve_seconds=solve_seconds) for graph in found]
+        choice = min(choices, key=lambda c: c.cost)  # the first one of equals, as in the pipeline
         for name in ("price", "solve"):
-            seconds[name] = choice.seconds[name]
-            seconds["extract"] -= choice.seconds[name]
+            seconds[name] = sum(c.seconds[name] for c in choices)
+            seconds["extract"] -= seconds[name]
     seconds["other extraction"] = seconds.pop("extract")
     with timed(seconds, "plan"):
         plan = plan_of(choice, work)
-    return Run(view, views, choice, plan, len(blocks.instances) if blocks else 1, seconds)
+    return Run(whole[-1], stages[-1], choice, plan, len(blocks.instances) if blocks else 1, seconds)
 
 
 def stated_prices() -> pipeline.CostPricer:

@@ -34,6 +34,12 @@ def union(views: Sequence[EGraphView]) -> EGraphView:
     return _Union(views).view() if len(views) > 1 else views[0]
 
 
+def congruent(view: EGraphView) -> EGraphView:
+    """A view in which equal e-nodes over equal classes are one: instances of blocks that were put together each bring
+    constants of their own."""
+    return _Union([view]).view()
+
+
 MOST_EFFORT = 5
 
 
@@ -156,4 +162,4 @@ class _Union:
         )
 
 
-__all__ = ["saturate_in_stages", "union"]
+__all__ = ["congruent", "saturate_in_stages", "union"]

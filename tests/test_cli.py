@@ -151,11 +151,28 @@ def test_explain_lists_the_rules_that_were_applied(model: str, capsys: pytest.Ca
     assert "replayed" in capsys.readouterr().out
 
 
+def test_explain_lists_the_rules_of_a_saved_program(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document(capsys, "optimize", model, *QUICK, "-o", "out")
+    [block] = document(capsys, "explain", "out", "--steps")["blocks"]
+    assert block["verdict"] == "replayed" and block["inside"] == 0 and all(o["complete"] for o in block["outputs"])
+    [of_model] = document(capsys, "explain", model, "--steps", "--backend", "numpy")["blocks"]
+    assert block["outputs"] == of_model["outputs"] and block["e_nodes"] == of_model["e_nodes"]
+    Path("out/origin.safetensors").unlink()
+    assert "does not say what it was made from" in document(capsys, "explain", "out", "--steps", code=2)["error"]["message"]
+
+
 def test_explain_of_a_damaged_program_is_a_named_error(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     document(capsys, "optimize", model, *QUICK, "-o", "out")
     for text in ("[]", "{", '{"kernels": [{"us": "x"}]}', '{"kernels": [], "blocks": [[]], "rules": {}}'):
         Path("out/report.json").write_text(text)
         assert document(capsys, "explain", "out", code=3)["error"]["code"] == "bad-model"
+    good = {"kernels": [], "blocks": [], "rules": {}, "verification": None}
+    for searched in (1, {"rounds": "x"}, {"limits": 1}, {"limits": {"nodes": -1}}):
+        Path("out/report.json").write_text(json.dumps({**good, "searched": searched}))
+        document(capsys, "explain", "out", "--steps", code=2 if searched == {"limits": {"nodes": -1}} else 3)
+    Path("out/report.json").write_text(json.dumps(good))
+    Path("out/origin.safetensors").write_bytes(b"nonsense")
+    assert document(capsys, "explain", "out", "--steps", code=3)["error"]["code"] == "bad-weights"
     Path("out/manifest.json").write_text("{}")
     assert document(capsys, "explain", "out", code=3)["error"]["code"] == "bad-model"
 

@@ -36,7 +36,9 @@ app.add_typer(rules_app, name="rules")
 
 Model = Annotated[str, typer.Argument(help=".onnx, .pt2, .safetensors with a graph, or a folder with config.json")]
 Dims = Annotated[list[str] | None, typer.Option("--dim", help="NAME=INT, a free dimension's size; may be repeated")]
-Fix = Annotated[list[str] | None, typer.Option("--fix", help="NAME=INT, the only size of a free dimension; may be repeated")]
+Fix = Annotated[
+    list[str] | None, typer.Option("--fix", help="NAME=INT, the only size of a free dimension; may be repeated")
+]
 Backend = Annotated[str, typer.Option(help="auto, numpy, torch, gpu, cuda, triton or triton-only")]
 Budget = Annotated[float, typer.Option(help="seconds for the whole optimization")]
 ToleranceOption = Annotated[str, typer.Option(help="eager, fast, exact, or a relative error")]
@@ -271,7 +273,7 @@ def extract(
 @app.command()
 def explain(
     target: Annotated[str, typer.Argument(help="a saved program's folder, or a model")], dim: Dims = None,
-    steps: Annotated[bool, typer.Option("--steps", help="of a model: every rule applied, block by block")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="every rule applied, block by block")] = False,
     backend: Backend = "auto", trust_model: Trust = False, as_json: Json = False,
 ) -> Answer:  # fmt: skip
     """Say what a program does and why: its kernels with their costs, or a model's operators and their rewriting."""

@@ -15,8 +15,9 @@ from typing import Any
 
 from . import settings
 from .backends.program import load_program
-from .errors import BadModelError, DeviceUnavailableError, UsageError
+from .errors import BadModelError, DeviceUnavailableError
 
+SECONDS = 60.0  # for rewriting each block once more: what took less time then may take longer here
 PACKAGES = ("numpy", "egglog", "ortools", "duckdb", "pyarrow", "safetensors", "torch", "triton", "onnx", "cuda-core")
 
 
@@ -27,11 +28,7 @@ def explain(
     rules that lead from each block of a model to its chosen form, applied one by one and replayed."""
     folder = Path(target)
     if (folder / "manifest.json").is_file():
-        if steps:
-            raise UsageError(
-                "a saved program keeps no graph", where=target, hint="name the model that it was made from"
-            )
-        return _explain_program(folder)
+        return _explain_steps(folder) if steps else _explain_program(folder)
     if steps:
         from .rewrites import explain_rewrites
 
@@ -62,6 +59,22 @@ def explain(
         *(f"{n:>8}  {op}" for op, n in counts.items()),
     ]
     return document, "\n".join(lines)
+
+
+def _explain_steps(folder: Path) -> tuple[dict[str, Any], str]:
+    """The rules that lead from the graph that a program was made from to its kernels, within the limits of that search."""
+    from .egraph.saturate import Limits
+    from .rewrites import explain_saved
+
+    searched = _report(folder / "report.json").get("searched", {})
+    try:
+        named = {n: searched["limits"][n] for n in ("nodes", "beam", "slack") if n in searched.get("limits", {})}
+        limits = Limits(iterations=int(searched.get("rounds", Limits().iterations)), seconds=SECONDS, **named)
+        effort = int(searched.get("effort", 1))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadModelError(f"the report is malformed: {error!r}", where=str(folder / "report.json")) from None
+    found = explain_saved(folder, limits=limits, effort=effort, exact=bool(searched.get("exact")))
+    return {"blocks": [b.to_json() for b in found]}, "\n".join(map(str, found))
 
 
 def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
 from .extract.storage import narrow_types
 from .extract.work import graph_flops
+from .origin import origin_of, write_origin
 from .prices import CostPricer
 from .remember import Memory, Remembered, content_digest, key_of_search, listing, still_good, text_digest
 from .report import BlockReport, Report, kernel_rows
@@ -564,12 +565,18 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         if measurer is not None:
             measurer.close()
     report.verification = checked.to_json() if checked else None
+    report.searched = {
+        "limits": asdict(options.limits), "effort": options.effort, "exact": options.exact,
+        "rounds": max([b.iterations for b in report.blocks], default=0),
+    }  # fmt: skip
     report.warnings += session.warnings
     if symbolic is not None:
         report.sizes, report.warnings = symbolic.spelled(), [*report.warnings, *symbolic.notes()]
     _time_whole(session, prepared, program, backends, report)
     report.seconds = session.clock.seconds
     program.report = report
+    if symbolic is None:
+        program.attached = partial(write_origin, origin=origin_of(work, choice))
     program.reset()  # verification and timing have used its states
     return program
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from . import pipeline
 from .backends.registry import select
-from .egraph.blocks import Blocks
-from .egraph.explain import Explanation, derive, explain
-from .egraph.graph import Graph, Tensor
-from .egraph.pattern import build
+from .egraph.blocks import Blocks, Instance
+from .egraph.explain import Explanation, classes_of, derive, explain
+from .egraph.graph import LEAVES, Graph, Tensor, make, topological
 from .egraph.replay import Checked, check
 from .egraph.rule import Rule
 from .egraph.saturate import Limits
+from .egraph.union import congruent
 from .egraph.view import EGraphView
-from .extract.kernel import Vertex
-from .extract.plan import WeightTerms
+from .errors import BadModelError
 from .extract.search import Choice
 from .extract.work import graph_flops
+from .origin import chosen_terms, read_origin
 from .prices import CostPricer
 from .rules import ALL
 from .verify import index_bounds
@@ -39,6 +41,7 @@ class BlockRewrites:
     e_nodes: int
     explanations: tuple[Explanation, ...]
     checked: tuple[Checked | None, ...]
+    inside: int = 0  # outputs that no kernel makes: they are inside kernels that reach beyond the block
 
     @property
     def steps(self) -> int:
@@ -51,6 +54,7 @@ class BlockRewrites:
         missing = sum(not s.reconstructed for e in self.explanations for s in e.steps)
         wrong = sum(len(c.wrong) for c in self.checked if c)
         said = f"{missing} steps not reconstructed, " if missing else ""
+        said += f"{self.inside} outputs inside kernels of several blocks, " if self.inside else ""
         if any(c is None for c in self.checked):
             return said + "not replayed"
         return said + (f"{wrong} steps WRONG" if wrong else "replayed")
@@ -63,32 +67,13 @@ class BlockRewrites:
         """Plain data."""
         return {
             "block": self.number, "instances": self.instances, "nodes": self.nodes, "e_nodes": self.e_nodes,
-            "verdict": self.verdict, "outputs": [e.to_json() for e in self.explanations],
+            "verdict": self.verdict, "inside": self.inside, "outputs": [e.to_json() for e in self.explanations],
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
         from html import escape
 
         return f"<p>{escape(str(self).splitlines()[0])}</p>" + "".join(e._repr_html_() for e in self.explanations)
-
-
-def chosen_terms(choice: Choice) -> list[Tensor]:
-    """The roots as the chosen kernels compute them: each kernel's pattern over the terms that it reads."""
-    view, weights = choice.hypergraph.view, WeightTerms(choice.hypergraph.view)
-    given = {int(view.cls[i]): leaf for i, leaf in view.tensors.items() if leaf.op in ("input", "state")}
-    made: dict[Vertex, Tensor] = {}
-
-    def read(vertex: Vertex) -> Tensor:
-        if vertex in made:
-            return made[vertex]
-        return given[vertex.cls] if vertex.cls in given else weights.term(vertex.cls)
-
-    for i in choice.chosen:
-        c = choice.hypergraph.candidates[i]
-        operands = {o: read(v) for o, v in c.inputs}
-        for vertex, term in zip(c.outputs, c.template.terms, strict=True):
-            made[vertex] = build(term, operands, dict(c.call.attrs))
-    return [read(v) for v in choice.hypergraph.roots]
 
 
 def explain_choice(
@@ -131,6 +116,98 @@ def explain_rewrites(
     return list(_blocks(session, blocks, views, replay))
 
 
+def explain_saved(
+    folder: str | Path,
+    *,
+    limits: Limits | None = None,
+    effort: int = 1,
+    exact: bool = False,
+    replay: bool | None = None,
+) -> list[BlockRewrites]:
+    """For every unique block of the graph that a saved program was made from, and each form in which its instances were
+    chosen, the rules that lead to that form. The blocks are rewritten again, within the same limits.
+
+    UsageError where the program keeps no graph; BadModelError where its terms are not among what the rules reach now.
+    """
+    roots, chosen = read_origin(Path(folder))
+    session = pipeline.Session(
+        pipeline.Options(
+            limits=limits or Limits(),
+            effort=effort,
+            tolerance="exact" if exact else "eager",
+            measure=False,
+            budget=math.inf,
+        )
+    )
+    view, blocks, views = pipeline.saturated(session, Graph.of(list(roots)))
+    classes = classes_of(congruent(view), [*roots, *chosen])
+    if any(classes.get(a) != classes.get(b) or a not in classes for a, b in zip(roots, chosen)):
+        raise BadModelError(
+            "the program's terms are not among those that the rules reach from its graph within the same limits",
+            where=str(folder), hint="it was made by another version: name the model that it was made from",
+        )  # fmt: skip
+    terms: dict[int, Tensor] = {}
+    for term in topological(chosen):
+        if term in classes:
+            terms.setdefault(classes[term], term)
+    return list(_saved_blocks(blocks, views, classes, terms, replay))
+
+
+def _saved_blocks(
+    blocks: Blocks, views: Sequence[EGraphView], classes: Mapping[Tensor, int], terms: Mapping[int, Tensor],
+    replay: bool | None,
+) -> Iterator[BlockRewrites]:  # fmt: skip
+    """The chosen forms of each block: cut out of the whole at the block's leaves, equal ones of several instances once."""
+    for number, (block, view) in enumerate(zip(blocks.unique, views)):
+        forms: dict[tuple[Tensor | None, ...], int] = {}
+        for instance in blocks.instances:
+            if instance.block == number:
+                form = _cut(block.graph, instance, classes, terms)
+                forms[form] = forms.get(form, 0) + 1
+        for form, count in forms.items():
+            pairs = [(r, t) for r, t in zip(block.graph.roots, form) if t is not None]
+            fired = [d for r in ALL for d in r.directions if view.report.matches.get(d.name)]
+            steps = explain(view, fired, [r for r, _ in pairs], [t for _, t in pairs])
+            small = graph_flops(list(block.graph.roots)) <= REPLAYED_FLOPS if replay is None else replay
+            bounds = index_bounds(block.graph)
+            checked = tuple(check(e, ALL, bounds=bounds, whole=False) if small else None for e in steps)
+            yield BlockRewrites(
+                number, count, len(block.graph.nodes()), len(view), tuple(steps), checked, len(form) - len(pairs)
+            )
+
+
+def _cut(
+    block: Graph, instance: Instance, classes: Mapping[Tensor, int], terms: Mapping[int, Tensor]
+) -> tuple[Tensor | None, ...]:
+    """The terms chosen for a block's outputs, over its leaves; None for an output that no kernel makes: it is inside one
+    that reaches beyond the block."""
+    leaves = {str(t.attr("name")): t for t in block.nodes() if t.op in ("input", "param", "state")}
+    ends = {
+        classes[value]: leaves[f"{prefix}{k}"]
+        for prefix, values in (("in", instance.inputs), ("w", instance.params), ("s", instance.states))
+        for k, value in enumerate(values) if value in classes and f"{prefix}{k}" in leaves
+    }  # fmt: skip
+    built: dict[Tensor, Tensor | None] = {}
+
+    def cut(root: Tensor) -> Tensor | None:
+        stack = [root]
+        while stack:
+            t = stack[-1]
+            end = ends.get(classes.get(t, -1)) if t is not root else None
+            if t in built:
+                stack.pop()
+            elif end is not None or not t.args:
+                built[t] = end if end is not None else (None if t.op in LEAVES[:3] else t)
+            elif missing := [a for a in t.args if a not in built]:
+                stack += missing
+            else:
+                args = [a for x in t.args if (a := built[x]) is not None]
+                built[t] = make(t.op, args, dict(t.attrs)) if len(args) == len(t.args) else None
+        return built.pop(root)
+
+    return tuple([cut(terms[c]) if (c := classes[v]) in terms else None for v in instance.outputs])
+
+
 def _blocks(
     session: pipeline.Session, blocks: Blocks, views: Sequence[EGraphView], replay: bool | None
 ) -> Iterator[BlockRewrites]:
@@ -146,4 +223,4 @@ def _blocks(
             )  # fmt: skip
 
 
-__all__ = ["BlockRewrites", "chosen_terms", "explain_choice", "explain_equality", "explain_rewrites"]
+__all__ = ["BlockRewrites", "chosen_terms", "explain_choice", "explain_equality", "explain_rewrites", "explain_saved"]

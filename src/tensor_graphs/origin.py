@@ -1,0 +1,68 @@
+"""What a program was made from: the graph that was optimized and the terms that its kernels compute, kept beside it.
+
+A file of `save_graph` in the program's folder, without the data of params: its outputs are the roots of the graph and then,
+root by root, the chosen terms. `explain --steps` reads it to say which rules lead from the one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .egraph.graph import Graph, Tensor
+from .egraph.pattern import build
+from .errors import BadModelError, UsageError
+from .extract.kernel import Vertex
+from .extract.plan import WeightTerms
+from .extract.search import Choice
+from .models.native import load_graph, save_graph
+
+FILE = "origin.safetensors"
+
+
+def chosen_terms(choice: Choice) -> list[Tensor]:
+    """The roots as the chosen kernels compute them: each kernel's pattern over the terms that it reads."""
+    view, weights = choice.hypergraph.view, WeightTerms(choice.hypergraph.view)
+    given = {int(view.cls[i]): leaf for i, leaf in view.tensors.items() if leaf.op in ("input", "state")}
+    made: dict[Vertex, Tensor] = {}
+
+    def read(vertex: Vertex) -> Tensor:
+        if vertex in made:
+            return made[vertex]
+        return given[vertex.cls] if vertex.cls in given else weights.term(vertex.cls)
+
+    for i in choice.chosen:
+        c = choice.hypergraph.candidates[i]
+        operands = {o: read(v) for o, v in c.inputs}
+        for vertex, term in zip(c.outputs, c.template.terms, strict=True):
+            made[vertex] = build(term, operands, dict(c.call.attrs))
+    return [read(v) for v in choice.hypergraph.roots]
+
+
+def origin_of(work: Graph, choice: Choice) -> Graph:
+    """The graph of both: roots and chosen terms."""
+    return Graph.of([*work.roots, *chosen_terms(choice)])
+
+
+def write_origin(folder: Path, origin: Graph) -> None:
+    """Keep it beside a program."""
+    save_graph(origin, folder / FILE)
+
+
+def read_origin(folder: Path) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The roots of the graph, and the chosen term of each. UsageError where the program has none, BadModelError where the
+    file is malformed."""
+    if not (folder / FILE).is_file():
+        raise UsageError(
+            "this program does not say what it was made from: it has free sizes, was not made by a search, or is older",
+            where=str(folder), hint="name the model that it was made from",
+        )  # fmt: skip
+    outputs = load_graph(folder / FILE).outputs
+    half, odd = divmod(len(outputs), 2)
+    roots, chosen = outputs[:half], outputs[half:]
+    if odd or [t.type for t in roots] != [t.type for t in chosen]:
+        raise BadModelError("roots and chosen terms do not belong together", where=str(folder / FILE))
+    return roots, chosen
+
+
+__all__ = ["chosen_terms", "origin_of", "read_origin", "write_origin"]
