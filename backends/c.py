@@ -80,8 +80,8 @@ def _streams(e: Expr) -> bool:
     return max(loads, default=0) * ROWS >= space and not any(x.op == "reduce" for x in inside)
 
 
-def generated(root: Tensor) -> Generated:
-    """The C template of a term over inputs."""
+def generated(root: Tensor | Sequence[Tensor]) -> Generated:
+    """The C template of a term over inputs, or of several."""
     return template_of(BACKEND.emitter, root)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..egraph.graph import Tensor
 from .cuda_helpers import HELPERS
 from .cuda_source import emit, emit_joined
-from .cuda_space import joining, layout_of, schedules
+from .cuda_space import ROWS, joining, layout_of, schedules
 from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
 from .kir import Kernel, Unfusable
 from .kir_split import split
@@ -23,6 +23,7 @@ class CudaEmitter:
     version: str = "1"
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
+    vectors: int = ROWS
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
         """See cuda_space.py."""
@@ -49,8 +50,8 @@ class CudaEmitter:
         return [emit_joined(first, second, (moved, joining(layout, after)), name, (spread, after))]
 
 
-def generated(root: Tensor, transposed: Sequence[str] = ()) -> Generated:
-    """The template of a term over inputs; the weights `transposed` are laid out anew at load."""
+def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:
+    """The template of a term over inputs, or of several; the weights `transposed` are laid out anew at load."""
     return template_of(BACKEND.emitter, root, transposed)
 
 
@@ -58,6 +59,6 @@ class Cuda(Generator):
     """The backend."""
 
 
-BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING})
+BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING}, several=True)
 
 __all__ = ["BACKEND", "Cuda", "CudaEmitter", "generated"]

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import kir, kir_numpy
+from tensor_graphs.backends import c as c_backend
+from tensor_graphs.backends import cuda_cpp, kir, kir_numpy
 from tensor_graphs.backends.jobs import job_of, kernel_of
 from tensor_graphs.backends.kernel_text import call_json, call_of_json
 from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.kir_split import split
 from tensor_graphs.backends.program import Program, load_program
 from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.single import run_outputs
 from tensor_graphs.backends.tiling import shape_of
 from tensor_graphs.backends.triton import Generated, generated, launches
 from tensor_graphs.backends.views import view_strides
@@ -36,6 +38,8 @@ from tensor_graphs.extract.plan import plan_of
 from tensor_graphs.extract.search import search
 from tensor_graphs.extract.work import call_work
 from tensor_graphs.verify import relative_error
+
+from .test_cuda_cpp import _compiled_alone, check
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -223,6 +227,25 @@ def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
     if update_golden:
         path.write_text(f"# Generated; see test_several.py.\n{text}", encoding="utf-8")
     assert path.read_text(encoding="utf-8").partition("\n")[2] == text
+
+
+# ---------------------------------------------------------------- C and CUDA C++
+@pytest.mark.parametrize("name", [n for n in SEVERAL if n not in ("projections", "gated")])
+def test_c_functions_write_every_output(name: str) -> None:
+    if backend("c").unavailable():
+        pytest.skip("no C compiler")
+    roots = SEVERAL[name]()
+    template, given = c_backend.generated(roots), values(roots)
+    found = run_outputs(template, call_of(template), given)
+    for got, want in zip(found, evaluate(roots, given, float64=True)):
+        assert relative_error(got, want) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["slice of rows", "statistics"])
+def test_cuda_kernels_write_every_output(name: str, tmp_path: Path) -> None:
+    template = cuda_cpp.generated(SEVERAL[name]())
+    call = call_of(template)
+    check(template, call, *_compiled_alone(template, call, tmp_path), "float32")
 
 
 # ---------------------------------------------------------------- calls, keys, jobs, measuring
