@@ -25,7 +25,7 @@ from .images import channels_last, filters, laid_out, prepared
 from .index import Axis
 from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, scaled_early, walk
 from .kir_split import places, split
-from .tiling import Shape, shape_of
+from .tiling import Shape, repeated, shape_of
 from .triton_source import COUNTERS
 
 COUNTING = f'''_counters = {{}}
@@ -60,12 +60,14 @@ class Launch(Protocol):
 
 class Emitter(Protocol):
     """How kernels of the IR become text. `version` is raised when the same body and schedule give another text; `setup`
-    names the helpers that every kernel needs; `needs` the modules."""
+    names the helpers that every kernel needs; `needs` the modules; `vectors` is up to how many rows a product is one of
+    vectors, for which weights are also laid out so that what one output needs is contiguous."""
 
     name: str
     version: str
     setup: tuple[str, ...]
     needs: tuple[str, ...]
+    vectors: int
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
         """Schedules worth measuring, the best guess first. `splits`: whether the longest reduction can be cut into parts."""
@@ -133,6 +135,14 @@ class Generated(Template):
     def work(self) -> float:
         """Arithmetic of the terms."""
         return graph_flops(self.roots)
+
+    def effort(self, call: Call) -> float:
+        """Arithmetic of a call: that of the terms, and what the schedule computes more than once."""
+        found = self.lower(call)
+        if found is None:
+            return self.work
+        schedule = call.schedule or found.space[0]
+        return self.work + repeated(found.kernel, found.shape, schedule.get("m", 1), schedule.get("n", 1))
 
     def lower(self, call: Call) -> Lowered | None:
         """The kernel of a call, None where there is none."""
@@ -240,7 +250,7 @@ def template_of(
         name=f"{emitter.name}.{family}{'_last' if last else ''}", backend=emitter.name,
         pattern=SEPARATOR.join(map(spelled, (first, *others))),
         code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
-        flops=lambda call: made[0].work, scratch=lambda call: _scratch(made[0], call),
+        flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
         source=lambda call: {x.name: x.source for x in launches(made[0], call)},
         fits=partial(_fits, made) if hasattr(emitter, "fits") else None,
         space=lambda call: _space(made[0], call), version=emitter.version, root=first, others=tuple(others), emitter=emitter,
@@ -320,7 +330,7 @@ class Generator:
                 assert lowered is not None
                 layouts = bool(template.prep), template.layout is not None
                 group = alike.setdefault((region.classes, operands, *layouts), [])
-                group.append((template.work, len(lowered.kernel.exprs), template, region))
+                group.append((template.effort(call), len(lowered.kernel.exprs), template, region))
         for group in alike.values():
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
@@ -343,7 +353,7 @@ class Generator:
                 yield inner
         rights = {e.value[0] for d in lowered.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
         turned = tuple(w for w in weights if w in rights and call.operands[w].type.rank == 2)
-        if turned and not lowered.shape.rows and lowered.shape.kind == "contraction":
+        if turned and lowered.shape.m <= self.emitter.vectors and lowered.shape.kind == "contraction":
             template = self._template(region.terms, turned)
             if template.lower(call) is not None:
                 yield template

@@ -215,6 +215,19 @@ def _joined(kernel: Kernel) -> dict[Axis, Axis]:
     return found
 
 
+def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
+    """Operations that tiles of m rows and n columns make reductions do anew: what does not depend on the columns is
+    computed for each tile of them, and what depends on some of a tile's axes for all of its elements."""
+    total = 0.0
+    for e in kernel.reductions:
+        times = 1.0
+        for group, size, tile in ((shape.rows, shape.m, m), (() if shape.walks else shape.cols, shape.n, n)):
+            own = prod(a.size for a in group if a in e.axes)
+            times *= size / own if own > 1 else -(-size // tile) if group else 1
+        total += 2 * (times - 1) * e.axis.size * prod(a.size for a in e.axes)
+    return total
+
+
 @dataclass(frozen=True)
 class Tiling:
     """The numbers: tile sizes of rows and columns, of each reduction axis (its padded size: whole), and launch options."""
