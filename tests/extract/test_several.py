@@ -208,6 +208,27 @@ def test_a_residual_is_stored_beside_its_norm() -> None:
     assert groups(alone) == [], "what nothing else reads is not stored"
 
 
+def test_deep_residual_streams_have_regions_in_every_layer() -> None:
+    """Each layer's sum is stored with its norm; the work grows with the depth, not with its square."""
+    counts = []
+    for depth in (4, 8):
+        h = tg.input("x", (4, 8))
+        sums, norms = [], []
+        for i in range(depth):
+            norms.append(tg.rms_norm(h, tg.param(f"g{i}", (8,)), eps=1e-6))
+            h = h + tg.rms_norm(tg.cumsum(norms[-1], 1), tg.param(f"k{i}", (8,)), eps=1e-6)
+            sums.append(h)
+        found = view([h * 2.0])
+        together = groups(found)
+        assert all({found.classes[s], found.classes[n]} in together for s, n in zip(sums, norms[1:]))
+        regions = list(
+            Regions(found, frozenset(int(found.cls[n]) for n, op in enumerate(found.op) if op in ("input", "param")))
+        )
+        assert max(len(r.leaves) for r in regions) <= 4
+        counts.append((len(regions), len(together)))
+    assert all(b <= 2.5 * a for a, b in zip(*counts))
+
+
 def test_values_over_the_same_inputs() -> None:
     x, w, v = tg.input("x", (4, 8)), tg.param("w", (8, 6)), tg.param("v", (8, 6))
     a, b = x @ w, x @ v
