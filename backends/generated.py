@@ -325,38 +325,39 @@ class Generator:
             first, *more = (_operand(types[c]) for c in region.classes)
             reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
             call = Call(reads, first, {}, more=tuple(more))
-            for template in self._templates(region, call, tuple(weights), images):
-                lowered = template.lower(call)
+            for template, own in self._templates(region, call, tuple(weights), images):
+                lowered = template.lower(own)
                 assert lowered is not None
                 layouts = bool(template.prep), template.layout is not None
                 group = alike.setdefault((region.classes, operands, *layouts), [])
-                group.append((template.effort(call), len(lowered.kernel.exprs), template, region))
+                group.append((template.effort(own), len(lowered.kernel.exprs), template, region))
         for group in alike.values():
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
 
     def _templates(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
-    ) -> Iterator[Generated]:
-        """The region's template; that over transposed weights where a vector meets them; filters are always laid out for
-        it. Where there are convolutions, images are written in either layout."""
+    ) -> Iterator[tuple[Generated, Call]]:
+        """The region's template, and the call that it fits; that over transposed weights where a vector meets them; filters
+        are always laid out for it. Where there are convolutions, images are written in either layout."""
         laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
         plain = self._template(region.terms, laid)
         lowered = plain.lower(call)
         if lowered is None:
             return
-        yield plain
+        yield plain, call
         images = images and not call.more
         if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
             inner = self._template(region.terms, laid, True)
-            if inner.lower(replace(call, output=Operand(call.output.type, channels_last(call)))) is not None:
-                yield inner
+            written = replace(call, output=Operand(call.output.type, channels_last(call)))
+            if inner.lower(written) is not None:
+                yield inner, written
         rights = {e.value[0] for d in lowered.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
         turned = tuple(w for w in weights if w in rights and call.operands[w].type.rank == 2)
         if turned and lowered.shape.m <= self.emitter.vectors and lowered.shape.kind == "contraction":
             template = self._template(region.terms, turned)
             if template.lower(call) is not None:
-                yield template
+                yield template, call
 
     def _template(self, terms: Tensor | Sequence[Tensor], transposed: tuple[str, ...], last: bool = False) -> Generated:
         key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last
