@@ -37,7 +37,7 @@ _PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 NORMS = ("rel_fro", "max_abs", "max_rel", "max_ulp")
 QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 400.0, 20, 3
 MOST_CALLS = 200
-ENOUGH, STEADY = 7, 0.002  # samples after which a deviation below this share of the median ends the sampling
+ENOUGH, STEADY = 7, 0.005  # samples after which a deviation below this share of the median ends the sampling
 WARM_S, IDLE_S = 0.1, 0.3
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,7 +45,8 @@ START_S, RUN_S = 180.0, 15.0  # most seconds for starting a process, one job
 CAPABILITY = 90  # compiled for where no GPU is seen
 REGIME = "cold"  # of the times that searches go by
 
-CALIBRATE_S = 1.5
+CALIBRATE_S = 0.7
+KEEP_S = 0.5  # seconds for which rows may be in memory only
 GIVE_UP = 3  # schedules of one kernel that fault, crash or hang before the others are not tried
 
 Worth = Callable[[Candidate], float]
@@ -139,9 +141,9 @@ class GpuMeasurer:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # writes what is next while the device is busy
         self._ready: queue.SimpleQueue[tuple[Measured, Try]] = queue.SimpleQueue()
         self._waiting: deque[tuple[Measured, Try]] = deque()  # taken from the queue, the device was busy with others
-        self._opened: dict[
-            int, set[int]
-        ] = {}  # kernels that the process with the device has open, and what it has tried
+        self._opened: dict[int, set[int]] = {}  # kernels open in the process with the device: tries it knows
+        self._rows: list[Row] = []  # measured, and not in the sink yet
+        self._kept = 0.0  # when rows went there last
 
     # ------------------------------------------------------------ the interface of measurers
     def start(self) -> None:
@@ -158,7 +160,16 @@ class GpuMeasurer:
         and again for the µs up to which more measuring of a candidate is of use."""
         self.start()
         self._calibrate_once()
-        source, seen, done = iter(candidates), set[str](), 0
+        try:
+            self._measure(iter(candidates), progress or (lambda done: None), worth)
+        finally:
+            self._keep([], all_=True)
+            flush = getattr(self.sink, "flush", None)
+            if flush is not None:
+                flush()
+
+    def _measure(self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None) -> None:
+        seen, done = set[str](), 0
         under_way: list[Measured] = []
         while True:
             while len(under_way) < AHEAD and (candidate := next(source, None)) is not None:
@@ -167,22 +178,24 @@ class GpuMeasurer:
                     under_way.append(kernel)
                     continue
                 done += 1
-                if progress is not None:
-                    progress(done)
+                progress(done)
             if not under_way:
                 break
             kernel = self._step(worth)
             if kernel.pending == 0:
-                self._finish(kernel)
+                self._finish(kernel, worth)
                 under_way.remove(kernel)
-                with self.clock.running("rows"):
-                    self.sink.add(rows_of(kernel))
+                self._keep(rows_of(kernel))
                 done += 1
-                if progress is not None:
-                    progress(done)
-        flush = getattr(self.sink, "flush", None)
-        if flush is not None and seen:
-            flush()
+                progress(done)
+
+    def _keep(self, rows: Sequence[Row], *, all_: bool = False) -> None:
+        """Give rows to the sink, a few kernels' at a time: a store writes a file each time."""
+        self._rows += rows
+        if self._rows and (all_ or time.monotonic() - self._kept > KEEP_S):
+            with self.clock.running("rows"):
+                self.sink.add(self._rows)
+            self._rows, self._kept = [], time.monotonic()
 
     def unfinished(self, candidate: Candidate) -> bool:
         """Whether a measured candidate has schedules that are worth measuring, as one has whose search was cut."""
@@ -319,10 +332,13 @@ class GpuMeasurer:
         useful = worth(kernel.candidate) if worth is not None and kernel.candidate is not None else math.inf
         return search.more(useful)
 
-    def _finish(self, kernel: Measured) -> None:
-        """Measure the best schedules in full; twins take what their first has."""
+    def _finish(self, kernel: Measured, worth: Worth | None = None) -> None:
+        """Measure the best schedules in full, unless the kernel is of no use; twins take what their first has."""
         alive = {i: t for i, t in enumerate(kernel.tries) if t.twin is None and t.us < math.inf}
         right = sorted(alive, key=lambda i: alive[i].us)
+        if right and worth is not None and kernel.candidate is not None:
+            if not 0 < alive[right[0]].us <= CLOSE * worth(kernel.candidate):
+                right = []
         for i in right[:BEST]:
             one = alive[i]
             if one.us > CLOSE * alive[right[0]].us:
