@@ -23,7 +23,6 @@ class CudaEmitter:
     version: str = "1"
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
-    vectors: int = ROWS
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
         """See cuda_space.py."""
@@ -59,6 +58,6 @@ class Cuda(Generator):
     """The backend."""
 
 
-BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING}, several=True)
+BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING}, several=True, vectors=ROWS)
 
 __all__ = ["BACKEND", "Cuda", "CudaEmitter", "generated"]

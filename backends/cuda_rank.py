@@ -19,7 +19,6 @@ Fixed = tuple[tuple[str, int], ...]
 Ranked = Iterator[tuple[Schedule, float]]
 
 COUNT = 16  # schedules of a kernel and shape that are measured
-ALIKE = 2  # of them that differ in one thread's share alone
 PROCESSORS, RESIDENT = 132, 2048  # multiprocessors, and threads that one can have
 REGISTERS = 96  # values of 4 bytes that a thread should not exceed
 SHARED = 11 << 10  # values that a block's threads exchange at once
@@ -52,15 +51,15 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
 
 
 def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
-    """Of schedules that differ in how much one thread holds along a reduction alone, the best few first."""
+    """First the best of each kind: of those that differ in the depth of a sum, or in how many columns stand beside it, alone."""
     alike: dict[tuple[int, ...], int] = {}
-    first: list[Schedule] = []
-    later: list[Schedule] = []
+    turns: list[tuple[int, Schedule]] = []
     for s in ordered:
-        key = tuple(s.get(k, 1) for k in ("tm", "tn", "un", "t0", "split"))
+        beside = 0 if any(k.startswith("t") and k[1:].isdigit() for k in s) else s.get("tn", 1)
+        key = (beside, *(s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split")))
+        turns.append((alike.get(key, 0), s))
         alike[key] = alike.get(key, 0) + 1
-        (first if alike[key] <= ALIKE else later).append(s)
-    return [*first, *later]
+    return [s for _, s in sorted(turns, key=lambda pair: pair[0])]
 
 
 def _powers(low: int, high: int) -> list[int]:

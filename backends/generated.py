@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
+from math import prod
 from typing import Any, Protocol
 
 from ..egraph.dims import concrete
@@ -60,14 +61,12 @@ class Launch(Protocol):
 
 class Emitter(Protocol):
     """How kernels of the IR become text. `version` is raised when the same body and schedule give another text; `setup`
-    names the helpers that every kernel needs; `needs` the modules; `vectors` is up to how many rows a product is one of
-    vectors, for which weights are also laid out so that what one output needs is contiguous."""
+    names the helpers that every kernel needs; `needs` the modules."""
 
     name: str
     version: str
     setup: tuple[str, ...]
     needs: tuple[str, ...]
-    vectors: int
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
         """Schedules worth measuring, the best guess first. `splits`: whether the longest reduction can be cut into parts."""
@@ -142,7 +141,8 @@ class Generated(Template):
         if found is None:
             return self.work
         schedule = call.schedule or found.space[0]
-        return self.work + repeated(found.kernel, found.shape, schedule.get("m", 1), schedule.get("n", 1))
+        rows, columns = (schedule.get(d) or prod(schedule.get(f"{k}{d}", 1) for k in "tvu") for d in "mn")
+        return self.work + repeated(found.kernel, found.shape, rows, columns)
 
     def lower(self, call: Call) -> Lowered | None:
         """The kernel of a call, None where there is none."""
@@ -274,7 +274,9 @@ def _family(roots: Sequence[Tensor]) -> str:
 
 @dataclass
 class Generator:
-    """A backend that has nothing but what it generates for a view; `several`: also kernels with several outputs."""
+    """A backend that has nothing but what it generates for a view; `several`: also kernels with several outputs. `vectors` is
+    up to how many rows a product is one of vectors, for which weights are also laid out anew: what one output needs is
+    contiguous."""
 
     emitter: Emitter
     helpers: Mapping[str, str]
@@ -283,6 +285,7 @@ class Generator:
     known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool], Generated] = field(default_factory=dict)
     several: bool = False
     reaches: tuple[Reach, ...] = REACHES
+    vectors: int = 1
 
     @property
     def name(self) -> str:
@@ -354,7 +357,7 @@ class Generator:
                 yield inner, written
         rights = {e.value[0] for d in lowered.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
         turned = tuple(w for w in weights if w in rights and call.operands[w].type.rank == 2)
-        if turned and lowered.shape.m <= self.emitter.vectors and lowered.shape.kind == "contraction":
+        if turned and lowered.shape.m <= self.vectors and lowered.shape.kind == "contraction":
             template = self._template(region.terms, turned)
             if template.lower(call) is not None:
                 yield template, call
