@@ -541,6 +541,7 @@ def presolve(
     if not large:
         work.component, _ = components(class_graph(work.items))
         work.drop_always_on_reads()
+    work.keep_reachable()  # reads were dropped last, also where the time ended in the middle of a round
     return work.compact()
 
 

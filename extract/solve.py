@@ -33,7 +33,7 @@ EXACT_ROWS = 20_000
 """Leaves above this size are not handed to an integer program: building it alone would take seconds."""
 
 RESTRICTED_ROWS = 4_000
-"""Rows of such a leaf that are offered to the exact solvers at a time."""
+"""Rows of such a leaf that are offered to the exact solvers at a time; twice as many whenever fewer do not help."""
 
 POLISH_SHARE = 0.6
 POLISH_GAIN = 0.005
@@ -353,7 +353,7 @@ class _Search:
         """Local search, and exact solutions of the most promising rows, in turn until neither helps or the time is up.
 
         Only the solution is used: bounds of a part say nothing of the whole."""
-        rows = leaf.rows
+        rows, most = leaf.rows, RESTRICTED_ROWS
 
         def left() -> float:
             return min(self.left, math.inf if self.deterministic else ends - time.perf_counter())
@@ -362,16 +362,18 @@ class _Search:
             before = leaf.cost
             chosen = polish(rows, leaf.chosen, lambda: left() <= 0)
             leaf.take(Answer(chosen, rows.total(chosen), 0.0, False), "local search")
-            if left() <= RESTRICTED_ROWS * self._build_seconds:
+            if left() <= most * self._build_seconds:
                 return
-            chosen = self._solve_part(rows, leaf.chosen, left())
+            chosen = self._solve_part(rows, leaf.chosen, left(), most)
             leaf.take(Answer(chosen, rows.total(chosen), 0.0, False), "exact search of a part")
             if leaf.cost >= before * (1 - self.gap):
-                return
+                if most >= min(EXACT_ROWS, len(rows)):
+                    return
+                most *= 2
 
-    def _solve_part(self, rows: Rows, chosen: list[int], seconds: float) -> list[int]:
-        """The best solution found within some seconds among the most promising rows."""
-        kept = promising(rows, chosen, RESTRICTED_ROWS)
+    def _solve_part(self, rows: Rows, chosen: list[int], seconds: float, most: int) -> list[int]:
+        """The best solution found within some seconds among the `most` most promising rows."""
+        kept = promising(rows, chosen, most)
         nodes = [(rows.cls[r], rows.kids[r], rows.cost[r]) for r in kept]
         part = Problem.build(nodes, rows.roots, n_classes=rows.n_classes)
         seed = set(chosen)

@@ -79,7 +79,8 @@ def warm_solve(
     alone, best = found.cost, rows.ordered(found)
     ends = time.perf_counter() + SMALLER * seconds
     for n, step in enumerate(steps):
-        share = SMALLER * seconds / len(steps) if deterministic else (ends - time.perf_counter()) / (len(steps) - n)
+        left = ends - time.perf_counter()  # small ones mostly need little of it
+        share = SMALLER * seconds / len(steps) if deterministic else left / min(2, len(steps) - n)
         small = make([c if a <= step else math.inf for c, a in zip(cost, age)])
         start = start_of(small, hypergraph, best)
         try:

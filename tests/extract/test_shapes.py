@@ -15,6 +15,7 @@ from tensor_graphs.errors import ExtractionError
 from tensor_graphs.extract import solve as solving
 from tensor_graphs.extract.greedy import best_greedy, bottom_up
 from tensor_graphs.extract.local import polish, promising
+from tensor_graphs.extract.presolve import presolve, split
 from tensor_graphs.extract.problem import Problem, evaluate
 from tensor_graphs.extract.serialize import parse_egraph, to_json, write_egraph
 from tensor_graphs.extract.solve import solve
@@ -116,6 +117,30 @@ def test_what_is_too_large_to_prove_is_still_solved_well(document: dict[str, Any
         found = solve(problem, method="cp-sat")
     assert evaluate(problem, found.choice) == found.cost <= best_greedy(problem.rows)[0]
     assert found.lower_bound <= best <= found.cost
+
+
+@pytest.mark.parametrize("calls", range(7))
+@settings(deadline=None, max_examples=40)
+@given(documents(9))
+def test_reductions_can_end_anywhere(calls: int, document: dict[str, Any]) -> None:
+    """Wherever the time runs out: each piece has a root, and what solves the pieces solves the whole."""
+    problem = parse_egraph(document)
+    rows = problem.rows
+    cost, start, _ = best_greedy(rows)
+    if not start:
+        return
+    left = iter(range(calls))
+    reduced = presolve(rows, cost, expired=lambda: next(left, None) is None)
+    picked = []
+    for part in split(reduced.rows):
+        assert part.rows.roots
+        found = best_greedy(part.rows)[1]
+        assert found
+        picked += [copy[row] for copy in part.copies for row in found]
+    choice = [-1] * rows.n_classes
+    for row in reduced.restore(picked):
+        choice[rows.cls[row]] = row
+    assert rows.walk(choice) is not None
 
 
 def test_local_search_finds_what_the_greedies_miss() -> None:
