@@ -346,7 +346,7 @@ def test_a_bottleneck_is_a_kernel_for_each_convolution_or_fewer() -> None:
     choice = search(found, _Launches())
     kernels = [found.candidates[i].template for i in choice.chosen if not found.candidates[i].is_view]
     assert len(kernels) <= 3
-    assert {k.family for k in kernels} <= {"conv", "contraction"}
+    assert sum("conv(" in k.pattern or "matmul(" in k.pattern for k in kernels) >= 2
     assert any(k.template.pattern.count("conv(") == 2 for k in found.candidates)
 
 
