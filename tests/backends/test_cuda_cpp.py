@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.extract.kernel import Call, Operand, contiguous
 
-from .cuda_host import Guarded, Kernel, compiled, compiler, cuda_core
+from .cuda_host import NAME, Guarded, Kernel, compiled, compiler, cuda_core
 from .test_kir import KERNELS, error, leaves, x
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -361,6 +362,34 @@ def test_programs_bring_their_kernels_and_compile_them_together(monkeypatch: pyt
         assert error(got.numpy(), want) < 1e-6
     assert len(space["CudaKernel"].modules) == 1
     assert cuda_text(source) == space["CudaKernel"].source() and not cuda_text("no kernels")
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_search_finds_and_verifies_plans_of_cuda_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From a graph to a saved program with the choice "cuda"; its verification runs the kernels."""
+    import tensor_graphs as tg
+    from tensor_graphs import accept
+    from tensor_graphs.backends import gpu
+    from tensor_graphs.backends.cuda_cpp import Cuda
+    from tensor_graphs.backends.program import Program
+    from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+
+    for kind in (TorchCudaBackend, Cuda):
+        monkeypatch.setattr(kind, "unavailable", lambda self: "")
+    monkeypatch.setattr(gpu, "hardware", lambda: "rehearsal")
+    monkeypatch.setattr(accept, "Program", partial(Program, device="cpu"))
+    sizes = {"g": (64,), "w": (64, 48), "v": (64, 48), "u": (48, 32)}
+    g, w, v, u = (t.param(n, s, "bfloat16") for n, s in sizes.items())
+    hidden = c.rms_norm(t.input("x", (1, 64), "bfloat16"), g, eps=1e-6)
+    graph = Graph.of(t.matmul(c.silu(t.matmul(hidden, w)) * t.matmul(hidden, v), u), name="mlp")
+    rng = np.random.default_rng(0)
+    params = {n: (rng.standard_normal(s) / 8).astype(numpy_dtype("bfloat16")) for n, s in sizes.items()}
+    program = tg.optimize(graph, params=params, backend="cuda", measure=False, budget=20)
+    assert program.report.verification["passed"]
+    assert {s.template.backend for s in program.plan.steps if not s.is_view} >= {"nvrtc"}
+    program.save(tmp_path / "program")
+    text = (tmp_path / "program/kernels.cu").read_text(encoding="utf-8")
+    assert text.startswith(CUDA_LIBRARY) and NAME.search(text)
 
 
 # ---------------------------------------------------------------- golden files
