@@ -47,7 +47,7 @@ class CEmitter:
     """One function for each kernel."""
 
     name: str = "c"
-    version: str = "3"
+    version: str = "4"
     setup: tuple[str, ...] = ("address", "c_function", "c_library")
     needs: tuple[str, ...] = ()
 
@@ -104,13 +104,13 @@ class C(Generator):
 
     def _templates(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
-    ) -> Iterator[Generated]:
-        """The region's template."""
+    ) -> Iterator[tuple[Generated, Call]]:
+        """The region's template, with the call that it fits."""
         if not all(_narrow(t) for t in topological(region.terms)):
             return
         template = self._template(region.terms, ())
         if template.lower(call) is not None:
-            yield template
+            yield template, call
 
     def unavailable(self) -> str:
         """Empty, or that there is no C compiler that works."""

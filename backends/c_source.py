@@ -351,7 +351,7 @@ class _Writer:
         found = place.known.get(e)
         if found is None:
             kept = self._from_row(e, place)
-            found = place.known[e] = kept if kept is not None else self._made(e, place)
+            found = place.known[e] = kept if kept is not None else self._made(e, place, hoisted=place is not scope)
         return found
 
     def _place(self, e: Expr, scope: Scope) -> Scope:
@@ -365,7 +365,7 @@ class _Writer:
             return None
         return f"{self.rows[key]}[{place.axis}]"
 
-    def _made(self, e: Expr, place: Scope) -> str:
+    def _made(self, e: Expr, place: Scope, hoisted: bool) -> str:
         if e.op == "reduce":
             return self._reduced(e, place)
         text = self._text(e, place)
@@ -377,7 +377,8 @@ class _Writer:
             place.parent.items.append(f"{self.real} {row}[{place.axis.size}];")
             place.items.append(f"{row}[{place.axis}] = {name};")
             return name
-        if e.op == "index" or (self.uses.get(e, 0) <= 1 and e.op != "load" and len(text) < 60):
+        once = self.uses.get(e, 0) <= 1 and not hoisted and e.op != "load"
+        if e.op == "index" or (once and len(text) < 60):
             return f"({text})"
         return self._named(place, e.kind, text)
 
@@ -483,9 +484,10 @@ class _Writer:
         loop = scope.opened(axis, f"for (long {axis} = 0; {axis} < {axis.size}; {axis}++)")
         line = self._line(loop)
         place = total = f"{name}[{self.inner} - first]"
-        if len(bodies) > 1:  # in a register meanwhile
+        if len(bodies) > 1:  # a few steps in a register of their own: fewer stores, and less rounding
             total = self._fresh("v")
-            line.items.append(f"{self._type(e.kind)} {total} = {place};")
+            line.items.append(f"{self._type(e.kind)} {total} = {self._neutral(e)};")
+        watch = "" if e.kind != "float" or monoid in ("sum", "prod") else "here"
         for part in bodies:
             operands = _product(part) if monoid == "sum" and not self.wide else None
             if operands is not None:
@@ -494,9 +496,9 @@ class _Writer:
             else:
                 x = self.value(part, line)
                 x = x if x.isidentifier() else self._named(line, e.kind, x)
-                line.items += _step(monoid, total, x, "" if e.kind != "float" or monoid in ("sum", "prod") else "here")
+                line.items += _step(monoid, total, x, watch)
         if len(bodies) > 1:
-            line.items.append(f"{place} = {total};")
+            line.items += _step(monoid, place, total, watch)
         self._vector(line)
         line.close()
         loop.close()

@@ -14,6 +14,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, TextIO
 from zlib import crc32
 
@@ -33,7 +35,7 @@ from .threads import one_blas_thread
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
 """Relative Frobenius error above which a kernel is wrong."""
-COLD_BYTES = 24 << 20  # operands of a megabyte and more rotate through this much memory, as a model's weights do
+COPIES = 64  # of a call's operands, at most
 REFERENCE_FLOPS = 1e9  # more arithmetic than this is checked in the kernel's own dtype instead of float64
 POOL = 1_000_003
 _POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow", "batch_norm"}  # ops timed on positive values, their normal domain
@@ -173,9 +175,19 @@ def check(output: Operand, got: Array, want: Array) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------- time
-def _copies(template: Template, operands: Mapping[str, Array]) -> int:
+def _copies(operands: Mapping[str, Array]) -> int:
+    """How many sets of operands take turns: of a megabyte and more as many as do not stay in a cache, as a model's weights do
+    not."""
     largest = max((a.nbytes for a in operands.values()), default=0)
-    return 2 if largest < 1 << 20 else max(2, min(4, COLD_BYTES // largest))
+    return 2 if largest < 1 << 20 else max(2, min(COPIES, 2 * _last_cache() // largest))
+
+
+@cache
+def _last_cache() -> int:
+    """Bytes of the largest cache that a core has a part in, held between 16 and 64 MiB; 32 MiB where the system does not say."""
+    sizes = [p.read_text(encoding="ascii").strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    known = [int(t[:-1]) << {"K": 10, "M": 20}[t[-1]] for t in sizes if t[:-1].isdigit() and t[-1] in "KM"]
+    return min(max(max(known, default=32 << 20), 16 << 20), 64 << 20)
 
 
 class Probe:
@@ -249,7 +261,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
             reference, want = _reference(template, call, operands, flops)
             found = worst([check(o, g, w) for o, g, w in zip(call.outputs, got, want, strict=True)])
         stage = "time"
-        for _ in range(_copies(template, operands) - 1):
+        for _ in range(_copies(operands) - 1):
             runs.append(bind({n: laid(np.array(a), call.operands[n]) for n, a in operands.items()}))
         samples, every = timed(runs, float(job["seconds"]))
     except Wrong as error:
