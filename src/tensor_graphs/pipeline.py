@@ -716,11 +716,13 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
 
 @dataclass(frozen=True)
 class RunnablePlan:
-    """One complete way to compute a graph, with its estimated cost: `program()` runs it."""
+    """One complete way to compute a graph, with its estimated cost: `program()` runs it. `difference`: the least share of
+    its kernels that any one of the paths before it does without (1 for the first)."""
 
     plan: Plan
     graph: Graph
     rank: int
+    difference: float = 1.0
 
     @property
     def cost(self) -> float:
@@ -734,7 +736,8 @@ class RunnablePlan:
         return program
 
     def __repr__(self) -> str:
-        return f"path {self.rank}: {self.plan.kernels} kernels, {self.cost:.1f} µs estimated"
+        new = f", {100 * self.difference:.0f} % of them new" if self.rank else ""
+        return f"path {self.rank}: {self.plan.kernels} kernels{new}, {self.cost:.1f} µs estimated"
 
 
 def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: Mapping[str, Any] | None = None,
@@ -749,5 +752,10 @@ def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: M
         memory_limit=memory_limit, error_budget=error_budget, effort=effort,
     )  # fmt: skip
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
+    seen: list[set[Any]] = []
     for rank, choice in enumerate(alternatives(explorer.choice, count, max_gap=max_gap, diversity=diversity)):
-        yield RunnablePlan(replace(plan_of(choice, explorer.work), graph=graph), graph, rank)
+        found = [choice.hypergraph.candidates[i] for i in choice.chosen]
+        kernels = {(c.template.name, c.outputs, frozenset(v for _, v in c.inputs)) for c in found if not c.is_view}
+        new = min([len(kernels - old) / len(kernels) for old in seen if kernels], default=1.0)
+        seen.append(kernels)
+        yield RunnablePlan(replace(plan_of(choice, explorer.work), graph=graph), graph, rank, new)

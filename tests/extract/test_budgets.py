@@ -150,10 +150,42 @@ def test_optimizing_within_a_memory_limit(tmp_path: Any) -> None:
         tg.optimize(y, costdb=tmp_path, measure=False, memory_limit=-1)
 
 
+def test_optimizing_within_an_error_budget(tmp_path: Any) -> None:
+    """A kernel that is stored as coarse is chosen without a budget, and not with one; paths keep it too."""
+    x = tg.input("x", (64, 64))
+    y = tg.tanh(tg.exp(x))
+    store = Store(tmp_path)
+
+    def options(**more: Any) -> dict[str, Any]:
+        return {"backend": "numpy", "costdb": tmp_path, **more}
+
+    explorer = tg.saturate(y, **options())
+    found = explorer.choice.hypergraph
+    coarse = {found.candidates[i].template.name for i in explorer.choice.chosen} - {"np.tanh"}
+    assert coarse == {"np.exp"}
+    rows: list[Any] = [
+        Accuracy(rel_fro=1e-2, key=key_of(c.template, c.call), work=Work(*call_work(c.template, c.call)))
+        for c in found.candidates if c.template.name in coarse
+    ]  # fmt: skip
+    store.add(rows)
+    store.flush()
+    assert tg.optimize(y, **options(measure=False, verify=False, error_budget=0.02)).plan is not None
+    with pytest.raises(NoPlanError, match="keeps the limits"):
+        tg.optimize(y, **options(measure=False, verify=False, error_budget=1e-3))
+    with pytest.raises(NoPlanError, match="keeps the limits"):
+        list(tg.paths(y, **options(error_budget=1e-3)))
+    with pytest.raises(UsageError, match="budget must be"):
+        tg.optimize(y, **options(measure=False, error_budget=-1.0))
+
+
 def test_paths_can_be_asked_to_differ(tmp_path: Any) -> None:
     x = tg.input("x", (8, 8))
     y = tg.tanh(x @ x) + x
-    assert len(list(tg.paths(y, count=3, max_gap=5.0, diversity=0.5, costdb=tmp_path))) == 3
+    found = list(tg.paths(y, count=3, max_gap=5.0, diversity=0.5, costdb=tmp_path))
+    assert len(found) == 3 and found[0].difference == 1.0 and all(0.5 <= p.difference <= 1.0 for p in found)
+    assert "new" in repr(found[1]) and "new" not in repr(found[0])
+    close = list(tg.paths(y, count=3, max_gap=5.0, costdb=tmp_path))
+    assert min(p.difference for p in close) < 1.0
     choice = tg.saturate(y, costdb=tmp_path).choice
     kernels = []
     for one in alternatives(choice, 3, max_gap=5.0, diversity=0.5):
