@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, count, pairwise, permutations, product
 from math import prod
+from time import perf_counter
 
 from .linear import ZERO, Affine, System, quotient
 from .text_shapes import Axis, Typed, Typing
@@ -52,15 +53,19 @@ class Open(Unprovable):
 
 @dataclass
 class Effort:
-    """How many simplifications the families of a rule may take together."""
+    """How many simplifications and spellings of products the families of a rule may take together, and until when
+    (`perf_counter`)."""
 
-    left: int = 15_000  # some 10,000 a second
+    left: int = 15_000  # some thousands a second
+    until: float = float("inf")
 
     def spend(self) -> None:
         """One of them; Unprovable if none is left."""
         self.left -= 1
         if self.left < 0:
             raise Unprovable("too many terms")
+        if perf_counter() > self.until:
+            raise Unprovable("it takes too long")
 
 
 # ---------------------------------------------------------------- signs of sizes
@@ -69,7 +74,7 @@ class Signs:
 
     def __init__(self, typing: Typing, assumed: Sequence[Affine] = ()) -> None:
         self.system: System = typing.system
-        self.facts: list[Affine] = []  # each is >= 0
+        self.facts: dict[Affine, None] = {}  # each is >= 0
         self.known: dict[Affine, bool] = {}
         self.reduced: dict[Affine, Affine] = {}
         for expr in assumed:
@@ -84,8 +89,8 @@ class Signs:
     def fact(self, expr: Affine) -> None:
         """Remember that an expression is not negative."""
         expr = self.system.reduce(expr)
-        if expr.terms and expr not in self.facts:
-            self.facts.append(expr)
+        if expr.terms:
+            self.facts[expr] = None
 
     def reduce(self, expr: Affine) -> Affine:
         """Over free unknowns."""
@@ -721,6 +726,7 @@ class Prover:
 
     def spelled(self, factors: Sequence[Factor], order: Sequence[int], names: dict[int, str]) -> str:
         """Factors as text, with names for summed indices in this order."""
+        self.effort.spend()
         depth = len(names)
         inner = {**names, **{v: f"s{depth}.{n}" for n, v in enumerate(order)}}
         limits = ",".join(f"{inner[v]}<{self.affine(self.ranges[v])}" for v in order)

@@ -22,6 +22,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import inf
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -48,10 +50,12 @@ from .text_shapes import (
     typings,
 )
 
+SECONDS = 20.0  # for one rule
 MEMBERS = 10  # members of a rule's families that are evaluated under one scope
 MORE = 40  # of a rule that is not proved, a second time and larger
 FINITE = ("act", "pad", "axis", "ndim", "shuffle")  # parameter variables of which every value is tried
 IMAGES = ("conv2d", "poolmax", "poolavg")
+HUGE = 1 << 60  # sizes are compared, however large
 LITERAL = 48  # values of a rule's parameter variables at which its types are looked at
 UNTYPED = "the right side has no type where the left has one"
 VAGUE = ("reshape", "merge")  # operators whose shapes are not all found
@@ -103,40 +107,47 @@ class _Passed:
     why: str = ""
 
 
-def check_text(rule: TextRule, *, seed: int = 0) -> Verdict:
-    """The verdict on a rule of Tensat's language."""
+def check_text(rule: TextRule, *, seed: int = 0, seconds: float = SECONDS) -> Verdict:
+    """The verdict on a rule of Tensat's language. After so many seconds no more is tried, and the verdict is what is known by
+    then."""
+    until = perf_counter() + seconds
     if rule.problem:
         return Verdict("unknown", rule.problem)
     if rule.attributes and (wrong := _instance_without_meaning(rule, seed)):
         return wrong
     refuted: Refuted | None = None
     passed: list[_Passed] = []
+    large = False
     for scope in scopes(rule):
-        families = _wide(rule, scope, typings(rule, scope))
+        families = _wide(rule, scope, typings(rule, scope, until=until), until)
         try:
-            tally = _evaluate(rule, families, seed)
+            tally = _evaluate(rule, families, seed, until=until)
         except Refuted as found:
             refuted = found
             continue
+        if not tally.members:
+            large |= any(f.fits(random.Random(seed)) for f in families.found)
         if not tally.members or (scope.kin and passed):
             continue
-        bits, why = _proof(rule, scope, families, seed)
+        bits, why = _proof(rule, scope, families, seed, until)
         if bits and not scope.kin:
             return _proved(rule, _Passed(scope, families, tally), bits, passed)
         passed.append(_Passed(scope, families, tally, why or "kernels of different shapes have other values"))
     for one in passed:
         try:
-            more = _evaluate(rule, one.families, seed + 1, MORE)
+            more = _evaluate(rule, one.families, seed + 1, MORE, until)
         except Refuted as found:
             refuted = found
             continue
         return Verdict("tested", "; ".join(filter(None, (str(more), one.scope.said, f"not proved: {one.why}"))))
+    if large:
+        return Verdict("unknown", "no shapes are small enough to evaluate it")
     if refuted is not None:
         return Verdict("refuted", refuted.detail, refuted.counterexample)
     return _meaningless(rule, seed)
 
 
-def _wide(rule: TextRule, scope: Scope, families: Families) -> Families:
+def _wide(rule: TextRule, scope: Scope, families: Families, until: float = inf) -> Families:
     """The families without those whose types force an axis to have size 1: at such a corner almost anything holds, and a rule
     is not meant for it, but where it names a kernel of size 1 (which says nothing of images)."""
     calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
@@ -148,11 +159,17 @@ def _wide(rule: TextRule, scope: Scope, families: Families) -> Families:
         watched = [t for n, t in family.inputs.items() if n in images or not meant]
         return shaped or not _collapsed(family, watched if meant else [*watched, *family.terms])
 
-    found = [f for f in families.found if kept(f)]
+    found, complete = [], families.complete
+    for family in families.found:
+        if kept(family):
+            found.append(family)
+        if found and perf_counter() > until:
+            complete = False
+            break
     if scope.constants:  # groups are chosen so that the sides have one shape, for each choice of all else
         possible = [(f.attrs, f.ranks) for f in found if f.agrees()]
         found = [f for f in found if f.agrees() or (f.attrs, f.ranks) not in possible]
-    return Families(found, families.why or "its types force sizes of 1", families.complete)
+    return Families(found, families.why or "its types force sizes of 1", complete)
 
 
 def _collapsed(family: Typing, values: Sequence[Typed]) -> bool:
@@ -161,15 +178,17 @@ def _collapsed(family: Typing, values: Sequence[Typed]) -> bool:
     return any(signs.nonnegative(s * -1 + 1) for t in values for s in t.sizes)
 
 
-def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMBERS) -> _Tally:
-    """Evaluate members of the families; Refuted with the first counterexample."""
+def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMBERS, until: float = inf) -> _Tally:
+    """Evaluate members of the families; Refuted with the first counterexample. One is evaluated even after `until`."""
     tally = _Tally()
     draw, rng = random.Random(seed), np.random.default_rng(seed)
     chosen = families.found if len(families.found) <= members else draw.sample(families.found, members)
     each = -(-members // max(1, len(chosen)))
     for family in chosen:
+        if tally.members and perf_counter() > until:
+            break
         if not family.agrees():
-            for member in family.instances(draw, 4):
+            for member in family.instances(draw, 24, volume=HUGE, work=HUGE):
                 for left, right in family.pairs:
                     a, b = member.shape(left), member.shape(right)
                     if a != b:
@@ -205,16 +224,16 @@ def _proved(rule: TextRule, one: _Passed, bits: float, wider: Sequence[_Passed])
     return Verdict("proved", "; ".join([*said, str(one.tally)]))
 
 
-def _proof(rule: TextRule, scope: Scope, families: Families, seed: int) -> tuple[float, str]:
+def _proof(rule: TextRule, scope: Scope, families: Families, seed: int, until: float) -> tuple[float, str]:
     """How sure the random evaluations are, or 0 and what the proof lacks. Strides and kernels that are variables stay unknown
     in the families of which equality is proved; the evaluations are at some values of them."""
     kinds = set(rule.attributes.values())
     if open_ := sorted(kinds - {*FINITE, *SYMBOLIC}):
         return 0, f"not every {', '.join(open_)} was tried"
-    general = _wide(rule, scope, typings(rule, scope, symbolic=True)) if kinds & {*SYMBOLIC} else families
+    general = _wide(rule, scope, typings(rule, scope, symbolic=True, until=until)) if kinds & {*SYMBOLIC} else families
     if not general.complete:
         return 0, "the choices of ranks and parameters were not all tried"
-    effort = Effort()
+    effort = Effort(until=until)
     for family in general.found:
         done, why = proves(family, effort)
         if not done:

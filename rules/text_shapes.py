@@ -21,11 +21,12 @@ Semantics, as in TASO unless it leaves something open:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, islice
-from math import ceil, floor, isqrt, prod
+from math import ceil, floor, inf, isqrt, prod
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +82,7 @@ SCOPES = (
 GROUPED = 3  # of more convolutions, two numbers of groups are tried at most
 LARGEST = (2, 3, 4, 6, 3, 5)  # how large the sizes of a member are drawn
 FACTORINGS = 12  # shapes of a value that is reshaped
+WORK = 1 << 22  # elements of values and windows of a member that is evaluated
 PINNED = 1 << 18  # elements of a shape that a rule names
 MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others have rank 4
 
@@ -135,6 +137,18 @@ class Typed:
     def sizes(self) -> list[Affine]:
         """Sizes of the axes."""
         return [a.size for a in self.axes]
+
+
+def subterms(terms: Iterable[Typed]) -> list[Typed]:
+    """The terms and all below them, each once."""
+    found: dict[int, Typed] = {}
+    rest = list(terms)
+    while rest:
+        term = rest.pop()
+        if id(term) not in found:
+            found[id(term)] = term
+            rest += term.args
+    return list(found.values())
 
 
 # ---------------------------------------------------------------- choices
@@ -659,9 +673,11 @@ class Typing:
         least, most = self.system.least, self.system.most
         values: dict[int, int] = {}
         for u, (low, high) in self.ranges.items():
-            top = max(low, largest) if high is None else min(high, max(low, largest))
-            if top < low:
+            if high is not None and high < low:
                 return None
+            top = max(low, largest) if high is None else min(high, max(low, largest))
+            if high is not None and rng.random() < 0.5:  # what it is taken from is small
+                low, top = max(low, high - largest), high
             values[u] = rng.randint(low, top)
         for u, expr in self.system.given.items():
             value = expr.at(values)
@@ -672,7 +688,7 @@ class Typing:
         return values if fits else None
 
     def instances(
-        self, rng: random.Random, count: int, *, tries: int = 40, volume: int = 5000
+        self, rng: random.Random, count: int, *, tries: int = 40, volume: int = 5000, work: int = WORK
     ) -> Iterator[TextInstance]:
         """Up to `count` members with different sizes, small ones (unless a rule names large ones); `tries` draws for each."""
         seen = set()
@@ -684,9 +700,13 @@ class Typing:
                     continue
                 seen.add(key)
                 found = TextInstance(self, values)
-                if found.volume <= volume:
+                if found.volume <= volume and found.work <= work:
                     yield found
                     break
+
+    def fits(self, rng: random.Random, *, tries: int = 40) -> bool:
+        """Whether sizes are found at all, however large."""
+        return any(self.draw(rng, LARGEST[i % len(LARGEST)]) is not None for i in range(tries))
 
 
 class TextInstance:
@@ -712,6 +732,16 @@ class TextInstance:
     def volume(self) -> int:
         """Elements of the largest side or variable."""
         return max(prod(self.shape(t)) for t in (*self.typing.terms, *self.typing.inputs.values()))
+
+    @property
+    def work(self) -> int:
+        """Elements of all values and of all windows: what an evaluation costs."""
+        return sum(prod(self.shape(t)) * self._window(t) for t in subterms(self.typing.terms))
+
+    def _window(self, typed: Typed) -> int:
+        if typed.op == "conv2d":
+            return prod(self.shape(typed.args[1])[1:])
+        return typed.params["kernel_h"] * typed.params["kernel_w"] if typed.op in ("poolmax", "poolavg") else 1
 
     def sides(self, dtype: str = "float32") -> list[tuple[Tensor, Tensor]]:
         """(left, right) of each pair, over one input per variable. ShapeError where the shapes do not fit after all."""
@@ -853,9 +883,16 @@ class Families(NamedTuple):
 
 
 def typings(
-    rule: TextRule, scope: Scope = SCOPES[0], *, only_left: bool = False, symbolic: bool = False, limit: int = 400
+    rule: TextRule,
+    scope: Scope = SCOPES[0],
+    *,
+    only_left: bool = False,
+    symbolic: bool = False,
+    limit: int = 400,
+    until: float = inf,
 ) -> Families:
-    """The families of shapes at which all sides have types, `limit` combinations of choices tried at most. With `only_left`
+    """The families of shapes at which all sides have types, `limit` combinations of choices tried at most, and none
+    after `until` (`perf_counter`). With `only_left`
     the right sides are not typed; with `symbolic` strides and kernels that are variables stay unknown, and no members can be
     drawn."""
     choices, found, why = _Choices(), [], ""
@@ -869,6 +906,8 @@ def typings(
             why = why or str(error)
         if not choices.next():
             return Families(found, why, True)
+        if perf_counter() > until:
+            break
     return Families(found, why, False)
 
 
