@@ -89,7 +89,11 @@ class CudaKernel:
         from cuda.core.utils import FileStreamProgramCache
 
         options = ProgramOptions(std="c++17", arch=arch, define_macro=("BYTES", str(aligned)))
-        return Program(cls.source(), "c++", options).compile("cubin", cache=FileStreamProgramCache())
+        try:
+            cache = FileStreamProgramCache()
+        except OSError:  # no place to keep it
+            cache = None
+        return Program(cls.source(), "c++", options).compile("cubin", cache=cache)
 
 
 def cuda_text(source: str) -> str:

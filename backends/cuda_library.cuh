@@ -9,7 +9,20 @@ DEVICE constexpr int least(int a, int b) { return a < b ? a : b; }
 template <class T, int N> struct alignas(sizeof(T) * N < BYTES ? sizeof(T) * N : (sizeof(T) < BYTES ? BYTES : sizeof(T))) Pack {
     T at[N];
 };
-template <int N, class T> DEVICE Pack<T, N> read(const T* x) { return *reinterpret_cast<const Pack<T, N>*>(x); }
+template <int N, class T> DEVICE Pack<T, N> read(const T* x) {
+#ifdef EAGER
+    if constexpr (sizeof(T) * N % 16 == 0 && BYTES >= 16) {
+        Pack<T, N> y;
+#pragma unroll
+        for (int i = 0; i < sizeof(T) * N / 16; ++i) {
+            Word w = read_now(reinterpret_cast<const Word*>(x) + i);
+            memcpy(reinterpret_cast<Word*>(&y) + i, &w, 16);
+        }
+        return y;
+    }
+#endif
+    return *reinterpret_cast<const Pack<T, N>*>(x);
+}
 template <int N, class T> DEVICE void write(T* x, Pack<T, N> value) { *reinterpret_cast<Pack<T, N>*>(x) = value; }
 template <int N> DEVICE Pack<float, N> read_recent(const float* x) {
     Pack<float, N> found;
@@ -72,38 +85,49 @@ template <class T, int N> DEVICE void fill(T (&x)[N], T value) {
     for (int i = 0; i < N; ++i) x[i] = value;
 }
 
-// Combine what COUNT threads of a block, STRIDE apart, hold; all of them get the result. Lanes of a warp first, then warps
-// through shared memory of (warps that take part) * THREADS / COUNT * N elements.
-template <class Op, int STRIDE, int COUNT, int THREADS, class T, int N> DEVICE void across(T (&x)[N], T* shared = nullptr) {
-    constexpr int lanes = STRIDE < 32 ? least(COUNT, 32 / STRIDE) : 1, parts = COUNT / lanes, others = THREADS / COUNT;
+template <class Op, int STRIDE, int LANES, class T, int N> DEVICE void across_warp(T (&x)[N]) {
 #pragma unroll
-    for (int step = STRIDE; step < STRIDE * lanes; step *= 2)
+    for (int step = STRIDE; step < STRIDE * LANES; step *= 2)
 #pragma unroll
         for (int i = 0; i < N; ++i) x[i] = Op::of(x[i], across_lanes(x[i], step));
+}
+template <int STEP, class T, int N> DEVICE int put(T* place, const T (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) place[i * STEP] = x[i];
+    return N * STEP;
+}
+template <class Op, int STEP, int PARTS, int APART, class T, int N> DEVICE int get(const T* place, T (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        x[i] = place[i * STEP];
+#pragma unroll
+        for (int p = 1; p < PARTS; ++p) x[i] = Op::of(x[i], place[p * APART + i * STEP]);
+    }
+    return N * STEP;
+}
+
+// Combine what COUNT threads of a block, STRIDE apart, hold; all of them get the results. Lanes of a warp first, then warps
+// through shared memory of (warps that take part) * THREADS / COUNT * (values that a thread holds) elements.
+template <class Op, int STRIDE, int COUNT, int THREADS, class T, int... N> DEVICE void across(T* shared, T (&... x)[N]) {
+    constexpr int lanes = STRIDE < 32 ? least(COUNT, 32 / STRIDE) : 1, parts = COUNT / lanes, others = THREADS / COUNT;
+    constexpr int places = (N + ...) * others;
+    (across_warp<Op, STRIDE, lanes>(x), ...);
     if constexpr (parts > 1) {
         const int thread = threadIdx.x, other = thread % STRIDE + thread / (STRIDE * COUNT) * STRIDE;
-        const int part = thread / (STRIDE * lanes) % parts;
-        if (thread / STRIDE % lanes == 0)
-#pragma unroll
-            for (int i = 0; i < N; ++i) shared[(part * N + i) * others + other] = x[i];
+        int at = thread / (STRIDE * lanes) % parts * places + other;
+        if (thread / STRIDE % lanes == 0) ((at += put<others>(shared + at, x)), ...);
         __syncthreads();
-        if constexpr (parts * N > 32) {
-            for (int place = thread; place < N * others; place += THREADS) {
-                T found = shared[place];
-#pragma unroll
-                for (int p = 1; p < parts; ++p) found = Op::of(found, shared[p * N * others + place]);
-                shared[place] = found;
+        at = other;
+        if constexpr (places / others * parts > 32) {
+            for (int place = thread; place < places; place += THREADS) {
+                T found[1];
+                get<Op, 1, parts, places>(shared + place, found);
+                shared[place] = found[0];
             }
             __syncthreads();
-#pragma unroll
-            for (int i = 0; i < N; ++i) x[i] = shared[i * others + other];
+            ((at += get<Op, others, 1, places>(shared + at, x)), ...);
         } else {
-#pragma unroll
-            for (int i = 0; i < N; ++i) {
-                x[i] = shared[i * others + other];
-#pragma unroll
-                for (int p = 1; p < parts; ++p) x[i] = Op::of(x[i], shared[(p * N + i) * others + other]);
-            }
+            ((at += get<Op, others, parts, places>(shared + at, x)), ...);
         }
     }
 }

@@ -372,13 +372,17 @@ class _Emitter:
                 raise Unfusable("a reduction inside the loop over its own axis")
             self.loop(e)
             return
-        body = self.in_column(e.args[0])
-        self.need(body)
-        name, kept = self.fresh("acc"), self._kept_dims(e, body, dim)
-        self._begin(name, kept, e.value[0])
-        self._accumulate(e, body, dim, Local(name, kept, self.wide))
-        self._exchange(name, e.value[0], dim)
-        self.scope.known[e] = Local(name, kept, self.wide)
+        found: dict[str, list[str]] = {}
+        for x in self._ready(e, dim, rolls=False):
+            body = self.in_column(x.args[0])
+            self.need(body)
+            name, kept = self.fresh("acc"), self._kept_dims(x, body, dim)
+            self._begin(name, kept, x.value[0])
+            self._accumulate(x, body, dim, Local(name, kept, self.wide))
+            self.scope.known[x] = Local(name, kept, self.wide)
+            found.setdefault(x.value[0], []).append(name)
+        for monoid, names in found.items():
+            self._exchange(names, monoid, dim)
 
     def _kept_dims(self, e: Expr, body: Expr, dim: str) -> tuple[str, ...]:
         if e.kind != "float" or e.value[0] not in _COMBINE:
@@ -413,21 +417,22 @@ class _Emitter:
             nest.line(f"{at} = op::{e.value[0]}({at}, {term});")
         nest.close()
 
-    def _exchange(self, name: str, monoid: str, dim: str) -> None:
-        """Combine an accumulator over the threads along a dimension."""
-        threads = self.along[dim].threads
-        if threads == 1:
+    def _exchange(self, names: Sequence[str], monoid: str, dim: str) -> None:
+        """Combine accumulators over the threads along a dimension."""
+        threads, stride = self.along[dim].threads, self.layout.stride(dim)
+        if threads == 1 or not names:
             return
-        stride = self.layout.stride(dim)
         lanes = min(threads, 32 // stride) if stride < 32 else 1
-        place = ""
-        if threads > lanes:
-            if self.scope is not self.top:
-                self.line("__syncthreads();")
-            size = threads // lanes * self.layout.threads // threads * self.counts[name]
-            place = f", shared + {self.shared}" if self.shared else ", shared"
-            self.shared += size
-        self.line(f"across<{_COMBINE[monoid]}, {stride}, {threads}, {self.layout.threads}>({name}{place});")
+        if threads == lanes:
+            for name in names:
+                self.line(f"across_warp<{_COMBINE[monoid]}, {stride}, {threads}>({name});")
+            return
+        if self.scope is not self.top:
+            self.line("__syncthreads();")
+        place = f"shared + {self.shared}" if self.shared else "shared"
+        self.shared += self.layout.threads // lanes * sum(self.counts[n] for n in names)
+        kind = f"{_COMBINE[monoid]}, {stride}, {threads}, {self.layout.threads}"
+        self.line(f"across<{kind}>({place}, {', '.join(names)});")
 
     # ------------------------------------------------------------ loops
     def loop(self, wanted: Expr) -> None:
@@ -465,13 +470,13 @@ class _Emitter:
                     self._rescale(acc, scales[maximum])
                 self._accumulate(e, bodies[e], dim, acc)
         self._walk(dim, inner, outer)
+        alone = [e for e in ready if e not in scales and _rolled(e) not in scales]
+        for monoid in dict.fromkeys(e.value[0] for e in alone):
+            self._exchange([names[e] for e in alone if e.value[0] == monoid], monoid, dim)
+        for e in scales:
+            self._joint(e, names, [x for x in ready if _rolled(x) is e], dim, bodies)
         for e in ready:
-            kept = self._kept_dims(e, bodies[e], dim)
-            if e in scales:
-                self._joint(e, names, [x for x in ready if _rolled(x) is e], dim, bodies)
-            elif _rolled(e) not in scales:
-                self._exchange(names[e], e.value[0], dim)
-            outer.known[e] = Local(names[e], kept, self.wide)
+            outer.known[e] = Local(names[e], self._kept_dims(e, bodies[e], dim), self.wide)
 
     def _walk(self, dim: str, inner: Scope, outer: Scope) -> None:
         """Close a loop over a dimension: its head, its first coordinate, its lines."""
@@ -493,8 +498,9 @@ class _Emitter:
         return f"{text} * {along.vector}" if along.vector > 1 and not above else (
             f"({text}) * {along.vector}" if along.vector > 1 else text)  # fmt: skip
 
-    def _ready(self, wanted: Expr, dim: str) -> list[Expr]:
-        """Reductions along a dimension, ready in this scope, that can share one loop: inner ones first."""
+    def _ready(self, wanted: Expr, dim: str, rolls: bool = True) -> list[Expr]:
+        """Reductions along a dimension, ready in this scope, that can be computed together: inner ones first. With `rolls`,
+        also sums relative to a maximum that is one of them."""
         same = [
             e for e in self.kernel.reductions
             if self.dim_of.get(e.axis) == dim and e.axes <= self.scope.bound and self.lookup(e) is None
@@ -502,16 +508,16 @@ class _Emitter:
         chosen: list[Expr] = []
         for e in same:
             blocking = [x for x in walk(e.args) if x in same and x is not e]
-            rolls = (maximum := _rolled(e)) is not None and maximum in chosen and set(blocking) <= {maximum}
-            if not blocking or rolls:
+            rolled_on = _rolled(e) if rolls else None
+            if not blocking or (rolled_on in chosen and set(blocking) <= {rolled_on}):
                 chosen.append(e)
-        if wanted not in chosen:  # its own operands first
-            first = next((x for x in walk(wanted.args) if x in same), None)
-            if first is None:
-                raise Unfusable("a reduction whose axes are not all there")
-            self.loop(first)
-            return self._ready(wanted, dim)
-        return chosen
+        if wanted in chosen:
+            return chosen
+        first = next((x for x in walk(wanted.args) if x in same), None)  # its own operands first
+        if first is None:
+            raise Unfusable("a reduction whose axes are not all there")
+        self.reduction(first)
+        return self._ready(wanted, dim, rolls)
 
     def _running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
         """A maximum that moves with the loop: its new value, and by what sums relative to the old one must be scaled."""
@@ -554,13 +560,13 @@ class _Emitter:
         nest = Nest(self, kept)
         nest.line(f"{nest.at(before)} = {nest.at(own)};")
         nest.close()
-        self._exchange(names[e], "max", dim)
+        self._exchange([names[e]], "max", dim)
         for x in sums:
             acc = Local(names[x], self._kept_dims(x, bodies[x], dim), self.wide)
             nest = Nest(self, acc.dims)
             nest.line(f"{nest.at(acc)} *= op::{self._power(e)}({nest.at(before)} - op::finite({nest.at(own)}));")
             nest.close()
-            self._exchange(names[x], "sum", dim)
+        self._exchange([names[x] for x in sums], "sum", dim)
 
     def _early_loads(self) -> None:
         """Loads of results that wait for nothing are under way before a loop begins, where they hold few registers."""

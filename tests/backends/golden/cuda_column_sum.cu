@@ -14,7 +14,7 @@ rows_column_sum(const bf16* __restrict__ a_, bf16* __restrict__ out) {
     for (int m_v = 0; m_v < 8; ++m_v) {
         acc2[m_v] += wide(v1.at[m_v]);
     }
-    across<Sum, 4, 64, 256>(acc2, shared);
+    across<Sum, 4, 64, 256>(shared, acc2);
     Pack<bf16, 8> y3;
     #pragma unroll
     for (int m_v = 0; m_v < 8; ++m_v) {

@@ -45,8 +45,7 @@ contraction_gated_vector(const bf16* __restrict__ a_, const bf16* __restrict__ w
             }
         }
     }
-    across<Sum, 8, 16, 128>(acc1, shared);
-    across<Sum, 8, 16, 128>(acc2, shared + 64);
+    across<Sum, 8, 16, 128>(shared, acc1, acc2);
     Pack<bf16, 2> y9;
     #pragma unroll
     for (int n_v = 0; n_v < 2; ++n_v) {

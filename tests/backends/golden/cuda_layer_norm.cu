@@ -15,7 +15,7 @@ rows_layer_norm(const bf16* __restrict__ a_, const bf16* __restrict__ g_, const 
             acc1[0] += wide(v2.at[n_v]);
         }
     }
-    across<Sum, 1, 16, 32>(acc1);
+    across_warp<Sum, 1, 16>(acc1);
     float acc3[1] = {};
     for (int n_block = 0; n_block < 48; n_block += 32) {
         const int n_0 = n_block + (thread % 16) * 2;
@@ -28,7 +28,7 @@ rows_layer_norm(const bf16* __restrict__ a_, const bf16* __restrict__ g_, const 
             acc3[0] += n_0 < 48 ? (t6 * t6) : 0.0f;
         }
     }
-    across<Sum, 1, 16, 32>(acc3);
+    across_warp<Sum, 1, 16>(acc3);
     for (int n_block = 0; n_block < 48; n_block += 32) {
         const int n_0 = n_block + (thread % 16) * 2;
         Pack<bf16, 2> v7;

@@ -14,7 +14,7 @@ rows_softmax(const bf16* __restrict__ a_, bf16* __restrict__ out) {
     for (int n_v = 0; n_v < 8; ++n_v) {
         acc2[0] = op::max(acc2[0], n_0 < 48 ? (wide(v1.at[n_v]) * 0.5f) : -infinity());
     }
-    across<Max, 1, 8, 32>(acc2);
+    across_warp<Max, 1, 8>(acc2);
     float t3[8];
     #pragma unroll
     for (int n_v = 0; n_v < 8; ++n_v) {
@@ -25,7 +25,7 @@ rows_softmax(const bf16* __restrict__ a_, bf16* __restrict__ out) {
     for (int n_v = 0; n_v < 8; ++n_v) {
         acc4[0] += n_0 < 48 ? t3[n_v] : 0.0f;
     }
-    across<Sum, 1, 8, 32>(acc4);
+    across_warp<Sum, 1, 8>(acc4);
     Pack<bf16, 8> y5;
     #pragma unroll
     for (int n_v = 0; n_v < 8; ++n_v) {
