@@ -43,6 +43,8 @@ class CudaEmitter:
         )
         inner = tuple(dict.fromkeys(e.axis for e in second.reductions))
         after = replace(found.shape, joined={}, inner=inner, outer=inner, dots={})
+        if len(spread.inner) != len(found.shape.inner):
+            raise Unfusable("a reduction that only the joining half does")
         # the same threads in the same places, by the names that the parts' axes have
         names = dict(zip((a.name for a in found.shape.inner), (a.name for a in spread.inner), strict=True))
         moved = replace(layout, dims={names.get(d, d): along for d, along in layout.dims.items()})
