@@ -435,14 +435,16 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
     backends = select(name)
     if missing := sorted({str(n.attr("name")) for n in graph.leaves("param")} - set(graph.params)):
         raise UsageError(f"params {missing} have no data", hint="bind them: params={name: array}")
-    memory = memory_of(options, graph, dims, backends)
+    with kept_warnings(session):
+        memory = memory_of(options, graph, dims, backends)
+    before = list(session.warnings)
     held = memory.load(options.budget) if memory is not None and not options.again else None
     prepared = prepare(session, graph, dims, begin=held is None)
     if memory is not None and held is not None:
         known = _recalled(session, graph, prepared, backends, memory, held)
         if known is not None:
             return known
-        session.warnings.clear()
+        session.warnings = before
     program = _searched(session, graph, prepared, backends)
     if memory is not None and not session.progress.stopped and program.plan is not None:
         verified = content_digest(graph.params) if program.report.verification else ""
@@ -588,7 +590,8 @@ def store_root(options: Options) -> Path:
 
 def store_of(session: Session) -> Store:
     """The cost store of the session; nothing is read yet."""
-    return Store(store_root(session.options), frozen=session.options.deterministic)
+    with kept_warnings(session):  # of a folder that cannot be written
+        return Store(store_root(session.options), frozen=session.options.deterministic)
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> CpuMeasurer | GpuMeasurer | None:
@@ -606,11 +609,18 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
 @contextmanager
 def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
     """The cost store of the session; its warnings are kept for the report."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with kept_warnings(session):
         store = store or store_of(session)
         yield store
         store.flush()
+
+
+@contextmanager
+def kept_warnings(session: Session) -> Iterator[None]:
+    """Keep what the block warns of for the report."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
     session.warnings += [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
 
 
