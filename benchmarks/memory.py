@@ -84,7 +84,7 @@ def main() -> dict[str, Any]:
         watch.stage = stage
 
     with watch:
-        report = tg.optimize(folder, dims={"sequence": 64}, budget=BUDGET, progress=Progress(say)).report
+        report = tg.optimize(folder, dims={"sequence": 64}, budget=BUDGET, again=True, progress=Progress(say)).report
     gib = lambda b: f"{b / 2**30:.2f} GiB"
     stage, most = max(watch.peak.items(), key=lambda p: p[1]["total"])
     above = most["total"] - weights

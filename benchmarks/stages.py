@@ -106,7 +106,7 @@ _FILL = """
 import sys, json
 import tensor_graphs as tg
 path, dims, budget = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])
-report = tg.optimize(path, dims=dims, budget=budget, verify=False).report
+report = tg.optimize(path, dims=dims, budget=budget, verify=False, again=True).report
 print(json.dumps({"priced": report.priced, "stopped": report.search_stopped, "measured": report.measured_now}))
 """
 

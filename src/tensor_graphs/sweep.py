@@ -83,7 +83,9 @@ def profile(
         )
     with settings.override(**({"workers": workers} if workers else {})):
         graph = pipeline.as_graph(model, dims=dims, trust=trust)
-        first = pipeline.optimize(graph, dims=dims, backend=backend, budget=budget, costdb=costdb, progress=progress)
+        first = pipeline.optimize(
+            graph, dims=dims, backend=backend, budget=budget, costdb=costdb, again=True, progress=progress
+        )
         found = list(pipeline.paths(graph, dims=dims, backend=backend, costdb=costdb, count=count, diversity=diversity))
     file = times_file(found[0].graph, backend)
     times = Times.read(file) if resume else Times(file)
