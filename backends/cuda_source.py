@@ -156,6 +156,21 @@ def together(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
     return width > 1 and axis.size % width == 0 and slope(at, axis, width) == 1 and divisor(at, axis, width) % run == 0
 
 
+def steady(e: Expr, axis: Axis, width: int) -> bool:
+    """Whether a condition is the same for each aligned run of `width` elements along an axis: its bounds lie between runs."""
+    if axis not in e.axes:
+        return True
+    if e.op in ("and", "or", "not"):
+        return all(steady(a, axis, width) for a in e.args)
+    if e.op != "lt" or any(a.op not in ("index", "const") or a.kind != "int" for a in e.args):
+        return False
+    low, high = (a.value if a.op == "index" else index(a.value) for a in e.args)
+    rising, falling = slope(low - high, axis, width), slope(high - low, axis, width)
+    if rising == 1:  # low < high where low - high < 0
+        return divisor(low - high, axis, width) % width == 0
+    return falling == 1 and divisor(high - low - 1, axis, width) % width == 0  # high - low - 1 >= 0
+
+
 # ---------------------------------------------------------------- text
 @dataclass(frozen=True)
 class Local:
@@ -342,7 +357,10 @@ class _Emitter:
     def _vector(self, at: Index, dim: str, dtype: str, args: Sequence[Expr], steps: Sequence[int]) -> bool:
         """Whether a load's neighbours along a dimension move together."""
         width, group = self.along[dim].vector, self.groups[dim]
-        if width == 1 or not group or any(dim in self.spans(a) for a in args):
+        picks, guards = args[: len(steps)], args[len(steps) :]
+        if width == 1 or not group or any(dim in self.spans(a) for a in picks):
+            return False
+        if any(dim in self.spans(g) and not steady(g, group[-1], width) for g in guards):
             return False
         return together(at, group[-1], width, _itemsize(dtype)) and all(s % width == 0 for s in steps)
 
@@ -845,7 +863,7 @@ class Nest:
             terms.append(f"(long long){_atom(self.scalar(e, self.depth(self.emitter.spans(e))))} * {step}")
         if at.const or not terms:
             terms.append(str(at.const))
-        return " + ".join(terms)
+        return " + ".join(terms).replace("+ -", "- ")
 
     def mask(self, dim: str) -> str:
         """The condition that this element of a dimension is there; with it, all neighbours in one thread are."""

@@ -66,6 +66,8 @@ OWN: dict[str, Callable[[], Tensor]] = {
     "odd_vector": lambda: _vector(1, (37, 29)),
     "picked": _picked,
     "masked": _masked,
+    "joined_evenly": lambda: t.concat([x("a", 4, 16), x("b", 4, 24)], 1) * 2.0,
+    "padded_evenly": lambda: t.pad(x("a", 6, 16), [(1, 2), (8, 16)], 0.5) + 1.0,
     "odd_rows": lambda: c.softmax(x("a", 5, 37), axis=1),
     "one_element": lambda: t.exp(x("a", 1, 1)) + 1.0,
     "one_row": lambda: t.sum(x("a", 1, 300) * x("b", 1, 300), axis=1, keepdims=True),
@@ -261,6 +263,13 @@ def test_any_kernel_computes_what_is_specified(made: list[tuple[Tensor, int]], d
     kernels = compiled("\n".join([CUDA_LIBRARY, *(launch.text for *_, launch in found.values())]), tmp_path)
     for name, (template, call, launch) in found.items():
         check(template, call, launch, kernels[name], dtype)
+
+
+@pytest.mark.parametrize(("name", "vectors"), [("joined_evenly", True), ("padded_evenly", True), ("joined", False)])
+def test_bounds_between_vectors_leave_them_whole(name: str, vectors: bool) -> None:
+    template = generated(ALL[name]())
+    (launch,) = launches(template, call_of(template, "bfloat16"))
+    assert ("read<" in launch.source) == vectors
 
 
 # ---------------------------------------------------------------- what it leaves to others
