@@ -163,12 +163,19 @@ def verdict(rule: Line, *, seed: int = 0, samples: int = SAMPLES) -> Verdict:
 
 
 def check_all(
-    rules: Sequence[Line], *, seed: int = 0, samples: int = SAMPLES, say: Callable[[str], None] = lambda text: None
+    rules: Sequence[Line],
+    *,
+    seed: int = 0,
+    samples: int = SAMPLES,
+    say: Callable[[str], None] = lambda text: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Checked]:
-    """Every rule of a file with its verdict, in file order; what was judged once is not judged again."""
+    """Every rule of a file with its verdict, in file order, until asked to stop; what was judged once is not judged again."""
     known: dict[str, Verdict] = {}
     begin = time.perf_counter()
     for index, rule in enumerate(rules):
+        if stop():
+            return
         if rule.text not in known:
             known[rule.text] = verdict(rule, seed=seed, samples=samples)
         say(f"{index + 1} of {len(rules)} rules, {time.perf_counter() - begin:.0f} s")

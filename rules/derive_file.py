@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
+from ..egraph.engine import Stop, never
 from ..egraph.graph import topological
 from ..egraph.rule import Rule
 from ..egraph.saturate import Limits, Session, Sessions
@@ -67,7 +68,9 @@ def _groups_constants(claim: Claim) -> bool:
     return any(all(leaf.op != "input" for leaf in topological([kernel])) for kernel in kernels)
 
 
-def derive(index: int, line: Line, prover: Prover, session: Session, limits: Limits = LIMITS) -> Derived:
+def derive(
+    index: int, line: Line, prover: Prover, session: Session, limits: Limits = LIMITS, stop: Stop = never
+) -> Derived:
     """One rule, at all its instances together. The seconds reported also hold reading the shapes and
     telling egglog the rules, where the session does not know them yet."""
     begin = time.perf_counter()
@@ -79,24 +82,35 @@ def derive(index: int, line: Line, prover: Prover, session: Session, limits: Lim
         found = [] if line.problem else claims(line)
         if not found:
             return answer(False, 0, 0, line.problem or "no sizes fit both sides")
-        proof = prover.prove(found, session, limits)
+        proof = prover.prove(found, session, limits, stop)
     except RuleError as error:
         return answer(False, 0, 0, error.message)
     return answer(bool(proof), len(found), proof.rounds, proof.stopped)
 
 
 def derive_all(
-    lines: Sequence[Line], pool: Sessions, limits: Limits = LIMITS, ours: Iterable[Rule] | None = None
+    lines: Sequence[Line],
+    pool: Sessions,
+    limits: Limits = LIMITS,
+    ours: Iterable[Rule] | None = None,
+    stop: Stop = never,
 ) -> Iterator[Derived]:
-    """Every rule of a file, in order, as many at a time as the pool has sessions; `ours`: from these rules (default: all)."""
+    """Every rule of a file, in order, as many at a time as the pool has sessions; `ours`: from these rules (default: all).
+    Once asked to stop, no more come: neither the unfinished ones nor those behind them."""
     prover = Prover(ours)
 
-    def one(item: tuple[int, Line]) -> Derived:
+    def one(item: tuple[int, Line]) -> Derived | None:
+        if stop():
+            return None
         with pool.session() as session:
-            return derive(*item, prover, session, limits)
+            found = derive(*item, prover, session, limits, stop)
+        return None if stop() and not found.derived else found
 
     with ThreadPoolExecutor(pool.size) as threads:
-        yield from threads.map(one, enumerate(lines))
+        for found in threads.map(one, enumerate(lines)):
+            if found is None:
+                return
+            yield found
 
 
 def counts(found: Sequence[Derived]) -> dict[str, int | float]:

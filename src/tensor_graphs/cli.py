@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -402,17 +402,20 @@ def rules_check(
     console = Console(verbose, quiet=as_json and not verbose)
     begin = time.perf_counter()
     rules = check_file.read(_text(file), pairs=pairs)
-    with console.live():
-        found = list(check_file.check_all(rules, seed=seed, say=lambda text: console.say("check", text)))
+    progress = Until()
+    with console.live(), interruptible(progress):
+        found = list(check_file.check_all(rules, seed=seed, say=lambda text: console.say("check", text),
+                                          stop=lambda: progress.stopped))  # fmt: skip
     counts = check_file.counts(found)
     document = {"rules": [c.to_json() for c in found], "counts": counts, "seconds": time.perf_counter() - begin}
     shown = [
         f"{c.index:>5}  {c.verdict.status:<8} {' ; '.join(c.text.splitlines())}\n{'':>16}{c.to_json()['detail']}"
         for c in found
     ]
-    text = "\n".join([*shown, ", ".join(f"{n} {status}" for status, n in counts.items())])
+    summary = ", ".join(f"{n} {status}" for status, n in counts.items())
+    text = "\n".join([*shown, summary])
     wrong = VerificationError(f"{counts['refuted']} of {len(found)} rules are refuted", where=str(file))
-    return Answer(document, text, wrong if strict and counts["refuted"] else None)
+    return Answer(document, text, unfinished(found, rules) or (wrong if strict and counts["refuted"] else None))
 
 
 @rules_app.command("derive")
@@ -436,10 +439,10 @@ def rules_derive(
     limits = replace(prove.LIMITS, seconds=time_limit, iterations=rounds, nodes=nodes)
     lines = check_file.read(_text(file), pairs=pairs)
     console, found = Console(verbose, quiet=as_json and not verbose), []
-    pool = Pool(jobs or min(8, os.cpu_count() or 1))
+    pool, progress = Pool(jobs or min(8, os.cpu_count() or 1)), Until()
     try:
-        with console.live():
-            for one in derive_file.derive_all(lines, pool, limits):
+        with console.live(), interruptible(progress):
+            for one in derive_file.derive_all(lines, pool, limits, stop=lambda: progress.stopped):
                 found.append(one)
                 console.say("derive", f"{len(found)} of {len(lines)}")
     finally:
@@ -450,7 +453,19 @@ def rules_derive(
     shown = [f"{d.index:>5}  {'derived' if d.derived else f'not derived ({d.detail})':<12} {d.seconds:6.2f} s  {' ; '.join(d.text.splitlines())}"
              for d in found]  # fmt: skip
     summary = f"{counts['derived']} of {len(found)} derived, {counts['seconds_median']:.2f} s a rule (at most {counts['seconds_max']:.2f} s)"
-    return Answer(document, "\n".join([*shown, summary]))
+    return Answer(document, "\n".join([*shown, summary]), unfinished(found, lines))
+
+
+@dataclass
+class Until:
+    """Work that ends early once it is asked to."""
+
+    stopped: bool = False
+
+
+def unfinished(found: Sequence[Any], rules: Sequence[Any]) -> TensorGraphsError | None:
+    """The error of a file that was not worked through, beside what was found."""
+    return None if len(found) == len(rules) else Interrupted(f"stopped after {len(found)} of {len(rules)} rules")
 
 
 def _text(file: Path) -> str:

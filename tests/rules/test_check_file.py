@@ -19,6 +19,7 @@ from tensor_graphs.rules.check import verdict as own_verdict
 from tensor_graphs.rules.check_file import check_all, counts, parse_own, read, verdict
 from tensor_graphs.rules.field import PRIMES, agreement, modular, weight
 from tensor_graphs.rules.symbolic import proves
+from tensor_graphs.rules.text_check import check_text
 from tensor_graphs.rules.text_shapes import SCOPES, factorings, typings
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
@@ -446,6 +447,45 @@ def test_rules_check_refuses_malformed_files(
     file.write_bytes(content)
     code, found = answer(capsys, "rules", "check", str(file))
     assert code == 2 and found["ok"] is False
+
+
+def test_what_was_judged_before_a_stop_is_kept() -> None:
+    rules = read("\n".join(["(relu ?a)=>(relu ?a)", "(relu ?a)=>(tanh ?a)", "(relu ?b)=>(relu ?b)"]))
+    asked = iter((False, False, True))
+    found = list(check_all(rules, stop=lambda: next(asked)))
+    assert [c.verdict.status for c in found] == ["proved", "refuted"]
+
+
+def test_an_interrupted_check_answers_with_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*args: object, **more: object) -> list[object]:
+        return list(check_all(*args, **{**more, "stop": iter((False, True)).__next__}))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("tensor_graphs.rules.check_file.check_all", stopped)
+    file = tmp_path / "rules.txt"
+    file.write_text("(relu ?a)=>(relu ?a)\n(relu ?a)=>(tanh ?a)\n")
+    code, found = answer(capsys, "rules", "check", str(file))
+    assert code == 130 and found["ok"] is False and found["error"]["code"] == "interrupted"
+    assert [r["verdict"] for r in found["rules"]] == ["proved"]
+
+
+@pytest.mark.parametrize("line", """\
+(poolmax 5000 5000 1 1 0 ?x)=>?x
+(conv2d 1 1 0 0 ?x (Cpool 3000 3000))=>(poolavg 3000 3000 1 1 0 ?x)
+(enlarge 4001 4001 ?w)=>(enlarge 4001 4001 (enlarge 3 3 ?w))
+(reshape ?x 65536_65536)=>(reshape (reshape ?x 4_1073741824) 65536_65536)""".splitlines())  # fmt: skip
+def test_what_is_too_large_to_evaluate_is_unknown(line: str) -> None:
+    assert check(line) == ["unknown"]
+
+
+def test_a_verdict_takes_no_longer_than_allowed() -> None:
+    chain = "?x"
+    for i in range(12):
+        chain = f"(conv2d 1 1 0 0 {chain} ?w{i})"
+    (rule,) = read(f"(ewadd {chain} ?y)=>(ewadd ?y {chain})")
+    found = check_text(rule, seconds=0.0)
+    assert found.status == "tested" and "not proved" in found.detail
 
 
 def test_rules_check_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

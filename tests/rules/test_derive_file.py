@@ -202,6 +202,18 @@ def test_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["limits"]["seconds"] == 4
 
 
+def test_a_stop_keeps_what_was_derived() -> None:
+    lines = check_file.read("\n".join(RIGHT[:4]))
+    pool = Pool(1)
+    seen: list[Derived] = []
+    try:
+        for found in derive_all(lines, pool, stop=lambda: bool(seen)):
+            seen.append(found)
+    finally:
+        pool.close()
+    assert 1 <= len(seen) < 4 and seen[0].derived and [d.index for d in seen] == list(range(len(seen)))
+
+
 def test_bad_files_and_options_are_named(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("(matmul 0 ?input_1\n")
     assert cli.run(["rules", "derive", str(file), "--json"]) != 0
