@@ -106,6 +106,7 @@ def test_saturate_then_extract_is_optimize(model: str, name: str, capsys: pytest
     counts = {n: k["count"] for n, k in solved["kernels"].items()}
     assert solved["unit"] == "us" and counts == whole["report"]["priced"]
     assert sum(k["us"] for k in solved["kernels"].values()) == pytest.approx(solved["cost"], abs=1)
+    assert document(capsys, "explain", "out", "--steps")["blocks"][0]["verdict"] == "replayed"
     shown = document(capsys, "explain", "out")["report"]
     assert sorted((k["name"], k["count"]) for k in shown["kernels"]) == sorted(
         (k["name"], k["count"]) for k in whole["report"]["kernels"]
@@ -158,7 +159,10 @@ def test_explain_lists_the_rules_of_a_saved_program(model: str, capsys: pytest.C
     [of_model] = document(capsys, "explain", model, "--steps", "--backend", "numpy")["blocks"]
     assert block["outputs"] == of_model["outputs"] and block["e_nodes"] == of_model["e_nodes"]
     Path("out/origin.safetensors").unlink()
-    assert "does not say what it was made from" in document(capsys, "explain", "out", "--steps", code=2)["error"]["message"]
+    assert (
+        "does not say what it was made from"
+        in document(capsys, "explain", "out", "--steps", code=2)["error"]["message"]
+    )
 
 
 def test_explain_of_a_damaged_program_is_a_named_error(model: str, capsys: pytest.CaptureFixture[str]) -> None:

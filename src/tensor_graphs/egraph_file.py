@@ -47,6 +47,7 @@ from .extract.search import Choice
 from .extract.serialize import parse_egraph, read_document, read_egraph, write_egraph
 from .models.limits import check_size
 from .models.native import attrs_from_json, attrs_to_json, load_graph, save_graph
+from .origin import attach
 from .report import Report
 from .verify import Verification
 
@@ -181,6 +182,7 @@ class EGraphFile:
             error.where = error.where or str(self.path)
             raise
         program.report = Report.of_plan(plan)
+        attach(program, graph)
         if verify:
             program.report.verification = _check(program, graph, str(self.path)).to_json()
         return program

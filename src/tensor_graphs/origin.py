@@ -7,12 +7,15 @@ root by root, the chosen terms. `explain --steps` reads it to say which rules le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from .backends.program import Program
 from .egraph.graph import Graph, Tensor
 from .egraph.pattern import build
-from .errors import BadModelError, UsageError
-from .extract.kernel import Vertex
+from .errors import BadModelError, ShapeError, UsageError
+from .extract.kernel import Plan, Vertex
 from .extract.plan import WeightTerms
 from .extract.search import Choice
 from .models.native import load_graph, save_graph
@@ -39,9 +42,33 @@ def chosen_terms(choice: Choice) -> list[Tensor]:
     return [read(v) for v in choice.hypergraph.roots]
 
 
-def origin_of(work: Graph, choice: Choice) -> Graph:
+def planned_terms(plan: Plan) -> list[Tensor]:
+    """The roots as the kernels of a plan compute them. ShapeError where values are stored in other dtypes than the graph's."""
+    leaves = {str(t.attr("name")): t for t in (*plan.graph.inputs, *plan.graph.leaves("state"))}
+    made: dict[int, Tensor] = {**plan.weights}
+    made |= {v.id: leaves[v.name] for v in plan.values if v.origin in ("input", "state")}
+    for step in plan.steps:
+        operands = {o: made[i] for o, i in step.inputs}
+        for value, term in zip(step.outputs, step.template.terms, strict=True):
+            made[value] = build(term, operands, dict(step.call.attrs))
+    return [made[i] for i in (*plan.outputs, *plan.updates.values())]
+
+
+def origin_of(work: Graph, chosen: Sequence[Tensor]) -> Graph:
     """The graph of both: roots and chosen terms."""
-    return Graph.of([*work.roots, *chosen_terms(choice)])
+    return Graph.of([*work.roots, *chosen])
+
+
+def attach(program: Program, work: Graph) -> None:
+    """Have a program keep what it was made from, as far as its plan says so: not for free sizes, nor where values are
+    stored in other dtypes than the graph's."""
+    plan = program.plan
+    if plan is None or plan.sizes:
+        return
+    with suppress(ShapeError):
+        chosen = planned_terms(plan)
+        if [t.type for t in chosen] == [r.type for r in work.roots]:
+            program.attached = partial(write_origin, origin=origin_of(work, chosen))
 
 
 def write_origin(folder: Path, origin: Graph) -> None:
@@ -65,4 +92,4 @@ def read_origin(folder: Path) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     return roots, chosen
 
 
-__all__ = ["chosen_terms", "origin_of", "read_origin", "write_origin"]
+__all__ = ["attach", "chosen_terms", "origin_of", "planned_terms", "read_origin", "write_origin"]

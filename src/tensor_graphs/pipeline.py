@@ -49,7 +49,7 @@ from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
 from .extract.storage import narrow_types
 from .extract.work import graph_flops
-from .origin import origin_of, write_origin
+from .origin import attach, chosen_terms, origin_of, write_origin
 from .prices import CostPricer
 from .remember import Memory, Remembered, content_digest, key_of_search, listing, still_good, text_digest
 from .report import BlockReport, Report, kernel_rows
@@ -512,6 +512,7 @@ def _recalled(
     report.measured_now, report.remembered, report.seconds = 0, True, session.clock.seconds
     report.warnings += [w for w in session.warnings if w not in report.warnings]
     program.report = report
+    attach(program, prepared.work)
     return program
 
 
@@ -578,7 +579,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     report.seconds = session.clock.seconds
     program.report = report
     if symbolic is None:
-        program.attached = partial(write_origin, origin=origin_of(work, choice))
+        program.attached = partial(write_origin, origin=origin_of(work, chosen_terms(choice)))
     program.reset()  # verification and timing have used its states
     return program
 
@@ -743,6 +744,7 @@ class RunnablePlan:
         """The runnable program of this plan."""
         program = Program(self.plan)
         program.report = Report.of_plan(self.plan)
+        attach(program, self.graph)
         return program
 
     def __repr__(self) -> str:
