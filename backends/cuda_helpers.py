@@ -38,7 +38,8 @@ class CudaKernel:
     """A kernel of CUDA C++. All of a program are compiled together, when the first of them is called on a device, for what
     the tensors' addresses are multiples of: up to 16 bytes move at once. Calls go to Torch's current stream.
 
-    `early` lets the kernel be started before the one before it has ended; it waits itself before it reads anything.
+    `early` lets the kernel be started before the one before it has ended, where the GPU can; it waits itself before it reads
+    anything.
     """
 
     known: ClassVar[dict[str, Any]] = {}
@@ -69,10 +70,10 @@ class CudaKernel:
         from cuda.core import Device, LaunchConfig
 
         Device(device).set_current()
+        major, minor = torch.cuda.get_device_capability(device)
         if (device, aligned) not in self.modules:
-            major, minor = torch.cuda.get_device_capability(device)
             self.modules[device, aligned] = self.compiled(f"sm_{major}{minor}", aligned)
-        early = {"programmatic_stream_serialization": True} if self.early else {}
+        early = {"programmatic_stream_serialization": True} if self.early and major >= 9 else {}
         return self.modules[device, aligned].get_kernel(self.name), LaunchConfig(
             grid=self.grid, block=self.block, **early
         )

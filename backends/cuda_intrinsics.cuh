@@ -37,5 +37,10 @@ DEVICE float recent(const float* x) { return __ldcg(x); }
 DEVICE void visible() { __threadfence(); }
 
 // Programmatic dependent launch: what follows may begin; what was before is done.
+#if __CUDA_ARCH__ >= 900
 DEVICE void begin_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+DEVICE void begin_next() {}
+DEVICE void await_previous() {}
+#endif

@@ -40,14 +40,14 @@ class Seen(Protocol):
 
 @lru_cache(maxsize=4096)
 def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
-    """At most `count` schedules, best guess first, the best few also started early."""
+    """At most `count` schedules, best guess first: started early, the best few also not."""
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():
         key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1))
         found[key] = min(rank, found.get(key, rank))
     ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
-    early = [s | {"early": 1} for s in ordered[: max(1, count // 4)]]
-    return (*ordered[: count - len(early)], *early)
+    plain = ordered[: max(1, count // 4)]
+    return (*(s | {"early": 1} for s in ordered[: count - len(plain)]), *plain)
 
 
 def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:

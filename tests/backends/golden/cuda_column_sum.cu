@@ -1,7 +1,9 @@
 // Generated; see test_cuda_cpp.py.
 // 2 blocks
 extern "C" __global__ void __launch_bounds__(256)
-rows_column_sum(const bf16* __restrict__ a_, bf16* __restrict__ out) {
+rows_column_sum(const bf16* a_, bf16* out) {
+    begin_next();
+    await_previous();
     __shared__ float shared[256];
     const int thread = threadIdx.x;
     const int program = blockIdx.x;

@@ -1,7 +1,9 @@
 // Generated; see test_cuda_cpp.py.
 // 1 blocks
 extern "C" __global__ void __launch_bounds__(32)
-pointwise_picked(const bf16* __restrict__ table_, const long long* __restrict__ i_, bf16* __restrict__ out) {
+pointwise_picked(const bf16* table_, const long long* i_, bf16* out) {
+    begin_next();
+    await_previous();
     const int thread = threadIdx.x;
     const int m_0 = thread / 4;
     const int n_0 = (thread % 4) * 8;

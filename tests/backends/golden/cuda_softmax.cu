@@ -1,7 +1,9 @@
 // Generated; see test_cuda_cpp.py.
 // 5 blocks
 extern "C" __global__ void __launch_bounds__(32)
-rows_softmax(const bf16* __restrict__ a_, bf16* __restrict__ out) {
+rows_softmax(const bf16* a_, bf16* out) {
+    begin_next();
+    await_previous();
     const int thread = threadIdx.x;
     const int program = blockIdx.x;
     const int m_0 = program * 4 + thread / 8;

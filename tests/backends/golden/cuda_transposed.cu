@@ -1,7 +1,9 @@
 // Generated; see test_cuda_cpp.py.
 // 10 blocks
 extern "C" __global__ void __launch_bounds__(32)
-pointwise_transposed(const bf16* __restrict__ a_, const bf16* __restrict__ b_, bf16* __restrict__ out) {
+pointwise_transposed(const bf16* a_, const bf16* b_, bf16* out) {
+    begin_next();
+    await_previous();
     const int thread = threadIdx.x;
     const int program = blockIdx.x;
     const int m_0 = (thread % 8) * 8;
