@@ -54,11 +54,13 @@ def sized(
         roots = _lifted(template.roots, numbers)
         free = _call(call, numbers)
         text, threads = _text(template, call), ""
-        for sizes in probes:
+        for sizes in (tried := list(probes)):
             there = _text(_template(roots, sizes), bound_call(free, sizes))
             if _put(text, numbers, sizes) != _plain(there):
                 return None
             threads = max(threads, there, key=lambda t: (t.count(PARALLEL), len(t)))
+        if not tried:
+            return None
         chosen, at = _template(roots, searched), bound_call(free, searched)
         if chosen.lower(at) is None:
             return None
@@ -140,7 +142,7 @@ def _worth(template: Generated, call: Call, numbers: Numbers) -> str:
     found = template.lower(call)
     assert found is not None
     largest = max((o.type for o in call.places.values()), key=lambda t: t.nbytes)
-    elements = prod(largest.shape)  # type: ignore[type-var]
+    elements = prod(largest.shape)
     least = max(1, round(WORTH * elements / max(work(found.kernel), 1.0)))  # type: ignore[operator]
     return f"{_in_c(volume(numbers.type(largest).shape))} >= {least}"
 

@@ -28,6 +28,7 @@ POSITIONS = ("axis", "axes", "perm")
 LEAST = 7  # generic sizes are no smaller where the model allows: 1, 2, 3 and 5 are everywhere
 ATTEMPTS = 200
 WHOLE = 1 << 31  # fills beyond this are no sizes
+ROUNDED = 2e-7  # relative: numbers made of sizes may have been rounded to float32
 
 
 def numbers(graph: Graph) -> Iterator[Dim]:
@@ -131,11 +132,16 @@ class Numbers:
     def __post_init__(self) -> None:
         every = list(numbers(self.graph))
         _, parts = factored(every)
-        self._factors = sorted(((int(bind(e, self.sizes)), e) for e in parts), key=lambda f: -f[0])  # type: ignore[arg-type]
+        known = sorted(((int(bind(e, self.sizes)), e) for e in parts), key=lambda f: -f[0])  # type: ignore[arg-type]
+        self._factors = [(n, e) for n, e in known if telling(n) or e in self._atoms()]
         for value in every:
             if isinstance(value, Expr):
                 self._known.setdefault(int(bind(value, self.sizes)), value)  # type: ignore[arg-type]
         self.simple = {float(n.attr("value")) for n in self.graph.nodes() if n.op == "full"} | {0.5, 1.0, 2.0}
+
+    def _atoms(self) -> list[Dim]:
+        """The named sizes themselves."""
+        return [Expr((((atom,), 1),)) for atom in self.graph.free_dims.values()]
 
     def dim(self, n: int) -> Dim:
         """A size, stride, offset or bound."""
@@ -186,7 +192,7 @@ class Numbers:
                 continue
             top = value * size
             near = min(self.simple, key=lambda s: abs(s - top))
-            if near and abs(top - near) <= 1e-12 * abs(near):
+            if near and abs(top - near) <= ROUNDED * abs(near):
                 return near, self.dim(size)
         return None
 
@@ -209,7 +215,7 @@ def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
     known: dict[Any, bool] = {}
     attrs: list[tuple[tuple[str, Any], ...]] = []
     tensors: dict[int, Tensor] = {}
-    keep: list[int] = []
+    holding: list[bool] = []
     off, kid, cls = view.off.tolist(), view.kid.tolist(), view.cls.tolist()
     for node, name in enumerate(view.op):
         op, made = OPS[name], types[cls[node]]
@@ -218,22 +224,49 @@ def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
             leaf = _leaf(view, node, spelled, numbers, leaves)
             fits = leaf is not None and leaf.type == made
             if leaf is not None and (node in view.tensors or leaf.op != name):
-                tensors[len(keep)] = leaf
+                tensors[node] = leaf
         else:
             operands = [types[k] for k in kid[off[node] : off[node + 1]]]
             key = name, spelled, made, *operands
             if key not in known:
                 known[key] = _fits(op, operands, spelled, made)
             fits = known[key]
-        if fits:
-            keep.append(node)
-            attrs.append(spelled)
+        holding.append(fits)
+        attrs.append(spelled)
     lost: dict[str, int] = {}
-    for node in set(range(len(view))) - set(keep):
-        lost[view.op[node]] = lost.get(view.op[node], 0) + 1
+    for node, fits in enumerate(holding):
+        if not fits:
+            lost[view.op[node]] = lost.get(view.op[node], 0) + 1
+    keep = _reached(view, holding)
     generic = _restricted(view, keep)
-    symbolic = replace(generic, attrs=attrs, types=types, tensors=tensors, classes={})
+    leaves_kept = {new: tensors[old] for new, old in enumerate(keep) if old in tensors}
+    symbolic = replace(generic, attrs=[attrs[i] for i in keep], types=types, tensors=leaves_kept, classes={})
     return Lifted(generic, symbolic, numbers, lost)
+
+
+def _reached(view: EGraphView, holding: Sequence[bool]) -> list[int]:
+    """The e-nodes that hold and whose operands can be computed by such. ShapeError if a root cannot."""
+    off, kid, cls = view.off.tolist(), view.kid.tolist(), view.cls.tolist()
+    users: dict[int, list[int]] = {}
+    missing = [len(set(kid[off[n] : off[n + 1]])) for n in range(len(view))]
+    for n in range(len(view)):
+        for k in set(kid[off[n] : off[n + 1]]):
+            users.setdefault(k, []).append(n)
+    ready = [n for n, left in enumerate(missing) if not left and holding[n]]
+    known: set[int] = set()
+    kept: list[int] = []
+    while ready:
+        n = ready.pop()
+        kept.append(n)
+        if cls[n] not in known:
+            known.add(cls[n])
+            for user in users.get(cls[n], ()):
+                missing[user] -= 1
+                if not missing[user] and holding[user]:
+                    ready.append(user)
+    if lost := [r for r in view.roots if r not in known]:
+        raise ShapeError(f"no form of {len(lost)} outputs holds at every size")
+    return sorted(kept)
 
 
 def _named(node: Tensor) -> bool:

@@ -87,7 +87,7 @@ class Acceptance:
                     references=self.references,
                 )  # fmt: skip
                 verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
-                wrong = self.elsewhere(program) if verdict.passed else ""
+                wrong = self._wrong(program, verdict)
                 if verdict.passed and not wrong:
                     return choice, program, verdict
                 finding = Diagnosis(0.0, {}, {}, ()) if wrong else diagnose(self.graph, fixed(program.plan))
@@ -107,6 +107,14 @@ class Acceptance:
             found = self._less(found, choice, finding, attempt)
             self.say(f"over tolerance, again without {self.dropped[-1]}")
         raise _beyond_tolerance()
+
+    def _wrong(self, program: Program, verdict: Verification) -> str:
+        """What is wrong with a program for every size, in words: at other sizes, or, where it was lifted wrongly, at these."""
+        if verdict.passed:
+            return self.elsewhere(program)
+        if self.plan is None or not verdict.miscompiled:
+            return ""
+        return f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g}"
 
     def _less(self, found: Hypergraph, choice: Choice, finding: Diagnosis, attempt: int) -> Hypergraph:
         """The hypergraph without what is most likely to blame; notes what that was."""

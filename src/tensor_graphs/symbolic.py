@@ -7,7 +7,7 @@ anything is chosen; what is left is priced at the sizes that the caller names, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from .egraph.conditions import NO_LIMIT
 from .egraph.dims import Atom, Dim, Expr, dim
 from .egraph.graph import Graph
 from .egraph.interpret import expand_all
-from .egraph.lift import Lifted, Numbers, generic_sizes, lifted
+from .egraph.lift import Lifted, Numbers, generic_sizes, is_prime, lifted
 from .egraph.masks import canonical_masks
 from .egraph.simplify import simplify
 from .egraph.view import EGraphView
@@ -36,9 +36,9 @@ from .extract.work import graph_flops
 from .verify import FACTORS, OutputError, Tolerance, verify
 
 Sizes = dict[str, int]
-PROBES = (2, 64)  # sizes at which kernels are asked whether they apply
-PRIMES = ((11, 13, 17, 19), (61, 67, 71, 73))  # sizes at which generated kernels are compared
+PROBES = (2, 63)  # sizes at which kernels are asked whether they apply
 ODD = (3, 5, 7, 11, 13, 17, 19, 23)  # sizes at which programs are run
+EVEN = (4, 6, 10, 14, 16, 22, 26)
 SLACK = 10.0  # times the error that is allowed, at other sizes than the searched ones
 LARGE_FLOPS = 4e9  # of the model at the larger size; beyond, it is run a little larger than where it was searched only
 
@@ -149,7 +149,7 @@ class Symbolic:
     def _lift(self, template: Template, call: Call) -> Sized | None:
         """A call at generic sizes as one at the searched ones and one in free sizes; None if it holds at one size only."""
         if isinstance(template, Generated):
-            return sized(template, call, self.numbers, self.searched, list(self._primes()))
+            return sized(template, call, self.numbers, self.searched, list(self._others()))
         free = lifted_call(template, call, self.numbers)
         if free is None or not holds(template, free, self.probes):
             return None
@@ -171,12 +171,17 @@ class Symbolic:
             if atoms[name].max < NO_LIMIT:
                 yield {**self.generic, name: inside(name, atoms[name].max)}
 
-    def _primes(self) -> Iterator[Sizes]:
-        """Sizes that no loop is unrolled or cut into blocks for: what is generated for them is the general form."""
-        atoms = ranges(self.graph)
-        for primes in PRIMES:
-            found = {n: primes[i % len(primes)] for i, n in enumerate(atoms)}
-            yield {n: s if atoms[n].min <= s <= atoms[n].max else self.generic[n] for n, s in found.items()}
+    def _others(self) -> Iterator[Sizes]:
+        """Odd and even sizes other than the generic ones that loops are seldom unrolled or cut into blocks for: what is
+        generated for them is the general form. None where a range has no other sizes."""
+        fits = {
+            name: sorted(set(range(max(2, a.min), min(a.max, 1 << 10) + 1)) - {self.generic[name]}, key=_plainness)
+            for name, a in ranges(self.graph).items()
+        }
+        if all(len(sizes) > 1 for sizes in fits.values()):
+            for parity in (1, 0):
+                some = {name: [s for s in sizes if s % 2 == parity] or sizes for name, sizes in fits.items()}
+                yield {name: sizes[i % len(sizes)] for i, (name, sizes) in enumerate(some.items())}
 
     # ------------------------------------------------------------ the plan in free sizes
     def plan(self, choice: Choice) -> Plan:
@@ -220,10 +225,11 @@ class Symbolic:
 
     # ------------------------------------------------------------ other sizes
     def others(self) -> list[Sizes]:
-        """Sizes to run a program at beside the searched ones: the least, odd ones, larger ones; those where the graph holds."""
+        """Sizes to run a program at beside the searched ones: the least, odd, even, larger ones; those where the graph
+        holds."""
         atoms = ranges(self.graph)
         found: list[Sizes] = []
-        for wanted in (self._least(atoms), self._odd(atoms), self._larger(atoms)):
+        for wanted in (self._least(atoms), self._small(atoms, ODD), self._small(atoms, EVEN), self._larger(atoms)):
             sizes = next((s for s in wanted if self._means(s)), None)
             if sizes is not None and sizes not in found and sizes != self.searched:
                 found.append(sizes)
@@ -242,9 +248,9 @@ class Symbolic:
             yield dict(low)
             low = {n: min(2 * s, self.searched[n]) for n, s in low.items()}
 
-    def _odd(self, atoms: Mapping[str, Atom]) -> Iterator[Sizes]:
-        for start in range(len(ODD)):
-            yield {n: min(max(ODD[(start + i) % len(ODD)], a.min), a.max) for i, (n, a) in enumerate(atoms.items())}
+    def _small(self, atoms: Mapping[str, Atom], among: Sequence[int]) -> Iterator[Sizes]:
+        for start in range(len(among)):
+            yield {n: min(max(among[(start + i) % len(among)], a.min), a.max) for i, (n, a) in enumerate(atoms.items())}
         yield {n: max(s - 1, atoms[n].min) for n, s in self.searched.items()}
 
     def _larger(self, atoms: Mapping[str, Atom]) -> Iterator[Sizes]:
@@ -299,6 +305,12 @@ def _tolerable(output: OutputError, tolerance: Tolerance) -> bool:
         return not output.miscompiled
     slack = SLACK if tolerance in FACTORS else 1.0
     return output.finite and output.plan <= slack * output.allowed
+
+
+def _plainness(n: int) -> tuple[bool, bool, int]:
+    """Primes from 11 on and twice such first, then other primes, then the rest."""
+    half = n if n % 2 else n // 2
+    return not is_prime(half), half < 11, n
 
 
 def range_text(low: int, high: int, searched: int) -> str:
