@@ -23,6 +23,7 @@ from .tiling import Dot, Shape, Tiling, is_window, padded, shape_of
 
 COUNTERS = 1 << 16  # tiles whose parts can be counted
 LARGEST = 1 << 16  # elements of a tile: beyond, the compiler takes minutes and registers spill
+ONE_BY_ONE = 8  # parts that are added one after the other: no sum across threads, and all reads under way at once
 FEW = 32  # rows whose sums of products are taken from the diagonal of a matrix product
 WIDE = 1 << 31  # elements beyond which positions need 64 bits
 
@@ -126,7 +127,8 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     joining = replace(shape, joined={}, inner=second_axes(second), outer=second_axes(second), dots={})
     if joining.inner == () or shape.joined:
         raise Unfusable("nothing to join by tiles")
-    limit = 1 << (across.bit_length() - 1)
+    sums = all(e.value[0] == "sum" for e in second.reductions)
+    limit = 1 if sums and parts <= ONE_BY_ONE else 1 << (across.bit_length() - 1)
     k = {a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}
     # large states go straight to registers: stages of them would not fit into shared memory
     join = replace(tiling, k=k, stages=1 if tiling.m * tiling.n > 4096 else tiling.stages)
@@ -146,7 +148,7 @@ class _Emitter:
         self.extent = {"m": shape.m, "n": shape.n, **{a.name: a.size for a in shape.inner}}
         self.block = {"m": tiling.m, "n": tiling.n, **{a.name: tiling.k[a] for a in shape.inner}}
         self.walked = {a for a in shape.inner if tiling.k[a] < a.size}
-        self.single = {a for a in self.walked if is_window(a) and tiling.k[a] == 1}  # taken one by one, unrolled
+        self.single = {a for a in self.walked if tiling.k[a] == 1 and (is_window(a) or a.name == "parts")}  # unrolled
         self.n_loop = shape.walks and tiling.n < shape.n  # columns walked, not spread over programs
         whole = {a for a in shape.inner if a not in self.walked and a not in shape.joined}
         self.top = Scope(1, set(kernel.axes) | whole)
