@@ -47,12 +47,15 @@ def c_output(command: list[str], seconds: float = 120.0) -> str:
 
 
 def c_threads() -> list[str]:
-    """The compiler's flag for loops that threads share: those of Torch, if it is loaded. Two pools of threads would take
-    the cores from each other."""
+    """The compiler's flag for loops that threads share: Torch's, if it is loaded, since two pools of threads would take the
+    cores from each other; else those of the system's library, as many as TENSOR_GRAPHS_THREADS says."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        ctypes.CDLL(next(line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line), ctypes.RTLD_GLOBAL)
-    except (OSError, StopIteration):
+        loaded = [line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line]
+        library = ctypes.CDLL(loaded[0] if loaded else "libgomp.so.1", ctypes.RTLD_GLOBAL)
+        if not loaded and int(os.environ.get("TENSOR_GRAPHS_THREADS") or 0):
+            library.omp_set_num_threads(int(os.environ["TENSOR_GRAPHS_THREADS"]))
+    except OSError:
         return ["-fopenmp-simd"]
     return ["-fopenmp"]
 
@@ -71,22 +74,22 @@ def c_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="tensor_graphs-c-"))
 
 
-def c_library(source: str) -> Any:
-    """The functions of a C source, compiled for this machine's processor unless they were before."""
+def c_library(source: str, threads: bool = True) -> Any:
+    """The functions of a C source, compiled for this machine's processor unless they were before. `threads`: whether long
+    loops are shared by threads (not beside NumPy's own, which wait for work on all cores)."""
     command = [*c_compiler(), *c_flags()]
     machine = c_output(
         [*command, "-dM", "-E", "-x", "c", os.devnull]
     )  # the compiler's version, the processor's features
-    command += ["-fopenmp-simd"] if "__clang__" in machine else c_threads()
+    command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     folder = c_folder()
     path = folder / f"{hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as part:
             text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
             text.write_text(source, encoding="utf-8")
-            # what OpenMP's loops call is found in the library that c_threads has loaded
-            c_output([*command, "-shared", "-fPIC", "-c", "-o", str(made.with_suffix(".o")), str(text)])
-            c_output([*c_compiler(), "-shared", "-o", str(made), str(made.with_suffix(".o")), "-lm"])
+            # no library but these: what OpenMP's loops call is found in the one that c_threads has loaded
+            c_output([*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"])
             made.replace(path)
     return ctypes.CDLL(str(path))
 

@@ -149,6 +149,7 @@ def emit(plan: Plan, *, reuse_outputs: bool = False, sizes: Mapping[str, int] | 
 
 #: backend -> what its code works on, where that is not "numpy" arrays: "torch" tensors, or each value's "address".
 KINDS = {"torch": "torch", "c": "address"}
+POOLED = ("contraction", "conv", "attention")  # families for which NumPy has threads of its own
 CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "address"}  # helpers
 
 
@@ -526,7 +527,8 @@ class Emitter:
         function = self._function()
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
         if self.in_c:
-            defined.append(library_text(self.in_c))
+            own = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
+            defined.append(library_text(self.in_c, threads=not own))
         imports = _imports("\n".join([*function, *defined]))
         lines = [
             f'"""{_title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",
@@ -547,12 +549,12 @@ class Emitter:
         ]  # fmt: skip
 
 
-def library_text(functions: Mapping[str, str]) -> str:
+def library_text(functions: Mapping[str, str], threads: bool = True) -> str:
     """Definitions of kernels in C by name: their source, and what the compiler makes of it."""
     body = "\n\n".join(functions.values())
     source = "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
     made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)
-    return f'C_SOURCE = r"""{source}\n"""\nkernels = c_library(C_SOURCE)\n{made}'
+    return f'C_SOURCE = r"""{source}\n"""\nkernels = c_library(C_SOURCE{"" if threads else ", threads=False"})\n{made}'
 
 
 #: word in the body -> where it comes from.
