@@ -22,15 +22,6 @@ DEVICE double rsqrt(double x) { return ::rsqrt(x); }
 
 template <class T> DEVICE T across_lanes(T x, int step) { return __shfl_xor_sync(0xffffffff, x, step); }
 
-// 16 bytes that nobody writes, read here and not later.
-struct alignas(16) Word { unsigned at[4]; };
-DEVICE Word read_now(const Word* x) {
-    Word y;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(y.at[0]), "=r"(y.at[1]), "=r"(y.at[2]), "=r"(y.at[3]) : "l"(x));
-    return y;
-}
-
 // Memory that another block has just written: from the cache that all of them share.
 DEVICE float recent(const float* x) { return __ldcg(x); }
 

@@ -9,20 +9,7 @@ DEVICE constexpr int least(int a, int b) { return a < b ? a : b; }
 template <class T, int N> struct alignas(sizeof(T) * N < BYTES ? sizeof(T) * N : (sizeof(T) < BYTES ? BYTES : sizeof(T))) Pack {
     T at[N];
 };
-template <int N, class T> DEVICE Pack<T, N> read(const T* x) {
-#ifdef EAGER
-    if constexpr (sizeof(T) * N % 16 == 0 && BYTES >= 16) {
-        Pack<T, N> y;
-#pragma unroll
-        for (int i = 0; i < sizeof(T) * N / 16; ++i) {
-            Word w = read_now(reinterpret_cast<const Word*>(x) + i);
-            memcpy(reinterpret_cast<Word*>(&y) + i, &w, 16);
-        }
-        return y;
-    }
-#endif
-    return *reinterpret_cast<const Pack<T, N>*>(x);
-}
+template <int N, class T> DEVICE Pack<T, N> read(const T* x) { return *reinterpret_cast<const Pack<T, N>*>(x); }
 template <int N, class T> DEVICE void write(T* x, Pack<T, N> value) { *reinterpret_cast<Pack<T, N>*>(x) = value; }
 template <int N> DEVICE Pack<float, N> read_recent(const float* x) {
     Pack<float, N> found;
