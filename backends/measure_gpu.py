@@ -47,6 +47,7 @@ REGIME = "cold"  # of the times that searches go by
 
 CALIBRATE_S = 0.7
 KEEP_S = 0.5  # seconds for which rows may be in memory only
+FRAME = 16  # bytes of stack that are no spilled registers: alignment of a frame, a counter's address
 GIVE_UP = 3  # schedules of one kernel that fault, crash or hang before the others are not tried
 
 Worth = Callable[[Candidate], float]
@@ -102,7 +103,7 @@ class Measured:
             one.failure = Failure("resources", f"{reply['shared']} bytes of shared memory", "compile")
         elif (twin := self.binaries.setdefault(reply["digest"], one)) is not one:
             one.twin = twin
-        elif reply["spills"]:
+        elif reply["spills"] > FRAME:
             self.spilling.append((reply["spills"], one))
         else:
             return True
