@@ -550,6 +550,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
             if len(graphs) > 1:
                 found, choice = _cheapest(session, graphs, pricer, measurer)
                 chosen[id(found)] = choice
+            graphs.clear()  # those that lost take memory
             acceptance = Acceptance(
                 prepared.graph, work, lambda found: chosen.pop(id(found), None) or choose(session, found, pricer, measurer),
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
