@@ -301,8 +301,8 @@ def test_what_spills_is_dropped_where_something_does_not() -> None:
         kernel.least_spilling()
         return [t.failure.status if t.failure else "kept" for t in tries]
 
-    assert judged(Told("a"), Told("b", spills=8), Told("c", fits=False)) == ["kept", "spills", "resources"]
-    assert judged(Told("a", spills=16), Told("b", spills=8), Told("c", fits=False)) == ["spills", "kept", "resources"]
+    assert judged(Told("a", spills=8), Told("b", spills=80), Told("c", fits=False)) == ["kept", "spills", "resources"]
+    assert judged(Told("a", spills=160), Told("b", spills=80), Told("c", fits=False)) == ["spills", "kept", "resources"]
 
 
 # ---------------------------------------------------------------- texts, calls, calibration
