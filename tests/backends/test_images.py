@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import kir, kir_numpy
 from tensor_graphs.backends.generated import template_of
 from tensor_graphs.backends.images import innermost
+from tensor_graphs.backends.jobs import job_of, kernel_of
 from tensor_graphs.backends.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.kir_split import split
 from tensor_graphs.backends.tiling import shape_of
@@ -248,6 +250,13 @@ TILINGS = [("conv", {}), ("conv", {"split": 2}), ("conv", {"split": 2, "join": 1
 @pytest.mark.parametrize(("name", "more"), TILINGS, ids=str)
 def test_tiles_that_divide_the_channels_and_others_agree(name: str, more: dict[str, int]) -> None:
     assert interpreted(KERNELS[name](), TILES | more, "float32", True) < 3e-6
+
+
+def test_a_job_remembers_the_layouts() -> None:
+    template, call = call_of(KERNELS["norm_relu"](), "float16", True)
+    back, (again,) = kernel_of(json.loads(json.dumps(job_of(template, call))))
+    assert back.identity == template.identity
+    assert kernel_text(back, again).text == kernel_text(template, call).text
 
 
 # ---------------------------------------------------------------- what the kernels look like
