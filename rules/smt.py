@@ -11,8 +11,12 @@ Why a few ranks stand for all: an axis that no attribute names is carried along 
 holds with one such axis holds with any number of them; and how the named axes lie to each other is one of finitely many
 patterns, all of which occur at one rank more than there are names. A reshape is an unknown map of indices that depends on
 the two shapes, whatever their ranks. Rules in permutations compare words of a few of them, and no word of one to six letters
-in two permutations and their inverses is trivial on all permutations of four axes. Contractions, reductions and look-ups are
-beyond this method.
+in two permutations and their inverses is trivial on all permutations of four axes.
+
+Matrix products and sums over axes are sums over indices of terms (`Total`). Products distribute over them, a choice between two
+values is one between their terms, and a sum over the rows of a concat is one over either part. Two sums are equal if, range by
+range, the terms together are: z3 is asked at an arbitrary index. Convolutions, other reductions and look-ups are beyond this
+method, as is a sum of what is not finite everywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from itertools import permutations, product
+from itertools import combinations, count, permutations, product
 from typing import Any
 
 from ..egraph import api
@@ -64,7 +68,9 @@ NAMES = (
     "uint64",
 )
 BOOL, OTHER = 0, 1000  # codes of dtypes; those of variables are unknowns above OTHER
-RING = ("add", "sub", "mul", "neg")
+CONTRACTIONS = ("matmul", "sum", "mean")
+RING = ("add", "sub", "mul", "neg", "matmul", "sum")
+TERMS = 64  # of a sum
 
 
 class Beyond(Exception):
@@ -102,6 +108,36 @@ class _Facts:
     undefined: list[Any] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Total:
+    """A sum of sums: each term is a body, summed over index variables that each run from 0 to below a size."""
+
+    terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any], ...]
+
+    @staticmethod
+    def of(value: Any) -> Total:
+        """A single element as a sum."""
+        return value if isinstance(value, Total) else Total((((), value),))
+
+    def map(self, f: Callable[[Any], Any]) -> Total:
+        """Every body changed by a linear function."""
+        return Total(tuple((bound, f(body)) for bound, body in self.terms))
+
+    def plus(self, other: Total) -> Total:
+        """Both sums."""
+        return Total(self.terms + other.terms)
+
+    def times(self, other: Total) -> Total:
+        """The product, term by term. Their index variables differ."""
+        if len(self.terms) * len(other.terms) > TERMS:
+            raise Beyond("the products grow")
+        return Total(tuple((a + b, x * y) for a, x in self.terms for b, y in other.terms))
+
+    def over(self, *indices: tuple[Any, Any]) -> Total:
+        """The sum over more indices."""
+        return Total(tuple((indices + bound, body) for bound, body in self.terms))
+
+
 # ---------------------------------------------------------------- one structure
 class _World:
     """A rule at chosen ranks, axes and permutations."""
@@ -112,6 +148,7 @@ class _World:
         z = self.z
         self.sort = z.RealSort() if real else z.DeclareSort("Value")
         self.env: dict[str, Any] = dict(fixed)
+        self.summed = count()
         bits = _bits(rule)
         self.booleans = _booleans(rule) | bits
         for name, rank in ranks.items():
@@ -239,7 +276,7 @@ class _World:
         sibling = next((b for b in reversed(built) if b is not None), None)
         args = [b if b is not None else self.term(a, facts, sibling) for a, b in zip(term.args, built)]
         attrs = {n: self.value(a) for n, a in term.attrs}
-        if term.op in LAYOUT:
+        if term.op in LAYOUT or term.op in CONTRACTIONS:
             law: Callable[..., Sym] = getattr(self, f"_{term.op}")
             return law(args, attrs, facts)
         entry = OPS[term.op]
@@ -291,7 +328,7 @@ class _World:
         n = x.shape[axis]
 
         def at(i: Sequence[Any]) -> Any:
-            return self.z.If(i[axis] < n, x.at(i), y.at([*i[:axis], i[axis] - n, *i[axis + 1 :]]))
+            return self.either(i[axis] < n, x.at(i), y.at([*i[:axis], i[axis] - n, *i[axis + 1 :]]))
 
         return Sym(_put(x.shape, axis, n + y.shape[axis]), x.dtype, at, x.boolean)
 
@@ -305,7 +342,7 @@ class _World:
 
         def at(i: Sequence[Any]) -> Any:
             inside = self.z.And(i[axis] >= lo, i[axis] < lo + n)
-            return self.z.If(inside, x.at([*i[:axis], i[axis] - lo, *i[axis + 1 :]]), value)
+            return self.either(inside, x.at([*i[:axis], i[axis] - lo, *i[axis + 1 :]]), value)
 
         return Sym(_put(x.shape, axis, lo + n + hi), x.dtype, at)
 
@@ -398,7 +435,9 @@ class _World:
         """An elementwise op of elements."""
         z, name = self.z, entry.name
         if name == "where":
-            return z.If(*x)
+            return self.either(*x)
+        if any(isinstance(v, Total) for v in x):
+            return self.linear(name, list(map(Total.of, x)))
         if all(v.sort() == z.BoolSort() for v in x):
             logic = {"and": z.And, "or": z.Or, "xor": z.Xor, "not": z.Not}
             if name not in logic:
@@ -425,6 +464,144 @@ class _World:
             x = [first, second]
         function = self.function(label, *[self.sort] * len(x), z.IntSort(), z.BoolSort() if boolean else self.sort)
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
+
+    # ------------------------------------------------------------ sums
+    def either(self, condition: Any, x: Any, y: Any) -> Any:
+        """One of two values."""
+        z = self.z
+        if not isinstance(x, Total) and not isinstance(y, Total):
+            return z.If(condition, x, y)
+        if isinstance(condition, Total):
+            raise Beyond("a condition on a sum")
+        first = Total.of(x).map(lambda body: z.If(condition, body, z.RealVal(0)))
+        return first.plus(Total.of(y).map(lambda body: z.If(condition, z.RealVal(0), body)))
+
+    def linear(self, name: str, x: list[Total]) -> Total:
+        """An elementwise op of sums."""
+        if name in ("add", "sub"):
+            return x[0].plus(x[1] if name == "add" else x[1].map(lambda body: -body))
+        if name == "neg":
+            return x[0].map(lambda body: -body)
+        if name == "mul":
+            return x[0].times(x[1])
+        raise Beyond(f"{name} of a sum")
+
+    def index(self, size: Any) -> tuple[Any, Any]:
+        """A new summed index of a range."""
+        return self.z.Int(f"sum.{next(self.summed)}"), size
+
+    def total(self, read: Callable[[], Any], facts: _Facts, indices: Sequence[tuple[Any, Any]]) -> Total:
+        """The sum of what is read over indices; it must be finite everywhere."""
+        if not self.real:
+            raise Beyond("a sum of elements that nothing is known of")
+        before = len(facts.undefined)
+        found = Total.of(read()).over(*indices)
+        inside = self.z.And(*(n > 0 for _, n in indices), True)
+        for at in range(before, len(facts.undefined)):
+            condition = facts.undefined[at]
+            if not self.z.substitute(condition, *((k, k + 1) for k, _ in indices)).eq(condition):
+                raise Beyond("a sum of what is not finite everywhere")
+            facts.undefined[at] = self.z.And(condition, inside)
+        return found
+
+    def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        z, (x, y) = self.z, args
+        if len(x.shape) < 2 or len(y.shape) not in (2, len(x.shape)):
+            raise _Reject
+        if x.boolean or y.boolean:
+            raise Beyond("a product of booleans")
+        facts.said += [x.shape[-1] == y.shape[-2], x.dtype == y.dtype]
+        lead = list(x.shape[:-2])
+        for d, other in enumerate(y.shape[:-2]):
+            facts.said.append(z.Or(lead[d] == other, lead[d] == 1, other == 1))
+            lead[d] = z.If(lead[d] == 1, other, lead[d])
+
+        def at(i: Sequence[Any]) -> Any:
+            k = self.index(x.shape[-1])
+            rows = self.narrowed(x.shape[:-2], i[:-2])
+            columns = self.narrowed(y.shape[:-2], i[:-2])
+
+            def read() -> Any:
+                a, b = x.at([*rows, i[-2], k[0]]), y.at([*columns, k[0], i[-1]])
+                return Total.of(a).times(Total.of(b))
+
+            return self.total(read, facts, [k])
+
+        return Sym((*lead, x.shape[-2], y.shape[-1]), x.dtype, at)
+
+    def _sum(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        (x,), axes = args, attrs["axes"]
+        if not isinstance(axes, tuple) or any(self.z.is_expr(a) for a in axes):
+            raise Beyond("a sum over unknown axes")
+        if (
+            x.boolean
+            or len({a % max(1, len(x.shape)) for a in axes}) < len(axes)
+            or any(not -len(x.shape) <= a < len(x.shape) for a in axes)
+        ):
+            raise _Reject
+        chosen = {a % len(x.shape) for a in axes}
+
+        def at(i: Sequence[Any]) -> Any:
+            indices = {a: self.index(x.shape[a]) for a in sorted(chosen)}
+            where = [indices[d][0] if d in chosen else k for d, k in enumerate(i)]
+            return self.total(lambda: x.at(where), facts, list(indices.values()))
+
+        return Sym(tuple(self.z.IntVal(1) if d in chosen else n for d, n in enumerate(x.shape)), x.dtype, at)
+
+    def _mean(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        (x,), whole, z = args, self._sum(args, attrs, facts), self.z
+        share = self.function("share", z.IntSort(), z.RealSort())
+        sizes = [x.shape[a % len(x.shape)] for a in attrs["axes"]]
+
+        def at(i: Sequence[Any]) -> Any:
+            found = Total.of(whole.at(i)).map(lambda body: reduce(lambda b, n: b * share(n), sizes, body))
+            facts.undefined.extend(n == 0 for n in sizes)
+            return found
+
+        return Sym(whole.shape, x.dtype, at)
+
+    def equal_totals(self, assumed: list[Any], left: Total, right: Total) -> bool:
+        """Whether two sums are equal: range by range, the terms together are at every index."""
+        z = self.z
+
+        def holds(claim: Any, *more: Any) -> bool:
+            return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
+
+        ranges = {(b[0][1]): None for t in (left, right) for b, _ in t.terms if len(b) == 1}
+        groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any]]] = []
+        for sign, side in ((1, left), (-1, right)):
+            for bound, body in (part for term in side.terms for part in self.parts(term, list(ranges), holds)):
+                for known, bodies in groups:
+                    if len(known) != len(bound):
+                        continue
+                    order = next((o for o in permutations(bound) if holds(z.And(*(p[1] == q[1] for p, q in zip(o, known)), True))),
+                                 None)  # fmt: skip
+                    if order is not None:
+                        same = z.substitute(body, *((p[0], q[0]) for p, q in zip(order, known)))
+                        bodies.append(sign * same)
+                        break
+                else:
+                    groups.append((bound, [sign * body]))
+        return all(
+            holds(reduce(lambda a, b: a + b, bodies) == 0, *(f for k, n in bound for f in (k >= 0, k < n)))
+            for bound, bodies in groups
+        )
+
+    def parts(self, term: Any, ranges: list[Any], holds: Callable[..., bool]) -> list[Any]:
+        """A term without indices of one value; one over a single index as two where its range is that of two others
+        together."""
+        bound, body = term
+        for k, size in bound:
+            if holds(size == 1):
+                bound = tuple(p for p in bound if p[0] is not k)
+                body = self.z.substitute(body, (k, self.z.IntVal(0)))
+        if len(bound) != 1:
+            return [(bound, body)]
+        ((k, size),) = bound
+        for first, second in product(ranges, repeat=2):
+            if not first.eq(size) and not second.eq(size) and holds(size == first + second):
+                return [(((k, first),), body), (((k, second),), self.z.substitute(body, (k, k + first)))]
+        return [(bound, body)]
 
     def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: _Facts) -> Any:
         """A composite by its decomposition, element by element."""
@@ -481,13 +658,19 @@ class _World:
         elements = _Facts()
         shown.said = elements.said
         right_values = [s.at(i) for s, i in zip(rights, index)]
-        same = [a == b for a, b in zip(left_values, right_values)]
+        sums = [(a, b) for a, b in zip(left_values, right_values) if isinstance(a, Total) or isinstance(b, Total)]
+        same = [
+            a == b for a, b in zip(left_values, right_values) if not isinstance(a, Total) and not isinstance(b, Total)
+        ]
         assumed = [*self.facts.said, *guards, *elements.said]
         if self.ask(assumed) == z.unsat:
             return None
         if self.ask([*assumed, z.Not(z.And(*owed))]) != z.unsat:
             return False
         nowhere = z.Or(*self.facts.undefined, False), z.Or(*shown.undefined, False)
+        given = [*assumed, *inside, z.Not(nowhere[0])]
+        if not all(self.equal_totals(given, Total.of(a), Total.of(b)) for a, b in sums):
+            return False
         wrong = z.Or(nowhere[0] != nowhere[1], z.And(z.Not(nowhere[0]), z.Not(z.And(*same))))
         return bool(self.ask([*assumed, *inside, wrong]) == z.unsat)
 
@@ -585,16 +768,31 @@ def _named(rule: Rule) -> int:
     axes = {a for n, a in given if n == "axis"}
     asked = [p for a in (*(a for _, a in given), *rule.guards) for p in _parts(a) if isinstance(p, Apply)]
     axes |= {p.args[1] for p in asked if p.function == "size"}
+    said = {g.args[0]: _from_end(g.args[1]) for g in rule.guards if isinstance(g, Apply) and g.function == "eq"}
+    axes = {said[a] if isinstance(said.get(a), Value) else _from_end(a) for a in axes}
     constants = [abs(a.value) for a in axes if isinstance(a, Value)]
     needed = max(len(axes) + 1, *(c + 2 for c in constants), 2)
     if needed > RANKS:
         raise Beyond("more axes are named than ranks are tried")
-    reshaped = any(n == "shape" for n, _ in given)
+    calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
+    reshaped = any(n == "shape" for n, _ in given) or calls & set(CONTRACTIONS)
     return RANKS if reshaped or any(p.function in WHOLE for p in asked) else needed
+
+
+def _from_end(attr: Attr) -> Attr:
+    """An axis counted from the last one as a negative number, however it is written."""
+    if isinstance(attr, Apply) and attr.function == "sub" and isinstance(attr.args[1], Value):
+        if isinstance(attr.args[0], Apply) and attr.args[0].function == "rank":
+            return Value(-attr.args[1].value)
+    return attr
 
 
 def _axes(ranks: Sequence[int]) -> list[Any]:
     return list(range(max(ranks, default=0)))
+
+
+def _subsets(ranks: Sequence[int]) -> list[Any]:
+    return [s for n in range(1, max(ranks, default=0) + 1) for s in combinations(range(max(ranks, default=0)), n)]
 
 
 def _permutations(ranks: Sequence[int]) -> list[Any]:
@@ -617,6 +815,8 @@ def _structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[s
         kind = OPS[op].attrs[a]
         if a == "axis":
             options[n] = _axes
+        elif a == "axes":
+            options[n] = _subsets
         elif a == "perm":
             options[n] = _permutations
             largest = RANKS
@@ -636,8 +836,11 @@ def _structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[s
 
 def prove(rule: Rule) -> tuple[bool, str]:
     """Whether z3 proves a one-way rule at every rank up to the bound; with what it proved, or why not."""
+    calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
     try:
-        done, said = _prove(rule, False)
+        if rule.exact and calls & set(CONTRACTIONS):
+            return False, "sums are looked at over the reals"
+        done, said = (False, "") if calls & set(CONTRACTIONS) else _prove(rule, False)
         if not done and not rule.exact:
             if not _reals_only(rule):
                 return False, "it holds over the reals at best, but integers match it"
