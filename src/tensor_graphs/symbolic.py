@@ -7,9 +7,12 @@ anything is chosen; what is left is priced at the sizes that the caller names, a
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from .accept import run_flat
@@ -39,8 +42,12 @@ Sizes = dict[str, int]
 PROBES = (2, 63)  # sizes at which kernels are asked whether they apply
 ODD = (3, 5, 7, 11, 13, 17, 19, 23)  # sizes at which programs are run
 EVEN = (4, 6, 10, 14, 16, 22, 26)
+EXTRA, EXTRA_SECONDS = 10, 1.0  # further choices of sizes at which programs are run, as long as that takes no longer
 SLACK = 10.0  # times the error that is allowed, at other sizes than the searched ones
-LARGE_FLOPS = 4e9  # of the model at the larger size; beyond, it is run a little larger than where it was searched only
+LARGE_FLOPS, LARGE_BYTES = (
+    4e9,
+    1 << 28,
+)  # of the model, of a value; beyond, it is run a little larger than searched only
 
 
 def ranges(graph: Graph) -> dict[str, Atom]:
@@ -257,17 +264,31 @@ class Symbolic:
         grown: list[Callable[[int], int]] = [lambda s: 2 * s + 1, lambda s: s + s // 2 + 1, lambda s: s + 1]
         for grow in grown:
             sizes = {n: min(grow(s), atoms[n].max) for n, s in self.searched.items()}
-            if grow is grown[-1] or (self._means(sizes) and self._flops(sizes) <= LARGE_FLOPS):
+            if grow is grown[-1] or (self._means(sizes) and self._light(sizes)):
                 yield sizes
 
-    def _flops(self, sizes: Sizes) -> float:
-        return graph_flops(list(self.graph.bind(sizes).roots))
+    def _drawn(self, seed: int) -> Iterator[Sizes]:
+        """Further sizes, small ones mostly; those where the graph holds and little is to be computed."""
+        rng, atoms = random.Random(seed), ranges(self.graph)
+        for k in range(EXTRA):
+            most = 16 << k
+            sizes = {n: rng.randint(a.min, max(a.min, min(a.max, most))) for n, a in atoms.items()}
+            if self._means(sizes) and self._light(sizes, LARGE_FLOPS / 8, LARGE_BYTES / 8):
+                yield sizes
+
+    def _light(self, sizes: Sizes, flops: float = LARGE_FLOPS, size: float = LARGE_BYTES) -> bool:
+        """Whether the graph is soon computed at these sizes, no value taking much memory."""
+        there = self.graph.bind(sizes)
+        return graph_flops(list(there.roots)) <= flops and all(n.type.nbytes <= size for n in there.nodes() if n.args)
 
     def wrong(self, program: Program, tolerance: Tolerance, seed: int) -> str:
         """What is wrong with a program at other sizes, in words; empty if nothing is."""
-        for sizes in self.others():
+        start = time.monotonic()
+        for number, sizes in enumerate(chain(needed := self.others(), self._drawn(seed))):
+            if number >= len(needed) and time.monotonic() - start > EXTRA_SECONDS:
+                break
             there = self.graph.bind(sizes)
-            known = self._references.setdefault(tuple(sizes.values()), {})
+            known = self._references.setdefault(tuple(sizes.values()), {}) if number < len(needed) else {}
             try:
                 verdict = verify(
                     there, partial(run_flat, program), tolerance=tolerance, seed=seed, references=known, seeds=1
