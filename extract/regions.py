@@ -91,7 +91,7 @@ class Regions:
     given: frozenset[int]
     pricing: Pricing = field(default_factory=Roofline)
     reaches: tuple[Reach, ...] = REACHES
-    _beside: dict[tuple[int, int], bool] = field(default_factory=dict)
+    _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
 
     @cached_property
     def _kids(self) -> list[list[int]]:
@@ -118,15 +118,29 @@ class Regions:
         """What values are needed for, as the cheapest e-nodes have it."""
         return Uses(self.view, self._costs[2])
 
-    def beside(self, cls: int, other: int) -> bool:
-        """Whether a class is computed for something beside another one."""
-        key = cls, other
-        if key not in self._beside:
-            node = self._costs[2][cls]
-            stored = self.view.op[node] == "cast" and self._kids[node][0] in self.given
-            made = cls not in self.given and cls not in self._formulas and not stored
-            self._beside[key] = made and self.uses.beside(cls, other)
-        return self._beside[key]
+    def inside(self, node: int, products: int) -> set[int]:
+        """The classes that a region from an e-node may come to compute, with so many products on a path."""
+        key = node, products
+        if key not in self._insides:
+            choice, found = self._costs[2], dict[int, int]()  # class -> fewest products on a way to it, itself included
+            first = _kind(self.view.op[node]) == "product"
+            todo = [(k, int(first)) for k in self._kids[node]]
+            while todo and len(found) < 4 * MAX_NODES:
+                cls, used = todo.pop()
+                if cls in self.given or choice[cls] < 0:
+                    continue
+                kind = _kind(self.view.op[choice[cls]])
+                used += kind == "product"
+                if kind != "opaque" and used <= min(products, found.get(cls, ALL) - 1):
+                    found[cls] = used
+                    todo += [(k, used) for k in self._kids[choice[cls]]]
+            self._insides[key] = set(found)
+        return self._insides[key]
+
+    def stored(self, cls: int) -> bool:
+        """Whether a class lies in memory from the start, as it is or behind a cast."""
+        node = self._costs[2][cls]
+        return cls in self.given or (self.view.op[node] == "cast" and self._kids[node][0] in self.given)
 
     def _plausible(self, cls: int) -> list[int]:
         """The e-nodes of a class that a good plan may use."""
@@ -200,15 +214,19 @@ class Regions:
             seen: set[Tensor] = set()
             for node in self.starts(cls):
                 for reach in self.reaches:
-                    whole = _Growth(self, cls, reach)
-                    found = [whole.grown(node)][: whole.met <= BESIDE]
-                    found += [
-                        _Growth(self, cls, reach, n).grown(node) for n in reversed(range(min(whole.met, BESIDE + 1)))
-                    ]
-                    for region in found:
+                    for region in self._grown(cls, node, reach):
                         if region is not None and region.term not in seen:
                             seen.add(region.term)
                             yield region
+
+    def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[Region | None]:
+        """Regions of one reach, the largest first: up to as many values as may be that are needed beside, and up to fewer."""
+        whole = _Growth(self, cls, reach)
+        found = whole.grown(node)
+        if whole.met <= BESIDE:
+            yield found
+        for room in reversed(range(min(whole.met, BESIDE + 1))):
+            yield _Growth(self, cls, reach, room).grown(node)
 
 
 def _kind(op: str) -> str:
@@ -243,9 +261,11 @@ class _Growth:
     nodes: int = 0
     used: int = 0  # most products on a path
     met: int = 0  # most values on a path that are needed beside
+    inside: set[int] = field(default_factory=set)
 
     def grown(self, node: int) -> Region | None:
         """The region that starts with an e-node; None if it is too large, trivial or not of this reach."""
+        self.inside = self.regions.inside(node, self.reach.products) | {self.cls}
         try:
             root = self._node(node, 0, 0, False)
         except _Large:
@@ -296,7 +316,7 @@ class _Growth:
         found = self.done.get(key)
         if found is None:
             node = self._inlined(cls, products, below)
-            if node is not None and self.regions.beside(cls, self.cls):
+            if node is not None and self._needed_beside(cls):
                 beside += 1
                 self.met = max(self.met, beside)
                 node = node if beside <= self.room else None
@@ -320,6 +340,13 @@ class _Growth:
             if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= 2 * r._costs[1][cls] + 1000:
                 return n
         return None
+
+    def _needed_beside(self, cls: int) -> bool:
+        """Whether something that this region cannot compute reads a class as well."""
+        r = self.regions
+        if r.uses.count.get(cls, 0) < 2 or r.stored(cls) or cls in r._formulas:
+            return False
+        return not r.uses.readers[cls] <= self.inside
 
     def _leaf(self, cls: int) -> int:
         if cls not in self.leaves:

@@ -97,7 +97,7 @@ class Together:
             return []
         wanted = [
             (t, c) for t, c in r.inner
-            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and self.regions.beside(c, r.cls)
+            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and not self.regions.stored(c) and self.regions.uses.beside(c, r.cls)
             and self._fits(self._shape(c), self._shape(r.cls))
         ]  # fmt: skip
         return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MOST - 1]

@@ -47,6 +47,15 @@ class Uses:
         return found
 
     @cached_property
+    def readers(self) -> dict[int, set[int]]:
+        """The classes computed from each class, views of it included; a root is read from outside, by -1."""
+        found: dict[int, set[int]] = {cls: {-1} if cls in self.view.roots else set() for cls in self.order}
+        for cls in self.order:
+            for kid in self._kids(cls):
+                found[kid].add(cls)
+        return found
+
+    @cached_property
     def above(self) -> dict[int, int]:
         """The nearest class that every way from the roots to each class passes (its immediate dominator; -1: none)."""
         found = dict.fromkeys(self.view.roots, -1)
