@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from math import prod
 from typing import Any, Protocol
@@ -155,20 +155,28 @@ class Generated(Template):
         return self.lowered[key]
 
     def _lower(self, call: Call) -> Lowered | None:
-        leaves = {t: str(t.attr("name")) for t in topological(self.roots) if t.op == "input"}
         buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
         try:
-            kernel = scaled_early(base_two(kernel_of(self.roots, leaves, buffers)))
-            shape = shape_of(kernel)
-            found = Lowered(kernel, shape, tuple(self.emitter.space(kernel, shape, _can_split(kernel, shape))))
+            kernel, shape, splits = _read(tuple(self.roots), tuple(buffers.items()))
+            found = Lowered(kernel, shape, tuple(self.emitter.space(kernel, shape, splits)))
             if not found.space:
                 return None
             self.emitter.launches(found, found.space[0], "probe")
         except Unfusable:
             return None
         return found
+
+
+@lru_cache(maxsize=4096)
+def _read(roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]) -> tuple[Kernel, Shape, bool]:
+    """The kernel of terms whose operands lie as given, its shape, and whether its longest reduction can be cut into parts:
+    the same for every emitter."""
+    leaves = {t: str(t.attr("name")) for t in topological(roots) if t.op == "input"}
+    kernel = scaled_early(base_two(kernel_of(roots, leaves, dict(buffers))))
+    shape = shape_of(kernel)
+    return kernel, shape, _can_split(kernel, shape)
 
 
 def launches(template: Generated, call: Call) -> Sequence[Launch]:
