@@ -84,14 +84,20 @@ def c_library(source: str, threads: bool = True) -> Any:
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     folder = c_folder()
     path = folder / f"{hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as part:
-            text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
-            text.write_text(source, encoding="utf-8")
-            # no library but these: what OpenMP's loops call is found in the one that c_threads has loaded
-            c_output([*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"])
-            made.replace(path)
-    return ctypes.CDLL(str(path))
+    for _ in range(2):
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as part:
+                text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
+                text.write_text(source, encoding="utf-8")
+                # no library but these: what OpenMP's loops call is found in the one that c_threads has loaded
+                c_output([*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"])
+                made.replace(path)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            damaged = error
+            path.unlink(missing_ok=True)
+    raise RuntimeError(f"compiled kernels cannot be loaded: {damaged}")
 
 
 def c_function(library: Any, name: str) -> Any:

@@ -392,9 +392,8 @@ class _Writer:
             return self._cast(e, scope)
         if (shifted := below_maximum(e)) is not None:
             a, m = (self.value(x, scope) for x in shifted)
-            inner = self._place(shifted[1], scope)
-            shift = inner.known.get(e) or f"({m} == -INFINITY ? {self.spelling.number(0.0)} : {m})"
-            return self.spelling.operation(e.op, "float", [f"{a} - {shift}"])
+            hidden = f"({m} == -INFINITY ? {self.spelling.number(0.0)} : {m})"
+            return self.spelling.operation(e.op, "float", [f"{a} - {hidden}"])
         args = [self.value(a, scope) for a in e.args]
         return self.spelling.operation(e.op, e.args[-1].kind, args)
 

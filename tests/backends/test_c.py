@@ -435,6 +435,12 @@ def test_compiled_kernels_are_kept_and_a_folder_that_cannot_be_written_is_no_obs
     for _ in range(2):
         assert c_helpers.c_library("int f(void) { return 7; }\n").f() == 7
     assert [p.suffix for p in (tmp_path / "c").iterdir()] == [".so"]
+    (made,) = (tmp_path / "c").iterdir()
+    damaged = tmp_path / "other"
+    (damaged / "c").mkdir(parents=True)
+    (damaged / "c" / made.name).write_bytes(made.read_bytes()[:100])
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(damaged))
+    assert c_helpers.c_library("int f(void) { return 7; }\n").f() == 7, "a damaged one is made again"
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(blocked))
