@@ -145,6 +145,7 @@ class GpuMeasurer:
         self._opened: dict[int, set[int]] = {}  # kernels open in the process with the device: tries it knows
         self._rows: list[Row] = []  # measured, and not in the sink yet
         self._kept = 0.0  # when rows went there last
+        self._calibrated = False  # whether it was seen to that the device is
 
     # ------------------------------------------------------------ the interface of measurers
     def start(self) -> None:
@@ -160,7 +161,6 @@ class GpuMeasurer:
         when the rows are durable. Candidates are taken from the iterable a few ahead of what is timed. `worth` is asked again
         and again for the µs up to which more measuring of a candidate is of use."""
         self.start()
-        self._calibrate_once()
         try:
             self._measure(iter(candidates), progress or (lambda done: None), worth)
         finally:
@@ -182,6 +182,7 @@ class GpuMeasurer:
                 progress(done)
             if not under_way:
                 break
+            self._calibrate_once()  # while the first ones compile
             kernel = self._step(worth)
             if kernel.pending == 0:
                 self._finish(kernel, worth)
@@ -207,8 +208,9 @@ class GpuMeasurer:
 
     def _calibrate_once(self) -> None:
         """Calibrate where the store knows no limits of this device."""
-        predictor = getattr(self.sink, "predictor", None)
-        if predictor is not None and self.device == "cuda":
+        predictor, looked = getattr(self.sink, "predictor", None), self._calibrated
+        self._calibrated = True
+        if predictor is not None and self.device == "cuda" and not looked:
             if gpu_machine().device not in predictor("cold").rooflines.measured():
                 self.calibrate(CALIBRATE_S)
 

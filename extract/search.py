@@ -130,8 +130,11 @@ def search(
             progress(f"round {rounds}: {sum(optimistic[i] for i in chosen):.1f} µs, measuring {len(lacking)} kernels")
         before = len(done)
         with clock.running("measure"):
-            worth = Worth(hypergraph, pricer, prices, ended)
-            measurer.measure(_until(ended, (hypergraph.candidates[i] for i in lacking), done, worth), worth=worth)
+            worth = Worth(hypergraph, pricer, prices, ended, limited=bool(budgets))
+            useful = [i for i in lacking if prices[i].low <= worth(hypergraph.candidates[i])]
+            measurer.measure(
+                _until(ended, (hypergraph.candidates[i] for i in useful or lacking), done, worth), worth=worth
+            )
         measured += len(done) - before
     if measurer is not None and any(prices[i].source != "measured" for i in chosen):
         with clock.running("solve"):  # believe predictions now, not their optimistic ends

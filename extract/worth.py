@@ -24,16 +24,14 @@ def token(candidate: Candidate) -> Token:
 
 class Worth:
     """Bounds that tighten while candidates are measured: `taken` notes that one is under way, calling gives its bound in µs.
-    `ended`: nothing is worth measuring any more."""
+    `ended`: nothing is worth measuring any more. `limited`: plans must keep budgets, for which a dear kernel may be needed: then
+    there are no bounds."""
 
     def __init__(
-        self,
-        hypergraph: Hypergraph,
-        pricer: Pricer,
-        prices: Sequence[Priced],
-        ended: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.hypergraph, self.pricer, self.ended = hypergraph, pricer, ended
+        self, hypergraph: Hypergraph, pricer: Pricer, prices: Sequence[Priced],
+        ended: Callable[[], bool] = lambda: False, limited: bool = False,
+    ) -> None:  # fmt: skip
+        self.hypergraph, self.pricer, self.ended, self.limited = hypergraph, pricer, ended, limited
         self.certain = [p.us if p.source == "measured" else math.inf for p in prices]
         self.places: dict[Token, list[int]] = {}
         self.alike: dict[int, list[int]] = {}  # what is made: the candidates that make it
@@ -51,6 +49,8 @@ class Worth:
         """µs from which on the candidate is of no use anywhere; 0 when the time is up."""
         if self.ended():
             return 0.0
+        if self.limited:
+            return math.inf
         self._refresh()
         return max(self._at(i) for i in self.places[token(candidate)])
 

@@ -52,6 +52,7 @@ def test_bounds_tighten_while_kernels_are_measured() -> None:
     assert worth(second) == math.inf
     prices[0] = priced(3.0)[0]
     assert worth(second) == 3.0
+    assert Worth(graph, pricer, priced(3.0, None), limited=True)(second) == math.inf  # type: ignore[arg-type]
     ended.append(True)
     assert worth(second) == 0.0
 
