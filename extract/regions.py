@@ -140,7 +140,7 @@ class Regions:
     def stored(self, cls: int) -> bool:
         """Whether a class lies in memory from the start, as it is or behind a cast."""
         node = self._costs[2][cls]
-        return cls in self.given or (self.view.op[node] == "cast" and self._kids[node][0] in self.given)
+        return cls in self.given or (node >= 0 and self.view.op[node] == "cast" and self._kids[node][0] in self.given)
 
     def _plausible(self, cls: int) -> list[int]:
         """The e-nodes of a class that a good plan may use."""
