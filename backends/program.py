@@ -70,6 +70,15 @@ class Manifest:
         """The free sizes, with what each was when the program was chosen."""
         return {name: size for name, (_, _, size) in self.sizes.items()}
 
+    def to_json(self) -> dict[str, Any]:
+        """All fields; sizes that are expressions as texts."""
+        spelled = {
+            part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
+            for part, specs in (("inputs", self.inputs), ("outputs", self.outputs))
+        }
+        fields = {f: getattr(self, f) for f in self.__dataclass_fields__}
+        return fields | spelled | {"structure": _pack(self.structure)}
+
 
 class Program:
     """A plan that runs. Inputs positional or by name, NumPy or Torch; outputs of the same kind in the graph's structure.
@@ -498,12 +507,7 @@ def _unpack(packed: Any) -> Any:
 
 
 def _manifest_json(manifest: Manifest, source: str) -> str:
-    spelled = {
-        part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
-        for part, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs))
-    }
-    fields = {f: getattr(manifest, f) for f in Manifest.__dataclass_fields__}
-    record = fields | spelled | {"structure": _pack(manifest.structure)}
+    record = manifest.to_json()
     whole = {"schema": SCHEMA, "source_sha256": sha256(source.encode()).hexdigest(), **record}
     return json.dumps(whole, indent=1)
 

@@ -175,6 +175,7 @@ def test_a_saved_program_keeps_its_sizes(attention: tuple[Graph, Any], tmp_path:
     assert loaded.manifest.sizes == program.manifest.sizes
     assert [str(d) for d in loaded.manifest.outputs[0][1]] == ["B", "T", "48"]
     agrees(loaded, graph, *SIZES)
+    assert loaded.manifest.to_json()["outputs"] == [("output", ["B", "T", 48], "float32")]
     with pytest.raises(ShapeError, match="T=600"):
         loaded(normal(1, 600, 48), normal(1, 4, 48))
 

@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -79,10 +78,13 @@ def _explain_steps(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     from .egraph.view import rule_table
+    from .symbolic import range_text
 
     program = load_program(folder)
     saved = _report(folder / "report.json")
-    lines = [repr(program), f"memory: {program.memory()['cpu'] / 2**20:.1f} MiB"]
+    ranges = [f"{name}: {range_text(*spread)}" for name, spread in program.manifest.sizes.items()]
+    memory = f"memory: {program.memory()['cpu'] / 2**20:.1f} MiB"
+    lines = [repr(program), *([f"sizes: {', '.join(ranges)}"] if ranges else []), memory]
     for kernel in saved.get("kernels", []):
         lines.append(f"{kernel['us']:>10.1f} µs  {kernel['count']:>4} x {kernel['name']} ({kernel['source']})")
     if verdict := saved.get("verification"):
@@ -98,7 +100,7 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
         lines += ["rules by time:", rule_table({n: (r["matches"], r["seconds"]) for n, r in rules.items()})]
     lines.append(f"source: {folder / 'program.py'}, {len(program.source.splitlines())} lines")
     document = {
-        "program": asdict(program.manifest),
+        "program": program.manifest.to_json(),
         "memory": program.memory(),
         "report": saved,
         "source": str(folder / "program.py"),
