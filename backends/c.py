@@ -47,7 +47,7 @@ class CEmitter:
     """One function for each kernel."""
 
     name: str = "c"
-    version: str = "4"
+    version: str = "5"
     setup: tuple[str, ...] = ("address", "c_function", "c_library")
     needs: tuple[str, ...] = ()
 
