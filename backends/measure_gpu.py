@@ -141,6 +141,7 @@ class GpuMeasurer:
         self.clock = Clock()  # what this object's thread has waited for
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # writes what is next while the device is busy
         self._ready: queue.SimpleQueue[tuple[Measured, Try]] = queue.SimpleQueue()
+        self._under_way: list[Measured] = []  # what is still to be judged of others was given up
         self._waiting: deque[tuple[Measured, Try]] = deque()  # taken from the queue, the device was busy with others
         self._opened: dict[int, set[int]] = {}  # kernels open in the process with the device: tries it knows
         self._rows: list[Row] = []  # measured, and not in the sink yet
@@ -171,7 +172,8 @@ class GpuMeasurer:
 
     def _measure(self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None) -> None:
         seen, done = set[str](), 0
-        under_way: list[Measured] = []
+        under_way = self._under_way = []
+        self._waiting.clear()
         while True:
             while len(under_way) < AHEAD and (candidate := next(source, None)) is not None:
                 kernel = self._begun(candidate, seen)
@@ -217,6 +219,7 @@ class GpuMeasurer:
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement of a call in the schedule that it names, not stored."""
         kernel = Measured(template, call)
+        self._under_way = [kernel]
         self._submit(kernel, [call])
         while kernel.pending:
             self._step(None)
@@ -307,15 +310,19 @@ class GpuMeasurer:
     def _next(self) -> tuple[Measured, Try]:
         with contextlib.suppress(queue.Empty):
             while True:
-                self._waiting.append(self._ready.get_nowait())
-        if not self._waiting:
+                self._noted(self._ready.get_nowait())
+        while not self._waiting:
             with self.clock.running("wait"):
-                self._waiting.append(self._awaited())
+                self._noted(self._awaited())
         for i, (kernel, _) in enumerate(self._waiting):
             if kernel.number in self._opened:
                 self._waiting.rotate(-i)
                 break
         return self._waiting.popleft()
+
+    def _noted(self, ready: tuple[Measured, Try]) -> None:
+        if ready[0] in self._under_way:
+            self._waiting.append(ready)
 
     def _awaited(self) -> tuple[Measured, Try]:
         try:

@@ -26,6 +26,7 @@ from tensor_graphs.backends.measure_gpu import (
 )  # fmt: skip
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.ops import Type
+from tensor_graphs.errors import WorkerError
 from tensor_graphs.extract.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
 from tensor_graphs.prices import CostPricer
 
@@ -200,6 +201,30 @@ def test_a_kernel_that_always_crashes_is_given_up(monkeypatch: pytest.MonkeyPatc
         found = rows(measurer, candidate(template(space=space)))
     assert [r.status for r in found] == ["crash"] * 3 + ["not-tried"] * 4
     assert asked.count("try") == 3
+
+
+def test_what_a_failed_round_left_is_not_taken_for_the_next_ones() -> None:
+    """A device that cannot be used, and then can: what had been written for the first kernel is forgotten."""
+
+    class Late:
+        alive, broken = True, True
+
+        def start(self) -> None: ...
+
+        def close(self) -> None: ...
+
+        def ask(self, job: dict[str, object], timeout: float) -> dict[str, object]:
+            if self.broken:
+                return {"ok": False, "fatal": True, "status": "fault", "message": "gone"}
+            return {"ok": True, "accuracy": {"rel_fro": 0.0}, "cold": [1.0], "hot": [1.0], "clock_mhz": 1.0}
+
+    late = Late()
+    with GpuMeasurer(Rows(), device="cpu", worker=late) as measurer:  # type: ignore[arg-type]
+        with pytest.raises(WorkerError, match="gone"):
+            rows(measurer, candidate(template()))
+        late.broken = False
+        found = rows(measurer, candidate(replace(template(), name="second")))
+    assert {r.key.name for r in found} == {"second"} and len({r.key.digest for r in found}) == 3
 
 
 # ---------------------------------------------------------------- layouts and values
