@@ -68,7 +68,11 @@ class Refuted(Exception):
 
 # ---------------------------------------------------------------- values
 def values(found: Filled, rng: np.random.Generator, style: str) -> dict[str, Array]:
-    """Random arrays for the tensors of an instance, in their own dtypes; indices stay below their bounds."""
+    """Random arrays for the tensors of an instance, in their own dtypes; indices stay below their bounds. In the style
+    "signs" every float tensor has one sign."""
+    if style == "signs":
+        sign = {name: rng.choice((-1.0, 1.0)) for name in found.types}
+        return {n: x * sign[n] if x.dtype.kind == "f" else x for n, x in values(found, rng, "positive").items()}
     return {
         name: _array(t.shape, t.dtype, rng, style, found.bounds.get(name)) for name, t in sorted(found.types.items())
     }

@@ -56,6 +56,11 @@ MORE = 40  # of a rule that is not proved, a second time and larger
 FINITE = ("act", "pad", "axis", "ndim", "shuffle")  # parameter variables of which every value is tried
 IMAGES = ("conv2d", "poolmax", "poolavg")
 HUGE = 1 << 60  # sizes are compared, however large
+TEXT_STYLES = (
+    *STYLES,
+    "signs",
+    "signs",
+)  # a maximum over a large window hardly ever meets numbers that are all negative
 LITERAL = 48  # values of a rule's parameter variables at which its types are looked at
 UNTYPED = "the right side has no type where the left has one"
 VAGUE = ("reshape", "merge")  # operators whose shapes are not all found
@@ -202,7 +207,7 @@ def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMB
                 continue
             tally.modular += trial.exactly()
             for i in (0, 1):
-                tally.float64 += trial.close(STYLES[(tally.members + i) % len(STYLES)])
+                tally.float64 += trial.close(TEXT_STYLES[(tally.members + i) % len(TEXT_STYLES)])
             tally.members += 1
     return tally
 

@@ -66,6 +66,6 @@ def update(rules: Iterable[Rule], say: Callable[[str], None] = print) -> dict[st
 
 
 if __name__ == "__main__":
-    from . import ALL
+    from . import EVERY
 
-    update(ALL)
+    update(EVERY)

@@ -201,6 +201,13 @@ def test_what_holds_at_corners_alone_is_refuted(line: str) -> None:
     assert check(line) == ["refuted"]
 
 
+@pytest.mark.parametrize("line", """\
+(poolmax 7 7 1 1 0 (relu ?x))=>(poolmax 7 7 1 1 0 ?x)
+(poolmax 5 5 2 2 0 (tanh ?x))=>(poolmax 5 5 2 2 0 (relu (tanh ?x)))""".splitlines())
+def test_maxima_of_negative_numbers_are_met(line: str) -> None:
+    assert check(line) == ["refuted"]
+
+
 def test_reshapes_are_tried_at_shapes_that_fit() -> None:
     assert check("(reshape (relu ?x) 2_6)=>(relu (reshape ?x 2_6))") == ["tested"]
     assert check("(reshape (transpose ?x) 3_4)=>(reshape ?x 3_4)") == ["refuted"]

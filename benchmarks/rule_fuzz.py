@@ -1,0 +1,676 @@
+"""Right and wrong rules that nobody wrote, judged: `python -m benchmarks.rule_fuzz COUNT [--seed N] [--derive]`.
+
+A right rule is a random typed term and what one to four steps by `rule_axioms.txt` make of it; some are pairs of lines, which
+merge two operators. A wrong one is a right one with one thing changed: operands, an axis, an activation, a stride, a padding, a
+kernel, a side of a split, a variable, an operator dropped or moved. What is true is decided here, by evaluation in float64 at
+shapes that fit: nothing of the package is used but its verdicts. Rules at which both sides never have a type together count as
+untyped. Prints one table of kinds by verdict, and every disagreement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Term = Any  # a variable, a number, or a tuple of an operator and its arguments
+Pairs = list[tuple[Term, Term]]
+ACTIVATIONS = [lambda x: x, lambda x: 1 / (1 + np.exp(-x)), lambda x: np.maximum(x, 0), np.tanh]
+UNARY = {"sigmoid": 1, "relu": 2, "tanh": 3}
+CONSTANTS = ("Imatmul", "Iewmul", "Iconv", "Cpool")
+SIZE = 34  # of a term that a step makes
+
+
+class Ill(Exception):
+    """A term without a value at these shapes."""
+
+
+class Retry(Exception):
+    """A term with too many variables."""
+
+
+# ---------------------------------------------------------------- text
+def parse(text: str) -> Term:
+    """An S-expression."""
+    stack: list[list[Term]] = [[]]
+    for token in re.findall(r"[()]|[^\s()]+", text):
+        if token == "(":
+            stack.append([])
+        elif token == ")":
+            done = tuple(stack.pop())
+            stack[-1].append(done)
+        else:
+            stack[-1].append(int(token) if re.fullmatch(r"-?\d+", token) else token)
+    return stack[0][0]
+
+
+def show(term: Term) -> str:
+    """The term as text."""
+    return f"({' '.join(map(show, term))})" if isinstance(term, tuple) else str(term)
+
+
+def line(pairs: Pairs) -> str:
+    """A rule as one line, or one per pair."""
+    return "\n".join(f"{show(a)}=>{show(b)}" for a, b in pairs)
+
+
+def positions(term: Term, at: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Term]]:
+    """All subterms with where they are."""
+    yield at, term
+    if isinstance(term, tuple):
+        for i, x in enumerate(term[1:], 1):
+            if isinstance(x, tuple | str):
+                yield from positions(x, (*at, i))
+
+
+def put(term: Term, at: tuple[int, ...], new: Term) -> Term:
+    """The term with another subterm."""
+    return new if not at else tuple(put(x, at[1:], new) if i == at[0] else x for i, x in enumerate(term))
+
+
+def variables(term: Term) -> list[str]:
+    """Variables in order of use."""
+    return [s for _, s in positions(term) if isinstance(s, str) and s.startswith("?")]
+
+
+def constants(term: Term) -> list[str]:
+    """Constants in the order in which they are evaluated."""
+    if not isinstance(term, tuple):
+        return []
+    return [term[0]] if term[0] in CONSTANTS else [c for x in term[1:] for c in constants(x)]
+
+
+def size(term: Term) -> int:
+    """Operators and leaves."""
+    return 1 + sum(map(size, term[1:])) if isinstance(term, tuple) else 1
+
+
+# ---------------------------------------------------------------- meaning
+class Value:
+    """An array, and where each axis was last put together (None: nowhere, -1: at two places)."""
+
+    def __init__(self, array: Any, cuts: Any = ()) -> None:
+        self.array, self.cuts = array, list(cuts) or [None] * array.ndim
+
+
+def _either(p: int | None, q: int | None) -> int | None:
+    return q if p is None else p if q is None or p == q else -1
+
+
+def _windows(x: Any, kernel: tuple[int, int], strides: tuple[int, int], pad: int, fill: float) -> Any:
+    if pad == 0:
+        low = [(k - 1) // 2 for k in kernel]
+        rims = [(p, k - 1 - p) for p, k in zip(low, kernel)]
+        x = np.pad(x, ((0, 0), (0, 0), *rims), constant_values=fill)
+    if x.shape[2] < kernel[0] or x.shape[3] < kernel[1]:
+        raise Ill
+    found = np.lib.stride_tricks.sliding_window_view(x, kernel, (2, 3))
+    return found[:, :, :: strides[0], :: strides[1]]
+
+
+class Evaluator:
+    """Terms at arrays for the variables; `sizes` are shapes for the constants, one after the other."""
+
+    def __init__(self, env: dict[str, Value], sizes: Any) -> None:
+        self.env, self.sizes = env, iter(sizes)
+
+    def __call__(self, term: Term) -> Value:
+        """The value, or Ill."""
+        if isinstance(term, str):
+            return self.env[term]
+        op, *rest = term
+        if op in UNARY:
+            x = self(rest[0])
+            return Value(ACTIVATIONS[UNARY[op]](x.array), x.cuts)
+        law = getattr(self, f"_{re.sub(r'[345]$', '', op)}")
+        found: Value = law(op, *rest)
+        return found
+
+    def _matmul(self, op: str, act: int, left: Term, right: Term) -> Value:
+        a, b = self(left), self(right)
+        if a.array.ndim != b.array.ndim or a.array.ndim < 2 or a.array.shape[:-2] != b.array.shape[:-2]:
+            raise Ill
+        if a.array.shape[-1] != b.array.shape[-2]:
+            raise Ill
+        lead = map(_either, a.cuts[:-2], b.cuts[:-2])
+        return Value(ACTIVATIONS[act](a.array @ b.array), [*lead, a.cuts[-2], b.cuts[-1]])
+
+    def _ewadd(self, op: str, left: Term, right: Term) -> Value:
+        a, b = self(left), self(right)
+        if a.array.shape != b.array.shape:
+            raise Ill
+        return Value(a.array + b.array if op == "ewadd" else a.array * b.array, map(_either, a.cuts, b.cuts))
+
+    _ewmul = _ewadd
+
+    def _smul(self, op: str, left: Term, right: Term) -> Value:
+        a, b = self(left), self(right)
+        if b.array.ndim:
+            raise Ill
+        return Value(a.array * b.array, a.cuts)
+
+    def _transpose(self, op: str, inner: Term) -> Value:
+        x = self(inner)
+        if x.array.ndim != 2:
+            raise Ill
+        return Value(x.array.T, x.cuts[::-1])
+
+    def _concat(self, op: str, axis: int, rank: int, *parts: Term) -> Value:
+        found, *others = map(self, parts)
+        for other in (found, *others):
+            if other.array.ndim != rank or axis >= rank:
+                raise Ill
+        for other in others:
+            a, b = found.array, other.array
+            if any(p != q for i, (p, q) in enumerate(zip(a.shape, b.shape)) if i != axis):
+                raise Ill
+            cuts = [a.shape[axis] if i == axis else _either(found.cuts[i], other.cuts[i]) for i in range(rank)]
+            found = Value(np.concatenate((a, b), axis), cuts)
+        return found
+
+    def _split_0(self, op: str, pair: Term) -> Value:
+        x, axis = self(pair[2]), pair[1]
+        cut = x.cuts[axis] if axis < x.array.ndim else None
+        if cut is None or cut < 0:
+            raise Ill
+        part = np.split(x.array, [cut], axis)[op == "split_1"]
+        return Value(part, [None if i == axis else c for i, c in enumerate(x.cuts)])
+
+    _split_1 = _split_0
+
+    def _conv2d(self, op: str, sh: int, sw: int, pad: int, act: int, image: Term, kernel: Term) -> Value:
+        x, w = self(image), self(kernel)
+        if x.array.ndim != 4 or w.array.ndim != 4 or x.array.shape[1] != w.array.shape[1]:
+            raise Ill
+        read = _windows(x.array, w.array.shape[2:], (sh, sw), pad, 0.0)
+        found = np.einsum("nchwij,ocij->nohw", read, w.array)
+        return Value(ACTIVATIONS[act](found), [x.cuts[0], w.cuts[0], None, None])
+
+    def _poolavg(self, op: str, kh: int, kw: int, sh: int, sw: int, pad: int, image: Term) -> Value:
+        x = self(image)
+        if x.array.ndim != 4:
+            raise Ill
+        read = _windows(x.array, (kh, kw), (sh, sw), pad, 0.0 if op == "poolavg" else -np.inf)
+        return Value(read.mean((4, 5)) if op == "poolavg" else read.max((4, 5)), [*x.cuts[:2], None, None])
+
+    _poolmax = _poolavg
+
+    def _enlarge(self, op: str, kh: int, kw: int, kernel: Term) -> Value:
+        w = self(kernel)
+        if w.array.ndim != 4 or w.array.shape[2] > kh or w.array.shape[3] > kw:
+            raise Ill
+        more = [k - n for k, n in zip((kh, kw), w.array.shape[2:])]
+        rims = [(m // 2, m - m // 2) for m in more]
+        return Value(np.pad(w.array, ((0, 0), (0, 0), *rims)), [*w.cuts[:2], None, None])
+
+    def _Imatmul(self, op: str) -> Value:
+        return Value(np.eye(next(self.sizes)[0]))
+
+    def _Iewmul(self, op: str) -> Value:
+        return Value(np.ones(next(self.sizes)))
+
+    def _Iconv(self, op: str, kh: int, kw: int) -> Value:
+        n = next(self.sizes)[0]
+        found = np.zeros((n, n, kh, kw))
+        if op == "Iconv":
+            found[range(n), range(n), (kh - 1) // 2, (kw - 1) // 2] = 1
+        else:
+            found[range(n), range(n)] = 1 / (kh * kw)
+        return Value(found)
+
+    _Cpool = _Iconv
+
+
+def values(term: Term, env: dict[str, Value], rng: random.Random) -> list[Any]:
+    """What a term may be: a constant has whatever size fits."""
+    dims = sorted({d for v in env.values() for d in v.array.shape} | {1})
+    shapes = sorted({v.array.shape for v in env.values() if v.array.ndim >= 2})
+    options = [shapes if c == "Iewmul" else [(d,) for d in dims] for c in constants(term)]
+    chosen = list(itertools.islice(itertools.product(*options), 4000))
+    rng.shuffle(chosen)
+    found = []
+    for sizes in chosen[:400]:
+        try:
+            found.append(Evaluator(env, sizes)(term).array)
+        except Ill:
+            continue
+    return found
+
+
+def compared(left: Term, right: Term, env: dict[str, Value], rng: random.Random) -> str:
+    """equal, differ, shape (they differ), or untyped."""
+    a, b = values(left, env, rng), values(right, env, rng)
+    if not a or not b:
+        return "untyped"
+    same = [(x, y) for x in a for y in b if x.shape == y.shape]
+    if not same:
+        return "shape"
+    near = all(
+        np.all(np.abs(x - y) <= 1e-8 * max(1.0, np.abs(x).max(initial=0), np.abs(y).max(initial=0))) for x, y in same
+    )
+    return "equal" if near else "differ"
+
+
+# ---------------------------------------------------------------- typed terms
+class Maker:
+    """Random terms of a type: a shape is a tuple of sizes, each a tuple of atoms, which are drawn later. The two spatial
+    axes of an image are one entry: the operators that shrank it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.kinds, self.atoms = rng, dict[str, tuple[str, Any]](), itertools.count()
+        self.free = {"matrix": list(range(1, 7)), "image": [7, 8, 9], "kernel": list(range(10, 19))}
+
+    def size(self) -> tuple[str, ...]:
+        """A size of one atom or two."""
+        return tuple(f"d{next(self.atoms)}" for _ in range(self.rng.choice((1, 1, 1, 2))))
+
+    def leaf(self, kind: str, shape: Any) -> str:
+        """A variable of a shape, old or new."""
+        same = [n for n, known in self.kinds.items() if known == (kind, shape)]
+        if same and (self.rng.random() < 0.45 or not self.free[kind]):
+            return self.rng.choice(same)
+        if not self.free[kind]:
+            raise Retry
+        name = f"?input_{self.free[kind].pop(0)}"
+        self.kinds[name] = (kind, shape)
+        return name
+
+    def scalar(self) -> str:
+        """A scalar variable."""
+        name = self.rng.choice(("?input_20", "?input_20", "?input_21"))
+        self.kinds[name] = ("scalar", ())
+        return name
+
+    def term(self, kind: str, shape: Any, depth: int) -> Term:
+        """A term of a type."""
+        more = {"matrix": ["matmul"] * 4 + ["transpose"] * 2, "image": ["conv"] * 4 + ["pool"] * 2,
+                "kernel": ["enlarge", "constant", "leaf", "leaf"]}  # fmt: skip
+        op = self.rng.choice(["pointwise"] * 2 + ["smul", "unary"] + ["concat"] * 2 + more[kind]) if depth else "leaf"
+        made: Term = getattr(self, f"_{op}")(kind, shape, depth - 1)
+        return made
+
+    def _leaf(self, kind: str, shape: Any, depth: int) -> Term:
+        return self.leaf(kind, shape)
+
+    def _pointwise(self, kind: str, shape: Any, depth: int) -> Term:
+        op = self.rng.choice(("ewadd", "ewadd", "ewmul"))
+        return (op, self.term(kind, shape, depth), self.term(kind, shape, depth))
+
+    def _smul(self, kind: str, shape: Any, depth: int) -> Term:
+        return ("smul", self.term(kind, shape, depth), self.scalar())
+
+    def _unary(self, kind: str, shape: Any, depth: int) -> Term:
+        return (self.rng.choice(("relu", "relu", "tanh", "sigmoid")), self.term(kind, shape, depth))
+
+    def _concat(self, kind: str, shape: Any, depth: int) -> Term:
+        axes = [i for i in (0, 1) if len(shape[i]) > 1]
+        if not axes:
+            return self._pointwise(kind, shape, depth)
+        axis = self.rng.choice(axes)
+        cut = self.rng.randrange(1, len(shape[axis]))
+        parts = [
+            tuple(p if i == axis else s for i, s in enumerate(shape)) for p in (shape[axis][:cut], shape[axis][cut:])
+        ]
+        return ("concat", axis, 2 if kind == "matrix" else 4, *(self.term(kind, p, depth) for p in parts))
+
+    def _matmul(self, kind: str, shape: Any, depth: int) -> Term:
+        inner = shape[0] if self.rng.random() < 0.15 else self.size()
+        left, right = self.term(kind, (shape[0], inner), depth), self.term(kind, (inner, shape[1]), depth)
+        return ("matmul", self.rng.choice((0, 0, 0, 2, 3, 1)), left, right)
+
+    def _transpose(self, kind: str, shape: Any, depth: int) -> Term:
+        return ("transpose", self.term(kind, shape[::-1], depth))
+
+    def _constant(self, kind: str, shape: Any, depth: int) -> Term:
+        if shape[0] != shape[1] or not all(k.startswith("c") for k in shape[2:]):
+            return self.leaf(kind, shape)
+        return (self.rng.choice(("Iconv", "Cpool")), *(int(k[1]) for k in shape[2:]))
+
+    def _enlarge(self, kind: str, shape: Any, depth: int) -> Term:
+        if not all(k in ("c3", "c5") for k in shape[2:]):
+            return self.leaf(kind, shape)
+        small = self.rng.choice([k for k in ("c1", "c3", "c5") if k <= min(shape[2:])])
+        return ("enlarge", *(int(k[1]) for k in shape[2:]), self.term(kind, (*shape[:2], small, small), depth))
+
+    def window(self, shape: Any, kernels: Any) -> tuple[Any, Any]:
+        """(kernel, stride, padding) of an operator with a result of this shape, and the spatial entry of its image."""
+        if shape[2] and self.rng.random() < 0.8:
+            return shape[2][-1], shape[2][:-1]
+        return (self.rng.choice(kernels), 1, 0), shape[2]
+
+    def _pool(self, kind: str, shape: Any, depth: int) -> Term:
+        kernels = (("c3", "c3"), ("c2", "c2"), ("c5", "c5"), ("c3", "c5"), ("c1", "c3"))
+        (kernel, stride, pad), inner = self.window(shape, kernels)
+        if not all(k.startswith("c") for k in kernel):
+            return self.leaf(kind, shape)
+        op = self.rng.choice(("poolavg", "poolmax"))
+        return (op, *(int(k[1]) for k in kernel), stride, stride, pad, self.term(kind, (*shape[:2], inner), depth))
+
+    def _conv(self, kind: str, shape: Any, depth: int) -> Term:
+        (kernel, stride, pad), inner = self.window(shape, (("o1", "o2"), ("o3", "o4"), ("c3", "c3"), ("c5", "c5")))
+        if "c2" in kernel:
+            return self.leaf(kind, shape)
+        channels = shape[1] if self.rng.random() < 0.2 else self.size()
+        x = self.term(kind, (shape[0], channels, inner), depth)
+        return ("conv2d", stride, stride, pad, self.rng.choice((0, 0, 0, 2, 3, 1)), x,
+                self.term("kernel", (shape[1], channels, *kernel), depth))  # fmt: skip
+
+    def start(self) -> Term:
+        """A term of a random type."""
+        kind, depth = self.rng.choice(("matrix", "matrix", "image", "image", "kernel")), self.rng.choice((1, 2, 2, 3))
+        sizes = (self.size(), self.size())
+        if kind == "matrix":
+            return self.term(kind, sizes, depth)
+        if kind == "kernel":
+            k = self.rng.choice(("c3", "c5", "o1"))
+            return self.term(kind, (*(sizes[:1] * 2 if self.rng.random() < 0.3 else sizes), k, k), depth)
+        three, odd = ("c3", "c3"), ("o1", "o2")
+        shrunk = ((), (), ((three, 2, 0),), ((three, 2, 1),), ((odd, 2, 0),), ((odd, 1, 1),), ((("c2", "c2"), 2, 1),))
+        return self.term(kind, (*sizes, self.rng.choice(shrunk)), depth)
+
+    def shapes(self, square: bool) -> dict[str, tuple[int, ...]] | None:
+        """Shapes of the variables."""
+        drawn: dict[str, int] = {}
+
+        def number(atom: str) -> int:
+            if atom[0] == "c":
+                return int(atom[1])
+            least = 1 if self.rng.random() < 0.2 else 2
+            small = self.rng.choice((1, 3, 3)) if atom[0] == "o" else 2 if square else self.rng.randint(least, 4)
+            return drawn.setdefault(atom, small)
+
+        whole, found = [5, 5] if square else [self.rng.randint(4, 7) for _ in range(2)], {}
+        for name, (kind, shape) in self.kinds.items():
+            sizes = [sum(map(number, s)) for s in shape[:2]]
+            space = [number(k) for k in shape[2:]] if kind == "kernel" else list(whole) if kind == "image" else []
+            for kernel, stride, pad in shape[2] if kind == "image" else ():
+                space = [-(-n // stride) if pad == 0 else (n - number(k)) // stride + 1 for n, k in zip(space, kernel)]
+            found[name] = (*sizes, *space)
+        return None if any(n < 1 for s in found.values() for n in s) else found
+
+
+def sorted_shape(name: str, rng: random.Random, pool: tuple[int, ...]) -> tuple[int, ...]:
+    """A random shape of a variable by its number, as TASO numbers them."""
+    number = int(name[7:])
+    sizes = (rng.choice(pool), rng.choice(pool))
+    if number < 7 or number > 19:
+        return sizes if number < 7 else ()
+    return (*sizes, *(rng.choice(((5, 5), (6, 7))) if number < 10 else rng.choice(((1, 1), (3, 3), (3, 3), (5, 5)))))
+
+
+def truth(pairs: Pairs, maker: Maker, arrays: np.random.Generator) -> str:
+    """right, wrong, or untyped: by evaluation at the shapes that the rule was made for and at random ones."""
+    rng, names = maker.rng, list(dict.fromkeys(v for a, b in pairs for v in variables(a) + variables(b)))
+    seen: Counter[str] = Counter()
+    for i in range(100):
+        shapes = (maker.shapes(i % 4 == 3) if i < 24 else None) or {}
+        pool = rng.choice(((2,), (2, 4), (3, 2), (2, 3, 5), (1, 2, 3), (2, 4, 6)))
+        env = {}
+        for name in names:
+            shape = shapes[name] if name in shapes else sorted_shape(name, rng, pool)
+            array = arrays.standard_normal(shape)
+            if i % 3 == 2:  # of one sign: a maximum over a large window is hardly ever negative else
+                array = np.abs(array) * rng.choice((-1, 1))
+            env[name] = Value(array, [rng.randint(1, d - 1) if d > 1 else None for d in shape])
+        found = {compared(a, b, env, rng) for a, b in pairs}
+        seen[next(x for x in ("untyped", "shape", "differ", "equal") if x in found)] += 1
+        if seen["differ"]:
+            return "wrong"
+    return "wrong" if seen["shape"] else "right" if seen["equal"] else "untyped"
+
+
+# ---------------------------------------------------------------- right rules
+def axioms() -> list[tuple[Term, Term]]:
+    """The identities, both ways."""
+    text = (Path(__file__).parent / "rule_axioms.txt").read_text(encoding="utf-8")
+    found = [tuple(map(parse, each.split(" == "))) for each in text.splitlines() if not each.startswith("#")]
+    return [pair for a, b in found for pair in ((a, b), (b, a))]
+
+
+def match(pattern: Term, term: Term, bound: dict[str, Term]) -> bool:
+    """Whether a pattern fits, with what it binds."""
+    if isinstance(pattern, str) and pattern[0] in "?$":
+        if (pattern[0] == "$") != isinstance(term, int):
+            return False
+        return bool(bound.setdefault(pattern, term) == term)
+    if not isinstance(pattern, tuple):
+        return bool(pattern == term)
+    return (
+        isinstance(term, tuple) and len(term) == len(pattern) and all(match(p, t, bound) for p, t in zip(pattern, term))
+    )
+
+
+def filled(pattern: Term, bound: dict[str, Term]) -> Term:
+    """A pattern's instance."""
+    if isinstance(pattern, tuple):
+        return tuple(filled(p, bound) for p in pattern)
+    return bound[pattern] if isinstance(pattern, str) and pattern[0] in "?$" else pattern
+
+
+def names(pattern: Term) -> set[str]:
+    """Variables of a pattern."""
+    if isinstance(pattern, tuple):
+        return set().union(*map(names, pattern))
+    return {pattern} if isinstance(pattern, str) and pattern[0] in "?$" else set()
+
+
+def steps(term: Term, rng: random.Random, laws: list[tuple[Term, Term]]) -> list[Term]:
+    """What one step by an axiom makes of a term. From a mere variable few are taken: they fit everywhere."""
+    found = []
+    for (at, inner), (left, right) in itertools.product(positions(term), laws):
+        bound: dict[str, Term] = {}
+        if (isinstance(left, str) and rng.random() > 0.03) or not match(left, inner, bound):
+            continue
+        free = names(right) - names(left)
+        if free <= {"$k", "$l"}:
+            k = rng.choice((3, 3, 5, 1))
+            found.append(put(term, at, filled(right, {"$k": k, "$l": k, **bound})))
+    return [t for t in found if size(t) < SIZE]
+
+
+def single(rng: random.Random, laws: list[tuple[Term, Term]]) -> tuple[Maker, Pairs] | None:
+    """A rule of one line, right unless an axiom for matrices met an image."""
+    maker = Maker(rng)
+    first = last = maker.start()
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
+        options = steps(last, rng, laws)
+        if options:
+            last = rng.choice(options)
+    if first == last or size(first) > SIZE:
+        return None
+    return maker, [(first, last) if rng.random() < 0.5 else (last, first)]
+
+
+def merged(rng: random.Random) -> tuple[Maker, Pairs]:
+    """Two operators that become one, as a pair of lines."""
+    maker, axis = Maker(rng), rng.choice((0, 1))
+    stride, pad, act = rng.choice((1, 2)), rng.choice((0, 1)), rng.choice((0, 0, 2, 3))
+    rank = rng.choice((2, 4))
+    kind, space = ("matrix", ()) if rank == 2 else ("image", ((),))
+
+    def two(kind: str, shape: Any, axis: int) -> tuple[Term, Term]:
+        made = [tuple(maker.size() if i == axis else s for i, s in enumerate(shape)) for _ in (0, 1)]
+        first, second = (maker.term(kind, s, rng.choice((0, 0, 1))) for s in made)
+        return first, second
+
+    inner, outer = maker.size(), maker.size()
+    case = rng.choice(("unary", "smul", "transpose", "left", "right", "kernels", "images", "pool"))
+    if case in ("unary", "smul"):
+        x, y = two(kind, (inner, outer, *space), axis)
+        op, scalar = rng.choice(list(UNARY)), maker.scalar()
+        make, cut, joined = (lambda t: (op, t) if case == "unary" else ("smul", t, scalar)), axis, axis
+    elif case == "transpose":
+        rank, (x, y) = 2, two("matrix", (inner, outer), axis)
+        make, cut, joined = (lambda t: ("transpose", t)), 1 - axis, axis
+    elif case in ("left", "right"):
+        rank, cut, joined = 2, int(case == "left"), int(case == "left")
+        x, y = two("matrix", (inner, inner), joined)
+        other = maker.term("matrix", (outer, inner) if case == "left" else (inner, outer), rng.choice((0, 1)))
+        make = lambda t: ("matmul", act, *((other, t) if case == "left" else (t, other)))
+    elif case == "kernels":
+        rank, cut, joined = 4, 1, 0
+        x, y = two("kernel", (inner, inner, "o1", "o2"), 0)
+        other = maker.term("image", (outer, inner, ()), rng.choice((0, 1)))
+        make = lambda t: ("conv2d", stride, stride, pad, act, other, t)
+    elif case == "images":
+        rank, cut, joined = 4, 0, 0
+        x, y = two("image", (inner, inner, ()), 0)
+        other = maker.term("kernel", (outer, inner, "o1", "o2"), 0)
+        make = lambda t: ("conv2d", stride, stride, pad, act, t, other)
+    else:
+        rank, cut, joined, k = 4, axis, axis, rng.choice((2, 3))
+        x, y = two("image", (inner, outer, ()), axis)
+        op = rng.choice(("poolavg", "poolmax"))
+        make = lambda t: (op, k, k, stride, stride, pad, t)
+    both = ("split", cut, make(("concat", joined, rank, x, y)))
+    return maker, [(make(x), ("split_0", both)), (make(y), ("split_1", both))]
+
+
+# ---------------------------------------------------------------- wrong rules
+def changed(term: Term) -> Iterator[tuple[str, Term]]:
+    """What may go wrong at the top of a term, by kind."""
+    op, *rest = term
+    other = {
+        "ewadd": "ewmul",
+        "poolavg": "poolmax",
+        "Iconv": "Cpool",
+        "split_0": "split_1",
+        "relu": "tanh",
+        "tanh": "sigmoid",
+    }
+    swap = other | {b: a for a, b in other.items()}
+    if op in ("matmul", "ewadd", "ewmul", "concat"):
+        yield "operands", (op, *rest[:-2], rest[-1], rest[-2])
+    if op in swap:
+        yield "side" if op.startswith("split") else "operator", (swap[op], *rest)
+    if op in ("matmul", "conv2d"):
+        at = {"matmul": 0, "conv2d": 3}[op]
+        yield from (("activation", (op, *rest[:at], act, *rest[at + 1 :])) for act in range(4) if act != rest[at])
+    if op in ("concat", "split_0", "split_1"):
+        new = (op, 1 - rest[0], *rest[1:]) if op == "concat" else (op, ("split", 1 - rest[0][1], rest[0][2]))
+        yield "axis", new
+    if op in ("relu", "tanh", "sigmoid", "transpose", "smul", "enlarge"):
+        yield "dropped", rest[0] if op != "enlarge" else rest[2]
+    if op in ("conv2d", "poolavg", "poolmax"):
+        at = 0 if op == "conv2d" else 2
+        yield from (("stride", (op, *rest[:i], 3 - rest[i], *rest[i + 1 :])) for i in (at, at + 1))
+        yield "padding", (op, *rest[: at + 2], 1 - rest[at + 2], *rest[at + 3 :])
+    if op in ("poolavg", "poolmax", "enlarge", "Iconv", "Cpool"):
+        yield "kernel", (op, rest[0] + 2, *rest[1:])
+    inner = rest[0] if rest else None
+    if (
+        op in UNARY
+        and isinstance(inner, tuple)
+        and inner[0] in ("matmul", "ewadd", "ewmul", "conv2d", "poolavg", "concat")
+    ):
+        yield "moved", (*inner[:-1], (op, inner[-1]))
+
+
+def mutants(pairs: Pairs) -> Iterator[tuple[str, Pairs]]:
+    """The rule with one thing changed, by kind."""
+    for k, side in itertools.product(range(len(pairs)), (0, 1)):
+        known = sorted(set(variables(pairs[k][side])))
+        for at, inner in positions(pairs[k][side]):
+            if isinstance(inner, tuple):
+                options = list(changed(inner))
+            else:
+                options = [("variable", v) for v in known if inner.startswith("?") and v != inner]
+            for kind, new in options:
+                both = list(pairs[k])
+                both[side] = put(pairs[k][side], at, new)
+                yield kind, [*pairs[:k], (both[0], both[1]), *pairs[k + 1 :]]
+
+
+def rules(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
+    """(kind, truth, text) of so many rules."""
+    rng, arrays, laws = random.Random(seed), np.random.default_rng(seed), axioms()
+    seen: set[str] = set()
+    made = 0
+    while made < count:
+        try:
+            found = merged(rng) if rng.random() < 0.15 else single(rng, laws)
+        except Retry:
+            continue
+        if found is None or line(found[1]) in seen:
+            continue
+        maker, pairs = found
+        seen.add(line(pairs))
+        if truth(pairs, maker, arrays) != "right":
+            continue
+        yield "pair" if len(pairs) == 2 else "chain", "right", line(pairs)
+        made += 1
+        options = list(mutants(pairs))
+        rng.shuffle(options)
+        kinds: set[str] = set()
+        for kind, mutant in options:
+            if kind not in kinds and len(kinds) < 2 and line(mutant) not in seen:
+                kinds.add(kind)
+                seen.add(line(mutant))
+                yield kind, truth(mutant, maker, arrays), line(mutant)
+                made += 1
+
+
+# ---------------------------------------------------------------- tables
+def check(found: list[tuple[str, str, str]]) -> None:
+    """The verdicts by kind and truth, and where they disagree."""
+    from tensor_graphs.rules import check_file
+
+    table: dict[tuple[str, str], Counter[str]] = {}
+    odd, seconds = [], []
+    for kind, true, text in found:
+        begin = time.perf_counter()
+        (rule,) = check_file.read(text, pairs="\n" in text)
+        verdict = check_file.verdict(rule).status
+        seconds.append(time.perf_counter() - begin)
+        table.setdefault((true, kind), Counter())[verdict] += 1
+        if verdict != ("proved" if true == "right" else "refuted"):
+            odd.append(f"{true}, {verdict}: {text}")
+    print("| truth | kind | rules | proved | tested | refuted | unknown |\n|---|---|---|---|---|---|---|")
+    for (true, kind), row in sorted(table.items()):
+        print(
+            f"| {true} | {kind} | {row.total()} | {' | '.join(str(row[s]) for s in ('proved', 'tested', 'refuted', 'unknown'))} |"
+        )
+    seconds.sort()
+    print(f"\n{sum(seconds):.0f} s, median {seconds[len(seconds) // 2]:.2f}, largest {seconds[-1]:.2f}\n")
+    print("\n".join(odd))
+
+
+def derive(found: list[tuple[str, str, str]]) -> None:
+    """How many right rules are derived, and which are not."""
+    from tensor_graphs.egraph.worker import Pool
+    from tensor_graphs.rules import check_file, derive_file
+
+    texts = [text for _, true, text in found if true == "right"]
+    lines = [check_file.read(text, pairs="\n" in text)[0] for text in texts]
+    pool = Pool(2)
+    try:
+        done = list(derive_file.derive_all(lines, pool))
+    finally:
+        pool.close()
+    print(derive_file.counts(done))
+    print("\n".join(f"{d.detail}: {d.text}" for d in done if not d.derived))
+
+
+def main() -> None:
+    """Make rules and judge them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int, help="rules to make, right and wrong ones")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--derive", action="store_true", help="derive the right ones too")
+    given = parser.parse_args()
+    found = list(rules(given.count, given.seed))
+    check(found)
+    if given.derive:
+        derive(found)
+
+
+if __name__ == "__main__":
+    main()
