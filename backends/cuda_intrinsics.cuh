@@ -27,6 +27,13 @@ DEVICE float recent(const float* x) { return __ldcg(x); }
 
 DEVICE void visible() { __threadfence(); }
 
+// 16 bytes on their way to shared memory past the registers; rounds of them end in order.
+template <class P, class T> DEVICE void fetch_word(P& to, const T* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((unsigned)__cvta_generic_to_shared(&to)), "l"(from) : "memory");
+}
+DEVICE void end_round() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEVICE void await_round() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+
 // Programmatic dependent launch: what follows may begin; what was before is done.
 #if __CUDA_ARCH__ >= 900
 DEVICE void begin_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -18,6 +18,12 @@ template <int N> DEVICE Pack<float, N> read_recent(const float* x) {
     return found;
 }
 
+// Fetch a vector into shared memory: at once where its address does not allow to do so on the side.
+template <class T, int N> DEVICE void fetch(Pack<T, N>& to, const T* from) {
+    if constexpr (BYTES >= 16) fetch_word(to, from);
+    else to = read<N>(from);
+}
+
 DEVICE float wide(float x) { return x; }
 DEVICE double wide(double x) { return x; }
 template <class T, class X> DEVICE T stored(X x) { return T(x); }

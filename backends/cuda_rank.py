@@ -28,6 +28,8 @@ IN_FLIGHT = 40 << 10  # bytes that a multiprocessor must be waiting for to keep 
 FLYING = 96  # bytes of loads that the compiler keeps under way in a thread that walks
 LATENCY = 0.9  # µs of a round of loads
 JOIN = 3.0  # µs that joining parts takes
+AHEAD = 3  # rounds that are fetched before they are needed
+RING, ALL_SHARED = 47 << 10, 227 << 10  # bytes of shared memory of a block and of a multiprocessor
 
 
 class Seen(Protocol):
@@ -56,7 +58,7 @@ def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
     turns: list[tuple[int, Schedule]] = []
     for s in ordered:
         beside = 0 if any(k.startswith("t") and k[1:].isdigit() for k in s) else s.get("tn", 1)
-        key = (beside, *(s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split")))
+        key = (beside, *(s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split", "ahead")))
         turns.append((alike.get(key, 0), s))
         alike[key] = alike.get(key, 0) + 1
     return [s for _, s in sorted(turns, key=lambda pair: pair[0])]
@@ -234,15 +236,14 @@ class Product:
                     if tn * un > padded(self.columns):
                         continue
                     schedule = {"tn": tn, "vn": vn, "un": un, f"t{at}": tk, "um": self.rows, **dict(self.own)}
-                    for split, depth, rank in self._depths(tn, vn * un, tk, vk):
-                        yield schedule | {"split": split, f"v{at}": vk, f"u{at}": depth}, rank
+                    for more, depth, rank in self._depths(tn, vn * un, tk, vk):
+                        yield schedule | more | {f"v{at}": vk, f"u{at}": depth}, rank
                         beside = next((v for v in (8, 4, 2) if depth % v == 0), 1) if self.along_columns else 1
                         if beside > 1:  # the rows' elements that one thread needs lie side by side
-                            more = {"split": split, f"v{at}": beside, f"u{at}": depth // beside}
-                            yield schedule | more, rank - 0.2
+                            yield schedule | more | {f"v{at}": beside, f"u{at}": depth // beside}, rank - 0.2
 
-    def _depths(self, tn: int, held_n: int, tk: int, vk: int) -> Iterator[tuple[int, int, float]]:
-        """(parts, repetitions along the sum, rank) that fit registers and shared memory."""
+    def _depths(self, tn: int, held_n: int, tk: int, vk: int) -> Iterator[tuple[Schedule, int, float]]:
+        """(parts and rounds fetched ahead, repetitions along the sum, rank) that fit registers and shared memory."""
         block, sums = max(32, tk * tn), self.rows * held_n * self.matrices
         lanes = min(tk, max(1, 32 // tn) if self.along_columns else 32)
         tiles = -(-self.columns // (tn * held_n)) * self.batch
@@ -250,25 +251,33 @@ class Product:
             tn * held_n if self.along_columns else tk * vk
         ) * self.itemsize  # bytes side by side that a block reads at once
         for split in _splits(self.length, tiles, tk * vk) if self.splits else (1,):
-            if block // lanes * sums * (1 + (split > 1)) > SHARED or self.rows * held_n * -(-split // tk) > WHOLE:
+            exchanged = block // lanes * sums * (1 + (split > 1))
+            if exchanged > SHARED or self.rows * held_n * -(-split // tk) > WHOLE:
                 continue
             for depth in _repeats(-(-self.length // (split * vk)), tk):
                 held = held_n * vk * depth * self.matrices
-                if (held + self.rows * vk * depth) * self.itemsize // 4 + sums <= REGISTERS:
-                    us = self.us(tn * held_n, tk, held, block, split)
-                    yield split, depth, us * (1 + (16 if self.along_columns else 70) / run)
+                if (held + self.rows * vk * depth) * self.itemsize // 4 + sums > REGISTERS:
+                    continue
+                longest = 1 + (16 if self.along_columns else 70) / run
+                stalled = 0.0 if self.along_columns else 0.03 * max(0.0, held * self.itemsize / 16 - 4)
+                yield {"split": split}, depth, longest * self.us(tn * held_n, tk, held, block, split) + stalled
+                rounds, ring = self.length // split / (tk * vk * depth), held * self.itemsize * block * (AHEAD + 1)
+                if rounds > AHEAD and self.vector * self.itemsize == 16 and ring <= RING - 4 * exchanged:
+                    us = self.us(tn * held_n, tk, held, block, split, ring)
+                    yield {"split": split, "ahead": AHEAD}, depth, longest * us
 
-    def us(self, columns: int, across: int, held: int, threads: int, split: int) -> float:
+    def us(self, columns: int, across: int, held: int, threads: int, split: int, ring: int = 0) -> float:
         """An estimate of the time. A block computes `columns`, `across` threads lie along the sum, and a thread holds `held`
         elements of the matrices at once, of which the compiler keeps the loads of some under way. Rounds of loads take as
-        long as memory takes, at least its latency."""
+        long as memory takes, at least its latency. With a `ring` of so many bytes, `AHEAD` of them are under way."""
         share = -(-self.columns // columns) * self.batch * split / PROCESSORS
         sums = self.rows * self.matrices * max(1.0, columns * across / threads)
         of_block = self.length // split * columns * self.matrices * self.itemsize
         rounds = of_block / (threads * held * self.itemsize)
         flying = min(held * self.itemsize, FLYING if rounds > 1 else 2 * FLYING)
-        rounds = max(1.0, rounds) * held * self.itemsize / flying
+        rounds = max(1.0, rounds) * held * self.itemsize / flying / (AHEAD if ring else 1)
         resident = max(1, min(32, RESIDENT // threads, int(65536 / (threads * (22 + flying / 4 + sums)))))
+        resident = max(1, min(resident, ALL_SHARED // ring)) if ring else resident
         found = 0.0
         while share > 0:
             blocks = -(-min(share, resident) // 1)

@@ -68,11 +68,12 @@ class Along:
 
 @dataclass(frozen=True)
 class Layout:
-    """The dimensions of a block, the one along which neighbouring threads lie first; and whether the kernel may be started
-    before the one before it has ended."""
+    """The dimensions of a block, the one along which neighbouring threads lie first; whether the kernel may be started before
+    the one before it has ended; and how many rounds of a loop are fetched ahead, by way of shared memory."""
 
     dims: Mapping[str, Along]
     early: bool = False
+    ahead: int = 0
 
     @cached_property
     def threads(self) -> int:
@@ -215,6 +216,8 @@ class _Emitter:
         self.columns = {r: index(c) for r, c in shape.joined.items()}
         self.stages = self._stages()
         self.counts: dict[str, int] = {}  # elements of accumulators
+        self.rings: list[str] = []  # declarations of what is fetched ahead
+        self.ring_bytes = 0
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
 
     def line(self, text: str, scope: Scope | None = None) -> None:
@@ -470,6 +473,11 @@ class _Emitter:
             self._begin(names[e], self._kept_dims(e, bodies[e], dim), e.value[0])
         inner = Scope(outer.indent + 1, outer.bound | {e.axis for e in ready} | {*self.groups[dim]}, outside=outer)
         scales: dict[Expr, Local] = {}
+        fetched = Scope(outer.indent + 1, set(inner.bound), outside=outer)
+        if self.layout.ahead and outer is self.top:
+            for x in dict.fromkeys(x for body in bodies.values() for x in _nest(body)):
+                if x.op == "load" and not x.args and len(self.spans(x)) > 1 and dim in self.spans(x):
+                    self._fetch(x, inner, fetched)
         with self.inside(inner):
             for e in ready:
                 for x in _nest(bodies[e]):
@@ -487,7 +495,7 @@ class _Emitter:
                 if (maximum := _rolled(e)) in scales:
                     self._rescale(acc, scales[maximum])
                 self._accumulate(e, bodies[e], dim, acc)
-        self._walk(dim, inner, outer)
+        self._walk(dim, inner, outer, fetched if fetched.lines else None)
         alone = [e for e in ready if e not in scales and _rolled(e) not in scales]
         for monoid in dict.fromkeys(e.value[0] for e in alone):
             self._exchange([names[e] for e in alone if e.value[0] == monoid], monoid, dim)
@@ -496,14 +504,58 @@ class _Emitter:
         for e in ready:
             outer.known[e] = Local(names[e], self._kept_dims(e, bodies[e], dim), self.wide)
 
-    def _walk(self, dim: str, inner: Scope, outer: Scope) -> None:
-        """Close a loop over a dimension: its head, its first coordinate, its lines."""
-        along, size = self.along[dim], self.extent[dim]
-        at = f"{dim}_block"
-        self.line(f"for (int {at} = 0; {at} < {size}; {at} += {along.block}) {{", outer)
-        self.line(f"    const int {dim}_0 = {at}{_plus(self._thread(dim))};", outer)
+    def _walk(self, dim: str, inner: Scope, outer: Scope, fetched: Scope | None = None) -> None:
+        """Close a loop over a dimension: its head, its first coordinate, its lines. What is `fetched` ahead is under way
+        some rounds before."""
+        size, at, step, ahead = self.extent[dim], f"{dim}_block", self.along[dim].block, self.layout.ahead
+        first = f"const int {dim}_0 = {at}{_plus(self._thread(dim))};"
+        if fetched is not None:
+            self.line(f"auto fetch_round = [&](int {at}, int round) {{", outer)
+            self.line(f"    if ({at} >= {size}) return;", outer)
+            self.line(f"    {first}", outer)
+            outer.lines += fetched.lines
+            self.line("};", outer)
+            self.line(
+                f"for (int round = 0; round < {ahead}; ++round) fetch_round(round * {step}, round), end_round();", outer
+            )
+        more = ", round = 0" if fetched is not None else ""
+        turn = f", round = (round + 1) % {ahead + 1}" if fetched is not None else ""
+        self.line(f"for (int {at} = 0{more}; {at} < {size}; {at} += {step}{turn}) {{", outer)
+        self.line(f"    {first}", outer)
+        if fetched is not None:
+            self.line(f"    fetch_round({at} + {ahead * step}, (round + {ahead}) % {ahead + 1});", outer)
+            self.line("    end_round();", outer)
+            self.line(f"    await_round<{ahead}>();", outer)
         outer.lines += inner.lines
         self.line("}", outer)
+
+    def _fetch(self, e: Expr, inner: Scope, fetched: Scope) -> None:
+        """Have a load's vectors of 16 bytes fetched rounds ahead, each thread's own; others are left as they are."""
+        operand, at, _, dtype = e.value
+        dims = self.spans(e)
+        lanes = next((d for d in dims if self._vector(at, d, dtype, (), ())), "")
+        if not lanes or self.along[lanes].vector * _itemsize(dtype) != 16:
+            return
+        count, threads = self.count(dims, lanes), self.layout.threads
+        name, whole = self.fresh("v"), f"Pack<{CTYPES[dtype]}, {self.along[lanes].vector}>"
+        ring, local = f"ring{name[1:]}", Local(name, dims, dtype, lanes)
+        self.ring_bytes += 16 * (self.layout.ahead + 1) * count * threads
+        self.rings.append(f"    __shared__ {whole} {ring}[{(self.layout.ahead + 1) * count * threads}];")
+        for scope in (fetched, inner):
+            with self.inside(scope):
+                nest = Nest(self, dims, lanes)
+                own = f"{ring}[(round * {count} + {nest.slot(local)}) * {threads} + thread]"
+                masks = _all(nest.masks(dims)) if nest.masks(dims) else ""
+                if scope is fetched:
+                    place = nest.position(at, (), _span(at, ()))
+                    nest.line(f"{f'if ({masks}) ' if masks else ''}fetch({own}, {self.param[operand]} + {place});")
+                else:
+                    self.line(f"{whole} {name}{f'[{count}]' if count > 1 else ''};")
+                    nest.line(
+                        f"{nest.at(local, whole_vector=True)} = {f'{masks} ? {own} : {whole}{{}}' if masks else own};"
+                    )
+                nest.close()
+        inner.known[e] = local
 
     def _thread(self, dim: str) -> str:
         """The first element of a thread in a block, along a dimension."""
@@ -680,7 +732,7 @@ class _Emitter:
             buffers |= last.kernel.buffers
         used = [n for n in buffers if any(re.search(rf"\b{self.param[n]}\b", line) for line in body)]
         args = [*used, *(["counters"] if last is not None else [])]
-        if self.shared * (8 if self.wide == "float64" else 4) > SHARED:
+        if self.shared * (8 if self.wide == "float64" else 4) + self.ring_bytes > SHARED:
             raise Unfusable(f"{self.shared} values in shared memory")
         if tiles["m"] * tiles["n"] * batch >= 1 << 31:
             raise Unfusable("more blocks than a grid has")
@@ -691,7 +743,7 @@ class _Emitter:
         early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
         text = "\n".join([
             f'extern "C" __global__ void __launch_bounds__({self.layout.threads})', f"{self.name}({', '.join(parameters)}) {{",
-            *early, *shared, *body, "}", "",
+            *early, *shared, *self.rings, *body, "}", "",
         ])  # fmt: skip
         return CudaLaunch(
             self.name, text, tiles["m"] * tiles["n"] * batch, self.layout.threads, tuple(args), self.layout.early
@@ -879,18 +931,21 @@ class Nest:
     def at(self, local: Local, whole_vector: bool = False) -> str:
         """The element of a value in registers at this point of the nest."""
         e = self.emitter
-        loops = e.loops(local.dims, local.lanes)
-        count = math.prod(n for *_, n in loops)
         text = local.name
-        if count > 1 or not (local.lanes or whole_vector or local.name.startswith("v")):
-            step, terms = count, []
-            for name, _, n in loops:
-                step //= n
-                terms.append(f"{name} * {step}" if step > 1 else name)
-            text = f"{text}[{' + '.join(terms) or 0}]"
+        if e.count(local.dims, local.lanes) > 1 or not (local.lanes or whole_vector or local.name.startswith("v")):
+            text = f"{text}[{self.slot(local)}]"
         if local.lanes and not whole_vector:
             text = f"{text}.at[{local.lanes}_v]"
         return text
+
+    def slot(self, local: Local) -> str:
+        """The position of an element, or a vector, among those that a thread holds."""
+        loops = self.emitter.loops(local.dims, local.lanes)
+        step, terms = math.prod(n for *_, n in loops), []
+        for name, _, n in loops:
+            step //= n
+            terms.append(f"{name} * {step}" if step > 1 else name)
+        return " + ".join(terms) or "0"
 
     def scalar(self, e: Expr, at: int, dtype: str = "") -> str:
         """The text of an expression used inside `at` loops; for a result of a dtype, converted to it."""

@@ -2,7 +2,8 @@
 
 A schedule is a mapping of small integers. For rows `m`, columns `n` and each reduction axis `0`, `1`, … (in the order of
 `Shape.inner`): `t` threads along it, `v` neighbours in one thread, `u` repetitions, each 1 where it is left out. `split` blocks
-share one reduction, and the last of them joins; `early` lets a kernel be started before the one before it has ended.
+share one reduction, and the last of them joins; `early` lets a kernel be started before the one before it has ended; `ahead`
+rounds of a loop are fetched before they are needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def layout_of(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> Layo
     }
     first = fastest(kernel, shape)
     order = sorted(dims, key=lambda d: -first.get(d, 0.0))
-    return Layout({d: dims[d] for d in order}, bool(schedule.get("early")))
+    return Layout({d: dims[d] for d in order}, bool(schedule.get("early")), schedule.get("ahead", 0))
 
 
 def joining(first: Layout, shape: Shape) -> Layout:

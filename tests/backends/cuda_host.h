@@ -80,6 +80,9 @@ inline void visible() {}
 inline void begin_next() {}
 inline void await_previous() {}
 inline float recent(const float* x) { return *x; }
+template <class P, class T> void fetch_word(P& to, const T* from) { std::memcpy(&to, from, 16); }
+inline void end_round() {}
+template <int N> void await_round() {}
 inline int atomicAdd(int* x, int n) { int before = *x; *x += n; return before; }
 
 template <class T> T across_lanes(T x, int step) {

@@ -87,12 +87,18 @@ FORCED: dict[str, list[dict[str, int]]] = {
     "row_max": [{"t0": 4, "tm": 16, "um": 2}, {"t0": 64, "v0": 2, "split": 2}],
     "norm_vector": [
         {"tn": 2, "t0": 16, "u0": 2},
+        {"tn": 4, "vn": 8, "t0": 8, "u0": 2, "ahead": 2},
+        {"tn": 2, "vn": 4, "t0": 8, "ahead": 3, "split": 2},
         {"tn": 8, "vn": 4, "t0": 128, "split": 4},
         {"t0": 8, "v0": 4, "un": 4},
     ],
     "gated_vector": [{"tn": 4, "vn": 4, "t0": 32, "split": 2}],
     "low_rank_vector": [{"tn": 4, "vn": 4, "t0": 16, "u1": 4, "split": 4}],
-    "three_rows": [{"tn": 4, "vn": 2, "t0": 32, "um": 4, "split": 2}],
+    "three_rows": [
+        {"tn": 4, "vn": 2, "t0": 32, "um": 4, "split": 2},
+        {"t0": 4, "tn": 2, "vn": 8, "u0": 5, "um": 4, "ahead": 2},
+    ],
+    "matrix_vector": [{"t0": 4, "v0": 8, "un": 2, "ahead": 2}, {"t0": 4, "v0": 4, "tn": 16, "ahead": 1, "early": 1}],
     "transposed": [{"tm": 16, "tn": 4, "vm": 2, "vn": 4, "um": 2}, {"tn": 64}],
 }
 
@@ -405,6 +411,7 @@ def test_a_search_finds_and_verifies_plans_of_cuda_kernels(monkeypatch: pytest.M
 GOLDENS: dict[str, dict[str, int]] = {
     "pointwise": {}, "softmax": {}, "layer_norm": {"tn": 16, "vn": 2}, "gated_vector": {"tn": 8, "vn": 2, "t0": 16, "u0": 2},
     "norm_vector": {"tn": 4, "vn": 4, "t0": 16, "v0": 4, "split": 2, "early": 1}, "transposed": {}, "column_sum": {}, "picked": {},
+    "matrix_vector": {"t0": 4, "v0": 8, "un": 2, "ahead": 2},
 }  # fmt: skip
 
 
