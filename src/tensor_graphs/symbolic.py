@@ -44,10 +44,8 @@ ODD = (3, 5, 7, 11, 13, 17, 19, 23)  # sizes at which programs are run
 EVEN = (4, 6, 10, 14, 16, 22, 26)
 EXTRA, EXTRA_SECONDS = 10, 1.0  # further choices of sizes at which programs are run, as long as that takes no longer
 SLACK = 10.0  # times the error that is allowed, at other sizes than the searched ones
-LARGE_FLOPS, LARGE_BYTES = (
-    4e9,
-    1 << 28,
-)  # of the model, of a value; beyond, it is run a little larger than searched only
+LARGE_FLOPS, LARGE_BYTES = 4e9, 1 << 26  # of the model, of a value; beyond, it is run a little above the searched size
+KEPT_BYTES = 1 << 22  # of outputs whose float64 run is kept for the next attempt
 
 
 def ranges(graph: Graph) -> dict[str, Atom]:
@@ -288,7 +286,8 @@ class Symbolic:
             if number >= len(needed) and time.monotonic() - start > EXTRA_SECONDS:
                 break
             there = self.graph.bind(sizes)
-            known = self._references.setdefault(tuple(sizes.values()), {}) if number < len(needed) else {}
+            small = number < len(needed) and sum(r.type.nbytes for r in there.roots) <= KEPT_BYTES
+            known = self._references.setdefault(tuple(sizes.values()), {}) if small else {}
             try:
                 verdict = verify(
                     there, partial(run_flat, program), tolerance=tolerance, seed=seed, references=known, seeds=1
