@@ -171,6 +171,7 @@ def nodes_of(document: Document, op: str) -> list[list[Any]]:
         (lambda d: d["tensor_graphs"]["roots"].append(10**9), "a root is"),
         (lambda d: d["tensor_graphs"].update(own=1), "own must be a list"),
         (lambda d: d["tensor_graphs"]["own"].append(10**9), "an e-node is"),
+        (lambda d: d["tensor_graphs"]["original"].append(10**9), "a class is"),
         (lambda d: d["tensor_graphs"].update(roots=[]), "do not fit the model"),
         (lambda d: d["tensor_graphs"]["classes"].__setitem__(0, ["float32", [-1], True]), "a size is"),
         (lambda d: d["tensor_graphs"]["classes"].__setitem__(0, ["object", [], True]), "no dtype"),
@@ -240,3 +241,32 @@ VALUES = st.one_of(
     st.text(max_size=5), st.sampled_from(["c0", "c1", "k0", "given", "numpy", "float64", "add"]), st.just([]), st.just({}),
     st.lists(st.integers(0, 20), max_size=3),
 )  # fmt: skip
+
+
+def test_kernels_of_several_values_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made for the model's own values: which those are is in the file; a bundle is a class of its own."""
+    from dataclasses import replace
+
+    from tensor_graphs.backends.registry import backend
+
+    if reason := backend("c").unavailable():
+        pytest.skip(reason)
+    monkeypatch.setattr(backend("c"), "several", True)
+    x, y, g = tg.input("x", (8, 32)), tg.input("y", (8, 32)), tg.param("g", (32,))
+    h = x + y
+    graph = tg.Graph.of([tg.rms_norm(h, g, eps=1e-6), h], params={"g": np.ones(32, np.float32)})
+    with tg.settings.override(home=str(tmp_path / "home")):
+        explorer = tg.saturate(graph, backend="c")
+    assert explorer.show(explorer.view.roots[1])._repr_html_().count("c.reduction") and explorer._repr_html_()
+    egraph_file.write(tmp_path / "e.json", explorer)
+    file = egraph_file.read(tmp_path / "e.json")
+    several = [egraph_file.JOINED in file.problem.class_name(c) for c in file.problem.cls.tolist()]
+    assert any(several) and file.ops.count(egraph_file.PART) >= 2
+    cheap = replace(file.problem, cost=np.where(several, 0.5, file.problem.cost))
+    program = replace(file, problem=cheap).program(tg.extract(cheap))
+    (only,) = [s for s in program.plan.steps if not s.is_view]  # type: ignore[union-attr]
+    assert len(only.outputs) == 2
+    a, b = np.random.default_rng(0).standard_normal((2, 8, 32)).astype(np.float32)
+    want = evaluate(graph, {"x": a, "y": b}, params=graph.params, float64=True)
+    for got, exact in zip(program(a, b), want):
+        np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-6)

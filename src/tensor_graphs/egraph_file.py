@@ -135,6 +135,7 @@ def _view_to_json(view: EGraphView) -> dict[str, Any]:
         "classes": [[t.dtype, list(concrete(t.shape)), bool(w)] for t, w in zip(view.types, view.weight)],
         "nodes": [[op, attrs_to_json(op, view.attrs[i]), cls[i], view.kids(i).tolist()] for i, op in enumerate(view.op)],
         "roots": list(view.roots), "own": [] if view.own is None else np.flatnonzero(view.own).tolist(),
+        "original": np.flatnonzero(view.original).tolist(),
     }  # fmt: skip
 
 
@@ -363,12 +364,23 @@ def _view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGra
     roots = tuple(_whole(r, len(types), "a root", where) for r in record["roots"])
     off = np.cumsum([0, *map(len, kids)]).astype(np.int32)
     flat = np.array([k for row in kids for k in row], np.int32)
-    own = np.zeros(len(ops), np.bool_)
-    if not isinstance(written := record.get("own", []), list):  # e-nodes of the model as it came
-        raise ExtractionError("own must be a list", where=where)
-    own[[_whole(i, len(ops), "an e-node", f"{where}.own") for i in written]] = True
+    own = _flags(record, "own", len(ops), "an e-node", where)  # e-nodes of the model as it came
+    original = _flags(
+        record, "original", len(types), "a class", where
+    )  # its values: some kernels are made for them alone
     return EGraphView(ops, attrs, np.array(owners, np.int32), off, flat, types, np.array(weight, np.bool_), roots,
-                      SaturationReport(), tensors, {}, own=own)  # fmt: skip
+                      SaturationReport(), tensors, {}, original, own=own)  # fmt: skip
+
+
+def _flags(
+    record: Mapping[str, Any], name: str, size: int, what: str, where: str
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Flags that are set at the numbers in a list, which a file may lack."""
+    found = np.zeros(size, np.bool_)
+    if not isinstance(written := record.get(name, []), list):
+        raise ExtractionError(f"{name} must be a list", where=where)
+    found[[_whole(i, size, what, f"{where}.{name}") for i in written]] = True
+    return found
 
 
 def _typed(
