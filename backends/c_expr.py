@@ -1,7 +1,7 @@
-"""Scalar expressions of the kernel IR in C: what the emitters for C-like languages share.
+"""Scalar expressions of the kernel IR in C.
 
-`{0}`, `{1}`, `{2}` are operands that can stand in any place of an expression. The functions are named as in `c_math.py` with
-a suffix for the precision; a language that has other names gives its own (`Spelling.functions`).
+`{0}`, `{1}`, `{2}` are operands that can stand in any place of an expression: names, numbers (negative ones too), and what is in
+parentheses. How functions are called depends on the precision (`Spelling.functions`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from .index import Axis, Index
 from .kir import Unfusable
 
-#: Operations on floats that every C-like language spells the same. NaN wins in maximum and minimum.
+#: Operations on floats that are spelled the same in every precision. NaN wins in maximum and minimum.
 FLOATS: Mapping[str, str] = {
-    "neg": "-{0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "recip": "1 / {0}",
+    "neg": "- {0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "recip": "1 / {0}",
     "maximum": "(({0} > {1}) | ({0} != {0})) ? {0} : {1}", "minimum": "(({0} < {1}) | ({0} != {0})) ? {0} : {1}",
     "where": "{0} ? {1} : {2}", "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "is_nan": "{0} != {0}",
     "sign": "{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)",
@@ -23,7 +23,7 @@ FLOATS: Mapping[str, str] = {
 
 #: Operations on whole numbers and truth values.
 WHOLES: Mapping[str, str] = {
-    "neg": "-{0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "abs": "{0} < 0 ? -{0} : {0}",
+    "neg": "- {0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "abs": "{0} < 0 ? - {0} : {0}",
     "maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}", "where": "{0} ? {1} : {2}",
     "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
 }  # fmt: skip
@@ -34,7 +34,7 @@ CALLS = ("abs", "exp", "exp2", "log", "log1p", "expm1", "sqrt", "tanh", "erf", "
 
 @dataclass(frozen=True)
 class Spelling:
-    """How one language and precision spells numbers and calls: `functions` maps an op to its format string."""
+    """How one precision spells numbers and calls: `functions` maps an op to its format string."""
 
     functions: Mapping[str, str]
     suffix: str = "f"  # of literals
@@ -48,7 +48,7 @@ class Spelling:
         return f"{float(value)!r}{self.suffix}"
 
     def operation(self, op: str, kind: str, args: list[str]) -> str:
-        """An operation on operands of a kind ("float", "int" or "bool"). Unfusable if the language has no such operation."""
+        """An operation on operands of a kind ("float", "int" or "bool"). Unfusable if C has no such operation."""
         text = self.functions.get(op) or FLOATS.get(op) if kind == "float" else WHOLES.get(op)
         if op == "not":
             text = "!{0}"

@@ -363,6 +363,16 @@ def test_whole_numbers_wrap_as_numpys_do() -> None:
         np.testing.assert_array_equal(run(wide + wide, x=top), top + top)
 
 
+def test_negative_numbers_are_operands_everywhere() -> None:
+    x = t.input("x", (5,))
+    values = np.linspace(-2, 2, 5, dtype=np.float32)
+    for root, want in (
+        (make("neg", [t.broadcast_to(t.full((1,), -0.5), (5,))], {}) + x, 0.5 + values),
+        (t.maximum(x - (-0.5), t.full((5,), -1.5)) * -2.0, np.maximum(values + 0.5, -1.5) * -2),
+    ):
+        np.testing.assert_allclose(run(root, x=values), want, rtol=1e-6)
+
+
 def test_float64_is_computed_in_float64() -> None:
     x = np.random.default_rng(0).standard_normal((3, 50))
     got = run(composite.softmax(t.input("x", (3, 50), "float64"), axis=1), x=x)
