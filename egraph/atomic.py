@@ -305,5 +305,6 @@ register(Op("gather_elements", 2, "gather_elements", "index", {"axis": "int"}, {
             numpy=lambda a, x, i: x[_along(i, a["axis"])], linear=(0,), onnx=("GatherElements",),
             aten=("gather",)))  # fmt: skip
 register(Op("scatter_elements", 3, "scatter_elements", "index", {"axis": "int", "mode": "str"}, {"mode": "set"},
-            "x with updates written (set, add, mul, max, min) at the index along one axis", numpy=_scatter,
+            "x with updates written (set, add, mul, max, min) at the index along one axis; of two set in one place, either",
+            numpy=_scatter,
             onnx=("ScatterElements",), aten=("scatter", "scatter_add")))  # fmt: skip

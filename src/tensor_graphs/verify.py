@@ -104,7 +104,8 @@ class Verification:
 def sample_inputs(
     leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None = None
 ) -> dict[str, Array]:
-    """Random values for inputs and states: floats from a unit normal, bools by coin, ints below `bounds[name]` (default 2)."""
+    """Random values for inputs and states: floats from a unit normal, bools by coin, ints below `bounds[name]` (default 2):
+    different ones along each axis that is short enough, for which of two writes to one place comes last is not defined."""
     found = {}
     for leaf in leaves:
         shape, name = concrete(leaf.shape), str(leaf.attr("name"))
@@ -115,8 +116,17 @@ def sample_inputs(
         elif kind == "bool":
             found[name] = rng.random(shape) < 0.5
         else:
-            found[name] = rng.integers(0, max(1, (bounds or {}).get(name, 2)), shape).astype(target)
+            found[name] = _indices(shape, max(1, (bounds or {}).get(name, 2)), rng).astype(target)
     return found
+
+
+def _indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
+    """Random integers below a bound: a Latin square of sorts, with no value twice along an axis that is not longer than it."""
+    if math.prod(shape) == 0:
+        return np.zeros(shape, np.int64)
+    steps = (rng.permutation(n).reshape(-1, *[1] * (len(shape) - 1 - i)) for i, n in enumerate(shape))
+    places = np.broadcast_to(sum(steps, start=rng.integers(bound)), shape) % bound
+    return np.asarray(rng.permutation(bound)[places] if bound <= PIECE else places)
 
 
 def index_bounds(graph: Graph) -> dict[str, int]:
