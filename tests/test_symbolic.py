@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
+from tensor_graphs import pipeline
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.conditions import conditions
 from tensor_graphs.egraph.dims import bind, parse
@@ -239,6 +240,24 @@ def test_a_state_of_a_free_size_keeps_the_program_at_one_size() -> None:
         program(normal(2, 4))
 
 
+def test_ranges_are_narrowed_to_what_the_ops_allow() -> None:
+    graph = Graph.of(X + tg.reshape(tg.param("table", (256, 48))[0:T], (1, T, 48)), params={"table": normal(256, 48)})
+    program = tg.optimize(graph, **FAST)
+    assert program.report.sizes["T"] == "1..256 (searched at 128)"
+    with pytest.raises(ShapeError, match=r"T=257 is outside 1\.\.256"):
+        program(normal(1, 257, 48))
+
+
+def test_on_a_gpu_a_program_is_of_one_size() -> None:
+    from types import SimpleNamespace
+
+    session = pipeline.Session(pipeline.Options(measure=False))
+    graph = Graph.of(X * 2.0)
+    prepared = pipeline.prepare(session, graph, {"B": 1, "T": 8})
+    assert pipeline.for_every_size(session, graph, prepared, [SimpleNamespace(device="cuda")]) is None  # type: ignore[list-item]
+    assert session.warnings == ["the program runs at one size only: programs on a GPU do"]
+
+
 def test_a_plan_that_is_wrong_elsewhere_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """First without rewriting; where that is wrong as well, at one size, which the report says."""
     left: list[str] = []  # what will be said of the next programs
@@ -329,7 +348,7 @@ def _steps(x: Tensor) -> Iterator[Callable[[], Tensor]]:
     yield lambda: x[1 : x.shape[0] + 1] if False else tg.pad(x, [(1, 2), *[(0, 0)] * (x.rank - 1)], 0.5)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 11), min_size=2, max_size=6), st.sampled_from(((1, 8), (4, 8), (2, 3))))
 def test_random_graphs_agree_at_several_sizes(chosen: list[int], searched: tuple[int, int]) -> None:
     x: Tensor = tg.input("x", (tg.dim("n", max=12), tg.dim("m", max=20), 6))
