@@ -51,6 +51,7 @@ RIGHT = """
 matmul(smul(?input_1,?input_20),transpose(?input_2))==smul(transpose(matmul(?input_2,transpose(?input_1))),?input_20)
 (conv2d 1 1 0 0 ?input_7 (poolavg 3 3 1 1 0 (Iconv 3 3)))=>(poolavg 3 3 1 1 0 ?input_7)
 (smul (poolavg 5 5 1 1 0 ?input_7) ?input_20)=>(smul (conv2d 1 1 0 0 ?input_7 (poolavg 5 5 1 1 0 (Iconv 5 5))) ?input_20)
+(smul (ewmul (Cpool 5 5) (poolavg 5 5 1 1 0 (Iconv 5 5))) ?input_21)=>(ewmul (Cpool 5 5) (smul (Cpool 5 5) ?input_21))
 (Cpool 3 3)=>(conv2d 1 1 0 0 (conv2d 1 1 0 0 (Iconv 3 3) (enlarge 5 5 (Iconv 3 3))) (Cpool 3 3))
 (matmul 1 ?input_1 (transpose ?input_2))=>(matmul 2 (Imatmul) (matmul 1 ?input_1 (transpose ?input_2)))
 (tanh (poolmax 1 2 2 2 0 ?input_7))=>(poolmax 1 2 2 2 0 (tanh ?input_7))
