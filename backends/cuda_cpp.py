@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..egraph.graph import Tensor
 from .cuda_helpers import HELPERS
 from .cuda_source import emit, emit_joined
-from .cuda_space import ROWS, joining, layout_of, schedules
+from .cuda_space import ROWS, joining, layout_of, legal, schedules
 from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
 from .kir import Kernel, Unfusable
 from .kir_split import split
@@ -27,6 +27,16 @@ class CudaEmitter:
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
         """See cuda_space.py."""
         return schedules(kernel, shape, splits=splits)
+
+    def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
+        """Whether a schedule can be written: a block's threads, registers and shared memory suffice."""
+        if not legal(schedule) or (schedule.get("split", 1) > 1 and not splits):
+            return False
+        try:
+            self.launches(Lowered(kernel, shape, ()), schedule, "probe")
+        except Unfusable:
+            return False
+        return True
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
         """See cuda_source.py."""

@@ -45,7 +45,7 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
     """At most `count` schedules, best guess first: started early, the best few also not."""
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():
-        key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1))
+        key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1 or k[0] in "tu"))
         found[key] = min(rank, found.get(key, rank))
     ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
     plain = ordered[: max(1, count // 4)]
@@ -284,4 +284,5 @@ class Product:
             found += max(rounds * LATENCY, blocks * of_block / (BANDWIDTH / PROCESSORS))
             share -= resident
         joined = JOIN + 0.03 * split if split > 1 else 0.0
-        return found + 1.2 + 0.006 * sums * across.bit_length() + 0.15 * (across > 32) + joined
+        large = 0.3 * max(0, threads.bit_length() - 9)  # blocks of more than 256 threads begin and end later
+        return found + 1.2 + 0.006 * sums * across.bit_length() + 0.15 * (across > 32) + large + joined

@@ -476,7 +476,7 @@ class _Emitter:
         fetched = Scope(outer.indent + 1, set(inner.bound), outside=outer)
         if self.layout.ahead and outer is self.top:
             for x in dict.fromkeys(x for body in bodies.values() for x in _nest(body)):
-                if x.op == "load" and not x.args and len(self.spans(x)) > 1 and dim in self.spans(x):
+                if x.op == "load" and not x.args and {"n", dim} <= {*self.spans(x)}:
                     self._fetch(x, inner, fetched)
         with self.inside(inner):
             for e in ready:

@@ -19,6 +19,7 @@ from .kir import Kernel, Unfusable
 from .tiling import Shape, padded
 
 ROWS = 4  # most rows that are multiplied without a matrix unit
+MOST_AHEAD = 8  # rounds of a loop
 HELD = 64  # most elements of short reductions inside another one
 
 
@@ -32,6 +33,15 @@ def layout_of(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> Layo
     first = fastest(kernel, shape)
     order = sorted(dims, key=lambda d: -first.get(d, 0.0))
     return Layout({d: dims[d] for d in order}, bool(schedule.get("early")), schedule.get("ahead", 0))
+
+
+def legal(schedule: Mapping[str, int]) -> bool:
+    """Whether the numbers mean a layout: threads that a block can have, lengths of vectors, switches that are on or off."""
+    threads = [v for k, v in schedule.items() if k[0] == "t"]
+    vectors = [v for k, v in schedule.items() if k[0] == "v"]
+    powers = all(v & (v - 1) == 0 for v in (*threads, *vectors))
+    small = max(vectors, default=1) <= 8 and schedule.get("early", 0) <= 1 and schedule.get("ahead", 0) <= MOST_AHEAD
+    return powers and small and prod(threads) <= 1024
 
 
 def joining(first: Layout, shape: Shape) -> Layout:
@@ -162,4 +172,4 @@ def _short(kernel: Kernel, shape: Shape, main: Axis | None) -> tuple[tuple[str, 
     return tuple(found.items())
 
 
-__all__ = ["Schedule", "fastest", "joining", "layout_of", "schedules"]
+__all__ = ["Schedule", "fastest", "joining", "layout_of", "legal", "schedules"]
