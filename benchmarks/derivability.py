@@ -21,7 +21,9 @@ TEXT = """# Derivability
 Which substitution rules of others follow from our rules. A rule is derived if at several sizes (and ranks, parameters and
 groups, where it leaves them open) both its sides, put into one e-graph, end up in one e-class within {seconds:g} s,
 {iterations} rounds and {nodes:,} e-nodes; of a two-line rule, both equalities. Nothing of the files is copied into the rule base: the
-laws that prove them are in `rules/*.py`, those that only serve proofs in `rules/normal.py`. How: `rules/prove.py`.
+laws that prove them are in `rules/*.py`, those that only serve proofs in `rules/normal.py`. How: `rules/prove.py`. What is
+made of constants alone is worked out first (`rules/spell.py`). On rules that are made at random:
+`python -m benchmarks.rule_fuzz 1500 --derive` ([table](rule-checking.md)).
 
     tensor-graphs rules derive FILE [--pairs] [--json]        one file, rule by rule
     python benchmarks/derivability.py FILE ... > docs/derivability.md        this page
