@@ -20,8 +20,9 @@ LARGEST_TREE = 1e300
 """Tree costs stop growing here: they double with every level of a deep shared term and would end as infinity."""
 
 QUEUE_ROWS = 60_000
-SET_UPDATES = 3_000_000
-"""Work limit of the queue greedy, in set elements touched: it is quadratic on deep graphs."""
+SET_UPDATES, SET_UPDATES_PER_ROW = 3_000_000, 12
+"""Work limits of the queue greedy, in set elements touched: it is quadratic on deep graphs. Above QUEUE_ROWS rows it has so
+many for each: enough for shallow graphs, and given up soon on others."""
 
 
 def bottom_up(rows: Rows, cost: Sequence[float] | None = None) -> list[int]:
@@ -172,10 +173,16 @@ def _joined(
     return value, bits
 
 
-def queued(rows: Rows, cost: Sequence[float] | None = None, budget: int = SET_UPDATES) -> list[int]:
+def queued(
+    rows: Rows,
+    cost: Sequence[float] | None = None,
+    budget: int = SET_UPDATES,
+    expired: Callable[[], bool] = lambda: False,
+) -> list[int]:
     """Greedy DAG cost with a work queue and re-evaluation (the "faster greedy DAG" of extraction-gym, by its idea).
 
-    Stops after `budget` set elements were touched; what it has then is still valid.
+    Stops after `budget` set elements were touched, or once `expired` (asked now and then) says so; what it has then is
+    still valid.
     """
     price = rows.cost if cost is None else cost
     cls, kids, parents = rows.cls, rows.kids, rows.parents
@@ -185,7 +192,11 @@ def queued(rows: Rows, cost: Sequence[float] | None = None, budget: int = SET_UP
     left = [len(k) for k in kids]
     queue = deque(row for row, missing in enumerate(left) if not missing)
     waiting = bytearray(len(rows))
+    popped = 0
     while queue and budget > 0:
+        popped += 1
+        if not popped & 1023 and expired():
+            break
         row = queue.popleft()
         waiting[row] = 0
         c = cls[row]
@@ -236,8 +247,9 @@ def best_greedy(
     candidates.append(("bottom-up", bottom_up(rows)))
     if not quick:
         candidates.append(("one-pass", one_pass(rows, expired=expired)))
-    if not quick and len(rows) <= QUEUE_ROWS:
-        candidates.append(("queue", queued(rows)))
+    if not quick and not (len(rows) > QUEUE_ROWS and expired()):
+        budget = SET_UPDATES if len(rows) <= QUEUE_ROWS else SET_UPDATES_PER_ROW * len(rows)
+        candidates.append(("queue", queued(rows, budget=budget, expired=expired)))
     best: tuple[float, list[int], str] = (np.inf, [], "")
     for name, choice in candidates:
         chosen = rows.walk(choice) if choice is not None else None

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError
+from tensor_graphs.extract import greedy
 from tensor_graphs.extract import solve as solving
 from tensor_graphs.extract.greedy import best_greedy, bottom_up
 from tensor_graphs.extract.local import polish, promising
@@ -141,6 +142,20 @@ def test_reductions_can_end_anywhere(calls: int, document: dict[str, Any]) -> No
     for row in reduced.restore(picked):
         choice[rows.cls[row]] = row
     assert rows.walk(choice) is not None
+
+
+def test_the_queue_greedy_is_asked_of_large_problems_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a share of work for each row there, and ends when the time does."""
+    below = [(c, (), 1.0 + c % 3) for c in range(40)]
+    nodes = [*below, *((40 + c, (c % 40, (7 * c + i) % 40), 0.5 + i) for c in range(60) for i in range(3))]
+    rows = Problem.build([*nodes, (100, tuple(range(40, 100)), 0.0)], [100]).rows
+    wanted = best_greedy(rows)
+    monkeypatch.setattr(greedy, "QUEUE_ROWS", 0)
+    asked: list[int] = []
+    whole = greedy.queued
+    monkeypatch.setattr(greedy, "queued", lambda rows, **more: asked.append(more["budget"]) or whole(rows, **more))
+    assert best_greedy(rows)[0] == wanted[0] and asked == [greedy.SET_UPDATES_PER_ROW * len(rows)]
+    assert best_greedy(rows, expired=lambda: True)[0] >= wanted[0] and len(asked) == 1
 
 
 def test_local_search_finds_what_the_greedies_miss() -> None:
