@@ -47,13 +47,15 @@ class CEmitter:
     """One function for each kernel."""
 
     name: str = "c"
-    version: str = "5"
+    version: str = "6"
     setup: tuple[str, ...] = ("address", "c_function", "c_library")
     needs: tuple[str, ...] = ()
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """One schedule, where a loop nest is what one would write by hand: no product that reads its operands often."""
-        return [{}] if all(_streams(e) for e in kernel.reductions) else []
+        """One schedule, where a loop nest is what one would write by hand: no product that reads its operands often, no
+        reduction for each step of another one."""
+        inside = any(not e.axes <= set(kernel.axes) for e in kernel.reductions)
+        return [{}] if not inside and all(map(_streams, kernel.reductions)) else []
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
         """See c_source.py."""
@@ -75,9 +77,8 @@ def _few(x: Type) -> bool:
 def _streams(e: Expr) -> bool:
     """Whether a reduction reads no operand more than a few times."""
     space = prod(a.size for a in e.axes | {e.axis})
-    inside = [x for x in walk(e.args) if e.axis in x.axes]
-    loads = [prod(a.size for a in x.axes) for x in inside if x.op == "load"]
-    return max(loads, default=0) * ROWS >= space and not any(x.op == "reduce" for x in inside)
+    loads = [prod(a.size for a in x.axes) for x in walk(e.args) if x.op == "load" and e.axis in x.axes]
+    return max(loads, default=0) * ROWS >= space
 
 
 def generated(root: Tensor | Sequence[Tensor]) -> Generated:

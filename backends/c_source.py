@@ -134,7 +134,7 @@ class _Writer:
                 self.uses[a] = self.uses.get(a, 0) + 1
         self.same: dict[Expr, Expr] = {}
         self.lines: dict[Expr, str] = {}  # reductions that are lines of accumulators -> array
-        self.rows: dict[Expr, str] = {}  # kept values of a row -> array
+        self.rows: dict[Expr, tuple[str, Scope]] = {}  # kept values of a row -> array, and where it is known
         self.kept = {} if self.columns else self._kept()
         self._check()
 
@@ -355,15 +355,15 @@ class _Writer:
         return found
 
     def _place(self, e: Expr, scope: Scope) -> Scope:
-        while scope.parent is not None and e.axes <= scope.parent.bound:
+        """The outermost scope that binds a value's axes: never beyond a loop over one of them, since a loop within another
+        one may bind the same axis again."""
+        while scope.parent is not None and scope.axis not in e.axes and e.axes <= scope.parent.bound:
             scope = scope.parent
         return scope
 
     def _from_row(self, e: Expr, place: Scope) -> str | None:
-        key = self._alike(e)
-        if key not in self.rows or place.axis is None:
-            return None
-        return f"{self.rows[key]}[{place.axis}]"
+        row, kept = self.rows.get(self._alike(e), ("", None))
+        return f"{row}[{place.axis}]" if kept is not None and kept is place.parent else None
 
     def _made(self, e: Expr, place: Scope, hoisted: bool) -> str:
         if e.op == "reduce":
@@ -372,8 +372,9 @@ class _Writer:
         key = self._alike(e)
         if key in self.kept and place.axis is not None and place.axis in (self.kept[key], *self._joined):
             name = self._named(place, e.kind, text)
-            row = self.rows[key] = self._fresh("row")
+            row = self._fresh("row")
             assert place.parent is not None
+            self.rows[key] = row, place.parent
             place.parent.items.append(f"{self.real} {row}[{place.axis.size}];")
             place.items.append(f"{row}[{place.axis}] = {name};")
             return name

@@ -31,7 +31,9 @@ from tensor_graphs.egraph.pattern import Call as Pattern
 from tensor_graphs.egraph.special import erf
 from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
 
-from .test_kir import KERNELS
+from .test_kir import KERNELS, memory_for
+from .test_kir import kernel as plain_kernel
+from .test_kir import values as kernel_values
 
 pytestmark = pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
 
@@ -226,7 +228,7 @@ def test_random_bodies_are_what_the_specification_says(seeds: list[int]) -> None
         want = np.zeros(max(size, 1))
         kir_numpy.run(kernel, {**{n: v.astype(np.float64) for n, v in flat.items()}, "out": want})
         c_helpers.c_function(made, name)(*(pointer(out if n == "out" else flat[n]) for n in kernel.buffers))
-        close(out, want, c_source.emit(kernel, name, str(kernel)))
+        close(out, want, kernel)
 
 
 def flat_of(v: Array, operand: Operand) -> Array:
@@ -239,17 +241,30 @@ def flat_of(v: Array, operand: Operand) -> Array:
     )
 
 
-def close(got: Array, want: Array, text: str) -> None:
-    """Equal up to rounding, where the exact value is not at a jump or an overflow."""
-    exact = want.astype(got.dtype).astype(np.float64)
-    g = got.astype(np.float64)
-    tolerance = {2: 2e-2, 4: 2e-4}[got.dtype.itemsize]
+def test_a_loop_within_a_loop_over_the_same_axis() -> None:
+    """The IR reuses an axis where its values do not meet: the inner loop's are its own."""
+    inner = composite.softmax(t.input("a", (33, 3)), axis=0)
+    root = composite.softmax(t.sum(inner, axis=1, keepdims=True) * 9.0, axis=0)
+    one, given = plain_kernel(root), kernel_values(root)
+    memory = memory_for(one, given)
+    kir_numpy.run(one, memory)
+    out = np.zeros(33, np.float32)
+    c_helpers.c_function(library({"f": c_source.emit(one, "f")}), "f")(pointer(given["a"]), pointer(out))
+    np.testing.assert_allclose(out, memory["out"], rtol=1e-5)
+
+
+JUMPS = ("floor", "round", "lt", "le", "eq")
+
+
+def close(got: Array, want: Array, kernel: kir.Kernel) -> None:
+    """Equal up to rounding; all but a few values where some are at a jump."""
     with np.errstate(all="ignore"):
-        near = np.abs(g - exact) <= tolerance * (
-            np.abs(exact) + np.nanmax(np.abs(exact[np.isfinite(exact)]), initial=1)
-        )
+        exact = want.astype(got.dtype).astype(np.float64)
+        g = got.astype(np.float64)
+        size = np.nanmax(np.abs(exact[np.isfinite(exact)]), initial=1)
+        near = np.abs(g - exact) <= {2: 2e-2, 4: 2e-4}[got.dtype.itemsize] * (np.abs(exact) + size)
     agree = near | (np.isnan(g) & np.isnan(exact)) | (g == exact)
-    assert agree.mean() > 0.9 if "floor" in text or "rint" in text or "<" in text else agree.all(), text
+    assert agree.mean() > 0.9 if any(e.op in JUMPS for e in kernel.exprs) else agree.all(), str(kernel)
 
 
 # ---------------------------------------------------------------- every op, every dtype: what there is and what there is not
