@@ -1,8 +1,9 @@
 """A program: emitted source bound to weights; callable, and saved as a folder that runs without a search.
 
 A saved program is a folder of `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums),
-`weights.safetensors` and, where one is known, `report.json` (how it was found); beside it, for readers, `kernels.cu` where it
-has kernels of CUDA C++. It is code: load only what you trust.
+`weights.safetensors` and, where one is known, `report.json` (how it was found) and `origin.safetensors` (the graph that it was
+made from and the terms that its kernels compute); beside it, for readers, `kernels.cu` where it has kernels of CUDA C++. It is
+code: load only what you trust.
 """
 
 from __future__ import annotations
