@@ -17,6 +17,7 @@ from typing import Any
 from ..egraph.ops import Type
 from ..extract.kernel import Call, Operand
 from .cubin import resources
+from .cuda_helpers import CudaKernel
 from .kernel_text import KernelText, call_of_json, module_of
 from .torch_reference import torch_dtype
 
@@ -131,3 +132,5 @@ def begin(capability: int) -> None:
     with contextlib.suppress(Exception):  # what is the matter is said by the first job
         one = Operand(Type((1,), "float32"), (1,))
         compile_text(KernelText(WARM, (), (), False, 0, True), Call({}, one, {}), capability)
+    with contextlib.suppress(Exception):  # NVRTC, where cuda-core is installed
+        CudaKernel.compiled(f"sm_{capability}")
