@@ -656,7 +656,8 @@ def make_report(
     return Report(
         prepared.graph.name, describe(backends), prepared.sizes, len(prepared.graph.nodes()), len(view), view.n_classes,
         found, ", ".join(f"{n} blocks stopped at: {r}" for r, n in reasons.items()), rules, len(choice.hypergraph.candidates),
-        kernels=kernel_rows((choice.hypergraph.candidates[i].template, choice.prices[i]) for i in choice.chosen), kernels_after=sum(choice.sources.values()), cost_us=choice.cost,
+        kernels=kernel_rows((choice.hypergraph.candidates[i].template, choice.prices[i]) for i in choice.chosen),
+        kernels_after=sum(choice.sources.values()), cost_us=choice.cost,
         lower_bound_us=min(choice.extraction.lower_bound, choice.cost), optimal=choice.extraction.optimal,
         method=choice.extraction.method, priced=choice.sources, measured_now=choice.measured,
         optimism_us=choice.optimism_us, search_stopped=choice.stopped, snapshot=store.snapshot_id(),
