@@ -201,9 +201,12 @@ def test_what_holds_at_corners_alone_is_refuted(line: str) -> None:
     assert check(line) == ["refuted"]
 
 
-@pytest.mark.parametrize("line", """\
+@pytest.mark.parametrize(
+    "line",
+    """\
 (poolmax 7 7 1 1 0 (relu ?x))=>(poolmax 7 7 1 1 0 ?x)
-(poolmax 5 5 2 2 0 (tanh ?x))=>(poolmax 5 5 2 2 0 (relu (tanh ?x)))""".splitlines())
+(poolmax 5 5 2 2 0 (tanh ?x))=>(poolmax 5 5 2 2 0 (relu (tanh ?x)))""".splitlines(),
+)
 def test_maxima_of_negative_numbers_are_met(line: str) -> None:
     assert check(line) == ["refuted"]
 
