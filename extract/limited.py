@@ -148,7 +148,9 @@ def solve_limited(
             if bound > lower:
                 lower = bound
                 used.append(name)
-    method = " + ".join(["presolve", *dict.fromkeys(used)]) + " under limits" if used else "greedy at prices of the limits"
+    method = (
+        " + ".join(["presolve", *dict.fromkeys(used)]) + " under limits" if used else "greedy at prices of the limits"
+    )
     if best is None:
         raise ExtractionError(
             "no extraction that keeps the limits was found in time",
