@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ..egraph.engine import Stop, never
-from ..egraph.graph import topological
+from ..egraph.graph import Tensor, topological
 from ..egraph.rule import Rule
 from ..egraph.saturate import Limits, Session, Sessions
 from ..errors import RuleError, ShapeError
@@ -56,16 +56,21 @@ def claims(line: Line) -> list[Claim]:
             families.setdefault(id(found.typing), []).append(found.sides())
         except ShapeError:  # this member only: its sizes do not fit after all
             continue
-    meant = [members for members in families.values() if not any(map(_groups_constants, members))]
+    plain = [members for members in families.values() if not any(map(_groups, members))]
+    meant = plain or [members for members in families.values() if not any(map(_groups_constants, members))]
     best = [sorted(members, key=size_one_axes)[:EACH] for members in meant or families.values()]
     return [claim for members in best[:FAMILIES] for claim in members]
 
 
+def _groups(claim: Claim) -> list[Tensor]:
+    """The kernels of convolutions in groups: a rule is meant for one group where it can be."""
+    nodes = topological([side for pair in claim for side in pair])
+    return [n.args[1] for n in nodes if n.op == "conv" and n.attr("groups") > 1]
+
+
 def _groups_constants(claim: Claim) -> bool:
     """Whether a convolution in groups has a constant kernel: identities and averages are meant for all channels at once."""
-    nodes = topological([side for pair in claim for side in pair])
-    kernels = [n.args[1] for n in nodes if n.op == "conv" and n.attr("groups") > 1]
-    return any(all(leaf.op != "input" for leaf in topological([kernel])) for kernel in kernels)
+    return any(all(leaf.op != "input" for leaf in topological([kernel])) for kernel in _groups(claim))
 
 
 def derive(

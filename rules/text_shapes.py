@@ -920,11 +920,10 @@ def members(families: Sequence[Typing], *, seed: int = 0, count: int = 12) -> li
 
 
 def instances(rule: TextRule, *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """`members` under the narrowest scope in which the sides have one shape, or else that has any: shapes at which a right
-    rule is right however it is read. One that groups constant kernels comes last."""
-    narrow = scopes(rule)[::-1]
-    families = [typings(rule, scope).found for scope in sorted(narrow, key=lambda scope: scope.constants)]
-    for some in (*([f for f in found if f.agrees()] for found in families), *families):
-        if found := members(some, seed=seed, count=count):
+    """`members` under the narrowest scope that has any, with sides of one shape if possible: shapes at which a right rule is
+    right however it is read."""
+    for scope in reversed(scopes(rule)):
+        families = typings(rule, scope).found
+        if found := members([f for f in families if f.agrees()] or families, seed=seed, count=count):
             return found
     return []

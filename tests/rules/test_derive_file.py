@@ -52,6 +52,7 @@ matmul(smul(?input_1,?input_20),transpose(?input_2))==smul(transpose(matmul(?inp
 (conv2d 1 1 0 0 ?input_7 (poolavg 3 3 1 1 0 (Iconv 3 3)))=>(poolavg 3 3 1 1 0 ?input_7)
 (smul (poolavg 5 5 1 1 0 ?input_7) ?input_20)=>(smul (conv2d 1 1 0 0 ?input_7 (poolavg 5 5 1 1 0 (Iconv 5 5))) ?input_20)
 (smul (ewmul (Cpool 5 5) (poolavg 5 5 1 1 0 (Iconv 5 5))) ?input_21)=>(ewmul (Cpool 5 5) (smul (Cpool 5 5) ?input_21))
+(concat 1 4 (conv2d 1 1 0 0 ?input_7 ?input_10) (poolavg 3 3 1 1 0 ?input_8))=>(conv2d 1 1 0 0 (concat 1 4 ?input_7 ?input_8) (concat 0 4 ?input_10 (Cpool 3 3)))
 (Cpool 3 3)=>(conv2d 1 1 0 0 (conv2d 1 1 0 0 (Iconv 3 3) (enlarge 5 5 (Iconv 3 3))) (Cpool 3 3))
 (matmul 1 ?input_1 (transpose ?input_2))=>(matmul 2 (Imatmul) (matmul 1 ?input_1 (transpose ?input_2)))
 (tanh (poolmax 1 2 2 2 0 ?input_7))=>(poolmax 1 2 2 2 0 (tanh ?input_7))
