@@ -650,6 +650,8 @@ class Prover:
         (index,), rest = factor.indices, tuple(f for f in term.factors if f is not factor)
         if factor.kind == "guard":
             inside = self.within(index, factor.size)
+            if inside is None and any(self.implies(f, factor) for f in rest if f.kind in CONDITIONS):
+                inside = True
             if inside is None:
                 return self.shifted(term, factor, rest)
             return inside and Monomial(term.coefficient, rest, term.bound)
@@ -671,6 +673,15 @@ class Prover:
         if any(v in term.bound for v, _ in index.parts):
             raise Unprovable("an identity on a strided index")
         return None
+
+    def implies(self, known: Factor, guard: Factor) -> bool:
+        """Whether a condition on an index that differs by a size says that a guard holds."""
+        (index,), (other,) = guard.indices, known.indices
+        apart = index.plus(other, -1)
+        if apart.parts or known == guard:
+            return False
+        size = known.size if known.kind == "guard" else Affine.of(1)  # other runs from 0 to below it
+        return self.signs.nonnegative(apart.offset) and self.signs.nonnegative(guard.size - apart.offset - size)
 
     def alone(self, bound: Sequence[int]) -> None:
         """Unprovable where a summed index is multiplied with an unknown stride, which a substitution would not see."""

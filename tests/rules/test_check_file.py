@@ -185,6 +185,8 @@ def test_windows_of_even_size_have_no_centre() -> None:
 (conv2d 2 2 0 0 (concat 1 4 (conv2d 1 1 0 1 ?x ?u) ?y) (concat 1 4 ?v ?w))=>(conv2d 2 2 0 0 (concat 1 4 (sigmoid (conv2d 1 1 0 0 ?x ?u)) ?y) (enlarge 5 5 (concat 1 4 ?v ?w)))
 (ewadd (enlarge 3 3 (enlarge 3 3 ?v)) (enlarge 3 3 ?w))=>(ewadd (ewmul Iewmul (enlarge 3 3 ?w)) (enlarge 3 3 ?v))
 (poolmax 1 1 2 2 0 ?x)=>(conv2d 2 2 0 0 ?x (Iconv 3 3))
+(enlarge 5 5 (Iconv 3 3))=>(Iconv 5 5)
+(enlarge 5 5 (enlarge 3 3 ?w))=>(enlarge 5 5 ?w)
 (enlarge 5 5 (sigmoid ?w))=>(enlarge 5 5 (sigmoid (conv2d 1 1 0 0 ?w (Iconv 1 1))))""".splitlines())  # fmt: skip
 def test_chains_of_steps_are_proved(line: str) -> None:
     assert check(line) == ["proved"]
