@@ -137,8 +137,11 @@ def search(
             )
         measured += len(done) - before
     if measurer is not None and any(prices[i].source != "measured" for i in chosen):
-        with clock.running("solve"):  # believe predictions now, not their optimistic ends
-            chosen, believed = _solve(hypergraph, [p.us for p in prices], solve_seconds, deterministic, budgets, chosen)
+        with clock.running(
+            "solve"
+        ):  # the time is up: what was not measured counts as much as it may take, not as hoped
+            doubtful = [p.us if p.source == "measured" else p.high for p in prices]
+            chosen, believed = _solve(hypergraph, doubtful, solve_seconds, deterministic, budgets, chosen)
         bound = min(believed.lower_bound, found.lower_bound)  # of the prices that were hoped for
         found = replace(believed, lower_bound=bound, optimal=believed.optimal and bound >= believed.cost * (1 - 1e-9))
     optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")

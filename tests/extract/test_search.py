@@ -214,3 +214,11 @@ def test_the_cost_is_the_best_that_the_solver_can_prove(times: list[float]) -> N
     add, mul, exp = (1.1 * truth[n] for n in ("np.add", "np.mul", "np.exp"))
     assert choice.extraction.optimal and choice.cost == pytest.approx(min(add + mul, 2 * mul + add) + exp)
     assert choice.extraction.lower_bound <= choice.cost + 1e-6
+
+
+def test_what_is_measured_wins_over_what_is_only_hoped_for_when_the_time_is_up() -> None:
+    prices = Prices({"exp0": 10.0, "exp1": 9.0})
+    graph = variants(2)
+    prices.known = {call_key(c) for c in graph.candidates if c.template.name == "exp0"}
+    choice = search(graph, prices, prices, stop=lambda: True)
+    assert choice.stopped == "budget" and chosen(choice) == ["exp0"]
