@@ -509,6 +509,7 @@ def render() -> str:
         'earlier run. "Best peer seen before": the best of the same peers on this kind of machine the day before, with torch 2.11; '
         "‡ the ratio is to that. Products of weights alone (the chain's, the shared factor's, LoRA's) may be folded when weights are bound."
     )
+    notes += [f"- {r['name']}: {r['note']}" for r in found if r.get("note")]
     return "\n".join(["# Workloads on a GPU", "", *rows, "", legend, "", *notes]) + "\n"
 
 
