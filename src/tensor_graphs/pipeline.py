@@ -665,6 +665,7 @@ def make_report(
 
 
 SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # times the estimate, and µs beyond it, from which the report says so
+CALL_US = 300.0  # a call from Python on a GPU: inputs copied, a graph launched, outputs copied
 LARGE = 1 << 30  # bytes of two programs above which only one is bound at a time
 
 
@@ -696,7 +697,8 @@ def _time_whole(
             before.unbind()
             times |= timed({"after": calls["after"]})
         report.latency_before_us, report.latency_after_us = times["before"], times["after"]
-    if report.latency_after_us > SLOWER * report.cost_us + NEGLIGIBLE_US:
+    besides = CALL_US if on_gpu(backends) else NEGLIGIBLE_US
+    if report.latency_after_us > SLOWER * report.cost_us + besides:
         ratio = report.latency_after_us / report.cost_us
         report.warnings.append(
             f"the program as a whole takes {ratio:.1f} times the sum of its kernels' prices: a busy machine, or kernels that slow each other down"
