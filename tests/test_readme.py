@@ -34,7 +34,7 @@ def test_the_output_has_the_shape_shown(tmp_path: Path, monkeypatch: pytest.Monk
     labels = lambda text: [line.split()[0] for line in text.splitlines()]
     assert labels(run.stdout) == labels(shown)
     assert run.stdout.splitlines()[:3] == shown.splitlines()[:3]
-    assert "passed" in run.stdout and "5 before" in run.stdout
+    assert "passed" in run.stdout and "5 where each op" in run.stdout
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -89,25 +89,25 @@ def test_a_program_runs_at_every_size(name: str) -> None:
     agrees(program, graph, *SIZES)
 
 
-def test_torch_kernels_with_packed_weights_run_at_every_size() -> None:
+def test_torch_kernels_with_packed_weights_run_at_every_size(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     x = X @ tg.param("w", (48, 64)) + tg.param("b", (64,))
     graph = Graph.of(c.gelu(x) @ tg.param("v", (64, 48)) + X, params={"w": normal(48, 64), "b": normal(64), "v": normal(64, 48)})  # fmt: skip
-    program = tg.optimize(graph, **{**FAST, "backend": "torch"})
+    program = tg.optimize(graph, **{**FAST, "backend": "torch"}, costdb=tmp_path)  # no prices of other tests
     assert any("_prepared" in line for line in program.source.splitlines())
     agrees(program, graph, *SIZES)
     head, _, at = program.source.partition("def at(")
     assert "_pack(" in head and "_pack(" not in at  # weights are packed once, not for each size
 
 
-def test_c_kernels_take_their_sizes_as_parameters() -> None:
+def test_c_kernels_take_their_sizes_as_parameters(tmp_path: Path) -> None:
     from tensor_graphs.backends.registry import backend
 
     if backend("c").unavailable():
         pytest.skip(backend("c").unavailable())
     x = c.softmax(tg.tanh(X) * 2.0, axis=2) * tg.reshape(tg.param("g", (48,)), (1, 1, 48))
     graph = Graph.of(x + tg.mean(x, 1, True), params={"g": normal(48)})
-    program = tg.optimize(graph, **{**FAST, "backend": "c"})
+    program = tg.optimize(graph, **{**FAST, "backend": "c"}, costdb=tmp_path)
     assert "const long size_B, const long size_T" in program.source and "(size_B*size_T)" in program.source
     agrees(program, graph, *SIZES)
 
