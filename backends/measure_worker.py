@@ -177,15 +177,19 @@ def check(output: Operand, got: Array, want: Array) -> dict[str, float]:
 # ---------------------------------------------------------------- time
 def _copies(operands: Mapping[str, Array]) -> int:
     """How many sets of operands take turns: of a megabyte and more as many as do not stay in a cache, as a model's weights do
-    not."""
+    not. One that no cache holds goes alone: two tables of a large vocabulary would be the peak of all memory."""
     largest = max((a.nbytes for a in operands.values()), default=0)
+    if largest >= 2 * _last_cache():
+        return 1
     return 2 if largest < 1 << 20 else max(2, min(COPIES, 2 * _last_cache() // largest))
 
 
 @cache
 def _last_cache() -> int:
     """Bytes of the largest cache that a core has a part in, held between 16 and 64 MiB; 32 MiB where the system does not say."""
-    sizes = [p.read_text(encoding="ascii").strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    sizes = [
+        p.read_text(encoding="ascii").strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
     known = [int(t[:-1]) << {"K": 10, "M": 20}[t[-1]] for t in sizes if t[:-1].isdigit() and t[-1] in "KM"]
     return min(max(max(known, default=32 << 20), 16 << 20), 64 << 20)
 

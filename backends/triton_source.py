@@ -423,7 +423,9 @@ class _Emitter:
     def boxed(self, operand: str, at: Index, dtype: str) -> Tile | None:
         """A tile that the copy unit reads, None where it cannot: it does not see single elements, nor another's mask."""
         if self.fresh_loads or dtype not in ITEMSIZE or not at.axes & self.walked:
-            return None  # what no loop reads is needed in registers: by way of shared memory it comes later and takes room
+            return (
+                None  # what no loop reads is needed in registers: by way of shared memory it comes later and takes room
+            )
         tiles: dict[Axis, tuple[str, int]] = {}
         for a in at.axes:
             if a in self.shape.batch or a in self.single:

@@ -65,7 +65,7 @@ def run(
     effort: int = 1,
     max_nodes: int | None = 96,
     pricer: Pricer | None = None,
-    solve_seconds: float = 5.0,
+    solve_seconds: float = 1.5,
 ) -> Run:
     """The pipeline's stages with one's own limits, block size (None: no cutting) and prices (default: the store's)."""
     session = pipeline.Session(pipeline.Options(limits=limits or Limits(), measure=False, verify=False, budget=600.0))

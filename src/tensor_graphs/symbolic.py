@@ -262,8 +262,10 @@ class Symbolic:
         grown: list[Callable[[int], int]] = [lambda s: 2 * s + 1, lambda s: s + s // 2 + 1, lambda s: s + 1]
         for grow in grown:
             sizes = {n: min(grow(s), atoms[n].max) for n, s in self.searched.items()}
-            if grow is grown[-1] or (self._means(sizes) and self._light(sizes)):
+            if self._means(sizes) and self._light(sizes):
                 yield sizes
+        for name, size in self.searched.items():  # a large model: one dimension one further, the others at their least
+            yield {n: min(size + 1, a.max) if n == name else min(a.min, self.searched[n]) for n, a in atoms.items()}
 
     def _drawn(self, seed: int) -> Iterator[Sizes]:
         """Further sizes, small ones mostly; those where the graph holds and little is to be computed."""
