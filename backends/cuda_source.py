@@ -19,6 +19,7 @@ from functools import cached_property
 
 from .index import Axis, Division, Index, index
 from .kir import Buffer, Expr, Kernel, Store, Unfusable, below_maximum, factors, walk
+from .scopes import Block
 from .tiling import Shape
 from .triton_source import COUNTERS, WIDE, rolled
 
@@ -184,15 +185,10 @@ class Local:
 
 
 @dataclass
-class Scope:
-    """A block of the source: its lines, the values known in it, the axes bound in it."""
+class Scope(Block[Local]):
+    """A block with what is known of maxima in it."""
 
-    indent: int
-    bound: set[Axis]
-    lines: list[str] = field(default_factory=list)
-    known: dict[Expr, Local] = field(default_factory=dict)
     safe: set[Expr] = field(default_factory=set)  # maxima that are never -inf
-    outside: Scope | None = None
 
 
 class _Emitter:
@@ -294,27 +290,14 @@ class _Emitter:
     def _needs_inner(self, e: Expr, scope: Scope) -> bool:
         return any(x in scope.known and x.op == "reduce" for x in walk([e]))
 
-    def lookup(self, e: Expr) -> Local | None:
-        scope: Scope | None = self.scope
-        while scope is not None:
-            if e in scope.known:
-                return scope.known[e]
-            scope = scope.outside
-        return None
-
     def is_safe(self, e: Expr) -> bool:
         """Whether a maximum is known not to be -inf."""
-        scope: Scope | None = self.scope
-        while scope is not None:
-            if e in scope.safe:
-                return True
-            scope = scope.outside
-        return False
+        return any(e in scope.safe for scope in self.scope.outward())
 
     # ------------------------------------------------------------ values in registers
     def need(self, e: Expr) -> None:
         """Have everything in registers that the loop nest of an expression reads."""
-        if self.lookup(e) is not None or e.op in ("const", "index"):
+        if self.scope.find(e) is not None or e.op in ("const", "index"):
             return
         if e.op == "reduce":
             self.reduction(e)
@@ -464,7 +447,7 @@ class _Emitter:
         outer = self.scope
         for body in bodies.values():  # what does not move with the loop comes before it
             for x in _nest(body):
-                if x.op == "reduce" and x not in ready and x.axes <= outer.bound and self.lookup(x) is None:
+                if x.op == "reduce" and x not in ready and x.axes <= outer.bound and self.scope.find(x) is None:
                     self.need(x)
         if outer is self.top:
             self._early_loads()
@@ -573,7 +556,7 @@ class _Emitter:
         also sums relative to a maximum that is one of them."""
         same = [
             e for e in self.kernel.reductions
-            if self.dim_of.get(e.axis) == dim and e.axes <= self.scope.bound and self.lookup(e) is None
+            if self.dim_of.get(e.axis) == dim and e.axes <= self.scope.bound and self.scope.find(e) is None
         ]  # fmt: skip
         chosen: list[Expr] = []
         for e in same:
@@ -956,7 +939,7 @@ class Nest:
         if e in self.known:
             return self.known[e]
         own = self.emitter
-        local = own.lookup(e)
+        local = own.scope.find(e)
         if local is not None:
             text = self.at(local)
             if local.dtype in ("float16", "bfloat16"):
@@ -979,7 +962,7 @@ class Nest:
                 self.uses[a] = self.uses.get(a, 0) + 1
 
     def _stored(self, e: Expr, at: int, dtype: str) -> str:
-        local = self.emitter.lookup(e)
+        local = self.emitter.scope.find(e)
         if local is not None and local.dtype == dtype:
             return self.at(local)
         text = self.scalar(e, at)

@@ -19,6 +19,7 @@ from . import short_erf
 from .descriptors import Box, box
 from .index import Axis, Division, Index, index
 from .kir import Expr, Kernel, Store, Unfusable, below_maximum, factors, walk
+from .scopes import Block
 from .tiling import Dot, Shape, Tiling, is_window, padded, shape_of
 
 COUNTERS = 1 << 16  # tiles whose parts can be counted
@@ -57,15 +58,10 @@ def _is_call(text: str) -> bool:
 
 
 @dataclass
-class Scope:
-    """A block of the source: its lines, the values known in it, the axes bound in it."""
+class Scope(Block[Tile]):
+    """A block with values widened in it."""
 
-    indent: int
-    bound: set[Axis]
-    lines: list[str] = field(default_factory=list)
-    known: dict[Expr, Tile] = field(default_factory=dict)
     widened: dict[Expr, Tile] = field(default_factory=dict)  # values that several others need in float32
-    outside: Scope | None = None
 
 
 @dataclass(frozen=True)
@@ -225,18 +221,10 @@ class _Emitter:
         """Whether an operand is known in this scope only (a running value of a loop)."""
         return any(x in scope.known and x.op == "reduce" and x.axis in scope.bound for x in walk([e]))
 
-    def lookup(self, e: Expr) -> Tile | None:
-        scope: Scope | None = self.scope
-        while scope is not None:
-            if e in scope.known:
-                return scope.known[e]
-            scope = scope.outside
-        return None
-
     # ------------------------------------------------------------ values
     def value(self, e: Expr) -> Tile:
         """The tile of an expression, computed where it is first possible."""
-        found = self.lookup(e)
+        found = self.scope.find(e)
         if found is not None:
             return found
         if e.op == "const":
@@ -280,11 +268,9 @@ class _Emitter:
         tile = self.value(e)
         if e.kind != "float" or tile.dtype in (self.wide, "const"):
             return tile
-        scope: Scope | None = self.scope
-        while scope is not None:
+        for scope in self.scope.outward():
             if e in scope.widened:
                 return scope.widened[e]
-            scope = scope.outside
         tile = Tile(f"{tile.atom}.to({TRITON[self.wide]})", tile.dims, self.wide)
         if self.uses.get(e, 0) <= 1:
             return tile
@@ -458,7 +444,7 @@ class _Emitter:
     def reduction(self, e: Expr) -> Tile:
         if e.axis in self.walked:
             self.loop(e)
-            found = self.lookup(e)
+            found = self.scope.find(e)
             assert found is not None
             return found
         return self.whole(e)
@@ -581,7 +567,7 @@ class _Emitter:
         for e in ready:
             for x in walk(e.args):
                 if x.op == "reduce" and x not in ready and x.axes <= self.scope.bound and axis not in x.axes:
-                    if self.lookup(x) is None and (x.axis in self.walked or x.axes):
+                    if self.scope.find(x) is None and (x.axis in self.walked or x.axes):
                         self.value(x)
 
     def together(self, wanted: Expr) -> list[Expr]:
@@ -589,7 +575,7 @@ class _Emitter:
         axis = wanted.axis
         same = [
             e for e in self.kernel.reductions
-            if e.axis == axis and e.axes <= self.scope.bound and self.lookup(e) is None
+            if e.axis == axis and e.axes <= self.scope.bound and self.scope.find(e) is None
         ]  # fmt: skip
         chosen: list[Expr] = []
         for e in same:
@@ -869,7 +855,7 @@ class _Emitter:
         if not walked:
             return
         for e in walk(s.value for s in walked):  # all reductions first: the loop over columns only reads them
-            if e.op == "reduce" and e.axes <= self.top.bound and self.lookup(e) is None:
+            if e.op == "reduce" and e.axes <= self.top.bound and self.scope.find(e) is None:
                 self.value(e)
         inner = Scope(2, self.top.bound | set(self.shape.cols), outside=self.top)
         with self.inside(inner):
