@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .index import Axis, Division, Index, index
+from .index import WIDE, Axis, Division, Index, index
 from .kir import Buffer, Expr, Kernel, Store, Unfusable, below_maximum, factors, walk
+from .kir_loops import power_of, rolled
+from .kir_split import COUNTERS
 from .scopes import Block
 from .tiling import Shape
-from .triton_source import COUNTERS, WIDE, rolled
 
 SHARED = 48 << 10  # bytes of shared memory that a block has without asking
 HELD = 512  # bytes of one value in a thread's registers
@@ -585,15 +586,12 @@ class _Emitter:
         self._accumulate(e, body, dim, new)
         nest = Nest(self, kept)
         nest.line(f"{nest.at(safe)} = op::finite({nest.at(new)});")
-        nest.line(f"{nest.at(scale)} = op::{self._power(e)}({nest.at(old)} - {nest.at(safe)});")
+        nest.line(f"{nest.at(scale)} = op::{power_of(self.kernel, e)}({nest.at(old)} - {nest.at(safe)});")
         nest.line(f"{nest.at(old)} = {nest.at(new)};")
         nest.close()
         self.scope.known[e] = safe
         self.scope.safe.add(e)
         return scale
-
-    def _power(self, e: Expr) -> str:
-        return next(x.op for x in self.kernel.exprs if x.op in ("exp", "exp2") and x.args[0].args[1:] == (e,))
 
     def _rescale(self, acc: Local, scale: Local) -> None:
         nest = Nest(self, acc.dims)
@@ -617,7 +615,9 @@ class _Emitter:
         for x in sums:
             acc = Local(names[x], self._kept_dims(x, bodies[x], dim), self.wide)
             nest = Nest(self, acc.dims)
-            nest.line(f"{nest.at(acc)} *= op::{self._power(e)}({nest.at(before)} - op::finite({nest.at(own)}));")
+            nest.line(
+                f"{nest.at(acc)} *= op::{power_of(self.kernel, e)}({nest.at(before)} - op::finite({nest.at(own)}));"
+            )
             nest.close()
         self._exchange([names[x] for x in sums], "sum", dim)
 

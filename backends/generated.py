@@ -25,9 +25,8 @@ from ..extract.work import graph_flops
 from .images import channels_last, filters, laid_out, prepared
 from .index import Axis
 from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, scaled_early, walk
-from .kir_split import places, split
+from .kir_split import COUNTERS, places, split
 from .tiling import Shape, repeated, shape_of
-from .triton_source import COUNTERS
 
 COUNTING = f'''_counters = {{}}
 

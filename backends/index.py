@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from math import gcd
 
+WIDE = 1 << 31  # elements beyond which positions need 64 bits
+
 
 @dataclass(frozen=True)
 class Axis:

@@ -13,9 +13,10 @@ from math import prod
 
 from .index import Axis, Index, index, linear
 from .kir import Buffer, Expr, Kernel, Store, Unfusable, walk
-from .triton_source import rolled
+from .kir_loops import rolled
 
 ALIGNMENT = 256  # bytes between which states begin
+COUNTERS = 1 << 16  # tiles whose parts can be counted
 HELD = 64  # longest axis of a reduction around a split one: the split one's states have it as an axis of their own
 
 
@@ -98,3 +99,10 @@ def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], i
             found[name] = total, size
             total += -(-size // ALIGNMENT) * ALIGNMENT
     return found, total
+
+
+def counted(programs: int, parts: int) -> int:
+    """How many tiles so many programs make of so many parts each; Unfusable where there are not as many counters."""
+    if programs // parts > COUNTERS:
+        raise Unfusable(f"{programs // parts} tiles to be joined")
+    return programs // parts

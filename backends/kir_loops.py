@@ -1,0 +1,83 @@
+"""What loops over a kernel's reductions may share and where they may end: questions about expressions that every emitter asks.
+
+A sum of exp(a - max(a)) shares the loop of the maximum it reads (the ROLL rule); a mask that hides all beyond a bound ends it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .index import Axis, Index, index
+from .kir import Expr, Kernel, factors, walk
+
+
+def rolled(e: Expr, axis: Axis) -> Expr | None:
+    """The maximum m for which a sum reduces exp(a - m) times factors free of m, where m is the maximum of a itself."""
+    if e.value[0] != "sum":
+        return None
+    found = None
+    over, under = factors(e.args[0])
+    for f in over:
+        inside = [x for x in walk([f]) if x.op == "reduce" and x.axis == axis]
+        if not inside:
+            continue
+        if found is not None or f.op not in ("exp", "exp2") or f.args[0].op != "sub":
+            return None
+        a, m = f.args[0].args
+        if (
+            m.op != "reduce"
+            or m.value != ("max", axis)
+            or m.args[0] is not a
+            or any(x.op == "reduce" and x.axis == axis for x in walk([a]))
+        ):
+            return None
+        found = m
+    if any(x.op == "reduce" and x.axis == axis for f in under for x in walk([f])):
+        return None
+    return found
+
+
+def power_of(kernel: Kernel, maximum: Expr) -> str:
+    """The exponential (exp or exp2) that is taken of values less this maximum of theirs."""
+    return next(x.op for x in kernel.exprs if x.op in ("exp", "exp2") and x.args[0].args[1:] == (maximum,))
+
+
+@dataclass(frozen=True)
+class Room:
+    """A mask keeps the elements of an axis where `rest + side * axis >= 0`; there it is `kept`."""
+
+    rest: Index
+    side: int
+    mask: Expr
+    kept: Expr
+
+
+def allowed(e: Expr) -> list[tuple[Index, Expr, Expr]]:
+    """(index that is not negative wherever the value can be other than -inf, the `where` that says so, what it is there)."""
+    if e.op == "add":
+        return [*allowed(e.args[0]), *allowed(e.args[1])]
+    if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
+        return allowed(e.args[0])
+    if e.op != "where":
+        return []
+    c, x, y = e.args
+    lost = (x.op == "const" and x.value == -math.inf, y.op == "const" and y.value == -math.inf)
+    if lost == (True, False):
+        return [*((i, e, y) for i in _true(c, False)), *allowed(y)]
+    if lost == (False, True):
+        return [*((i, e, x) for i in _true(c, True)), *allowed(x)]
+    return []
+
+
+def _true(c: Expr, wanted: bool) -> list[Index]:
+    """Indices that are not negative where a condition is true (or false, as wanted)."""
+    if c.op == "not":
+        return _true(c.args[0], not wanted)
+    if c.op == ("and" if wanted else "or"):
+        return [*_true(c.args[0], wanted), *_true(c.args[1], wanted)]
+    if c.op not in ("lt", "le") or any(a.op not in ("index", "const") or a.kind != "int" for a in c.args):
+        return []
+    a, b = (x.value if x.op == "index" else index(x.value) for x in c.args)
+    strict = int(c.op == "lt")
+    return [b - a - strict] if wanted else [a - b - (1 - strict)]

@@ -1,0 +1,59 @@
+"""Reading tiles from memory: element by element behind masks, or as boxes that the copy unit moves."""
+
+from __future__ import annotations
+
+from .descriptors import box
+from .index import WIDE, Axis, Index
+from .kir import Expr
+from .triton_text import ITEMSIZE, Tile
+from .triton_values import Values
+
+
+class Loads(Values):
+    """Loads of a kernel."""
+
+    def load(self, e: Expr) -> Tile:
+        operand, at, steps, dtype = e.value
+        if self.tiling.options.get("boxes") and not e.args and (tile := self.boxed(operand, at, dtype)) is not None:
+            return tile
+        span = at.range[1] + sum(abs(s) for s in steps) * WIDE * bool(steps)
+        where = self.position(at, span >= WIDE)
+        picks = [(self.value(a), s) for a, s in zip(e.args, steps)]
+        guards = [self.value(g) for g in e.args[len(steps) :]]
+        dims = self.union([where, *(p for p, _ in picks), *guards])
+        parts = [
+            operand,
+            *([self.spread(where, dims) if where.dims != dims else where.text] if where.text != "0" else []),
+        ]
+        parts += [f"{self.spread(p, dims)}.to(tl.int64) * {s}" for p, s in picks]
+        mask = self.mask(dims, dims, guards)
+        fresh = ", cache_modifier='.cg'" if self.fresh_loads and operand.startswith("part") else ""
+        text = f"tl.load({' + '.join(parts)}{f', mask={mask}, other=0' if mask else ''}{fresh})"
+        if dtype == "bool":
+            return Tile(f"{text} != 0", dims, "bool")
+        return Tile(text, dims, dtype)
+
+    def boxed(self, operand: str, at: Index, dtype: str) -> Tile | None:
+        """A tile that the copy unit reads, None where it cannot: it does not see single elements, nor another's mask."""
+        if self.fresh_loads or dtype not in ITEMSIZE or not at.axes & self.walked:
+            return (
+                None  # what no loop reads is needed in registers: by way of shared memory it comes later and takes room
+            )
+        tiles: dict[Axis, tuple[str, int]] = {}
+        for a in at.axes:
+            if a in self.shape.batch or a in self.single:
+                continue
+            dim = self.dim_of(a)
+            group = self.shape.rows if dim == "m" else self.shape.cols if dim == "n" else (a,)
+            if group != (a,) or self.ragged(dim):
+                return None
+            tiles[a] = self.origin(a, dim), self.block[dim]
+        found = box(at, tiles, ITEMSIZE[dtype], self.axis_text)
+        if found is None:
+            return None
+        name = self.boxes.setdefault((operand, found.shape, found.block), f"{operand}_box{len(self.boxes)}")
+        self.described[name] = operand, found
+        dims = tuple(self.dim_of(a) for a in found.axes)
+        text = f"{name}.load([{found.origin[0]}, {found.origin[1]}])"
+        in_order = self.order.index(dims[0]) < self.order.index(dims[1])
+        return Tile(text, dims, dtype) if in_order else Tile(f"tl.trans({text})", dims[::-1], dtype)

@@ -1,0 +1,226 @@
+"""Reductions: in one call where a tile holds the whole axis, else in a loop over tiles with accumulators.
+
+Reductions of one level share a loop. A sum of exp(a - max(a)) shares the loop of the maximum it reads: the accumulator is rescaled
+when the maximum moves. So online softmax and, over products, flash attention come out of the plain formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from .index import Axis, Index, index
+from .kir import Expr, Unfusable, walk
+from .kir_loops import Room, allowed, power_of, rolled
+from .triton_frame import Scope
+from .triton_products import Products, vanishes
+from .triton_text import ACROSS, COMBINE, NEUTRAL, TRITON, Tile
+
+
+class Loops(Products):
+    """Reductions of a kernel."""
+
+    def reduction(self, e: Expr) -> Tile:
+        if e.axis in self.walked:
+            self.loop(e)
+            found = self.scope.find(e)
+            assert found is not None
+            return found
+        return self.whole(e)
+
+    def neutral(self, e: Expr, body: Tile, dim: str) -> str:
+        """The body's text with the neutral element where the axis has no element."""
+        if not self.ragged(dim) or (e.value[0] == "sum" and vanishes(e.args[0], e.axis)):
+            return body.text
+        mask = self.spread(Tile(f"{dim} < {self.extent[dim]}", (dim,), "bool"), body.dims)
+        return f"tl.where({mask}, {body.text}, {NEUTRAL[e.value[0]]})"
+
+    def whole(self, e: Expr) -> Tile:
+        dot = self.shape.dots.get(e)
+        if dot is not None and (tile := self.dot(e, dot, None)) is not None:
+            return tile
+        dim = self.dim_of(e.axis)
+        body = self.floated(e.args[0])
+        across = ACROSS.get(e.value[0])
+        if across is None or e.kind == "bool":
+            raise Unfusable(f"a reduction by {e.value[0]}")
+        if dim not in body.dims:
+            raise Unfusable("a reduction along an axis that no tile has")
+        kept = tuple(d for d in body.dims if d != dim)
+        text = across.format(self.neutral(e, body, dim), body.dims.index(dim))
+        return Tile(text, kept, body.dtype)
+
+    def loop(self, wanted: Expr) -> None:
+        """The loop that computes a reduction, and with it all others of its axis that are ready."""
+        axis = wanted.axis
+        ready = self.together(wanted)
+        self._operands_first(ready, axis)
+        outer = self.scope
+        names = {e: self.fresh("max" if e.value[0] == "max" else "acc") for e in ready}
+        stages = f", num_stages={self.tiling.stages}" if not any(x in self.shape.dots for x in ready) else ""
+        start, step = f"{axis.name}_", self.block[axis.name]
+        finals: dict[Expr, Callable[[], Tile]] = {}
+        for low, high, assumed in self.segments(ready, axis):
+            inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
+            with self.inside(inner):
+                if axis not in self.single:
+                    self.line(f"{axis.name} = {start} + tl.arange(0, {step})")
+                for e, kept in assumed.items():
+                    inner.known[e] = self.value(kept)
+            finals = self._updates(ready, axis, names, inner, None if finals else outer)
+            steps = f"tl.range({low}, {high}, {step}{stages})"
+            if axis in self.single:
+                start, steps = axis.name, f"tl.static_range({axis.size})"
+            self.line(f"for {start} in {steps}:")
+            outer.lines += inner.lines
+        for e in ready:
+            outer.known[e] = finals[e]()
+
+    def _updates(
+        self, ready: Sequence[Expr], axis: Axis, names: Mapping[Expr, str], inner: Scope, outer: Scope | None
+    ) -> dict[Expr, Callable[[], Tile]]:
+        """The lines of a loop's body, and before the loop (in `outer`, where given) those that start its accumulators."""
+        running = [e for e in ready if e.value[0] == "max" and any(rolled(x, axis) is e for x in ready)]
+        scales: dict[Expr, Tile] = {}
+        finals: dict[Expr, Callable[[], Tile]] = {}
+        for e in running:
+            finals[e], scales[e] = self._running_max(e, axis, names[e], inner, outer)
+        for e in ready:
+            if e not in finals:
+                maximum = rolled(e, axis)
+                scale = scales.get(maximum) if maximum is not None else None
+                finals[e] = self._accumulate(e, axis, names[e], inner, outer, scale)
+        return finals
+
+    def _operands_first(self, ready: Sequence[Expr], axis: Axis) -> None:
+        """Reductions that the bodies read but that do not run inside this loop come before it."""
+        for e in ready:
+            for x in walk(e.args):
+                if x.op == "reduce" and x not in ready and x.axes <= self.scope.bound and axis not in x.axes:
+                    if self.scope.find(x) is None and (x.axis in self.walked or x.axes):
+                        self.value(x)
+
+    def together(self, wanted: Expr) -> list[Expr]:
+        """Reductions over the same axis, ready in this scope, that can share one loop: inner ones first."""
+        axis = wanted.axis
+        same = [
+            e for e in self.kernel.reductions
+            if e.axis == axis and e.axes <= self.scope.bound and self.scope.find(e) is None
+        ]  # fmt: skip
+        chosen: list[Expr] = []
+        for e in same:
+            blocking = [x for x in walk(e.args) if x in same and x is not e]
+            rolls = (maximum := rolled(e, axis)) is not None and maximum in chosen and set(blocking) <= {maximum}
+            if not blocking or rolls:
+                chosen.append(e)
+        if wanted not in chosen:  # its own operands first
+            self.loop(next(x for x in walk(wanted.args) if x in same))
+            return self.together(wanted)
+        return chosen
+
+    def _running_max(
+        self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None
+    ) -> tuple[Callable[[], Tile], Tile]:
+        power = power_of(self.kernel, e)
+        with self.inside(inner):
+            a = self.floated(e.args[0])
+            dim = self.dim_of(axis)
+            if self.ragged(dim):
+                a = Tile(self.neutral(e, a, dim), a.dims, a.dtype)
+            a = self.named(a)
+            inner.known[e.args[0]] = a
+            kept = tuple(d for d in a.dims if d != dim)
+            self.line(f"{name}_new = tl.maximum({name}, tl.max({a.text}, {a.dims.index(dim)}))")
+            self.line(f"{name}_safe = tl.where({name}_new == float('-inf'), 0.0, {name}_new)")
+            scale = self.fresh("scale")
+            self.line(f"{scale} = tl.{power}({name} - {name}_safe)")
+            self.line(f"{name} = {name}_new")
+            inner.known[e] = Tile(f"{name}_safe", kept, self.wide)
+        if outer is not None:
+            self.line(self._started(name, kept, "max"), outer)
+        return (lambda: Tile(name, kept, self.wide)), Tile(scale, kept, self.wide)
+
+    def _started(self, name: str, dims: Sequence[str], monoid: str) -> str:
+        """The line that starts an accumulator with the neutral element."""
+        fill = NEUTRAL[monoid]
+        return f"{name} = tl.full({self.sizes(dims)}, {fill}, {TRITON[self.wide]})" if dims else f"{name} = {fill}"
+
+    def _accumulate(
+        self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None, scale: Tile | None
+    ) -> Callable[[], Tile]:
+        monoid = e.value[0]
+        dot = self.shape.dots.get(e)
+        dim = self.dim_of(axis)
+        with self.inside(inner):
+            if dot is not None:
+                dims = tuple(d for d in self.order if d in {self.dim_of(a) for a in dot.rows | dot.cols})
+                start = name if scale is None else f"{name} * {self.spread(scale, dims)}"
+                tile = self.dot(e, dot, start)
+                if tile is not None:
+                    self.line(f"{name} = {tile.text}")
+                    if outer is not None:
+                        self.line(f"{name} = tl.zeros({self.sizes(tile.dims)}, tl.float32)", outer)
+                    return lambda: Tile(name, tile.dims, "float32")
+            rows = self._row_products(e, axis)
+            if rows is not None:
+                return self._on_the_diagonal(name, *rows, outer)
+            body = self.floated(e.args[0])
+            text = self.neutral(e, body, dim)
+            kept = tuple(d for d in body.dims if d != dim)
+            if monoid not in ACROSS or e.kind != "float":
+                raise Unfusable(f"a walked reduction by {monoid} of {e.kind}")
+            if scale is not None or self.tiling.options.get("eager_sums"):
+                old = name if scale is None else f"{name} * {self.spread(scale, kept)}"
+                self.line(f"{name} = {COMBINE[monoid].format(old, ACROSS[monoid].format(text, body.dims.index(dim)))}")
+                held = kept
+            else:
+                self.line(f"{name} = {COMBINE[monoid].format(name, text)}")
+                held = body.dims
+        if outer is not None:
+            self.line(self._started(name, held, monoid), outer)
+        if held == kept:
+            return lambda: Tile(name, kept, self.wide)
+
+        def final() -> Tile:
+            self.line(f"{name} = {ACROSS[monoid].format(name, held.index(dim))}")
+            return Tile(name, kept, self.wide)
+
+        return final
+
+    def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
+        """(first position, last position, masks that change nothing there) of the loops over an axis. Where a mask makes
+        every body neutral beyond a bound, the loop ends there; a causal mask is left out of all tiles but the last ones."""
+        maxima = [e for e in ready if e.value[0] == "max" and axis not in self.single]
+        if not maxima or any(e not in maxima and rolled(e, axis) not in maxima for e in ready):
+            return [("0", str(axis.size), {})]
+        found = [self._rooms(e, axis) for e in maxima]
+        step = self.block[axis.name]
+        lows, highs = (
+            set.intersection(*({r.rest for r in rooms if r.side == side} for rooms in found)) for side in (1, -1)
+        )
+        first = [f"tl.maximum({self._extreme(i * -1, 'min')}, 0) // {step} * {step}" for i in lows][:1] or ["0"]
+        last = [f"tl.minimum({self._extreme(i, 'max')} + 1, {axis.size})" for i in highs][:1] or [str(axis.size)]
+        masks = {r.mask: r.kept for rooms in found for r in rooms}
+        if lows or len(highs) != 1 or len(masks) != len(maxima) or axis.size <= step:
+            return [(first[0], last[0], {})]
+        (bound,) = highs
+        free = self.fresh("free")
+        seen = f"tl.minimum({self._extreme(bound, 'min')} + 1, {axis.size})"
+        seen = f"tl.maximum({seen}, 0)" if bound.range[0] < -1 else seen  # a part may begin behind all that a row sees
+        self.line(f"{free} = {seen} // {step} * {step}")
+        return [("0", free, masks), (free, last[0], {})]
+
+    def _rooms(self, e: Expr, axis: Axis) -> list[Room]:
+        """The masks on a maximum's body that bound an axis from one side."""
+        found = []
+        for room, mask, kept in allowed(e.args[0]):
+            side = room.coefficient(axis)
+            rest = room - index(axis) * side
+            if side in (1, -1) and axis not in rest.axes and rest.axes <= self.scope.bound:
+                found.append(Room(rest, side, mask, kept))
+        return found
+
+    def _extreme(self, at: Index, side: str) -> str:
+        tile = self.position(at)
+        for _ in tile.dims[1:]:
+            raise Unfusable("a bound over two dimensions")
+        return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"

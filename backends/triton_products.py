@@ -1,0 +1,100 @@
+"""Sums of products on the matrix unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .index import Axis
+from .kir import Expr, Unfusable, factors
+from .tiling import Dot
+from .triton_frame import Scope
+from .triton_loads import Loads
+from .triton_text import TRITON, Tile
+
+FEW = 32  # rows whose sums of products are taken from the diagonal of a matrix product
+
+
+class Products(Loads):
+    """Products of a kernel."""
+
+    def dot(self, e: Expr, dot: Dot, acc: str | None) -> Tile | None:
+        """A product on the matrix unit, or None where the tiles are too small for it."""
+        k = self.dim_of(e.axis)
+        a, b = self.side(dot.left), self.side(dot.right)
+        if (
+            len(a.dims) != 2
+            or len(b.dims) != 2
+            or k not in a.dims
+            or k not in b.dims
+            or set(a.dims) & set(b.dims) != {k}
+        ):
+            return None
+        if a.dims[0] == k:
+            a, b = b, a
+        if a.dims[1] != k or b.dims[0] != k:
+            return None
+        if min(self.block[d] for d in (*a.dims, *b.dims)) < 16:
+            return None
+        a, b = self.matched(a, b)
+        dims = (a.dims[0], b.dims[1])
+        if self.ragged(k) and not (vanishes(e.args[0], e.axis)):
+            return None
+        precision = (
+            f", input_precision='{self.tiling.options.get('precision', 'ieee')}'" if a.dtype == "float32" else ""
+        )
+        start = f", {acc}" if acc else ""
+        return Tile(f"tl.dot({a.text}, {b.text}{start}{precision})", dims, "float32")
+
+    def side(self, parts: Sequence[Expr]) -> Tile:
+        found = self.kernel.builder.product(list(parts), [])
+        self.uses.setdefault(found, 2)
+        return self.value(found)
+
+    def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
+        """Both operands of one dtype: the narrow one that is in memory, else float32. What is computed is rounded to it, as the
+        original did when it stored the value."""
+        narrow = [t.dtype for t in (a, b) if t.dtype in ("bfloat16", "float16")]
+        want = narrow[0] if narrow else self.narrowest()
+        if want == "float64":
+            raise Unfusable("a product in float64")
+        return tuple(t if t.dtype == want else Tile(f"{t.atom}.to({TRITON[want]})", t.dims, want) for t in (a, b))  # type: ignore[return-value]
+
+    def narrowest(self) -> str:
+        """The dtype of products of computed values: that of the narrowest operand in memory."""
+        floats = {b.dtype for name, b in self.kernel.buffers.items() if b.dtype in ("bfloat16", "float16")}
+        inputs = {e.value[3] for e in self.kernel.exprs if e.op == "load"}
+        return next(iter(sorted(floats & inputs)), self.wide)
+
+    def _row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
+        """The two tiles whose rows a sum multiplies, where one of them also goes into a product on the matrix unit: it lies
+        there for the unit already, and few rows cost it next to nothing."""
+        over, under = factors(e.args[0])
+        if e.value[0] != "sum" or under or len(over) != 2 or any(f.op != "load" or f.kind != "float" for f in over):
+            return None
+        if not any(d.left == (f,) for d in self.shape.dots.values() for f in over):
+            return None
+        a, b = (self.value(f) for f in over)
+        narrow = a.dtype == b.dtype and a.dtype in ("bfloat16", "float16")
+        if not narrow or {a.dims, b.dims} != {("m", self.dim_of(axis))}:
+            return None
+        return (a, b) if 16 <= self.block["m"] <= FEW and self.block[self.dim_of(axis)] >= 16 else None
+
+    def _on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: Scope | None) -> Callable[[], Tile]:
+        """Sums over products of rows as the diagonal of a matrix product."""
+        size = self.block["m"]
+        self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")
+        if outer is not None:
+            self.line(f"{name} = tl.zeros(({size}, {size}), tl.float32)", outer)
+
+        def final() -> Tile:
+            each = f"tl.arange(0, {size})"
+            self.line(f"{name} = tl.sum(tl.where({each}[:, None] == {each}[None, :], {name}, 0.0), 1)")
+            return Tile(name, ("m",), "float32")
+
+        return final
+
+
+def vanishes(e: Expr, axis: Axis) -> bool:
+    """Whether a body is 0 where loads beyond the axis' end give 0: a factor over the bar is such a load."""
+    over, _ = factors(e)
+    return any(f.op == "load" and axis in f.value[1].axes for f in over)

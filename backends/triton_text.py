@@ -1,0 +1,87 @@
+"""Pieces of Triton's language: tiles as text, the spelling of operations and dtypes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .descriptors import Box
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A value in the source: its text, the dimensions it spans (positions in the emitter's list), its dtype."""
+
+    text: str
+    dims: tuple[str, ...]
+    dtype: str
+
+    @property
+    def atom(self) -> str:
+        """The text, in parentheses unless it is one word or call."""
+        plain = self.text.replace("_", "").replace(".", "").replace("e-", "e").isalnum()
+        return self.text if plain or _is_call(self.text) else f"({self.text})"
+
+
+def _is_call(text: str) -> bool:
+    """Whether a text is `name(...)` with its only top-level parentheses at the end."""
+    head, _, rest = text.partition("(")
+    if not head.replace(".", "").replace("_", "").isalnum() or not rest.endswith(")"):
+        return False
+    depth = 1
+    for i, c in enumerate(rest):
+        depth += (c in "([") - (c in ")]")
+        if depth == 0:
+            return i == len(rest) - 1
+    return False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel call: the function's name and text, programs in the grid, argument names, launch options."""
+
+    name: str
+    source: str
+    grid: int
+    args: tuple[str, ...]
+    warps: int
+    stages: int
+    boxes: tuple[tuple[str, Box], ...] = ()  # operands of which descriptors follow the arguments
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The statement that launches it."""
+        described = [f"described({names[o]}, {b.shape}, {b.block})" for o, b in self.boxes]
+        given = ", ".join([*(names[a] for a in self.args), *described])
+        return f"{self.name}[({self.grid},)]({given}, num_warps={self.warps}, num_stages={self.stages})"
+
+
+#: pointwise op -> text over float32 operands
+CALLS = {
+    "neg": "-{0}", "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "sqrt": "tl.sqrt_rn({0})",
+    "rsqrt": "tl.rsqrt({0})", "recip": "1.0 / {0}", "erf": "tl.erf({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})",
+    "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
+    "div": "{0} / {1}", "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})",
+    "tanh": "2.0 / (1.0 + tl.exp(-2.0 * {0})) - 1.0", "log1p": "tl.log(1.0 + {0})", "expm1": "tl.exp({0}) - 1.0",
+    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
+    "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "not": "{0} == 0", "is_nan": "{0} != {0}",
+    "is_inf": "tl.abs({0}) == float('inf')", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
+    "where": "tl.where({0}, {1}, {2})", "pow": "tl.exp2({1} * tl.log2({0}))",
+}  # fmt: skip
+COMBINE = {"sum": "{0} + {1}", "max": "tl.maximum({0}, {1})", "min": "tl.minimum({0}, {1})", "prod": "{0} * {1}"}
+ACROSS = {"sum": "tl.sum({0}, {1})", "max": "tl.max({0}, {1})", "min": "tl.min({0}, {1})"}
+NEUTRAL = {"sum": "0.0", "max": "float('-inf')", "min": "float('inf')", "prod": "1.0"}
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # of what can be read in boxes
+TRITON = {
+    "float32": "tl.float32", "float16": "tl.float16", "bfloat16": "tl.bfloat16", "float64": "tl.float64", "bool": "tl.int1",
+    "int8": "tl.int8", "int16": "tl.int16", "int32": "tl.int32", "int64": "tl.int64", "uint8": "tl.uint8",
+}  # fmt: skip
+
+
+def widest(kinds: Iterable[str]) -> str:
+    found = [k for k in kinds if k not in ("const", "bool")]
+    return "int64" if "int64" in found else found[0] if found else "int32"
+
+
+def names_it(line: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", line) is not None

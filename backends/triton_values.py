@@ -1,0 +1,131 @@
+"""Values of a Triton kernel: each expression as a tile, computed once, in the outermost block where it can be."""
+
+from __future__ import annotations
+
+import math
+
+from . import short_erf
+from .index import index
+from .kir import Expr, Unfusable, below_maximum, walk
+from .kir_loops import allowed
+from .triton_index import Positions
+from .triton_text import CALLS, TRITON, Tile, widest
+
+LARGEST = 1 << 16  # elements of a tile: beyond, the compiler takes minutes and registers spill
+
+
+class Values(Positions):
+    """Pointwise expressions; loads and reductions are said elsewhere."""
+
+    def load(self, e: Expr) -> Tile:
+        """The tile that a load reads."""
+        raise NotImplementedError
+
+    def reduction(self, e: Expr) -> Tile:
+        """The tile of a reduction."""
+        raise NotImplementedError
+
+    def value(self, e: Expr) -> Tile:
+        """The tile of an expression, computed where it is first possible."""
+        found = self.scope.find(e)
+        if found is not None:
+            return found
+        if e.op == "const":
+            return self.constant(e)
+        if e.axes & self.joined.keys() and (column := self.in_columns(e)) is not None:
+            return self.value(column)
+        home, here = self.home(e), self.scope
+        with self.inside(home):
+            tile = self._made(e)
+            short = self.uses.get(e, 0) <= 1 and len(tile.text) < 50 and e.op not in ("load", "reduce")
+            if not short or home is not here:
+                tile = self.named(tile)
+            home.known[e] = tile
+        return tile
+
+    def in_columns(self, e: Expr) -> Expr | None:
+        """The value over the columns that a reduction runs over, where it is there: a row that is whole in a tile is loaded
+        once, and what is stored of it is computed once."""
+        several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
+        if e.op != "load" and not (several and all(x.op != "reduce" for x in walk([e]))):
+            return None
+        column = {r: index(self.shape.joined[r]) for r in self.joined}
+        moved = self.kernel.builder.substituted([e], column)[0]
+        return moved if e.op == "load" or moved in self.uses else None
+
+    def named(self, tile: Tile, stem: str = "t") -> Tile:
+        if tile.text.isidentifier():
+            return tile
+        name = self.fresh(stem)
+        self.line(f"{name} = {tile.text}")
+        return Tile(name, tile.dims, tile.dtype)
+
+    def constant(self, e: Expr) -> Tile:
+        v = e.value
+        if isinstance(v, float) and not math.isfinite(v):
+            return Tile(f"float('{'nan' if v != v else 'inf' if v > 0 else '-inf'}')", (), "const")
+        return Tile(repr(v), (), "const" if e.kind == "float" else "bool" if e.kind == "bool" else "int32")
+
+    def floated(self, e: Expr) -> Tile:
+        """The value in the width that arithmetic is done in; cast once where several need it."""
+        tile = self.value(e)
+        if e.kind != "float" or tile.dtype in (self.wide, "const"):
+            return tile
+        for scope in self.scope.outward():
+            if e in scope.widened:
+                return scope.widened[e]
+        tile = Tile(f"{tile.atom}.to({TRITON[self.wide]})", tile.dims, self.wide)
+        if self.uses.get(e, 0) <= 1:
+            return tile
+        home = self.home(e)
+        with self.inside(home):
+            home.widened[e] = self.named(tile)
+        return home.widened[e]
+
+    def _made(self, e: Expr) -> Tile:
+        if e.op == "index":
+            return self.position(e.value)
+        if e.op == "load":
+            return self.load(e)
+        if e.op == "reduce":
+            return self.reduction(e)
+        if e.op == "cast":
+            x = self.value(e.args[0])
+            target = "int32" if e.value == "int64" else e.value
+            if e.args[0].kind == "bool" and target == "float32":
+                return Tile(f"tl.where({x.text}, 1.0, 0.0)", x.dims, "float32")
+            return Tile(f"{x.atom}.to({TRITON[target]})", x.dims, target)
+        if e.op == "erf" and self.narrow and self.wide == "float32":
+            return self.short_erf(e)
+        if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
+            return safe
+        text = CALLS.get(e.op)
+        if text is None or (e.kind == "int" and e.op in ("div", "pow")):
+            raise Unfusable(f"{e.op} has no text")
+        tiles = [self.floated(a) for a in e.args]
+        if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
+            return tiles[tiles[0].text == "0.0"]
+        dims = self.union(tiles)
+        dtype = "bool" if e.kind == "bool" else self.wide if e.kind == "float" else widest(t.dtype for t in tiles)
+        if dtype == self.wide and all(t.dtype == "const" for t in tiles):
+            raise Unfusable("arithmetic on numbers alone")
+        if math.prod(self.block[d] for d in dims) > LARGEST:
+            raise Unfusable(f"a tile of {' x '.join(str(self.block[d]) for d in dims)}")
+        return Tile(text.format(*(self.spread(t, dims) for t in tiles)), dims, dtype)
+
+    def short_erf(self, e: Expr) -> Tile:
+        """erf as exact as 16 bits need (short_erf.py)."""
+        x = self.floated(e.args[0])
+        limit = short_erf.LIMIT
+        y = self.named(Tile(f"tl.minimum(tl.maximum({x.text}, {-limit}), {limit})", x.dims, self.wide))
+        u = self.named(Tile(f"{y.text} * {y.text} * {short_erf.SCALE!r} - 1.0", x.dims, self.wide))
+        return Tile(f"{y.text} * ({short_erf.horner(u.text)})", x.dims, self.wide)
+
+    def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
+        """exp(a - max(a)) where a mask may hide a whole part of a row (see `below_maximum`); None where none can."""
+        low, top = self.floated(a), self.value(m)
+        if top.text.endswith("_safe") or not allowed(a):
+            return None
+        dims = self.union([low, top])
+        safe = self.named(Tile(f"tl.where({top.text} == float('-inf'), 0.0, {top.text})", top.dims, top.dtype), "safe")
+        return Tile(f"tl.{e.op}({self.spread(low, dims)} - {self.spread(safe, dims)})", dims, self.wide)
