@@ -179,8 +179,9 @@ HEAD = """# Anytime curves
 
 Plan cost in percent above the cheapest plan found for a graph with any setting, against one limit at a time, the others at
 their defaults (in bold: the default of the column's limit); at stated roofline prices. `e-nodes` in brackets. A star marks
-costs that the solver did not prove to be optimal for their e-graph within its time. Rounds, e-nodes, seconds and effort make
-nested e-graphs; a wider beam or more slack by itself need not, and effort is the way to both that loses nothing.
+costs that the solver did not prove to be optimal for their e-graph within its time. More of any limit makes an e-graph that holds
+those of less: beam and slack go in steps above their defaults, and below them a part of the default's e-graph is kept
+(egraph/nested.py). So no proved plan can be dearer than one of less.
 
     python -m benchmarks.anytime
 """

@@ -29,11 +29,12 @@ from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, 
 from .graph import Graph
 from .language import signature
 from .lower import Lowered
+from .narrow import Narrow, kept
 from .ops import Type
 from .pricing import Pricing, Roofline
 from .program import Program, make_program
 from .rule import Rule
-from .view import EGraphView, SaturationReport, view_of
+from .view import Bools, EGraphView, SaturationReport, view_of
 
 SLACK_LAUNCHES = 3
 """Default slack of pruning, in launches: it must exceed the extra tree cost of a form that pays when shared."""
@@ -50,7 +51,8 @@ class Limits:
     """Bounds of one block's saturation: live e-nodes, rounds, wall-clock seconds, the worker's resident bytes, and the
     beam: of each class only the k cheapest e-nodes and the best one of every op are rewritten further (all of them if
     k = 0; None is `BEAM` where the cost guard is on, else 0). The others stay in the view and can be chosen. `slack`, in
-    kernel launches: how much dearer than its class's best an e-node's tree may be and still be kept."""
+    kernel launches: how much dearer than its class's best an e-node's tree may be and still be kept. Two saturations with
+    different beams or slacks are not nested; what `nested.py` makes of these numbers is."""
 
     nodes: int = 20_000
     iterations: int = 10
@@ -64,13 +66,11 @@ class Limits:
             if not (getattr(self, name) or 0) >= 0:
                 raise UsageError(f"limit {name}={getattr(self, name)} is negative")
 
-    def widened(self, times: int) -> Limits:
-        """Twice the e-nodes, seconds and beam, four rounds and two launches more, so many times."""
-        beam = BEAM if self.beam is None else self.beam
+    def longer(self, times: int) -> Limits:
+        """Twice the e-nodes and seconds and four rounds more, so many times."""
         return replace(
-            self, nodes=self.nodes << times, iterations=self.iterations + 4 * times, seconds=self.seconds * 2**times,
-            beam=beam << times, slack=self.slack + 2 * times,
-        )  # fmt: skip
+            self, nodes=self.nodes << times, iterations=self.iterations + 4 * times, seconds=self.seconds * 2**times
+        )
 
 
 class Session(Protocol):
@@ -165,8 +165,11 @@ def decode(lowered: Lowered, dims: Sequence[tuple[int, ...]], names: Sequence[st
 class _Saturation:
     """One block on its way."""
 
-    def __init__(self, graph: Graph, program: Program, limits: Limits, pricing: Pricing, stop: Stop) -> None:
-        self.program, self.limits, self.pricing, self.stop = program, limits, pricing, stop
+    def __init__(
+        self, graph: Graph, program: Program, limits: Limits, pricing: Pricing, stop: Stop, narrow: Narrow | None = None
+    ) -> None:
+        self.program, self.limits, self.pricing, self.stop, self.narrow = program, limits, pricing, stop, narrow
+        self.marked: list[tuple[EGraphView, Bools]] = []  # what is kept of each round
         self.lowered = program.lower(graph)
         self.dims = list(self.lowered.dims)
         self.begin = time.perf_counter()
@@ -209,7 +212,7 @@ class _Saturation:
             extractable=self.extractable,
             message=self.message,
         )
-        return replace(self.best, report=report)
+        return replace(kept(self.marked) if self.marked else self.best, report=report)
 
     def ask(self, session: Session, method: str, payload: Any = None) -> tuple[dict[str, Any], Arrays]:
         """A request within what is left of the limits."""
@@ -240,6 +243,8 @@ class _Saturation:
                 self.extractable = False
                 return "saturated" if not header["updated"] else "iterations"
             self.best, self.kept = view, self.iterations
+            if self.narrow is not None:
+                self.marked.append((view, self.narrow.keeps(view, self.pricing)))
             if not header["updated"]:
                 return "saturated"
             if self.limits.beam and self.iterations < self.limits.iterations:
@@ -315,10 +320,12 @@ def saturate_blocks(
     guard: bool = True,
     pool: Sessions | None = None,
     deadline: float = float("inf"),
+    narrow: Narrow | None = None,
     stop: Stop = never,
 ) -> list[EGraphView]:
     """`saturate_block` on every graph, as many at a time as the pool has workers; views in the graphs' order.
 
+    `narrow`: of each view only so much is kept.
     `deadline` bounds the seconds of the whole call: blocks that it leaves no time stay as they came. Ctrl-C, or `stop`
     turning true, ends the workers: blocks keep their last good view, and their reports say "interrupted". Blocks with
     empty values, for which no law holds, stay as they came, and their reports say so.
@@ -342,7 +349,7 @@ def saturate_blocks(
             return view_of(graph, SaturationReport(sizes=(len(graph.nodes()),), message="empty values: not rewritten"))
         with pool.session() as session:
             seconds = max(0.0, min(limits.seconds, end - time.perf_counter()))
-            view = _Saturation(graph, program, replace(limits, seconds=seconds), pricing, halted).run(session)
+            view = _Saturation(graph, program, replace(limits, seconds=seconds), pricing, halted, narrow).run(session)
         if view.report.stopped == "interrupted":  # Ctrl-C reached this thread: the other blocks stop as well
             pressed.set()
         return view

@@ -2,7 +2,7 @@
 
 Two saturations of a graph under different limits (a wider beam, more slack) are not nested: what is pruned depends on
 what else was found. Their union is, by construction: every e-node of both, and the classes that hold a common value, and
-all that follows from that by congruence, are one.
+all that follows from that by congruence, are one. Which saturations some limits stand for is said in `nested.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import UsageError
 from .engine import Stop, never
 from .graph import Graph, Tensor
+from .nested import parts
 from .rule import Rule
 from .saturate import Limits, saturate_blocks
 from .view import EGraphView, Ints, merged
@@ -47,20 +48,20 @@ def saturate_in_stages(
     effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
     deadline: float = float("inf"), stop: Stop = never,
 ) -> list[list[EGraphView]]:  # fmt: skip
-    """`saturate_blocks` within `limits`, then within wider and wider ones, `effort` times in all (0: no rewriting). For
-    each stage, one view a graph: the union of what was found so far. The last is the result; those before are what less
-    effort gives, and it ends with one of them where `deadline` says so."""
+    """All that `limits` and `effort` stand for (0: no rewriting), saturation by saturation: for each, one view a graph, the union
+    of what was found so far. The last is the result; those before are what less would give, and it ends with one of them
+    where `deadline` says so."""
     if not 0 <= effort <= MOST_EFFORT:
         raise UsageError(f"effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default")
     end, chosen = time.perf_counter() + deadline, list(rules)
-    stages = [limits.widened(i) for i in range(effort)] or [Limits(iterations=0)]
     found: list[list[EGraphView]] = []
-    for stage in stages:
+    for stage, narrow in parts(limits, effort) if effort else [(Limits(iterations=0), None)]:
         left = end - time.perf_counter()
         if found and (left <= 0 or stop()):
             break
-        found.append(saturate_blocks(graphs, chosen, stage, exact=exact, deadline=left, stop=stop))
-    return [[union(views) for views in zip(*found[: n + 1])] for n in range(len(found))]
+        views = saturate_blocks(graphs, chosen, stage, exact=exact, deadline=left, narrow=narrow, stop=stop)
+        found.append([union(pair) for pair in zip(found[-1], views)] if found else views)
+    return found
 
 
 class _Union:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import random_graphs
 from hypothesis import HealthCheck, given, settings
-from test_saturate import RULES, assert_sound, everything, long_sum, qkv
+from hypothesis import strategies as st
+from test_saturate import RULES, SAMPLES, assert_sound, everything, long_sum, qkv
 
 from tensor_graphs.egraph import union as unions
 from tensor_graphs.egraph.graph import Graph
-from tensor_graphs.egraph.pricing import Roofline
-from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.narrow import Narrow
+from tensor_graphs.egraph.nested import parts
+from tensor_graphs.egraph.pricing import Roofline, node_prices
+from tensor_graphs.egraph.saturate import InProcess, Limits, _One, saturate_block, saturate_blocks
 from tensor_graphs.egraph.union import saturate_in_stages, union
 from tensor_graphs.egraph.view import EGraphView, view_of
 from tensor_graphs.errors import UsageError
+from tensor_graphs.extract.problem import Problem
+from tensor_graphs.extract.solve import solve
 
 WIDTHS = (Limits(iterations=2, beam=1), Limits(iterations=4, beam=2), Limits(iterations=3, beam=8, slack=9))
 
@@ -82,26 +89,79 @@ def test_what_beams_do_not_share_is_kept() -> None:
     assert missing(narrow, union([narrow, wide])) == missing(wide, union([narrow, wide])) == 0
 
 
-def test_more_effort_searches_more_and_keeps_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = InProcess()
-    seen: list[Limits] = []
+@pytest.fixture(scope="module")
+def here() -> Iterator[list[Limits]]:
+    """`saturate_in_stages` in this process; the limits that it asks for."""
+    session, seen = _One(InProcess()), list[Limits]()
 
-    def here(graphs: list[Graph], rules: object, limits: Limits, **options: object) -> list[EGraphView]:
+    def saturate(graphs: list[Graph], rules: object, limits: Limits, **options: Any) -> list[EGraphView]:
         seen.append(limits)
-        return [saturate_block(g, RULES, limits, session=session) for g in graphs]
+        return saturate_blocks(graphs, RULES, limits, pool=session, **options)
 
-    monkeypatch.setattr(unions, "saturate_blocks", here)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unions, "saturate_blocks", saturate)
+        yield seen
+
+
+def test_more_effort_searches_more_and_keeps_all(here: list[Limits]) -> None:
     graphs = [qkv(), long_sum(5)]
+    here.clear()
     stages = [saturate_in_stages(n, graphs, RULES, Limits(iterations=2, beam=1)) for n in range(4)]
     assert [len(s) for s in stages] == [1, 1, 2, 3]
     found = [s[-1] for s in stages]
-    assert [limits.beam for limits in seen] == [None, 1, 1, 2, 1, 2, 4]
-    assert [limits.iterations for limits in seen[-3:]] == [2, 6, 10] and seen[0].iterations == 0
+    assert [limits.beam for limits in here] == [None, 4, 4, 8, 4, 8, 16]
+    assert [limits.iterations for limits in here[-3:]] == [2, 6, 10] and here[0].iterations == 0
     for less, more in pairwise(found):
         assert all(missing(a, b) == 0 for a, b in zip(less, more))
     assert len(found[3][1]) > len(found[1][1]) > len(found[0][1])
     with pytest.raises(UsageError, match="effort=6"):
         saturate_in_stages(6, graphs, RULES, Limits())
+
+
+def test_the_default_is_one_saturation_and_widths_are_steps() -> None:
+    assert list(parts(Limits(), 1)) == [(Limits(beam=4), None)]
+    assert [limits.beam for limits, _ in parts(Limits(beam=9), 1)] == [4, 8, 16]
+    assert [limits.slack for limits, _ in parts(Limits(slack=4.5), 1)] == [3, 5]
+    assert [limits.beam for limits, _ in parts(Limits(beam=0), 1)][-2:] == [64, 0]
+    assert list(parts(Limits(beam=2, slack=1), 1)) == [(Limits(beam=4), Narrow(2, 1))]
+    assert list(parts(Limits(slack=99), 1)) == list(parts(Limits(beam=0), 1))
+
+
+WIDER = st.tuples(st.sampled_from((1, 2, 3, 4, 5, 8, 0)), st.sampled_from((0, 0.5, 2, 3, 4)), st.integers(1, 4))
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
+@given(random_graphs.graphs(steps=6), WIDER, WIDER)
+def test_more_beam_slack_and_rounds_never_cost_quality(
+    here: list[Limits], graph: Graph, one: tuple[int, float, int], other: tuple[int, float, int]
+) -> None:
+    beams = sorted((one[0], other[0]), key=lambda k: k or 99)
+    less, more = (
+        saturate_in_stages(1, [graph], RULES, Limits(beam=k, slack=s, iterations=n))[-1][0]
+        for k, s, n in zip(beams, *map(sorted, zip(one[1:], other[1:])))
+    )
+    assert missing(less, more) == 0 and less.extractable()
+    assert_sound(graph, more)
+    assert cost(more) <= cost(less) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_width_is_part_of_the_next(here: list[Limits], name: str) -> None:
+    def found(**limits: Any) -> EGraphView:
+        return saturate_in_stages(1, [SAMPLES[name]], RULES, Limits(iterations=4, **limits))[-1][0]
+
+    for widths in ([found(beam=k) for k in (1, 2, 3, 4, 6, 0)], [found(slack=s) for s in (0, 1, 2.9, 3, 4, 9)]):
+        assert len(widths[0]) < len(widths[-1])
+        for less, more in pairwise(widths):
+            assert missing(less, more) == 0 and cost(more) <= cost(less)
+
+
+def cost(view: EGraphView) -> float:
+    """The least cost of a plan at stated prices."""
+    rows = zip(view.cls.tolist(), (view.kids(i).tolist() for i in range(len(view))), node_prices(view, Roofline()))
+    found = solve(Problem.build(rows, view.roots, n_classes=view.n_classes), time_limit=20.0)
+    assert found.optimal
+    return found.cost
 
 
 def test_views_know_which_e_nodes_the_graph_has() -> None:

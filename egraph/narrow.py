@@ -1,0 +1,77 @@
+"""What is kept of a saturation where less than its beam and slack is asked for.
+
+Kept are the e-nodes that were in some round among the cheapest of their class, and near to its best. What is kept for smaller
+limits is a part of what is kept for larger ones, and what fewer rounds keep is kept after more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from .ops import OPS
+from .pricing import Pricing, node_prices
+from .view import Bools, EGraphView
+
+FARTHEST = 1e9  # launches: more than any slack
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """What is kept of a saturation: e-nodes among the `beam` cheapest of their class or the cheapest of their op (all if 0),
+    dearer than the class's best by at most `slack` launches."""
+
+    beam: int = 0
+    slack: float = inf
+
+    def keeps(self, view: EGraphView, pricing: Pricing) -> Bools:
+        """Which e-nodes of a view. The graph's own and the best of each class always are."""
+        price = node_prices(view, pricing)
+        best, _ = view.cheapest(price)
+        found = np.zeros(len(view), np.bool_) if view.own is None else view.own.copy()
+        rank = [price[i] + sum(best[k] for k in view.kids(i).tolist()) for i in range(len(view))]
+        for c in range(view.n_classes):
+            rows = sorted(view.nodes_of(c).tolist(), key=lambda i: (rank[i], view.op[i], i))
+            first: dict[str, int] = {}
+            for n, i in enumerate(rows):
+                narrow = not self.beam or n < self.beam or first.setdefault(view.op[i], i) == i
+                first.setdefault(view.op[i], i)
+                entry = OPS.get(view.op[i])
+                unit = price[i] if entry is not None and (entry.pointwise or entry.kind == "view") else pricing.launch
+                found[i] |= narrow and (not n or rank[i] <= best[c] + min(self.slack, FARTHEST) * unit)
+        return found
+
+
+def kept(rounds: Sequence[tuple[EGraphView, Bools]]) -> EGraphView:
+    """The last of some views, each of which holds those before, with the e-nodes that were marked in any of them."""
+    last, marked = rounds[-1]
+    marked = marked.copy()
+    table = {_key(last, i, last.kids(i).tolist()): i for i in range(len(last))}
+    for view, marks in rounds[:-1]:
+        of = [-1] * view.n_classes
+        for value, c in view.classes.items():
+            of[c] = last.classes[value]
+        rest = list(range(len(view)))
+        while rest:
+            later = []
+            for i in rest:
+                kids = [of[k] for k in view.kids(i).tolist()]
+                if -1 in kids:
+                    later.append(i)
+                elif (at := table.get(_key(view, i, kids))) is not None:
+                    of[view.cls[i]] = int(last.cls[at])
+                    marked[at] |= marks[i]
+            if len(later) == len(rest):
+                break
+            rest = later
+    return last.only(marked)
+
+
+def _key(view: EGraphView, node: int, kids: Sequence[int]) -> tuple[object, ...]:
+    return (view.tensors.get(node, (view.op[node], view.attrs[node])), *kids)
+
+
+__all__ = ["Narrow", "kept"]

@@ -1,0 +1,53 @@
+"""Beam and slack in steps, so that more of either only ever adds to what is found.
+
+What is pruned depends on what else was found: a saturation with a wider beam may miss a form that a narrower one had. So a width
+between two steps counts as the next one, and a step adds its saturation to those of all steps before it. Below the first
+step, which is the default, there is one saturation, the default's, and less of it is kept: the e-nodes that were in some
+round among the k cheapest of their class (or the cheapest of their op there), and within the slack of its best. Kept sets
+of one saturation, and unions of more and more of them, are nested for any two values, and so for both limits together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+
+from .narrow import Narrow
+from .saturate import BEAM, SLACK_LAUNCHES, Limits
+
+STEPS: tuple[tuple[int, float], ...] = (
+    *((BEAM << n, SLACK_LAUNCHES + 2 * n) for n in range(5)), (0, 32.0),
+)  # fmt: skip
+"""(beam, slack) of each step; 0: no beam. Wider than the last counts as the last."""
+
+
+def step_of(limits: Limits) -> int:
+    """The first step that is as wide as the limits in beam and slack."""
+    beam = BEAM if limits.beam is None else limits.beam
+    wide = (n for n, (b, s) in enumerate(STEPS) if (not b or 0 < beam <= b) and limits.slack <= s)
+    return next(wide, len(STEPS) - 1)
+
+
+def narrowed(limits: Limits, step: int) -> Narrow | None:
+    """What limits below the first step keep of a saturation at a step; None for all of it."""
+    beam = BEAM if limits.beam is None else limits.beam
+    narrow = Narrow(
+        beam << step if 0 < beam < BEAM else 0, limits.slack + 2 * step if limits.slack < SLACK_LAUNCHES else inf
+    )
+    return None if narrow == Narrow() else narrow
+
+
+def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, Narrow | None]]:
+    """The saturations whose union limits and effort stand for, in order. More of anything makes a longer list, with parts
+    that each hold as much or more."""
+    widest = step_of(limits)
+    for more in range(effort):
+        longer = limits.longer(more)
+        for step in range(more, widest + more + 1):
+            if step < len(STEPS):
+                beam, slack = STEPS[step]
+                yield replace(longer, beam=beam, slack=slack), narrowed(limits, step)
+
+
+__all__ = ["STEPS", "narrowed", "parts", "step_of"]
