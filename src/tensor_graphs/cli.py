@@ -50,7 +50,12 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="say more on stde
 Seed = Annotated[int, typer.Option(help="seed of the verification inputs")]
 Nodes = Annotated[int, typer.Option(help="e-node limit of each block")]
 Iterations = Annotated[int, typer.Option(help="iteration limit of each block")]
-Beam = Annotated[int | None, typer.Option(help="e-nodes per e-class that are rewritten further; 0: all; by default 4; wider in steps of twice as many")]
+Beam = Annotated[
+    int | None,
+    typer.Option(
+        help="e-nodes per e-class that are rewritten further; 0: all; by default 4; wider in steps of twice as many"
+    ),
+]
 Slack = Annotated[
     float, typer.Option(help="kernel launches by which a form may be dearer than its class's best and still be kept")
 ]
