@@ -123,7 +123,7 @@ def random_values(kind: Any, rng: np.random.Generator, high: int = 5) -> Array:
     """Values of a type: normal floats, ints below `high`, bools."""
     shape, dtype = concrete(kind.shape), kind.dtype
     if dtype == "bool":
-        return rng.random(shape) < 0.5
+        return np.asarray(rng.random(shape) < 0.5)
     if not dtypes.is_float(dtype):
-        return rng.integers(0, max(high, 1), shape).astype(dtypes.numpy_dtype(dtype))
-    return rng.standard_normal(shape, np.float32).astype(dtypes.numpy_dtype(dtype))
+        return np.asarray(rng.integers(0, max(high, 1), shape)).astype(dtypes.numpy_dtype(dtype))
+    return np.asarray(rng.standard_normal(shape, np.float32)).astype(dtypes.numpy_dtype(dtype))

@@ -235,7 +235,7 @@ def _sub(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
     if y.op == "neg":
         return s.build("add", (x, y.args[0]))
     if not s.exact and floats and number(y) is not None:
-        return s.build("add", (x, s.scalar(-float(number(y) or 0.0), y)))
+        return s.build("add", (x, _full(y.shape, -float(number(y) or 0.0), y.dtype)))
     return None
 
 
@@ -281,7 +281,7 @@ def _div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
     inverse = 1.0 / by
     if not _representable(inverse, y.dtype) or (s.exact and abs(frexp(by)[0]) != 0.5):
         return None
-    return s.build("mul", (x, s.scalar(inverse, y)))
+    return s.build("mul", (x, _full(y.shape, inverse, y.dtype)))
 
 
 def _pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:

@@ -112,9 +112,9 @@ def sample_inputs(
         kind = dtypes.category(leaf.dtype)
         target = dtypes.numpy_dtype(leaf.dtype)
         if kind == "float":
-            found[name] = rng.standard_normal(shape).astype(target)
+            found[name] = np.asarray(rng.standard_normal(shape)).astype(target)
         elif kind == "bool":
-            found[name] = rng.random(shape) < 0.5
+            found[name] = np.asarray(rng.random(shape) < 0.5)
         else:
             found[name] = _indices(shape, max(1, (bounds or {}).get(name, 2)), rng).astype(target)
     return found
