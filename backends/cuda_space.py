@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from ..egraph import dtypes
+from .cuda_layout import Along, Layout, slope, together
 from .cuda_rank import COUNT, Pass, Product, Reduced, Rows, Schedule, ranked
-from .cuda_source import Along, Layout, slope, together
 from .index import Axis, Index
 from .kir import Kernel, Unfusable
 from .tiling import Shape, padded

@@ -5,15 +5,14 @@ Values are tiles over an ordered list of dimensions: rows, reduction axes, colum
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .descriptors import Box
 from .index import Axis
-from .kir import Expr, Kernel, walk
-from .scopes import Block
+from .kir import Expr, Kernel
+from .scopes import Block, Writer
 from .tiling import Shape, Tiling, is_window
 from .triton_text import Tile
 
@@ -25,7 +24,7 @@ class Scope(Block[Tile]):
     widened: dict[Expr, Tile] = field(default_factory=dict)  # values that several others need in float32
 
 
-class Frame:
+class Frame(Writer[Scope]):
     """A kernel with its tiles, and the text of it so far."""
 
     def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> None:
@@ -40,7 +39,6 @@ class Frame:
         whole = {a for a in shape.inner if a not in self.walked and a not in shape.joined}
         self.top = Scope(1, set(kernel.axes) | whole)
         self.scope = self.top
-        self.counter = 0
         self.fresh_loads = False  # whether states are read that other programs have just written
         self.joined: dict[Axis, str] = {}  # reduction axes that share the columns' dimension (whole rows)
         if shape.joined and not self.n_loop:
@@ -60,31 +58,6 @@ class Frame:
         if len(kernel.stores) > 1:  # what is stored may be used as well, and is held
             for s in kernel.stores:
                 self.uses[s.value] = self.uses.get(s.value, 0) + 2
-
-    def line(self, text: str, scope: Scope | None = None) -> None:
-        scope = scope or self.scope
-        scope.lines.append("    " * scope.indent + text)
-
-    def fresh(self, stem: str = "t") -> str:
-        self.counter += 1
-        return f"{stem}{self.counter}"
-
-    @contextmanager
-    def inside(self, scope: Scope) -> Iterator[None]:
-        before, self.scope = self.scope, scope
-        yield
-        self.scope = before
-
-    def home(self, e: Expr) -> Scope:
-        """The outermost scope in which the expression can be computed."""
-        scope = self.scope
-        while scope.outside is not None and e.axes <= scope.outside.bound and not self._needs_inner(e, scope):
-            scope = scope.outside
-        return scope
-
-    def _needs_inner(self, e: Expr, scope: Scope) -> bool:
-        """Whether an operand is known in this scope only (a running value of a loop)."""
-        return any(x in scope.known and x.op == "reduce" and x.axis in scope.bound for x in walk([e]))
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
         """The tile's text, with axes inserted so that it broadcasts against tiles over `dims`."""

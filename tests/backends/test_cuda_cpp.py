@@ -23,7 +23,7 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import kir_numpy
 from tensor_graphs.backends.cuda_cpp import BACKEND, generated
 from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY, cuda_text
-from tensor_graphs.backends.cuda_source import CudaLaunch
+from tensor_graphs.backends.cuda_text import CudaLaunch
 from tensor_graphs.backends.generated import Generated, launches, split_axis, template_of
 from tensor_graphs.backends.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.kir import Unfusable

@@ -1,0 +1,147 @@
+"""The frame of a CUDA kernel: its dimensions in a layout of threads, the blocks of its text, what is known in each."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .cuda_layout import Along, Layout
+from .index import Axis, index
+from .kir import Expr, Kernel, Unfusable
+from .scopes import Block, Writer
+from .tiling import Shape
+
+
+@dataclass(frozen=True)
+class Local:
+    """A value in registers: an array over the loops of its dimensions, those of `lanes` (one dimension) inside vectors."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str
+    lanes: str = ""
+
+
+@dataclass
+class Scope(Block[Local]):
+    """A block with what is known of maxima in it."""
+
+    safe: set[Expr] = field(default_factory=set)  # maxima that are never -inf
+
+
+class Frame(Writer[Scope]):
+    """A kernel in a layout, and the text of it so far."""
+
+    def __init__(self, kernel: Kernel, layout: Layout, name: str, shape: Shape) -> None:
+        self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
+        self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
+        self.narrow = all(kernel.buffers[s.buffer].dtype in ("float16", "bfloat16") for s in kernel.stores)
+        own = [a for a in shape.inner if a not in shape.joined]
+        self.order = ["m", *(a.name for a in own), "n"]
+        self.groups: dict[str, tuple[Axis, ...]] = {"m": shape.rows, "n": shape.cols, **{a.name: (a,) for a in own}}
+        self.extent = {d: math.prod(a.size for a in g) for d, g in self.groups.items()}
+        self.along = {d: layout.dims.get(d, Along()) for d in self.order}
+        self.walked = {a.name for a in own if self.along[a.name].block < a.size}
+        if shape.joined and self.along["n"].block < shape.n:
+            self.walked.add("n")
+        self.dim_of = {a: d for d, g in self.groups.items() for a in g} | dict.fromkeys(shape.joined, "n")
+        bound = {a for d, g in self.groups.items() for a in g if d not in self.walked} | {*shape.batch}
+        self.scope = self.top = Scope(1, bound)
+        self.shared = 0
+        self.fresh_loads = False  # whether states are read that other blocks have just written
+        self.columns = {r: index(c) for r, c in shape.joined.items()}
+        self.stages = self._stages()
+        self.counts: dict[str, int] = {}  # elements of accumulators
+        self.rings: list[str] = []  # declarations of what is fetched ahead
+        self.ring_bytes = 0
+        self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
+
+    def dims(self, axes: Iterable[Axis]) -> tuple[str, ...]:
+        found = {self.dim_of.get(a, "") for a in axes if a not in self.shape.batch}
+        if "" in found:
+            raise Unfusable("an axis without a place in the layout")
+        return tuple(d for d in self.order if d in found)
+
+    def spans(self, e: Expr) -> tuple[str, ...]:
+        """The dimensions that an expression varies along."""
+        return self.dims(e.axes)
+
+    def loops(self, dims: Iterable[str], lanes: str = "") -> list[tuple[str, str, int]]:
+        """(variable, dimension, count) of the loops over what a thread holds along dimensions, without those of a vector."""
+        there = [d for d in self.order if d in set(dims)]
+        found = [(f"{d}_i", d, self.along[d].repeat) for d in there]
+        found += [(f"{d}_v", d, self.along[d].vector) for d in there if d != lanes]
+        return [x for x in found if x[2] > 1]
+
+    def count(self, dims: Iterable[str], lanes: str = "") -> int:
+        """Elements that a thread holds along dimensions."""
+        return math.prod(n for *_, n in self.loops(dims, lanes))
+
+    def ragged(self, dim: str) -> bool:
+        """Whether the last block along a dimension is not full."""
+        return self.extent[dim] % self.along[dim].block != 0
+
+    def in_column(self, e: Expr) -> Expr:
+        """The expression with columns in place of the reduction axes that run over them."""
+        if not e.axes & self.columns.keys():
+            return e
+        args = tuple(self.in_column(a) for a in e.args)
+        b = self.kernel.builder
+        if e.op == "index":
+            return b.index(e.value.replaced(self.columns))
+        if e.op == "load":
+            operand, at, steps, dtype = e.value
+            return b.make("load", args, (operand, at.replaced(self.columns), steps, dtype), e.kind)
+        return b.make(e.op, args, e.value, e.kind)
+
+    def _stages(self) -> dict[Expr, int]:
+        """In how many loop nests each value is needed: bodies of reductions, and results."""
+        found: dict[Expr, int] = {}
+        roots = [self.in_column(e.args[0]) for e in self.kernel.reductions]
+        roots += [e for s in self.kernel.stores for e in (s.value, *s.guards)]
+        for root in dict.fromkeys(roots):
+            for e in nest_of(root):
+                found[e] = found.get(e, 0) + 1
+        return found
+
+    def is_safe(self, e: Expr) -> bool:
+        """Whether a maximum is known not to be -inf."""
+        return any(e in scope.safe for scope in self.scope.outward())
+
+    def _thread(self, dim: str) -> str:
+        """The first element of a thread in a block, along a dimension."""
+        along, stride = self.along[dim], self.layout.stride(dim)
+        if along.threads == 1:
+            return ""
+        above = self.layout.threads > stride * along.threads
+        text = f"thread / {stride}" if stride > 1 else "thread"
+        text = f"{text} % {along.threads}" if above else text
+        return f"{text} * {along.vector}" if along.vector > 1 and not above else (
+            f"({text}) * {along.vector}" if along.vector > 1 else text)  # fmt: skip
+
+    def _lane(self, dim: str) -> str:
+        stride, threads = self.layout.stride(dim), self.layout.dims[dim].threads
+        text = f"thread / {stride}" if stride > 1 else "thread"
+        return f"{text} % {threads}" if self.layout.threads > stride * threads else text
+
+    def number(self, value: float) -> str:
+        """A float's text."""
+        if not math.isfinite(value):
+            infinite = "infinity()" if self.wide == "float32" else "double(infinity())"
+            return f"{'-' if value < 0 else ''}{infinite}" if math.isinf(value) else f"({infinite} - {infinite})"
+        return f"{float(value)!r}{'f' if self.wide == 'float32' else ''}"
+
+
+def nest_of(root: Expr) -> list[Expr]:
+    """All expressions of one loop nest: reductions and loads are in it, what they read is not."""
+    order: dict[Expr, None] = {}
+    stack = [root]
+    while stack:
+        e = stack.pop()
+        if e not in order:
+            order[e] = None
+            if e.op not in ("reduce", "load"):
+                stack += reversed(e.args)
+    return list(order)

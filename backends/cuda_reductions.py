@@ -1,0 +1,146 @@
+"""Reductions over what a block holds: each thread's own, then lanes, then warps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from .cuda_frame import Local, Scope
+from .cuda_loads import Loads
+from .cuda_nest import Nest
+from .cuda_text import COMBINE, CTYPES, enclosed
+from .kir import Expr, Unfusable, factors, walk
+from .kir_loops import power_of, rolled
+
+
+class Reductions(Loads):
+    """Accumulators of a kernel, and how threads exchange them."""
+
+    def _kept_dims(self, e: Expr, body: Expr, dim: str) -> tuple[str, ...]:
+        if e.kind != "float" or e.value[0] not in COMBINE:
+            raise Unfusable(f"a reduction by {e.value[0]} of {e.kind}")
+        return tuple(d for d in self.spans(body) if d != dim)
+
+    def _begin(self, name: str, kept: Sequence[str], monoid: str, scope: Scope | None = None) -> None:
+        """Declare an accumulator that holds the neutral element."""
+        count = self.count(kept)
+        self._check_held(4 * count)
+        self.counts[name] = count
+        start = self.number({"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}[monoid])
+        self.line(f"{CTYPES[self.wide]} {name}[{count}]{' = {}' if monoid == 'sum' else ''};", scope)
+        if monoid != "sum":
+            self.line(f"fill({name}, {start});", scope)
+
+    def _accumulate(self, e: Expr, body: Expr, dim: str, acc: Local) -> None:
+        """The loop nest that adds what this thread holds to its accumulator."""
+        if dim not in self.spans(body):
+            raise Unfusable("a reduction along an axis that its body does not have")
+        nest = Nest(self, self.spans(body))
+        term = nest.scalar(body, nest.deepest)
+        if self.ragged(dim) and not (e.value[0] == "sum" and vanishes(body)):
+            neutral = self.number({"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}[e.value[0]])
+            term = f"{nest.mask(dim)} ? {enclosed(term)} : {neutral}"
+        at = nest.at(acc)
+        if e.value[0] == "sum":
+            nest.line(f"{at} += {term};")
+        elif e.value[0] == "prod":
+            nest.line(f"{at} *= {term};")
+        else:
+            nest.line(f"{at} = op::{e.value[0]}({at}, {term});")
+        nest.close()
+
+    def _exchange(self, names: Sequence[str], monoid: str, dim: str) -> None:
+        """Combine accumulators over the threads along a dimension."""
+        threads, stride = self.along[dim].threads, self.layout.stride(dim)
+        if threads == 1 or not names:
+            return
+        lanes = min(threads, 32 // stride) if stride < 32 else 1
+        if threads == lanes:
+            for name in names:
+                self.line(f"across_warp<{COMBINE[monoid]}, {stride}, {threads}>({name});")
+            return
+        if self.scope is not self.top:
+            self.line("__syncthreads();")
+        place = f"shared + {self.shared}" if self.shared else "shared"
+        self.shared += self.layout.threads // lanes * sum(self.counts[n] for n in names)
+        kind = f"{COMBINE[monoid]}, {stride}, {threads}, {self.layout.threads}"
+        self.line(f"across<{kind}>({place}, {', '.join(names)});")
+
+    def _ready(self, wanted: Expr, dim: str, rolls: bool = True) -> list[Expr]:
+        """Reductions along a dimension, ready in this scope, that can be computed together: inner ones first. With `rolls`,
+        also sums relative to a maximum that is one of them."""
+        same = [
+            e for e in self.kernel.reductions
+            if self.dim_of.get(e.axis) == dim and e.axes <= self.scope.bound and self.scope.find(e) is None
+        ]  # fmt: skip
+        chosen: list[Expr] = []
+        for e in same:
+            blocking = [x for x in walk(e.args) if x in same and x is not e]
+            rolled_on = rolls_on(e) if rolls else None
+            if not blocking or (rolled_on in chosen and set(blocking) <= {rolled_on}):
+                chosen.append(e)
+        if wanted in chosen:
+            return chosen
+        first = next((x for x in walk(wanted.args) if x in same), None)  # its own operands first
+        if first is None:
+            raise Unfusable("a reduction whose axes are not all there")
+        self.reduction(first)
+        return self._ready(wanted, dim, rolls)
+
+    def _running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
+        """A maximum that moves with the loop: its new value, and by what sums relative to the old one must be scaled."""
+        kept, ctype = self._kept_dims(e, body, dim), CTYPES[self.wide]
+        new, safe, scale = (Local(self.fresh(s), kept, self.wide) for s in ("new", "safe", "scale"))
+        old = Local(name, kept, self.wide)
+        count = self.count(kept)
+        self.line(f"{ctype} {new.name}[{count}], {safe.name}[{count}], {scale.name}[{count}];")
+        nest = Nest(self, kept)
+        nest.line(f"{nest.at(new)} = {nest.at(old)};")
+        nest.close()
+        self._accumulate(e, body, dim, new)
+        nest = Nest(self, kept)
+        nest.line(f"{nest.at(safe)} = op::finite({nest.at(new)});")
+        nest.line(f"{nest.at(scale)} = op::{power_of(self.kernel, e)}({nest.at(old)} - {nest.at(safe)});")
+        nest.line(f"{nest.at(old)} = {nest.at(new)};")
+        nest.close()
+        self.scope.known[e] = safe
+        self.scope.safe.add(e)
+        return scale
+
+    def _rescale(self, acc: Local, scale: Local) -> None:
+        nest = Nest(self, acc.dims)
+        nest.line(f"{nest.at(acc)} *= {nest.at(scale)};")
+        nest.close()
+
+    def _joint(
+        self, e: Expr, names: Mapping[Expr, str], sums: Sequence[Expr], dim: str, bodies: Mapping[Expr, Expr]
+    ) -> None:
+        """The joint state of a maximum and the sums relative to it, over the threads along a dimension."""
+        if self.along[dim].threads == 1:
+            return
+        kept = self._kept_dims(e, bodies[e], dim)
+        own = Local(names[e], kept, self.wide)
+        before = Local(self.fresh("own"), kept, self.wide)
+        self.line(f"{CTYPES[self.wide]} {before.name}[{self.count(kept)}];")
+        nest = Nest(self, kept)
+        nest.line(f"{nest.at(before)} = {nest.at(own)};")
+        nest.close()
+        self._exchange([names[e]], "max", dim)
+        for x in sums:
+            acc = Local(names[x], self._kept_dims(x, bodies[x], dim), self.wide)
+            nest = Nest(self, acc.dims)
+            nest.line(
+                f"{nest.at(acc)} *= op::{power_of(self.kernel, e)}({nest.at(before)} - op::finite({nest.at(own)}));"
+            )
+            nest.close()
+        self._exchange([names[x] for x in sums], "sum", dim)
+
+
+def rolls_on(e: Expr) -> Expr | None:
+    return rolled(e, e.axis)
+
+
+def vanishes(body: Expr) -> bool:
+    """Whether a body is 0 where loads beyond the end give 0: a product of loads and numbers."""
+    over, under = factors(body)
+    return not under and any(f.op == "load" for f in over) and all(f.op in ("load", "const") for f in over)
