@@ -217,8 +217,8 @@ SAME: dict[str, tuple[Tensor, Tensor]] = {
 ONLY_ROUNDED: dict[str, tuple[Tensor, Tensor]] = {
     "plus nothing": (X + ZERO, X),
     "division": (X / 10.0, X * 0.1),
-    "division by a larger fill": (X[:1] / t.full((2, 3, 4), 10.0), t.broadcast_to(X[:1] * 0.1, (2, 3, 4))),
-    "minus a larger fill": (X[:1] - t.full((2, 3, 4), 10.0), t.broadcast_to(X[:1] + (-10.0), (2, 3, 4))),
+    "division by a larger fill": (X[:1] / t.full((2, 3, 4), 10.0), X[:1] * t.full((2, 3, 4), 0.1)),
+    "minus a larger fill": (X[:1] - t.full((2, 3, 4), 10.0), X[:1] + t.full((2, 3, 4), -10.0)),
     "square": (t.pow(X, 2.0), X * X),
     "cube": (t.pow(X, 3.0), X * X * X),
     "square root": (t.pow(X, 0.5), t.sqrt(X)),
