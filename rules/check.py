@@ -43,7 +43,8 @@ STYLES = ("plain", "zeros", "positive", "wide")
 SLACK = 512 * np.finfo(np.float64).eps
 COST_GUARDS = ("weight", "active", "chained", "original", "ordered")  # say where a rule pays, not where it is true
 #: Guards on shapes that bound growth: the rule holds without them, but would repeat itself or help nothing.
-LIMITS = {"enlarge-kernel": ("size(w, 2) == 1", "size(w, 3) == 1"), "strided-pointwise-conv": ("s != (1, 1)",)}
+LIMITS = {"enlarge-kernel": ("size(w, 2) == 1", "size(w, 3) == 1"), "strided-pointwise-conv": ("s != (1, 1)",),
+          "low-rank-folds": ("rank(b) == 2", "shape(w) == replace(shape(a), -1, size(b, -1))")}  # fmt: skip
 
 
 @dataclass(frozen=True)
