@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -119,7 +120,7 @@ def check(template: Template, call: Call, seed: int, device: str = "cpu") -> Non
     operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
     if "mode='set'" in template.pattern:  # which of two writes to one place comes last is not said
         operands |= {
-            n: laid(rng.permutation(o.type.shape[0]).reshape(-1, *[1] * (o.type.rank - 1)) + np.zeros(o.type.shape, int), o)
+            n: laid(rng.permutation(math.prod(o.type.shape)).reshape(o.type.shape), o)
             for n, o in call.operands.items() if o.type.dtype == "int64" and o.type.rank and n == "i"
         }  # fmt: skip
     placed = {n: place(tensor_of(a), call.operands[n], device) for n, a in operands.items()}
