@@ -74,6 +74,7 @@ def greatest(dtype: str) -> float | int:
     return float("inf") if kind == "float" else 1 if kind == "bool" else int(np.iinfo(numpy_dtype(dtype)).max)
 
 
+@cache
 def name_of(dtype: Any) -> str:
     """The name of a NumPy, ml_dtypes or torch dtype."""
     text = str(dtype).removeprefix("torch.")

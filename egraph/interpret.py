@@ -22,6 +22,8 @@ Array = np.ndarray[Any, Any]
 
 def expand_all(roots: Sequence[Tensor]) -> list[Tensor]:
     """The roots with every composite replaced by its decomposition, to atomic ops only."""
+    if not any(node.entry.composite for node in topological(roots)):
+        return list(roots)
     done: dict[int, Tensor] = {}
     keep: list[Tensor] = []  # ids are dictionary keys: everything met stays alive until the end
 

@@ -108,8 +108,15 @@ def _array(shape: Any, dtype: str, rng: np.random.Generator, style: str, bound: 
         return np.asarray(x).astype(target)
 
 
+SHOWN = 24  # numbers of an array in a counterexample; of a larger one, the first and the last few of each axis
+
+
 def _show(x: Array) -> str:
-    return np.array2string(x, threshold=24, precision=6, separator=", ", prefix="      ")
+    if x.size > SHOWN:
+        return np.array2string(x, threshold=SHOWN, precision=6, separator=", ", prefix="      ")
+    if not x.ndim:
+        return f"{x.item():.7g}" if x.dtype.kind == "f" else str(x.item())
+    return f"[{', '.join(map(_show, map(np.asarray, x)))}]"
 
 
 # ---------------------------------------------------------------- one instance

@@ -12,6 +12,8 @@ Rational = int | Fraction  # whole numbers are ints: most are, and they are fast
 
 def quotient(a: Rational, b: Rational) -> Rational:
     """a / b, an int if it is whole."""
+    if type(a) is int and type(b) is int and b and a % b == 0:
+        return a // b
     found = Fraction(a) / Fraction(b)
     return int(found) if found.denominator == 1 else found
 
@@ -51,7 +53,10 @@ class Affine:
         total = dict(self.terms)
         for u, c in other.terms:
             total[u] = total.get(u, 0) + factor * c
-        return Affine(tuple(sorted((u, c) for u, c in total.items() if c)), self.constant + factor * other.constant)
+        terms = [t for t in total.items() if t[1]]
+        if len(terms) > 1:
+            terms.sort()
+        return Affine(tuple(terms), self.constant + factor * other.constant)
 
     @property
     def number(self) -> Rational | None:
@@ -60,7 +65,10 @@ class Affine:
 
     def at(self, values: Mapping[int, int]) -> Rational:
         """The value at numbers for the unknowns."""
-        return sum((c * values[u] for u, c in self.terms), self.constant)
+        found = self.constant
+        for u, c in self.terms:
+            found += c * values[u]
+        return found
 
     def ratio(self, other: Affine) -> Rational | None:
         """The factor by which this is the other, None if they are not proportional or the other is zero."""
@@ -101,12 +109,18 @@ class System:
 
     def reduce(self, expr: Affine) -> Affine:
         """The expression over free unknowns."""
-        if not any(u in self.given for u, _ in expr.terms):
+        given = self.given
+        if not any([u in given for u, _ in expr.terms]):
             return expr
-        total = Affine((), expr.constant)
+        constant, total = expr.constant, dict[int, Rational]()
         for u, c in expr.terms:
-            total = total.plus(self.given.get(u, Affine.unknown(u)), c)
-        return total
+            if (known := given.get(u)) is None:
+                total[u] = total.get(u, 0) + c
+                continue
+            constant += c * known.constant
+            for v, k in known.terms:
+                total[v] = total.get(v, 0) + c * k
+        return Affine(tuple(sorted([t for t in total.items() if t[1]])), constant)
 
     def equate(self, a: Affine | int, b: Affine | int) -> None:
         """a = b. Inconsistent if that cannot be."""

@@ -714,10 +714,15 @@ class TextInstance:
 
     def __init__(self, typing: Typing, values: Mapping[int, int]) -> None:
         self.typing, self.values = typing, dict(values)
+        self.known: dict[Affine, int] = {}
 
     def size(self, expr: Affine) -> int:
         """A size as a number."""
-        return int(expr.at(self.values))
+        if not expr.terms:
+            return int(expr.constant)
+        if (found := self.known.get(expr)) is None:
+            found = self.known[expr] = int(expr.at(self.values))
+        return found
 
     def shape(self, typed: Typed) -> tuple[int, ...]:
         """A shape as numbers."""
