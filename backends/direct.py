@@ -114,11 +114,12 @@ class _Builder:
             attrs[spelled.name] = value
         names = [a.name for a in template.term.args if isinstance(a, Var)]
         call = Call(dict(zip(names, operands)), Operand(node.type, strides), attrs)
-        if template.layout is not None:
-            call = replace(call, output=Operand(node.type, template.layout(call)))
         dense = names if "*" in template.dense else template.dense
-        fits = all(call.operands[o].dense for o in dense) and (template.applies is None or template.applies(call))
-        return call if fits else None
+        if not all(call.operands[o].dense for o in dense) or (
+            template.applies is not None and not template.applies(call)
+        ):
+            return None
+        return call if template.layout is None else replace(call, output=Operand(node.type, template.layout(call)))
 
     def _step(self, template: Template, node: Tensor, call: Call, read: Sequence[int]) -> None:
         inputs = tuple(zip(call.operands, read))

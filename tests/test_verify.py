@@ -326,6 +326,8 @@ def test_indices_stay_in_range() -> None:
     }  # fmt: skip
     graph = Graph.of(outputs)
     assert verify.index_bounds(graph) == {"i": 3, "j": 100}
+    loss = tg.cross_entropy(tg.input("x", (4, 1)), tg.input("target", (4,), "int64"))
+    assert verify.index_bounds(Graph.of(loss)) == {"target": 1}
     values = verify.sample_inputs(graph.inputs, np.random.default_rng(0), verify.index_bounds(graph))
     assert values["i"].min() >= 0 and values["i"].max() == 2
     assert values["j"].max() > 50 and set(np.unique(values["mask"])) == {0, 1}

@@ -54,6 +54,19 @@ def test_a_program_computes_its_graph(choice: str) -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("space", [(9,), (5, 6), (4, 5, 3)], ids=len)
+def test_pools_over_any_number_of_axes(choice: str, space: tuple[int, ...]) -> None:
+    """Kernels that write channels innermost are asked for that layout only where they apply."""
+    n = len(space)
+    x = np.random.default_rng(0).standard_normal((2, 4, *space)).astype(np.float32)
+    window = {"kernel": (2,) * n, "strides": (1,) * n, "pads": (0,) * n + (1,) * n, "dilations": (1,) * n}
+    graph = Graph.of([pool(t.input("x", x.shape), **window) for pool in (c.max_pool, c.avg_pool)])
+    found = Program(direct_plan(graph, backends(choice))).flat(x)
+    for got, want in zip(found, evaluate(graph, {"x": x}, float64=True), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
 def test_outputs_are_fresh_unless_reused(choice: str) -> None:
     graph, params = encoder()
     x = np.ones((2, 8, 16), np.float32)
