@@ -340,6 +340,10 @@ def begin() -> None:
     """Make the device ready while the parent has other things to do."""
     with contextlib.suppress(Exception):  # what is wrong with it is said by the first job
         _device().synchronize()
+    with contextlib.suppress(Exception):  # what Triton needs of a driver is compiled once
+        from triton.runtime import driver
+
+        _ = driver.active.utils if _device().name == "cuda" else None
 
 
 if __name__ == "__main__":

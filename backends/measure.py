@@ -190,7 +190,7 @@ class CpuMeasurer:
 
     def measure(
         self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None,
-        worth: Callable[[Candidate], float] | None = None,
+        worth: Callable[[Candidate], float] | None = None, look: bool = False,
     ) -> None:  # fmt: skip
         """Time each distinct call and store timing, accuracy and failures; returns when the rows are durable."""
         seen: set[str] = set()

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -40,7 +41,7 @@ from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedu
 
 SCHEDULES = COUNT  # of one kernel that are measured
 BEST, CLOSE = 2, 1.1  # of those tried that get the full protocol, and times the fastest one's time that they may take
-AHEAD = 8  # candidates under way at once
+AHEAD = 48  # schedules under way at once: some for each compiler, so that none waits for the device
 START_S, RUN_S = 180.0, 15.0  # most seconds for starting a process, one job
 CAPABILITY = 90  # compiled for where no GPU is seen
 REGIME = "cold"  # of the times that searches go by
@@ -83,6 +84,7 @@ class Measured:
     tries: list[Try] = field(default_factory=list)
     search: ScheduleSearch | None = None
     candidate: Candidate | None = None
+    look: bool = False  # whether only a few guesses are tried
     pending: int = 0  # tries that are not judged yet
     broken: int = 0  # tries that ended the process with the device
     spilling: list[tuple[int, Try]] = field(default_factory=list)  # bytes; tried only where all spill
@@ -134,10 +136,12 @@ class GpuMeasurer:
         self.sink, self.device, self.schedules, self.timeout = sink, device, schedules, timeout
         environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device}
         environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
-        self.worker = worker or Worker("tensor_graphs.backends.gpu_worker", environment=environment)
+        self._another = partial(Worker, "tensor_graphs.backends.gpu_worker", environment=environment)
+        self.worker = worker or self._another()
         count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
         capability = int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
         self.pool = CompilePool(count, capability) if count else None
+        self._spare = self._another() if device == "cuda" and worker is None else None
         self.clock = Clock()  # what this object's thread has waited for
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # writes what is next while the device is busy
         self._ready: queue.SimpleQueue[tuple[Measured, Try]] = queue.SimpleQueue()
@@ -156,27 +160,31 @@ class GpuMeasurer:
             self.pool.start()
 
     def measure(
-        self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None, worth: Worth | None = None
-    ) -> None:
+        self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None, worth: Worth | None = None,
+        look: bool = False,
+    ) -> None:  # fmt: skip
         """Time each distinct call in the schedules that its search proposes and store timing, accuracy and failures; returns
         when the rows are durable. Candidates are taken from the iterable a few ahead of what is timed. `worth` is asked again
-        and again for the µs up to which more measuring of a candidate is of use."""
+        and again for the µs up to which more measuring of a candidate is of use. With `look`, searches end with their first
+        guesses."""
         self.start()
         try:
-            self._measure(iter(candidates), progress or (lambda done: None), worth)
+            self._measure(iter(candidates), progress or (lambda done: None), worth, look)
         finally:
             self._keep([], all_=True)
             flush = getattr(self.sink, "flush", None)
             if flush is not None:
                 flush()
 
-    def _measure(self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None) -> None:
+    def _measure(
+        self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None, look: bool
+    ) -> None:  # fmt: skip
         seen, done = set[str](), 0
         under_way = self._under_way = []
         self._waiting.clear()
         while True:
-            while len(under_way) < AHEAD and (candidate := next(source, None)) is not None:
-                kernel = self._begun(candidate, seen)
+            while sum(k.pending for k in under_way) < AHEAD and (candidate := next(source, None)) is not None:
+                kernel = self._begun(candidate, seen, look)
                 if kernel is not None:
                     under_way.append(kernel)
                     continue
@@ -185,6 +193,8 @@ class GpuMeasurer:
             if not under_way:
                 break
             self._calibrate_once()  # while the first ones compile
+            if self._spare is not None:
+                self._spare.start()
             kernel = self._step(worth)
             if kernel.pending == 0:
                 self._finish(kernel, worth)
@@ -241,7 +251,9 @@ class GpuMeasurer:
     def close(self) -> None:
         """End all processes."""
         self._writer.shutdown(wait=False, cancel_futures=True)
-        self.worker.close()
+        for worker in (self.worker, self._spare):
+            if worker is not None:
+                worker.close()
         if self.pool is not None:
             self.pool.close()
 
@@ -252,7 +264,7 @@ class GpuMeasurer:
         self.close()
 
     # ------------------------------------------------------------ one kernel
-    def _begun(self, candidate: Candidate, seen: set[str]) -> Measured | None:
+    def _begun(self, candidate: Candidate, seen: set[str], look: bool) -> Measured | None:
         """The candidate's kernel with its first schedules compiling; None for views and kernels that were here before."""
         template, call = candidate.template, candidate.call
         digest = key_of(template, call).digest
@@ -260,8 +272,8 @@ class GpuMeasurer:
             return None
         seen.add(digest)
         search = self._search(template, call)
-        kernel = Measured(template, call, search=search, candidate=candidate)
-        wanted = [call] if search is None else [replace(call, schedule=s) for s in search.more()]
+        kernel = Measured(template, call, search=search, candidate=candidate, look=look)
+        wanted = [call] if search is None else [replace(call, schedule=s) for s in search.more(look=look)]
         if not wanted and search is not None:  # all was measured: asked for again, the best one is
             best = search.measured[0][1] if search.measured else key_of_schedule(search.ranked[0])
             wanted = [replace(call, schedule=dict(best))]
@@ -340,7 +352,7 @@ class GpuMeasurer:
             kernel.tries += [Try(replace(kernel.call, schedule=dict(s)), failure=_given_up(kernel)) for s in rest]
             return []
         useful = worth(kernel.candidate) if worth is not None and kernel.candidate is not None else math.inf
-        return search.more(useful)
+        return search.more(useful, look=kernel.look)
 
     def _finish(self, kernel: Measured, worth: Worth | None = None) -> None:
         """Measure the best schedules in full, unless the kernel is of no use; twins take what their first has."""
@@ -349,7 +361,7 @@ class GpuMeasurer:
         if right and worth is not None and kernel.candidate is not None:
             if not 0 < alive[right[0]].us <= CLOSE * worth(kernel.candidate):
                 right = []
-        for i in right[:BEST]:
+        for i in right[: 1 if kernel.look else BEST]:
             one = alive[i]
             if one.us > CLOSE * alive[right[0]].us:
                 break
@@ -406,6 +418,9 @@ class GpuMeasurer:
         if reply.get("fatal"):
             with contextlib.suppress(OSError):
                 self.worker.close()
+        if not self.worker.alive and self._spare is not None:  # the next one has started already
+            self.worker, self._spare = self._spare, self._another()
+            self._opened.clear()
         return reply
 
 

@@ -2,7 +2,7 @@
 
 The guesses are the best ranked ones (the template's `space`) and what was best for the same kernel in other shapes. Each further
 round takes the neighbours of the two fastest: one parameter halved or doubled (`stages`: one more or less), the neighbours of
-parameters that have moved well first. The search ends when `COUNT` schedules are measured, when nothing is left to try, or when
+parameters that have moved well first. A first look at a kernel is fewer guesses and no more than that. The search ends when `COUNT` schedules are measured, when nothing is left to try, or when
 the kernel is so far from `worth` (the µs from which on it is of no use) that what is left will not bring it there.
 
 A search is a function of what is known: from the same results it proposes the same, so that one that was cut goes on later, and
@@ -20,6 +20,7 @@ Key = tuple[tuple[str, int], ...]
 
 COUNT = 16  # schedules of a kernel and shape that are measured
 SEEDS = 5  # ranked guesses that are measured first
+LOOK = 3  # of them in a first look
 ROUND = 4  # schedules proposed together after that
 CENTRES = 2  # measured schedules whose neighbours are tried
 NEAR = 1.15  # times the fastest one's time that the second centre may take
@@ -83,10 +84,13 @@ class ScheduleSearch:
         """What a schedule takes; infinite: it failed."""
         self.known[key_of_schedule(schedule)] = us
 
-    def more(self, worth: float = math.inf) -> list[Schedule]:
-        """The schedules to measure now, none when the search has ended; what was proposed before is told by now, or lost."""
+    def more(self, worth: float = math.inf, *, look: bool = False) -> list[Schedule]:
+        """The schedules to measure now, none when the search has ended; what was proposed before is told by now, or lost. With
+        `look`, it ends when anything is known of how fast the kernel is."""
+        if look and self.measured:
+            return []
         room = min(self.count - len(self.measured), 2 * self.count - len(self.known))
-        return self._noted(self._wanted(worth), room)
+        return self._noted(self._wanted(worth, LOOK if look else SEEDS), room)
 
     def _noted(self, wanted: Iterable[Schedule], room: int) -> list[Schedule]:
         found: list[Schedule] = []
@@ -97,10 +101,10 @@ class ScheduleSearch:
                 found.append(dict(schedule))
         return found
 
-    def _wanted(self, worth: float) -> list[Schedule]:
+    def _wanted(self, worth: float, guesses: int) -> list[Schedule]:
         if worth <= 0 or self._hopeless(worth):
             return []
-        seeds = [s for s in (*self.near, *self.ranked[:SEEDS]) if self._open(s)]
+        seeds = [s for s in (*self.near, *self.ranked[:guesses]) if self._open(s)]
         if seeds:
             return seeds
         found = list(self._neighbours())[:ROUND] if self.fits else []

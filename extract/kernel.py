@@ -249,10 +249,11 @@ class Measurer(Protocol):
     """Times candidates; what could not be timed is recorded as a failure and priced infinite."""
 
     def measure(
-        self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None
+        self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False
     ) -> None:  # fmt: skip
         """Measure and store. Returns when rows are durable. The iterable may end early: when the time is up. `worth` gives the
-        µs from which on more measuring of a candidate is of no use, less and less while others are measured."""
+        µs from which on more measuring of a candidate is of no use, less and less while others are measured. With `look`, only
+        about how fast each is."""
         ...
 
     def unfinished(self, candidate: Candidate) -> bool:

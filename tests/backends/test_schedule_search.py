@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends.measure_gpu import Measured, Try, rows_of, search_of
-from tensor_graphs.backends.schedule_search import COUNT, SEEDS, Schedule, ScheduleSearch, key_of_schedule, moves
+from tensor_graphs.backends.schedule_search import COUNT, LOOK, SEEDS, Schedule, ScheduleSearch, key_of_schedule, moves
 from tensor_graphs.backends.triton import generated
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph import composite
@@ -93,6 +93,19 @@ def test_where_all_guesses_fail_the_others_are_tried() -> None:
 def test_what_was_best_nearby_is_a_guess() -> None:
     near = {"m": 16, "n": 256, "k0": 64, "warps": 2}
     assert near in ScheduleSearch(RANKED, fits, near=[near]).more()
+
+
+def test_a_first_look_is_a_few_guesses_and_the_search_goes_on_from_them() -> None:
+    search = ScheduleSearch(RANKED, fits)
+    assert search.more(look=True) == RANKED[:LOOK]
+    search.told(RANKED[0], math.inf)
+    search.told(RANKED[1], 9.0)
+    search.told(RANKED[2], math.inf)
+    assert search.more(look=True) == [] and search.more() == RANKED[LOOK:SEEDS]
+    failed = ScheduleSearch(RANKED, fits)
+    for s in failed.more(look=True):
+        failed.told(s, math.inf)
+    assert failed.more(look=True)  # nothing is known yet
 
 
 def test_moves_change_one_thing_and_can_be_undone() -> None:

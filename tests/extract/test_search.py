@@ -222,3 +222,54 @@ def test_what_is_measured_wins_over_what_is_only_hoped_for_when_the_time_is_up()
     prices.known = {call_key(c) for c in graph.candidates if c.template.name == "exp0"}
     choice = search(graph, prices, prices, stop=lambda: True)
     assert choice.stopped == "budget" and chosen(choice) == ["exp0"]
+
+
+class Deepening(Prices):
+    """Kernels that are `slack` times as slow after a first look as when their schedules have been searched."""
+
+    def __init__(self, truth: dict[str, float], slack: dict[str, float]) -> None:
+        super().__init__(truth)
+        self.slack, self.deep, self.looks = slack, set[Any](), list[bool]()
+
+    def of(self, c: Candidate) -> float:
+        return super().of(c) * (1.0 if call_key(c) in self.deep else self.slack.get(c.template.name, 1.0))
+
+    def unfinished(self, candidate: Candidate) -> bool:
+        return call_key(candidate) in self.known - self.deep and candidate.template.name in self.slack
+
+    def measure(self, found: Iterable[Candidate], *, look: bool = False, **_: Any) -> None:
+        found = list(found)
+        super().measure(found)
+        self.looks.append(look)
+        self.deep |= set() if look else {call_key(c) for c in found}
+
+
+def test_all_are_looked_at_before_any_is_searched_and_the_best_comes_out() -> None:
+    """exp0 looks best at first; exp1 is the best of all when both were searched."""
+    prices = Deepening({"exp0": 9.0, "exp1": 8.0}, {"exp0": 1.0, "exp1": 1.2})
+    choice = search(variants(2), prices, prices)
+    assert chosen(choice) == ["exp1"] and choice.cost == 8.0 and choice.stopped == "measured"
+    assert prices.looks == sorted(prices.looks, reverse=True) and prices.looks[0] and not prices.looks[-1]
+
+
+def test_what_cannot_become_the_best_is_not_searched() -> None:
+    slack = {f"exp{i}": 1.1 for i in range(6)}
+    prices = Deepening({"exp0": 1.0, **{f"exp{i}": 4.0 for i in range(1, 6)}}, slack)
+    assert chosen(search(variants(6), prices, prices)) == ["exp0"]
+    assert [names for names, look in zip(prices.asked, prices.looks) if not look] == [["exp0"]]
+
+
+def test_what_a_search_was_hoped_to_bring_is_not_believed_when_the_time_is_up() -> None:
+    prices = Deepening({"exp0": 9.0, "exp1": 8.0}, {"exp1": 1.3})  # 10.4 after the first look
+    choice = search(variants(2), prices, prices, stop=lambda: bool(prices.looks))
+    assert chosen(choice) == ["exp0"] and choice.cost == 9.0 and choice.stopped == "budget"
+
+
+def test_kernels_without_schedules_are_measured_first() -> None:
+    graph = variants(4)
+    for c in graph.candidates:
+        if c.template.name in ("exp0", "exp1"):
+            object.__setattr__(c.template, "space", lambda call: [{}])
+    prices = Prices({"exp0": 1.0, "exp1": 2.0, "exp2": 3.0, "exp3": 4.0})
+    search(graph, prices, prices)
+    assert prices.asked[0] == ["exp2", "exp3", "exp0", "exp1"]
