@@ -38,6 +38,7 @@ from .emit import bind_sizes
 from .emit_sizes import atoms_of, sources
 from .exchange import Exchange, OnCpu, OnTensors
 
+from .heap import trim
 Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 SizedSpec = tuple[str, Shape, str]  # the same, sizes may be expressions
@@ -167,6 +168,7 @@ class Program:
         with self._lock:
             self._run, self.states = None, {}
 
+        trim()
     def reset(self) -> None:
         """Set all states to what they start as."""
         initial = {spec[0] for spec in self.manifest.initial}

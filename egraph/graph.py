@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -170,15 +170,16 @@ def load_data(data: Data) -> np.ndarray[Any, Any]:
     return data if isinstance(data, np.ndarray) else data.load()
 
 
-def topological(roots: Iterable[Tensor]) -> list[Tensor]:
-    """All nodes below the roots, operands first, in a deterministic depth-first order. Not recursive."""
+def topological(roots: Iterable[Tensor], known: Container[int] = ()) -> list[Tensor]:
+    """All nodes below the roots, operands first, in a deterministic depth-first order. Not recursive. Nodes whose ids are
+    `known` are left out, and not looked below."""
     order: list[Tensor] = []
     seen: set[int] = set()
     stack: list[tuple[Tensor, int]] = [(r, 0) for r in reversed(list(roots))]
     while stack:
         node, position = stack.pop()
         if position == 0:
-            if id(node) in seen:
+            if id(node) in seen or id(node) in known:
                 continue
             seen.add(id(node))
         if position < len(node.args):

@@ -1,8 +1,9 @@
 """The reference interpreter: what a graph means, node by node, in its own dtypes or in float64.
 
 In float64 every float value is carried in float64 and float-to-float casts change nothing: the graph's real-valued
-meaning up to double rounding. Values are freed after their last use, and weights are loaded when first needed, so the
-peak is the widest cut of live values, not the whole model.
+meaning up to double rounding. Values are freed after their last use, weights are loaded when first needed, and what a
+product reads of a large one is widened piece by piece: the peak is the widest cut of live values, not the whole model,
+and no weight is there a second time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from ..errors import UsageError
 from . import dtypes
 from .composite import expand
-from .graph import Data, Graph, Tensor, load_data, topological
+from .graph import Data, Graph, Tensor, load_data, make, topological
 
 Array = np.ndarray[Any, Any]
 
@@ -24,64 +25,79 @@ def expand_all(roots: Sequence[Tensor]) -> list[Tensor]:
     """The roots with every composite replaced by its decomposition, to atomic ops only."""
     if not any(node.entry.composite for node in topological(roots)):
         return list(roots)
-    done: dict[int, Tensor] = {}
+    done: dict[int, Tensor] = {}  # what is expanded stands for itself: a decomposition is walked to its operands only
     keep: list[Tensor] = []  # ids are dictionary keys: everything met stays alive until the end
 
     def walk(start: Sequence[Tensor]) -> None:
-        for node in topological(start):
+        for node in topological(start, done):
             if id(node) in done:
                 continue
-            keep.append(node)
-            args = tuple(done[id(a)] for a in node.args)
-            from .graph import make
-
-            fresh = (
-                node
-                if all(a is b for a, b in zip(args, node.args))
-                else make(node.op, args, dict(node.attrs), data=node.data)
-            )
+            args = tuple([done[id(a)] for a in node.args])
+            same = all(a is b for a, b in zip(args, node.args))
+            fresh = node if same else make(node.op, args, dict(node.attrs), data=node.data)
             if fresh.entry.composite:
                 inner = expand(fresh)
                 walk([inner])
                 fresh = done[id(inner)]
-            done[id(node)] = fresh
-            keep.append(fresh)
+            done[id(node)] = done[id(fresh)] = fresh
+            keep.extend((node, fresh))
 
     walk(list(roots))
     return [done[id(r)] for r in roots]
 
 
-def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False) -> Array:
-    """One atomic node on concrete operands. With `float64`, floats are float64 whatever the node's dtype says."""
+def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole: bool = False) -> Array:
+    """One atomic node on concrete operands. With `float64`, floats are float64 whatever the node's dtype says.
+
+    `whole`: no product is computed in pieces, which may change the last bit."""
     attrs = dict(node.attrs)
     function = node.entry.numpy
     if function is None:
         raise UsageError(f"{node.op} has no value of its own", hint="bind its data")
+    if node.op == "matmul" and not whole and (wide := _widened_to(*arrays, float64)) is not None:
+        return _matmul_in_pieces(*arrays, wide).astype(wide if float64 else arrays[0].dtype, copy=False)
     if not float64:
         return np.asarray(function(attrs, *arrays))
     if "dtype" in attrs and dtypes.is_float(attrs["dtype"]):
         attrs["dtype"] = "float64"
+    if node.op == "cast" and all(dtypes.is_float(d) for d in (attrs["dtype"], dtypes.name_of(arrays[0].dtype))):
+        return arrays[0]
     if node.op in LAZY or node.entry.kind == "view":  # nothing is computed: the data may stay narrow
         return np.asarray(function(attrs, *arrays))
-    if node.op == "matmul" and arrays[1].nbytes > CHUNK and arrays[1].ndim == 2:
-        return _matmul_by_columns(_wide(arrays[0]), arrays[1])
     return np.asarray(function(attrs, *map(_wide, arrays)))
 
 
 #: Ops that only pick elements: in float64 they may work on narrow data, which is widened where it is first computed with.
 LAZY = ("gather", "gather_elements")
-CHUNK = 1 << 26  # bytes of a weight that is widened piece by piece
+CHUNK = 1 << 24  # bytes of a widened piece of a matrix; larger ones are widened piece by piece
 
 
 def _wide(x: Array) -> Array:
     return x.astype(np.float64) if dtypes.is_float(dtypes.name_of(x.dtype)) and x.dtype != np.float64 else x
 
 
-def _matmul_by_columns(x: Array, w: Array) -> Array:
-    out = np.empty((*x.shape[:-1], w.shape[1]), np.result_type(x.dtype, np.float64))
-    step = max(1, CHUNK // (8 * w.shape[0]))
-    for start in range(0, w.shape[1], step):
-        np.matmul(x, _wide(w[:, start : start + step]), out=out[..., start : start + step])
+def _widened_to(x: Array, w: Array, float64: bool) -> type[np.floating[Any]] | None:
+    """What a product with a large matrix, or a stack of them, is computed in, where that is wider than they are; else None."""
+    wide: type[np.floating[Any]] = np.float64 if float64 else np.float32
+    narrow = w.dtype != wide and all(dtypes.is_float(dtypes.name_of(a.dtype)) for a in (x, w))
+    halves = x.dtype.itemsize == 2  # computed in float32 in their own dtype too
+    stacked = w.ndim == 2 or (w.ndim > 2 and x.shape[:-2] == w.shape[:-2])
+    large = w.size * np.dtype(wide).itemsize > CHUNK
+    return wide if narrow and stacked and large and (float64 or halves) else None
+
+
+def _matmul_in_pieces(x: Array, w: Array, wide: type[np.floating[Any]]) -> Array:
+    """x @ w in a wider dtype, w never held in it as a whole: columns of a matrix, or of each matrix of a stack."""
+    out = np.empty((*x.shape[:-1], w.shape[-1]), wide)
+    step = max(1, CHUNK // (np.dtype(wide).itemsize * w.shape[-2]))
+    room = np.empty_like(w[(0,) * (w.ndim - 2)][:, :step], wide)  # laid out as w is: reading goes along memory
+    for at in np.ndindex(w.shape[:-2]):  # of a matrix: (), which picks all of x
+        rows = x[at].astype(wide, copy=False)
+        for start in range(0, w.shape[-1], step):
+            read = w[at][:, start : start + step]
+            piece = room[:, : read.shape[1]]
+            np.copyto(piece, read, casting="unsafe")
+            np.matmul(rows, piece, out=out[at][..., start : start + step])
     return out
 
 
@@ -91,8 +107,9 @@ def evaluate(
     *,
     params: Mapping[str, Data] | None = None,
     float64: bool = False,
+    whole: bool = False,
 ) -> list[Array]:
-    """The roots' values (outputs, then state updates). `values` gives inputs and states by name.
+    """The roots' values (outputs, then state updates). `values` gives inputs and states by name; `whole`: see `apply`.
 
     UsageError names leaves without data.
     """
@@ -109,7 +126,7 @@ def evaluate(
     live: dict[int, Array] = {}
     for node in order:
         live[id(node)] = _leaf(node, values, data) if node.is_leaf else apply(
-            node, [live[id(a)] for a in node.args], float64=float64
+            node, [live[id(a)] for a in node.args], float64=float64, whole=whole
         )  # fmt: skip
         for a in node.args:
             uses[id(a)] -= 1

@@ -32,7 +32,7 @@ from .extract.kernel import Candidate, Plan
 from .extract.plan import plan_of
 from .extract.search import Choice
 from .extract.work import call_work, graph_flops
-from .verify import FACTORS, Tolerance, Verification, verify
+from .verify import FACTORS, KEPT_BYTES, Tolerance, Verification, verify
 
 MAX_ATTEMPTS = 8
 REWRITES = "all rewrites"
@@ -77,6 +77,12 @@ class Acceptance:
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification]:
         """The fastest choice that passes. VerificationError for an error that is no rounding, NoPlanError where nothing is
         within a tolerance given as a number or "exact"."""
+        try:
+            return self._run(found)
+        finally:
+            self.references.clear()
+
+    def _run(self, found: Hypergraph) -> tuple[Choice, Program, Verification]:
         flops = graph_flops(list(self.work.roots))
         for attempt in range(1, MAX_ATTEMPTS + 1):
             choice, program = self.build(found)
@@ -111,6 +117,8 @@ class Acceptance:
     def _wrong(self, program: Program, verdict: Verification) -> str:
         """What is wrong with a program for every size, in words: at other sizes, or, where it was lifted wrongly, at these."""
         if verdict.passed:
+            if sum(r.type.nbytes for r in self.graph.roots) > KEPT_BYTES:
+                self.references.clear()  # those of other sizes need the room; seldom is there a next attempt
             return self.elsewhere(program)
         if self.plan is None or not verdict.miscompiled:
             return ""

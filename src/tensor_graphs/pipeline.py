@@ -552,7 +552,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
                 chosen[id(found)] = choice
             graphs.clear()  # those that lost take memory
             acceptance = Acceptance(
-                prepared.graph, work, lambda found: chosen.pop(id(found), None) or choose(session, found, pricer, measurer),
+                prepared.graph, work, chosen_of,
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
                 partial(session.progress.say, "verify"), options.tolerance, options.seed, _fired(session, views),
             )  # fmt: skip
@@ -581,6 +581,13 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     program.report = report
     if symbolic is None:
         program.attached = partial(write_origin, origin=origin_of(work, chosen_terms(choice)))
+
+            def chosen_of(found: Hypergraph) -> Choice:
+                choice = chosen.pop(id(found), None) or choose(session, found, pricer, measurer)
+                if isinstance(measurer, CpuMeasurer):
+                    measurer.close()  # what it holds is free for verification; where more is to be measured, it starts again
+                return choice
+
     program.reset()  # verification and timing have used its states
     return program
 

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -36,7 +36,7 @@ from .extract.plan import plan_of
 from .extract.search import Choice
 from .extract.sizes import bound_call, holds, lifted_call
 from .extract.work import graph_flops
-from .verify import FACTORS, OutputError, Tolerance, verify
+from .verify import FACTORS, KEPT_BYTES, OutputError, Tolerance, verify
 
 Sizes = dict[str, int]
 PROBES = (2, 63)  # sizes at which kernels are asked whether they apply
@@ -45,7 +45,6 @@ EVEN = (4, 6, 10, 14, 16, 22, 26)
 EXTRA, EXTRA_SECONDS = 10, 1.0  # further choices of sizes at which programs are run, as long as that takes no longer
 SLACK = 10.0  # times the error that is allowed, at other sizes than the searched ones
 LARGE_FLOPS, LARGE_BYTES = 4e9, 1 << 26  # of the model, of a value; beyond, it is run a little above the searched size
-KEPT_BYTES = 1 << 22  # of outputs whose float64 run is kept for the next attempt
 
 
 def ranges(graph: Graph) -> dict[str, Atom]:
@@ -154,7 +153,7 @@ class Symbolic:
     def _lift(self, template: Template, call: Call) -> Sized | None:
         """A call at generic sizes as one at the searched ones and one in free sizes; None if it holds at one size only."""
         if isinstance(template, Generated):
-            return sized(template, call, self.numbers, self.searched, list(self._others()))
+            return sized(template, call, self.numbers, self.searched, self._others)
         free = lifted_call(template, call, self.numbers)
         if free is None or not holds(template, free, self.probes):
             return None
@@ -176,17 +175,20 @@ class Symbolic:
             if atoms[name].max < NO_LIMIT:
                 yield {**self.generic, name: inside(name, atoms[name].max)}
 
-    def _others(self) -> Iterator[Sizes]:
+    @cached_property
+    def _others(self) -> list[Sizes]:
         """Odd and even sizes other than the generic ones that loops are seldom unrolled or cut into blocks for: what is
         generated for them is the general form. None where a range has no other sizes."""
         fits = {
             name: sorted(set(range(max(2, a.min), min(a.max, 1 << 10) + 1)) - {self.generic[name]}, key=_plainness)
             for name, a in ranges(self.graph).items()
         }
+        found: list[Sizes] = []
         if all(len(sizes) > 1 for sizes in fits.values()):
             for parity in (1, 0):
                 some = {name: [s for s in sizes if s % 2 == parity] or sizes for name, sizes in fits.items()}
-                yield {name: sizes[i % len(sizes)] for i, (name, sizes) in enumerate(some.items())}
+                found.append({name: sizes[i % len(sizes)] for i, (name, sizes) in enumerate(some.items())})
+        return found
 
     # ------------------------------------------------------------ the plan in free sizes
     def plan(self, choice: Choice) -> Plan:
