@@ -551,6 +551,13 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
                 found, choice = _cheapest(session, graphs, pricer, measurer)
                 chosen[id(found)] = choice
             graphs.clear()  # those that lost take memory
+
+            def chosen_of(found: Hypergraph) -> Choice:
+                choice = chosen.pop(id(found), None) or choose(session, found, pricer, measurer)
+                if isinstance(measurer, CpuMeasurer):
+                    measurer.close()  # what it holds is free for verification; where more is to be measured, it starts again
+                return choice
+
             acceptance = Acceptance(
                 prepared.graph, work, chosen_of,
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
@@ -581,13 +588,6 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     program.report = report
     if symbolic is None:
         program.attached = partial(write_origin, origin=origin_of(work, chosen_terms(choice)))
-
-            def chosen_of(found: Hypergraph) -> Choice:
-                choice = chosen.pop(id(found), None) or choose(session, found, pricer, measurer)
-                if isinstance(measurer, CpuMeasurer):
-                    measurer.close()  # what it holds is free for verification; where more is to be measured, it starts again
-                return choice
-
     program.reset()  # verification and timing have used its states
     return program
 
