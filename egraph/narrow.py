@@ -45,15 +45,18 @@ class Narrow:
         return found
 
 
-def kept(rounds: Sequence[tuple[EGraphView, Bools]]) -> EGraphView:
-    """The last of some views, each of which holds those before, with the e-nodes that were marked in any of them."""
-    last, marked = rounds[-1]
-    marked = marked.copy()
+def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: Narrow, pricing: Pricing) -> EGraphView:
+    """The view after the last of some rounds, with the e-nodes that are kept of any of them. Each round's view holds those
+    before."""
+    if not rounds:
+        return last
+    marked = narrow.keeps(last, pricing)
     table = {_key(last, i, last.kids(i).tolist()): i for i in range(len(last))}
-    for view, marks in rounds[:-1]:
+    for view in rounds[:-1]:
+        marks = narrow.keeps(view, pricing)
         of = [-1] * view.n_classes
         for value, c in view.classes.items():
-            of[c] = last.classes[value]
+            of[c] = last.classes.get(value, -1)
         rest = list(range(len(view)))
         while rest:
             later = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 
 from .narrow import Narrow
 from .saturate import BEAM, SLACK_LAUNCHES, Limits
@@ -29,18 +29,20 @@ def step_of(limits: Limits) -> int:
     return next(wide, len(STEPS) - 1)
 
 
-def narrowed(limits: Limits, step: int) -> Narrow | None:
-    """What limits below the first step keep of a saturation at a step; None for all of it."""
+def narrowed(limits: Limits, step: int) -> list[Narrow]:
+    """What limits below the first step keep of a saturation at a step, after what smaller ones of the same kind keep; empty
+    for all of it."""
     beam = BEAM if limits.beam is None else limits.beam
-    narrow = Narrow(
-        beam << step if 0 < beam < BEAM else 0, limits.slack + 2 * step if limits.slack < SLACK_LAUNCHES else inf
-    )
-    return None if narrow == Narrow() else narrow
+    beams = list(range(1, beam + 1)) if 0 < beam < BEAM else [0]
+    slacks = [*range(ceil(limits.slack)), limits.slack] if limits.slack < SLACK_LAUNCHES else [inf]
+    pairs = [*((b, slacks[-1]) for b in beams[:-1]), *((beams[-1], s) for s in slacks)]
+    narrow = [Narrow(b << step, s + 2 * step) for b, s in pairs]
+    return [] if narrow == [Narrow()] else narrow
 
 
-def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, Narrow | None]]:
-    """The saturations whose union limits and effort stand for, in order. More of anything makes a longer list, with parts
-    that each hold as much or more."""
+def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[Narrow]]]:
+    """The saturations whose union limits and effort stand for, in order, and what is kept of each. More of anything makes a
+    longer list, with parts that each hold as much or more."""
     widest = step_of(limits)
     for more in range(effort):
         longer = limits.longer(more)

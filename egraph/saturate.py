@@ -29,12 +29,11 @@ from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, 
 from .graph import Graph
 from .language import signature
 from .lower import Lowered
-from .narrow import Narrow, kept
 from .ops import Type
 from .pricing import Pricing, Roofline
 from .program import Program, make_program
 from .rule import Rule
-from .view import Bools, EGraphView, SaturationReport, view_of
+from .view import EGraphView, SaturationReport, view_of
 
 SLACK_LAUNCHES = 3
 """Default slack of pruning, in launches: it must exceed the extra tree cost of a form that pays when shared."""
@@ -166,10 +165,15 @@ class _Saturation:
     """One block on its way."""
 
     def __init__(
-        self, graph: Graph, program: Program, limits: Limits, pricing: Pricing, stop: Stop, narrow: Narrow | None = None
+        self,
+        graph: Graph,
+        program: Program,
+        limits: Limits,
+        pricing: Pricing,
+        stop: Stop,
+        seen: list[EGraphView] | None,
     ) -> None:
-        self.program, self.limits, self.pricing, self.stop, self.narrow = program, limits, pricing, stop, narrow
-        self.marked: list[tuple[EGraphView, Bools]] = []  # what is kept of each round
+        self.program, self.limits, self.pricing, self.stop, self.seen = program, limits, pricing, stop, seen
         self.lowered = program.lower(graph)
         self.dims = list(self.lowered.dims)
         self.begin = time.perf_counter()
@@ -212,7 +216,7 @@ class _Saturation:
             extractable=self.extractable,
             message=self.message,
         )
-        return replace(kept(self.marked) if self.marked else self.best, report=report)
+        return replace(self.best, report=report)
 
     def ask(self, session: Session, method: str, payload: Any = None) -> tuple[dict[str, Any], Arrays]:
         """A request within what is left of the limits."""
@@ -243,8 +247,8 @@ class _Saturation:
                 self.extractable = False
                 return "saturated" if not header["updated"] else "iterations"
             self.best, self.kept = view, self.iterations
-            if self.narrow is not None:
-                self.marked.append((view, self.narrow.keeps(view, self.pricing)))
+            if self.seen is not None:
+                self.seen.append(view)
             if not header["updated"]:
                 return "saturated"
             if self.limits.beam and self.iterations < self.limits.iterations:
@@ -320,12 +324,12 @@ def saturate_blocks(
     guard: bool = True,
     pool: Sessions | None = None,
     deadline: float = float("inf"),
-    narrow: Narrow | None = None,
+    seen: Sequence[list[EGraphView]] = (),
     stop: Stop = never,
 ) -> list[EGraphView]:
     """`saturate_block` on every graph, as many at a time as the pool has workers; views in the graphs' order.
 
-    `narrow`: of each view only so much is kept.
+    `seen`: lists, one a graph, that get the view of each round.
     `deadline` bounds the seconds of the whole call: blocks that it leaves no time stay as they came. Ctrl-C, or `stop`
     turning true, ends the workers: blocks keep their last good view, and their reports say "interrupted". Blocks with
     empty values, for which no law holds, stay as they came, and their reports say so.
@@ -344,12 +348,16 @@ def saturate_blocks(
     pressed, end = threading.Event(), time.perf_counter() + deadline
     halted = lambda: pressed.is_set() or stop()
 
+    views_of = {id(g): views for g, views in zip(graphs, seen)}
+
     def one(graph: Graph) -> EGraphView:
         if any(0 in n.shape for n in graph.nodes()):
             return view_of(graph, SaturationReport(sizes=(len(graph.nodes()),), message="empty values: not rewritten"))
         with pool.session() as session:
             seconds = max(0.0, min(limits.seconds, end - time.perf_counter()))
-            view = _Saturation(graph, program, replace(limits, seconds=seconds), pricing, halted, narrow).run(session)
+            view = _Saturation(
+                graph, program, replace(limits, seconds=seconds), pricing, halted, views_of.get(id(graph))
+            ).run(session)
         if view.report.stopped == "interrupted":  # Ctrl-C reached this thread: the other blocks stop as well
             pressed.set()
         return view

@@ -15,7 +15,9 @@ import numpy as np
 from ..errors import UsageError
 from .engine import Stop, never
 from .graph import Graph, Tensor
+from .narrow import Narrow, kept
 from .nested import parts
+from .pricing import Roofline
 from .rule import Rule
 from .saturate import Limits, saturate_blocks
 from .view import EGraphView, Ints, merged
@@ -55,12 +57,15 @@ def saturate_in_stages(
         raise UsageError(f"effort={effort}", hint=f"0 (no rewriting) to {MOST_EFFORT}; 1 is the default")
     end, chosen = time.perf_counter() + deadline, list(rules)
     found: list[list[EGraphView]] = []
-    for stage, narrow in parts(limits, effort) if effort else [(Limits(iterations=0), None)]:
+    for stage, narrow in parts(limits, effort) if effort else [(Limits(iterations=0), list[Narrow]())]:
         left = end - time.perf_counter()
         if found and (left <= 0 or stop()):
             break
-        views = saturate_blocks(graphs, chosen, stage, exact=exact, deadline=left, narrow=narrow, stop=stop)
-        found.append([union(pair) for pair in zip(found[-1], views)] if found else views)
+        seen: list[list[EGraphView]] = [[] for _ in graphs] if narrow else []
+        views = saturate_blocks(graphs, chosen, stage, exact=exact, deadline=left, seen=seen, stop=stop)
+        before = found[-1] if found else None
+        for some in [[kept(v, s, n, Roofline()) for v, s in zip(views, seen)] for n in narrow] or [views]:
+            found.append(some if before is None else [union(pair) for pair in zip(before, some)])
     return found
 
 
