@@ -110,7 +110,7 @@ class System:
     def reduce(self, expr: Affine) -> Affine:
         """The expression over free unknowns."""
         given = self.given
-        if not any([u in given for u, _ in expr.terms]):
+        if given.keys().isdisjoint([u for u, _ in expr.terms]):
             return expr
         constant, total = expr.constant, dict[int, Rational]()
         for u, c in expr.terms:

@@ -27,7 +27,7 @@ from ..egraph.rule import Rule
 from ..egraph.saturate import DECLARE_SECONDS, Limits, Session
 from ..errors import RuleError, WorkerError
 from .check import about_cost
-from .spell import spelled_out
+from .spell import known, spelled_out
 
 Claim = Sequence[tuple[Tensor, Tensor]]
 
@@ -106,26 +106,26 @@ class Prover:
             return Proof(False, "the sides have different types")
         if not pairs:
             return Proof(True, "one term")
-        graph = Graph.of(list(dict.fromkeys(side for pair in pairs for side in pair)))
+        told = known([side for pair in pairs for side in pair])
+        graph = Graph.of(list(dict.fromkeys(side for pair in (*pairs, *told) for side in pair)))
         if any(0 in n.shape for n in graph.nodes()):
             return Proof(False, "empty values: no law holds")
-        first = _Search(session, limits, stop).run(pairs, graph, self.program(graph, 0))
+        first = _Search(session, limits, stop, told).run(pairs, graph, self.program(graph, 0))
         if first or first.stopped == "interrupted":
             return first
         late = self.program(graph, 1)
         if not {*LATE} & {*late.names}:
             return first
-        found = _Search(session, replace(limits, seconds=max(0.0, limits.seconds - first.seconds)), stop).run(
-            pairs, graph, late
-        )
+        left = replace(limits, seconds=max(0.0, limits.seconds - first.seconds))
+        found = _Search(session, left, stop, told).run(pairs, graph, late)
         return found if found else replace(first, seconds=first.seconds + found.seconds)
 
 
 class _Search:
     """Claims on their way."""
 
-    def __init__(self, session: Session, limits: Limits, stop: Stop) -> None:
-        self.session, self.limits, self.stop = session, limits, stop
+    def __init__(self, session: Session, limits: Limits, stop: Stop, told: Claim = ()) -> None:
+        self.session, self.limits, self.stop, self.told = session, limits, stop, told
         self.rounds = self.nodes = 0
 
     def run(self, claim: Claim, graph: Graph, program: Program) -> Proof:
@@ -155,6 +155,7 @@ class _Search:
         """Rounds until the pairs meet, nothing changes or a limit is met; which of these."""
         number = {n: i for i, n in enumerate(lowered.nodes)}
         pairs = [(number[a], number[b]) for a, b in claim]
+        lowered = replace(lowered, equal=[*lowered.equal, *((number[a], number[b]) for a, b in self.told)])
         self.ask("start", program.job(lowered, self.limits.nodes), end)
         while self.rounds < self.limits.iterations:
             found = self.ask("meet", pairs, end)

@@ -23,6 +23,9 @@ Array = np.ndarray[Any, Any]
 LARGEST = 1 << 16  # elements of arrays that are looked into
 CLOSED = ("constant", "full", "iota")
 RING = ("add", "sub", "mul", "neg")  # rules know what to do with these
+LINEAR = ("avg_pool", "conv", "matmul", "permute")
+ORDERED = ("relu", "max_pool")
+NUMBERS = 6  # different ones in a claim, of whose sums and products a proof is told
 DENOMINATOR = 1 << 20  # of a worked-out number, which is taken for the fraction next to it
 
 
@@ -43,7 +46,50 @@ def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
             return mean_as_conv(args[0], dict(node.attrs))
         return None
 
-    return rebuild(rebuild(roots, worked_out), change)
+    return rebuild(rebuild(rebuild(roots, unscaled), worked_out), change)
+
+
+def unscaled(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+    """A linear op of constants, one of which has a factor, as the factor of what is made of constants alone."""
+    if node.op not in LINEAR:
+        return None
+    for i, a in enumerate(args):
+        for x, factor in (a.args, a.args[::-1]) if a.op == "mul" else ():
+            one = factor.rank == node.rank and all(d == 1 for d in factor.shape)
+            if one and x.shape == a.shape and not closed(factor) and all(map(closed, (*args[:i], x, *args[i + 1 :]))):
+                return make("mul", (make(node.op, (*args[:i], x, *args[i + 1 :]), dict(node.attrs)), factor))
+    return None
+
+
+def closed(root: Tensor) -> bool:
+    """Whether a term is made of constants alone."""
+    return all(n.op in CLOSED for n in topological([root]) if n.is_leaf or not n.args)
+
+
+def known(roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """What is known of the numbers and constants in some terms: equal pairs of terms over constants alone, told to a proof
+    beside its rules, which know nothing of arithmetic."""
+    order = topological(roots)
+    worked = [(n, _worked_out(n)) for n in order if n.op in RING and closed(n)]
+    found = [(n, e) for n, e in worked if e is not None and e is not n]
+    values = sorted({float(n.attr("value")) for n in order if n.op == "full" and is_float(n.dtype)})
+    if not 0 < len(values) <= NUMBERS:
+        return found
+    for rank, dtype in sorted({(n.rank, n.dtype) for n in order if n.op == "mul" and is_float(n.dtype)}):
+        number = lambda v, shape=(1,) * rank, dtype=dtype: api.full(shape, v, dtype)
+        if any(n.op in ORDERED for n in order):
+            found += [(make("relu", (number(v),)), number(v)) for v in values if v >= 0]
+        have = [*values, *([] if 1.0 in values else [1.0])] if len(values) > 1 else []
+        for i, a in enumerate(have):
+            for b in have[i:]:
+                found += [(make(op, (number(a), number(b))), number(_near(v, values)))
+                          for op, v in (("mul", a * b), ("add", a + b)) if abs(v) < DENOMINATOR]  # fmt: skip
+    return found
+
+
+def _near(value: float, known: Sequence[float]) -> float:
+    """The number among some that a value is up to rounding, or the value."""
+    return next((v for v in known if abs(v - value) <= 1e-12 * abs(v)), value)
 
 
 def _worked_out(node: Tensor) -> Tensor | None:
