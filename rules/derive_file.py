@@ -22,6 +22,8 @@ from ..errors import RuleError, ShapeError
 from .check_file import Line, OwnRule
 from .derive import chosen
 from .prove import LIMITS, Claim, Prover, size_one_axes
+from .tensat import TextRule
+from .text_check import check_text
 from .text_shapes import instances
 
 FAMILIES, EACH = 4, 2
@@ -76,8 +78,8 @@ def _groups_constants(claim: Claim) -> bool:
 def derive(
     index: int, line: Line, prover: Prover, session: Session, limits: Limits = LIMITS, stop: Stop = never
 ) -> Derived:
-    """One rule, at all its instances together. The seconds reported also hold reading the shapes and
-    telling egglog the rules, where the session does not know them yet."""
+    """One rule, at all its instances together; one with parameter variables must not be refuted at other values of them. The
+    seconds reported also hold reading the shapes and telling egglog the rules, where the session does not know them yet."""
     begin = time.perf_counter()
 
     def answer(derived: bool, count: int, rounds: int, detail: str) -> Derived:
@@ -90,6 +92,8 @@ def derive(
         proof = prover.prove(found, session, limits, stop)
     except RuleError as error:
         return answer(False, 0, 0, error.message)
+    if proof and isinstance(line, TextRule) and line.attributes and check_text(line).status == "refuted":
+        return answer(False, len(found), proof.rounds, "it holds at some values of its parameters only")
     return answer(bool(proof), len(found), proof.rounds, proof.stopped)
 
 
