@@ -41,7 +41,8 @@ def state(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
 def full(shape: Sequence[Dim], value: Scalar, dtype: str = "float32") -> Tensor:
     """One number in every place."""
     kind = dtypes.category(dtype)
-    return make("full", (), {"value": float(value) if kind == "float" else int(value), "shape": shape, "dtype": dtype})
+    number = float(value) if kind == "float" else int(bool(value) if kind == "bool" else value)
+    return make("full", (), {"value": number, "shape": shape, "dtype": dtype})
 
 
 def zeros(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:

@@ -292,8 +292,8 @@ def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """logits[N, C] with integer target[N]: [N]."""
     logits, target = types
     _index(target)
-    if logits.rank != 2 or target.shape != logits.shape[:1]:
-        raise ShapeError("cross_entropy needs logits[N, C] and target[N]")
+    if logits.rank != 2 or target.shape != logits.shape[:1] or not dtypes.is_float(logits.dtype):
+        raise ShapeError("cross_entropy needs floating-point logits[N, C] and target[N]")
     return Type(target.shape, logits.dtype)
 
 

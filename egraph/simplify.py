@@ -89,8 +89,14 @@ class Simplifier:
 
 # ---------------------------------------------------------------- values known now
 def _full(shape: Shape, value: Any, dtype: str) -> Tensor:
-    """A fill, its value written as a float or an int as the dtype is."""
-    written = float(value) if dtypes.is_float(dtype) else int(value)
+    """A fill, its value written as a float, a bool, or an int that has wrapped around as its dtype's do."""
+    kind = dtypes.category(dtype)
+    low = int(dtypes.least(dtype)) if kind == "int" else 0
+    written = (
+        float(value) if kind == "float"
+        else int(bool(value)) if kind == "bool"
+        else (int(value) - low) % (1 << 8 * dtypes.itemsize(dtype)) + low
+    )  # fmt: skip
     return make("full", (), {"value": written, "shape": shape, "dtype": dtype})
 
 
@@ -286,9 +292,9 @@ def _div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
 
 def _pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
     x, y = args
-    if _is(y, 1):
-        return _whole(s, x, y)
     floats, power = dtypes.is_float(x.dtype), number(y)
+    if _is(y, 1) and not (floats and s.exact):  # NumPy's pow(x, 1.0) is off by a bit for some x
+        return _whole(s, x, y)
     if power is None or (floats and s.exact) or x.dtype == "bool":
         return None
     if power in (2, 3, 4):

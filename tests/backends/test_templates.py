@@ -63,6 +63,20 @@ def test_kernel_computes_its_pattern(template: Template, dtype: str) -> None:
     assert tried, "no call found that this kernel accepts"
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32"])
+def test_reductions_of_whole_numbers_and_truth_values(dtype: str) -> None:
+    """What a library does not take, a kernel must not claim."""
+    for template in (t for name in BACKENDS for t in backend(name).templates if t.family == "reduction"):
+        call = sample(template, 0, dtype, attempts=60)
+        if call is None or {o.type.dtype for o in call.operands.values()} != {dtype}:
+            continue
+        rng = np.random.default_rng(0)
+        operands = {n: laid(random_values(o.type, rng), o) for n, o in call.operands.items()}
+        np.testing.assert_array_equal(
+            compiled(template, call)(operands)()[0], expected(template, call, operands), template.name
+        )
+
+
 EXACT = [t for t in backend("numpy").templates if t.exact and t.family != "view"]
 
 

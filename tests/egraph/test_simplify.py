@@ -264,6 +264,17 @@ def test_nothing_is_the_same_as_zeros() -> None:
     assert only((X * 3.0)[:, :0]).op == "full"
 
 
+def test_fills_hold_what_their_dtype_holds() -> None:
+    for value, dtype, held in ((-0.25, "bool", 1), (300, "uint8", 44), (-1, "uint16", 65535), (200, "int8", -56)):
+        fill = make("full", (), {"value": value, "shape": (2,), "dtype": dtype})
+        assert only(fill).attr("value") == held == int(evaluate([fill], {})[0][0])
+
+
+def test_the_first_power_is_not_exact() -> None:
+    """NumPy's is off by a bit for some numbers."""
+    assert only(t.pow(X, 1.0), exact=True).op == "pow" and only(t.pow(X, 1.0)) is X
+
+
 def test_minus_zero_is_not_zero() -> None:
     assert only(X + t.full((1, 1, 1), -0.0), exact=True) is X
     assert only(X + ZERO, exact=True) is not X
