@@ -16,9 +16,7 @@ from math import ceil, inf
 from .narrow import Narrow
 from .saturate import BEAM, SLACK_LAUNCHES, Limits
 
-STEPS: tuple[tuple[int, float], ...] = (
-    *((BEAM << n, SLACK_LAUNCHES + 2 * n) for n in range(5)), (0, 32.0),
-)  # fmt: skip
+STEPS: tuple[tuple[int, float], ...] = ((BEAM, SLACK_LAUNCHES), (8, 5), (32, 12), (0, 32))
 """(beam, slack) of each step; 0: no beam. Wider than the last counts as the last."""
 
 
@@ -29,27 +27,25 @@ def step_of(limits: Limits) -> int:
     return next(wide, len(STEPS) - 1)
 
 
-def narrowed(limits: Limits, step: int) -> list[Narrow]:
-    """What limits below the first step keep of a saturation at a step, after what smaller ones of the same kind keep; empty
-    for all of it."""
+def narrowed(limits: Limits, more: int) -> list[Narrow]:
+    """What limits below the first step keep of a saturation that is so much wider, after what smaller ones of the same kind
+    keep; empty for all of it."""
     beam = BEAM if limits.beam is None else limits.beam
     beams = list(range(1, beam + 1)) if 0 < beam < BEAM else [0]
     slacks = [*range(ceil(limits.slack)), limits.slack] if limits.slack < SLACK_LAUNCHES else [inf]
     pairs = [*((b, slacks[-1]) for b in beams[:-1]), *((beams[-1], s) for s in slacks)]
-    narrow = [Narrow(b << step, s + 2 * step) for b, s in pairs]
+    narrow = [Narrow(b << more, s + 2 * more) for b, s in pairs]
     return [] if narrow == [Narrow()] else narrow
 
 
 def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[Narrow]]]:
-    """The saturations whose union limits and effort stand for, in order, and what is kept of each. More of anything makes a
-    longer list, with parts that each hold as much or more."""
+    """The saturations whose union limits and effort stand for, in order, and what is kept of each. More of anything adds to
+    the list or makes its parts hold more. Each step of effort goes as far as the one before, twice as wide."""
     widest = step_of(limits)
     for more in range(effort):
         longer = limits.longer(more)
-        for step in range(more, widest + more + 1):
-            if step < len(STEPS):
-                beam, slack = STEPS[step]
-                yield replace(longer, beam=beam, slack=slack), narrowed(limits, step)
+        for beam, slack in STEPS[: widest + 1]:
+            yield replace(longer, beam=beam << more, slack=slack + 2 * more), narrowed(limits, more)
 
 
 __all__ = ["STEPS", "narrowed", "parts", "step_of"]

@@ -53,7 +53,7 @@ Iterations = Annotated[int, typer.Option(help="iteration limit of each block")]
 Beam = Annotated[
     int | None,
     typer.Option(
-        help="e-nodes per e-class that are rewritten further; 0: all; by default 4; wider in steps of twice as many"
+        help="e-nodes per e-class that are rewritten further; 0: all; by default 4; wider ones count as 8, 32 or all"
     ),
 ]
 Slack = Annotated[

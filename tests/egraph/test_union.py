@@ -120,9 +120,9 @@ def test_more_effort_searches_more_and_keeps_all(here: list[Limits]) -> None:
 
 def test_the_default_is_one_saturation_and_widths_are_steps() -> None:
     assert list(parts(Limits(), 1)) == [(Limits(beam=4), [])]
-    assert [limits.beam for limits, _ in parts(Limits(beam=9), 1)] == [4, 8, 16]
+    assert [limits.beam for limits, _ in parts(Limits(beam=9), 1)] == [4, 8, 32]
     assert [limits.slack for limits, _ in parts(Limits(slack=4.5), 1)] == [3, 5]
-    assert [limits.beam for limits, _ in parts(Limits(beam=0), 1)][-2:] == [64, 0]
+    assert [limits.beam for limits, _ in parts(Limits(beam=0), 1)] == [4, 8, 32, 0]
     assert list(parts(Limits(beam=2, slack=1.5), 1)) == [
         (Limits(beam=4), [Narrow(1, 1.5), Narrow(2, 0), Narrow(2, 1), Narrow(2, 1.5)])
     ]
