@@ -9,7 +9,7 @@ from ..egraph.graph import Tensor
 from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, template_of
 from .kir import Kernel
 from .tiling import Shape, shape_of
-from .triton_fits import fits
+from .triton_fits import facts_of, legal
 from .triton_source import emit, emit_joined
 from .triton_space import schedules, tiling_of
 
@@ -35,7 +35,7 @@ class TritonEmitter:
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
         """See triton_fits.py."""
-        return fits(kernel, shape, schedule, splits)
+        return legal(facts_of(kernel, shape, splits), schedule)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
         """See triton_source.py."""

@@ -1,131 +1,273 @@
 """Which schedules of a generated kernel are legal for Triton: tiles within the axes, in registers and in shared memory.
 
-`triton_space` proposes those worth a try and ranks them; a search may go on to any other that fits (schedule_search.py).
+A schedule is a mapping of small integers: rows `m` and columns `n` of a program's tile, `k0`, `k1`, … of each reduction axis in
+the order of `Shape.inner`, `warps`, `stages`, `group` (rows of tiles that programs take together, for reuse in the L2 cache),
+`split` (programs that share one reduction; with `join`, the last of them joins the parts), `precision` of products of float32,
+`boxes` (tiles come through the copy unit).
+
+This is the one place that says what is legal: `triton_space` ranks what it allows, a search moves within it (schedule_search.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
-from .index import Axis
-from .kir import Kernel
+from ..egraph import dtypes
+from .index import index
+from .kir import Expr, Kernel
 from .tiling import Shape, padded
-from .triton_space import SHARED, TILE, WHOLE, _accumulators, _boxes, _inner, _single, _splits, _staged
 
+Schedule = dict[str, int]
 Numbers = Mapping[str, int]
 
-WARPS, STAGES = 16, 8  # most of a program
+PROGRAMS = 132  # multiprocessors to keep busy
+SHARED = 227 * 1024  # bytes of shared memory a program can have
+TILE = 1 << 15  # elements of the largest tile held in registers
+WHOLE = 1 << 14  # longest row held at once
+WARPS, STAGES, GROUP = 16, 8, 32  # most of a program; rows of tiles that are taken together
 EACH = 256  # most elements of an accumulator that a thread holds
+FEW = 32  # rows of a product that is bound by reading its right side once
+PARTS = (2, 3, 4, 8, 16, 32, 64)
+LEAST = 64  # elements of a part
+OPTIONAL = {"group", "split", "join", "precision", "boxes"}
+COUNTS = {"stages", "split", "join", "precision", "boxes"}  # all others are powers of two
 
 
-def fits(kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool = True) -> bool:
-    """Whether a schedule is legal. `splits`: whether the longest reduction can be cut into parts."""
-    wanted = {"m", "n", "warps", "stages", *(f"k{i}" for i in range(len(shape.inner)))}
-    if not wanted <= set(schedule) <= wanted | {"group", "split", "join", "precision", "boxes"}:
-        return False
-    if "boxes" in schedule and (shape.kind not in ("contraction", "attention") or shape.m <= 16 or not _boxes(kernel)):
-        return False
-    sizes = [v for name, v in schedule.items() if name not in ("stages", "split", "join", "precision", "boxes")]
-    if any(v < 1 or v & (v - 1) for v in sizes) or not 1 <= schedule["stages"] <= STAGES or schedule["warps"] > WARPS:
-        return False
-    parts = schedule.get("split", 1)
-    if (parts > 1 and not splits) or ("join" in schedule and parts == 1):
-        return False
-    return _KINDS[shape.kind](kernel, shape, schedule)
-
-
-def _within(value: int, size: int, least: int = 1) -> bool:
-    """Whether a tile size is at least `least`, and no larger than what holds the whole axis."""
-    return least <= value <= max(padded(size), least)
-
-
-def _each(elements: float, schedule: Numbers) -> float:
+def each(elements: float, schedule: Numbers) -> float:
     """Elements of a thread."""
     return elements / (32 * schedule["warps"])
 
 
-def _pointwise(kernel: Kernel, shape: Shape, s: Numbers) -> bool:
-    fine = _within(s["n"], shape.n, 32) and (_within(s["m"], shape.m) if shape.rows else s["m"] == 1)
-    alone = set(s) == {"m", "n", "warps", "stages"} and s["stages"] == 1
+def within(value: int, size: int, least: int = 1) -> bool:
+    """Whether a tile size is at least `least`, and no larger than what holds the whole axis."""
+    return least <= value <= max(padded(size), least)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a load brings into a tile: whether it varies along rows and columns, along which reduction axes (by number), and bytes
+    of an element."""
+
+    rows: bool
+    cols: bool
+    inner: tuple[int, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The numbers that a kernel's schedules depend on; kernels that have the same ones share a ranking.
+
+    `m`, `n`, `batch`: rows, columns, programs for each tile of them; `rows`, `cols`: whether it has such axes. `inner`: sizes of the
+    reduction axes, `main` the number of the one that products are summed over outside all other reductions, the longest, and
+    `walked` whether there is one at all. `sums`: accumulators of products; `single`: nothing in memory has 16 bits; `boxed`:
+    tiles can be read in boxes (descriptors.py). `dots`: work of each product, and whether it varies along rows and columns;
+    `periods`: what indices divide reduction axes by; `splits`: whether the longest reduction can be cut into parts.
+    """
+
+    kind: str
+    m: int
+    n: int
+    batch: int
+    rows: bool
+    cols: bool
+    inner: tuple[int, ...]
+    main: int
+    walked: bool
+    sums: int
+    single: bool
+    boxed: bool
+    loads: tuple[Load, ...]
+    dots: tuple[tuple[int, bool, bool], ...]
+    periods: frozenset[int]
+    splits: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of the narrowest float in memory."""
+        return 4 if self.single else 2
+
+    @cached_property
+    def size(self) -> int:
+        """Elements of the reduction that may be cut: a product's main one, else the longest."""
+        return self.inner[self.main] if self.product else max(self.inner, default=1)
+
+    @property
+    def product(self) -> bool:
+        """Whether there are products."""
+        return self.kind in ("contraction", "attention")
+
+    @property
+    def few(self) -> bool:
+        """Whether a product has so few rows that it is bound by reading its right side."""
+        return self.m <= FEW
+
+    @cached_property
+    def columns(self) -> int:
+        """The columns of attention's tile: all of them, where they are not many."""
+        return max(16, padded(self.n)) if self.n <= 512 else 128
+
+    @cached_property
+    def rest(self) -> Schedule:
+        """Tile sizes of attention's reduction axes but the one of its loop: whole."""
+        return {f"k{i}": max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
+
+    @cached_property
+    def head(self) -> int:
+        """The widest side of attention's tiles but the one along the loop."""
+        return max([self.columns, *self.rest.values()])
+
+    def programs(self, s: Numbers) -> int:
+        """Programs before any reduction is cut into parts."""
+        return -(-self.m // s["m"]) * -(-self.n // s["n"]) * self.batch
+
+    def depths(self, k: int) -> Schedule:
+        """Tile sizes of a product's reduction axes: the main one as given, others whole where they are short."""
+        return {
+            f"k{i}": min(k, padded(size)) if i == self.main or size > 256 else max(16, padded(size))
+            for i, size in enumerate(self.inner)
+        }
+
+    def staged(self, s: Numbers) -> int:
+        """Bytes of shared memory that one stage of the hungriest loop takes: all that it loads."""
+        tiles = [s[f"k{i}"] for i in range(len(self.inner))]
+        sizes = [
+            prod(tiles[i] for i in x.inner) * (s["m"] if x.rows else 1) * (s["n"] if x.cols else 1) * x.itemsize
+            for x in self.loads
+        ]
+        walked = [i for i, (k, size) in enumerate(zip(tiles, self.inner, strict=True)) if k < size]
+        return max((sum(nbytes for nbytes, x in zip(sizes, self.loads) if i in x.inner) for i in walked), default=0)
+
+    def parts(self, s: Numbers) -> Iterator[int]:
+        """Into how many parts the reduction can be cut so that all multiprocessors have work, each at least a tile long: 1 is not
+        cut."""
+        yield 1
+        rows = self.kind == "rows" and not self.cols
+        if not self.splits or not (rows or self.product):
+            return
+        k, programs = s[f"k{self.main}"], self.programs(s) if self.product else -(-self.m // s["m"])
+        if rows and k >= padded(self.size):
+            return
+        for count in PARTS:
+            fine = self.size % count == 0 and self.size // count >= LEAST and programs * count <= 8 * PROGRAMS
+            if fine and (rows or self.size // count >= k):
+                yield count
+
+
+def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
+    """The facts of a kernel. `splits`: whether its longest reduction can be cut into parts."""
+    tops = [a for a in shape.outer if any(e.axis == a for e in shape.dots)]
+    main = max(tops, key=lambda a: a.size) if tops else shape.inner[-1] if shape.inner else None
+    rows, cols, numbers = {*shape.rows}, {*shape.cols}, {a: i for i, a in enumerate(shape.inner)}
+    loads = [e for e in kernel.exprs if e.op == "load"]
+    dots = [(e, d.rows | d.cols | d.batch) for e, d in shape.dots.items()]
+    return Facts(
+        shape.kind, shape.m, shape.n, prod(a.size for a in shape.batch), bool(rows), bool(cols),
+        tuple(a.size for a in shape.inner), 0 if main is None else numbers[main], bool(tops),
+        max(1, sum(e.axis in shape.outer for e in shape.dots)),
+        not any(b.dtype in ("bfloat16", "float16") for b in kernel.buffers.values()),
+        shape.kind in ("contraction", "attention") and shape.m > 16 and any(map(_boxed, loads)),
+        tuple(
+            Load(bool(e.axes & rows), bool(e.axes & cols), tuple(i for a, i in numbers.items() if a in e.axes),
+                 dtypes.itemsize(e.value[3]))
+            for e in loads
+        ),
+        tuple((e.axis.size * prod(a.size for a in own), bool(own & rows), bool(own & cols)) for e, own in dots),
+        frozenset(
+            d.by for e in loads for d in e.value[1].divisions() for a in numbers if d.index == index(a)
+        ),
+        splits,
+    )  # fmt: skip
+
+
+def _boxed(load: Expr) -> bool:
+    """Whether a load can be read in boxes: 16 bits, side by side along one axis, in steps of 16 bytes along another."""
+    if load.args or load.value[3] not in ("bfloat16", "float16"):
+        return False
+    steps = sorted(dict(load.value[1].terms).values())
+    return len(steps) > 1 and steps[0] == 1 and steps[1] % 8 == 0
+
+
+def legal(facts: Facts, schedule: Numbers) -> bool:
+    """Whether a schedule is legal: it has the kernel's parameters, in their ranges, and its tiles fit."""
+    wanted = {"m", "n", "warps", "stages", *(f"k{i}" for i in range(len(facts.inner)))}
+    if not wanted <= set(schedule) <= wanted | OPTIONAL or ("boxes" in schedule and not facts.boxed):
+        return False
+    sizes = [v for name, v in schedule.items() if name not in COUNTS]
+    if any(v < 1 or v & (v - 1) for v in sizes) or not 1 <= schedule["stages"] <= STAGES or schedule["warps"] > WARPS:
+        return False
+    parts = schedule.get("split", 1)
+    if parts == 1 and "join" in schedule:
+        return False
+    return tiles_fit(facts, schedule) and parts in facts.parts(schedule)
+
+
+def tiles_fit(facts: Facts, schedule: Numbers) -> bool:
+    """Whether the tiles of a schedule with the right parameters fit: its part of `legal` that depends on the kernel's kind."""
+    return _KINDS[facts.kind](facts, schedule)
+
+
+def _pointwise(facts: Facts, s: Numbers) -> bool:
     size = s["m"] * s["n"]
-    return fine and alone and (256 <= size <= TILE // 2 or (s["n"] >= shape.n and s["m"] >= shape.m and size < 256)) \
-        and _each(size, s) <= 64  # fmt: skip
+    fine = within(s["n"], facts.n, min(32, padded(facts.n))) and (
+        within(s["m"], facts.m) if facts.rows else s["m"] == 1
+    )
+    alone = not OPTIONAL & s.keys() and s["stages"] == 1
+    return fine and alone and (256 <= size <= TILE // 2 or (s["n"] >= facts.n and s["m"] >= facts.m and size < 256)) \
+        and each(size, s) <= 64  # fmt: skip
 
 
-def _windows(kernel: Kernel, shape: Shape, s: Numbers) -> bool:
+def _windows(facts: Facts, s: Numbers) -> bool:
     ones = all(v == 1 for name, v in s.items() if name[0] == "k" or name in ("n", "stages"))
-    return ones and not {"split", "group"} & set(s) and _within(s["m"], shape.m, 64) \
-        and (1 <= _each(s["m"], s) <= 32 or s["m"] >= shape.m)  # fmt: skip
+    return ones and not {"split", "group"} & s.keys() and within(s["m"], facts.m, min(64, padded(facts.m))) \
+        and (1 <= each(s["m"], s) <= 32 or s["m"] >= facts.m)  # fmt: skip
 
 
-def _rows(kernel: Kernel, shape: Shape, s: Numbers) -> bool:
-    length = max((a.size for a in shape.inner), default=1)
+def _rows(facts: Facts, s: Numbers) -> bool:
     depths = {v for name, v in s.items() if name[0] == "k"}
     if len(depths) > 1 or "group" in s or s["stages"] != 2:
         return False
     k = depths.pop() if depths else 1
-    n = min(k, padded(shape.n)) if shape.cols else 1
-    if s["n"] != n or not _within(k, length) or (k >= length and k > WHOLE):
+    whole = k >= padded(facts.size)
+    if not within(k, facts.size) or (whole and k > WHOLE) or s["n"] != (min(k, padded(facts.n)) if facts.cols else 1):
         return False
-    parts = s.get("split", 1)
-    whole = k >= padded(length)
-    cut = parts == 1 or (not shape.cols and not whole and parts in _splits(length, -(-shape.m // s["m"]), shape))
-    each = _each(s["m"] * k, s)
-    rows = _within(s["m"], shape.m) if shape.rows else s["m"] == 1
-    return cut and rows and s["m"] * k <= TILE and (1 <= each <= 128 or (each < 1 and s["warps"] == 1)) \
+    rows = within(s["m"], facts.m) if facts.rows else s["m"] == 1
+    held = each(s["m"] * k, s)
+    return rows and s["m"] * k <= TILE and (1 <= held <= 128 or (held < 1 and s["warps"] == 1)) \
         and (whole or s["m"] * k >= 256)  # fmt: skip
 
 
-def _main(shape: Shape) -> Axis:
-    """The longest axis that products are summed over, outside all other reductions."""
-    axes = [a for a in shape.outer if any(e.axis == a for e in shape.dots)]
-    return max(axes, key=lambda a: a.size, default=shape.inner[-1])
+def _contraction(facts: Facts, s: Numbers) -> bool:
+    k = s[f"k{facts.main}"]
+    if facts.depths(k).items() - s.items() or (s.get("split", 1) > 1 and not s.get("join")):
+        return False
+    if not within(k, facts.size, 16 if facts.rows else 1):
+        return False
+    if not facts.rows:  # a vector and a matrix: no product for the matrix unit
+        return s["m"] == 1 and s["stages"] == 3 and "group" not in s and within(s["n"], facts.n, 4) \
+            and 4 <= each(s["n"] * k * facts.sums, s) <= 128  # fmt: skip
+    size, right = s["m"] * s["n"] * facts.sums, s["n"] * k * facts.sums
+    if facts.few and (s["m"] != padded(max(facts.m, 16)) or "group" in s or right > TILE):
+        return False
+    staged = (s["m"] * k + right) * facts.width if facts.few else facts.staged(s)
+    tiles = within(s["m"], facts.m, 16) and within(s["n"], facts.n, 16) and s["n"] <= 256 and s.get("group", 1) <= GROUP
+    return tiles and s["stages"] * staged <= SHARED and size <= (TILE if facts.single else 2 * TILE) \
+        and each(size, s) <= EACH and 2 <= s["warps"] <= 8  # fmt: skip
 
 
-def _contraction(kernel: Kernel, shape: Shape, s: Numbers) -> bool:
-    main = _main(shape)
-    k = s[f"k{shape.inner.index(main)}"]
-    if _inner(shape, main, k).items() - s.items() or (s.get("split", 1) > 1 and not s.get("join")):
+def _attention(facts: Facts, s: Numbers) -> bool:
+    k = s[f"k{facts.main}"]
+    if facts.rest.items() - s.items() or s["n"] != facts.columns or "group" in s:
         return False
-    width, sums, few = 4 if _single(kernel) else 2, _accumulators(shape), shape.m <= 32
-    programs = -(-shape.m // s["m"]) * -(-shape.n // s["n"]) * prod(a.size for a in shape.batch)
-    parts = s.get("split", 1)
-    if parts > 1 and (parts not in _splits(main.size, programs, shape) or main.size // parts < k):
+    if not within(k, facts.size, 16) or k > 256 or not (within(s["m"], facts.m, 16) if facts.rows else s["m"] == 1):
         return False
-    if not _within(k, main.size, 16 if shape.rows else 1):
-        return False
-    if not shape.rows:  # a vector and a matrix: no product for the matrix unit
-        return s["m"] == 1 and s["stages"] == 3 and "group" not in s and _within(s["n"], shape.n, 4) \
-            and 4 <= _each(s["n"] * k * sums, s) <= 128  # fmt: skip
-    shared = s["stages"] * ((s["m"] * k + k * s["n"] * sums) * width if few else _staged(kernel, shape, dict(s)))
-    size = s["m"] * s["n"] * sums
-    if few and (s["m"] != padded(max(shape.m, 16)) or "group" in s or s["n"] * k * sums > TILE):
-        return False
-    tiles = _within(s["m"], shape.m, 16) and _within(s["n"], shape.n, 16) and s["n"] <= 256 and s.get("group", 1) <= 32
-    return tiles and shared <= SHARED and size <= (TILE if width == 4 else 2 * TILE) and _each(size, s) <= EACH \
-        and 2 <= s["warps"] <= 8  # fmt: skip
+    shared = (s["m"] + s["stages"] * 2 * k) * facts.head * facts.width
+    return shared <= SHARED and each(s["m"] * s["n"], s) <= 128 and 2 <= s["warps"] <= 8
 
 
-def _attention(kernel: Kernel, shape: Shape, s: Numbers) -> bool:
-    main = _main(shape)
-    k = s[f"k{shape.inner.index(main)}"]
-    rest = {f"k{i}": max(16, padded(a.size)) for i, a in enumerate(shape.inner) if a != main}
-    n = max(16, padded(shape.n)) if shape.n <= 512 else 128
-    if rest.items() - s.items() or s["n"] != n or "group" in s or not _within(k, main.size, 16) or k > 256:
-        return False
-    if not (_within(s["m"], shape.m, 16) if shape.rows else s["m"] == 1):
-        return False
-    programs = -(-shape.m // s["m"]) * -(-shape.n // n) * prod(a.size for a in shape.batch)
-    parts = s.get("split", 1)
-    if parts > 1 and (parts not in _splits(main.size, programs, shape) or main.size // parts < k):
-        return False
-    shared = (s["m"] * max([n, *rest.values()]) + s["stages"] * 2 * k * max([n, *rest.values()])) * (
-        4 if _single(kernel) else 2
-    )
-    return shared <= SHARED and _each(s["m"] * n, s) <= 128 and 2 <= s["warps"] <= 8
-
-
-_KINDS: dict[str, Callable[[Kernel, Shape, Numbers], bool]] = {
+_KINDS: dict[str, Callable[[Facts, Numbers], bool]] = {
     "pointwise": _pointwise, "rows": _rows, "windows": _windows, "contraction": _contraction, "attention": _attention,
 }  # fmt: skip

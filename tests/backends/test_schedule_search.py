@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import triton_fits
 from tensor_graphs.backends.measure_gpu import Measured, Try, rows_of, search_of
 from tensor_graphs.backends.schedule_search import COUNT, LOOK, SEEDS, Schedule, ScheduleSearch, key_of_schedule, moves
 from tensor_graphs.backends.triton import generated
@@ -128,6 +129,7 @@ def terms() -> dict[str, Tensor]:
     q, k = t.input("q", (1, 8, 1, 64), "bfloat16"), t.input("k", (1, 8, 512, 64), "bfloat16")
     return {
         "pointwise": t.exp(x(300, 70)) + 1.0,
+        "narrow": t.exp(x(1, 16)) + 1.0,
         "rows": composite.softmax(x(300, 1000), axis=1),
         "few rows": t.matmul(x(4, 512), x(512, 768)),
         "a vector": t.matmul(x(1, 512), x(512, 768)),
@@ -180,3 +182,14 @@ def test_a_store_knows_schedules_of_this_shape_and_the_best_of_others(tmp_path: 
     elsewhere = search_of(other, larger, COUNT, store.snapshot)  # type: ignore[arg-type]
     assert elsewhere is not None and not elsewhere.known
     assert elsewhere.near == [moved]
+
+
+def test_kernels_that_differ_in_no_number_are_ranked_once() -> None:
+    def facts(*shape: int) -> triton_fits.Facts:
+        root = composite.softmax(t.input("x", shape, "bfloat16"), axis=1)
+        found = generated(root).lower(Call({"x": operand(leaves(root)["x"])}, operand(root), {}))
+        assert found is not None
+        return triton_fits.facts_of(found.kernel, found.shape, found.cuts)
+
+    assert facts(300, 1000) == facts(300, 1000) != facts(301, 1000)
+    assert {hash(facts(300, 1000))} == {hash(facts(300, 1000))}
