@@ -99,9 +99,10 @@ def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
     binary = kernels.compiled(f"sm_{capability}").code
     registers, spills = resources(binary)
     launched = [(k.name, k.grid, k.block, k.early) for k in kernels.known.values()]
+    asked = max((k.room for k in kernels.known.values()), default=0)  # beyond what a block has anyway
     return {
         "kernels": len(launched), "digest": blake2b(binary + repr(launched).encode(), digest_size=16).hexdigest(),
-        "shared": 0, "registers": registers, "spills": spills, "fits": True,  # what a block has without asking
+        "shared": asked, "registers": registers, "spills": spills, "fits": asked <= SHARED_BYTES.get(capability, 101_376),
     }  # fmt: skip
 
 

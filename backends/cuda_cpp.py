@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..egraph.graph import Tensor
 from .cuda_helpers import HELPERS
 from .cuda_source import emit, emit_joined
-from .cuda_space import ROWS, joining, layout_of, legal, schedules
+from .cuda_space import FEW, joining, layout_of, legal, schedules
 from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
 from .kir import Kernel, Unfusable
 from .kir_split import split
@@ -20,7 +20,7 @@ class CudaEmitter:
     """One function for each kernel; the parts of a split reduction are joined by the last block of each tile."""
 
     name: str = "nvrtc"
-    version: str = "2"
+    version: str = "3"
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
 
@@ -70,6 +70,6 @@ class Cuda(Generator):
     """The backend."""
 
 
-BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING}, several=True, vectors=ROWS)
+BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING}, several=True, vectors=FEW)
 
 __all__ = ["BACKEND", "Cuda", "CudaEmitter", "generated"]

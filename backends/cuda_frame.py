@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .cuda_layout import Along, Layout
+from .cuda_text import SPELLINGS
 from .index import Axis, index
 from .kir import Expr, Kernel, Unfusable
 from .scopes import Block, Writer
@@ -37,6 +38,7 @@ class Frame(Writer[Scope]):
     def __init__(self, kernel: Kernel, layout: Layout, name: str, shape: Shape) -> None:
         self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
         self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
+        self.spelling = SPELLINGS[self.wide]
         self.narrow = all(kernel.buffers[s.buffer].dtype in ("float16", "bfloat16") for s in kernel.stores)
         own = [a for a in shape.inner if a not in shape.joined]
         self.order = ["m", *(a.name for a in own), "n"]
@@ -54,6 +56,7 @@ class Frame(Writer[Scope]):
         self.columns = {r: index(c) for r, c in shape.joined.items()}
         self.stages = self._stages()
         self.counts: dict[str, int] = {}  # elements of accumulators
+        self.place: dict[str, str] = {}  # which tile of rows and of columns a block has
         self.rings: list[str] = []  # declarations of what is fetched ahead
         self.ring_bytes = 0
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
@@ -125,13 +128,6 @@ class Frame(Writer[Scope]):
         stride, threads = self.layout.stride(dim), self.layout.dims[dim].threads
         text = f"thread / {stride}" if stride > 1 else "thread"
         return f"{text} % {threads}" if self.layout.threads > stride * threads else text
-
-    def number(self, value: float) -> str:
-        """A float's text."""
-        if not math.isfinite(value):
-            infinite = "infinity()" if self.wide == "float32" else "double(infinity())"
-            return f"{'-' if value < 0 else ''}{infinite}" if math.isinf(value) else f"({infinite} - {infinite})"
-        return f"{float(value)!r}{'f' if self.wide == 'float32' else ''}"
 
 
 def nest_of(root: Expr) -> list[Expr]:

@@ -39,14 +39,14 @@ class CudaKernel:
     the tensors' addresses are multiples of: up to 16 bytes move at once. Calls go to Torch's current stream.
 
     `early` lets the kernel be started before the one before it has ended, where the GPU can; it waits itself before it reads
-    anything.
+    anything. `room` is how many bytes of shared memory it asks for.
     """
 
     known: ClassVar[dict[str, Any]] = {}
     modules: ClassVar[dict[Any, Any]] = {}
 
-    def __init__(self, name: str, grid: int, block: int, *, text: str, early: bool = False) -> None:
-        self.name, self.grid, self.block, self.early, self.text = name, grid, block, early, text
+    def __init__(self, name: str, grid: int, block: int, *, text: str, early: bool = False, room: int = 0) -> None:
+        self.name, self.grid, self.block, self.early, self.text, self.room = name, grid, block, early, text, room
         self.ready: dict[Any, Any] = {}
         self.known[name] = self
 
@@ -74,9 +74,15 @@ class CudaKernel:
         if (device, aligned) not in self.modules:
             self.modules[device, aligned] = self.compiled(f"sm_{major}{minor}", aligned)
         early = {"programmatic_stream_serialization": True} if self.early and major >= 9 else {}
-        return self.modules[device, aligned].get_kernel(self.name), LaunchConfig(
-            grid=self.grid, block=self.block, **early
-        )
+        kernel = self.modules[device, aligned].get_kernel(self.name)
+        if self.room:
+            from cuda.bindings import driver
+
+            what = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (failed, *_) = driver.cuKernelSetAttribute(what, self.room, kernel.handle, driver.CUdevice(device))
+            if failed:
+                raise RuntimeError(f"{self.name} needs {self.room} bytes of shared memory: {failed.name}")
+        return kernel, LaunchConfig(grid=self.grid, block=self.block, shmem_size=self.room, **early)
 
     @classmethod
     def source(cls) -> str:

@@ -34,6 +34,26 @@ template <class P, class T> DEVICE void fetch_word(P& to, const T* from) {
 DEVICE void end_round() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void await_round() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 
+// 16 bytes that nobody here reads again: past the first cache.
+template <class P, class T> DEVICE void read_past(P& to, const T* from) {
+    unsigned* y = reinterpret_cast<unsigned*>(&to);
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "l"(from));
+}
+
+// 16 rows times 8 columns, 16 elements of the sum, in a warp.
+#define MATRIX_STEP(T, NAME) \
+    DEVICE void matrix_step(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, T) { \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+            "{%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1)); \
+    }
+MATRIX_STEP(bf16, "bf16")
+MATRIX_STEP(f16, "f16")
+
+// Shared memory of the size that the kernel is launched with.
+#define ROOM(T, name) extern __shared__ T name[]
+
 // Programmatic dependent launch: what follows may begin; what was before is done.
 #if __CUDA_ARCH__ >= 900
 DEVICE void begin_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -31,18 +31,32 @@ class Along:
 
 
 @dataclass(frozen=True)
+class Warps:
+    """How warps share a sum of products on the matrix unit (cuda_matrix.py): `across` of them lie along the columns, each with
+    `tiles` times 8 of these; `along` lie along the sum, each with `depth` times 32 elements of it at a time."""
+
+    along: int
+    across: int = 1
+    tiles: int = 1
+    depth: int = 1
+
+
+@dataclass(frozen=True)
 class Layout:
     """The dimensions of a block, the one along which neighbouring threads lie first; whether the kernel may be started before
-    the one before it has ended; and how many rounds of a loop are fetched ahead, by way of shared memory."""
+    the one before it has ended; how many rounds of a loop are fetched ahead, by way of shared memory; how many threads a
+    block has at least, and how its warps share a product."""
 
     dims: Mapping[str, Along]
     early: bool = False
     ahead: int = 0
+    least: int = 32
+    warps: Warps | None = None
 
     @cached_property
     def threads(self) -> int:
         """Threads of a block: whole warps."""
-        return max(32, math.prod(a.threads for a in self.dims.values()))
+        return max(self.least, math.prod(a.threads for a in self.dims.values()))
 
     def stride(self, dim: str) -> int:
         """How far apart in a block threads are that neighbour each other along a dimension."""

@@ -24,6 +24,17 @@ template <class T, int N> DEVICE void fetch(Pack<T, N>& to, const T* from) {
     else to = read<N>(from);
 }
 
+// A vector that nobody here reads again.
+template <int N, class T> DEVICE Pack<T, N> read_once(const T* x) {
+    if constexpr (BYTES >= 16 && N * sizeof(T) == 16) {
+        Pack<T, N> found;
+        read_past(found, x);
+        return found;
+    } else {
+        return read<N>(x);
+    }
+}
+
 DEVICE float wide(float x) { return x; }
 DEVICE double wide(double x) { return x; }
 template <class T, class X> DEVICE T stored(X x) { return T(x); }
@@ -123,6 +134,29 @@ template <class Op, int STRIDE, int COUNT, int THREADS, class T, int... N> DEVIC
             ((at += get<Op, others, parts, places>(shared + at, x)), ...);
         }
     }
+}
+
+// Rows times columns in a warp: each thread has 8 elements along the sum of one row, of the row 8 below it, and of one column.
+// Elements at equal places meet; a sum may take them in any order.
+template <class T> DEVICE void multiply(float (&sums)[4], const Pack<T, 8>& above, const Pack<T, 8>& below, const Pack<T, 8>& right) {
+    const unsigned *a = reinterpret_cast<const unsigned*>(&above), *b = reinterpret_cast<const unsigned*>(&below);
+    const unsigned* c = reinterpret_cast<const unsigned*>(&right);
+    matrix_step(sums, a[0], b[0], a[1], b[1], c[0], c[1], T());
+    matrix_step(sums, a[2], b[2], a[3], b[3], c[2], c[3], T());
+}
+// What a warp has of a product, TILES times 8 columns of every 16 rows, into rows of ROW values; and what PARTS warps have.
+template <int ROW, int TILES, int N> DEVICE void put_product(float* place, const float (&x)[N][4]) {
+    const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) place[(i / TILES * 16 + row + j / 2 * 8) * ROW + i % TILES * 8 + column + j % 2] = x[i][j];
+}
+template <int PARTS, int APART> DEVICE float gathered(const float* place) {
+    float sum = place[0];
+#pragma unroll
+    for (int p = 1; p < PARTS; ++p) sum += place[p * APART];
+    return sum;
 }
 
 // Whether this block is the last of `parts` to come here; the counter is zero before and after.

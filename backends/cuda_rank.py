@@ -286,3 +286,55 @@ class Product:
         joined = JOIN + 0.03 * split if split > 1 else 0.0
         large = 0.3 * max(0, threads.bit_length() - 9)  # blocks of more than 256 threads begin and end later
         return found + 1.2 + 0.006 * sums * across.bit_length() + 0.15 * (across > 32) + large + joined
+
+
+@dataclass(frozen=True)
+class Few:
+    """Up to 32 rows times matrices on the matrix unit, whose operands go straight to registers: bound by reading the matrices
+    once, with as much as possible under way from the first moment on."""
+
+    rows: int
+    columns: int
+    length: int
+    matrices: int
+    batch: int
+    splits: bool
+    own: Fixed
+
+    def ranked(self) -> Ranked:
+        """An estimate of the time in µs."""
+        heights = -(-self.rows // 16)
+        for along, wide, tiles, deep in product((2, 4, 8, 16, 32), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16)):
+            n, warps, step = 8 * tiles * wide, along * wide, 32 * along * deep
+            if self.columns % n or warps > 32 or self.length % 8:
+                continue
+            words = tiles * deep * self.matrices  # vectors of 16 bytes that a thread has of the matrices
+            registers = 4 * words + 4 * tiles * heights * self.matrices + 16 * heights + 40
+            if registers * 32 * warps > 65536 or registers > 255:
+                continue
+            tiles_n = self.columns // n * self.batch
+            for split in (1, 2, 4) if self.splits else (1,):
+                part = self.length // split
+                if self.length % split or part < step or (split > 1 and tiles_n > 2 * PROCESSORS):
+                    continue
+                yield (
+                    self._schedule(along, wide, n, deep, split),
+                    self.us(warps, tiles, step, words, registers, tiles_n, split),
+                )
+
+    def _schedule(self, along: int, wide: int, n: int, deep: int, split: int) -> Schedule:
+        return {"warps": along, "wide": wide, "n": n, "deep": deep, "split": split, "um": self.rows, **dict(self.own)}
+
+    def us(self, warps: int, tiles: int, step: int, words: int, registers: int, tiles_n: int, split: int) -> float:
+        """An estimate of the time: rounds of what is under way, each as long as memory takes, at least its latency."""
+        resident = max(1, min(RESIDENT // (32 * warps), 65536 // (32 * warps * registers)))
+        share = tiles_n * split / PROCESSORS
+        of_block = self.length / split * self.columns * self.matrices * 2 * self.batch / tiles_n
+        rounds = max(1.0, self.length / split / step)
+        found = 0.0
+        while share > 0:
+            blocks = -(-min(share, resident) // 1)
+            found += max(0.7 * rounds, blocks * of_block / (BANDWIDTH / PROCESSORS))
+            share -= resident
+        again = self.rows / (8 * tiles) * 0.1  # rows are read again for each tile of columns
+        return found + 2.0 + again + 0.02 * warps + 1.2 * (split > 1)

@@ -17,6 +17,7 @@ of those before it only:
     cuda_loads       reading
     cuda_reductions  accumulators, exchanges between threads
     cuda_loops       axes that a block does not cover
+    cuda_matrix      products of few rows on the matrix unit
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import re
 from ..egraph.dtypes import itemsize
 from .cuda_frame import Scope, nest_of
 from .cuda_layout import Layout, together
-from .cuda_loops import Loops
+from .cuda_matrix import Matrix
 from .cuda_nest import Nest
 from .cuda_text import CTYPES, CudaLaunch, all_of, enclosed
 from .kir import Buffer, Kernel, Store, Unfusable
@@ -35,6 +36,7 @@ from .kir_split import counted
 from .tiling import Shape
 
 SHARED = 48 << 10  # bytes of shared memory that a block has without asking
+ROOM = 200 << 10  # bytes that it can ask for
 
 
 def emit(kernel: Kernel, layout: Layout, name: str, shape: Shape) -> CudaLaunch:
@@ -50,12 +52,14 @@ def emit_joined(
     return _Emitter(first, layouts[0], name, shapes[0]).launch(_Emitter(second, layouts[1], name, shapes[1]))
 
 
-class _Emitter(Loops):
+class _Emitter(Matrix):
     """A whole kernel."""
 
     def store_all(self) -> None:
         """Every result, computed and written."""
         stores = self.kernel.stores
+        if self.layout.warps is not None:
+            self.products()
         if "n" in self.walked:
             late = [s for s in stores if {*s.value.axes, *s.at.axes} & set(self.shape.cols)]
             for s in late:  # all reductions first: the loop over columns only reads them
@@ -132,21 +136,31 @@ class _Emitter(Loops):
             buffers |= last.kernel.buffers
         used = [n for n in buffers if any(re.search(rf"\b{self.param[n]}\b", line) for line in body)]
         args = [*used, *(["counters"] if last is not None else [])]
-        if self.shared * (8 if self.wide == "float64" else 4) + self.ring_bytes > SHARED:
+        used_bytes = self.shared * (8 if self.wide == "float64" else 4) + self.ring_bytes
+        asked = used_bytes if used_bytes > SHARED and self.layout.warps is not None else 0
+        if used_bytes > (ROOM if asked else SHARED):
             raise Unfusable(f"{self.shared} values in shared memory")
         if tiles["m"] * tiles["n"] * batch >= 1 << 31:
             raise Unfusable("more blocks than a grid has")
         written = {x.buffer for x in (*self.kernel.stores, *(last.kernel.stores if last else ()))}
         parameters = [self._parameter(n, buffers[n], n in written, last is not None) for n in used]
         parameters += ["int* counters"] if last is not None else []
-        shared = [f"    __shared__ {CTYPES[self.wide]} shared[{self.shared}];"] if self.shared else []
+        declared = "ROOM(float, shared);" if asked else f"__shared__ {CTYPES[self.wide]} shared[{self.shared}];"
+        shared = [f"    {declared}"] if self.shared else []
         early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
+        alone = ", 1" if self.layout.warps is not None else ""  # registers are there for what is under way
         text = "\n".join([
-            f'extern "C" __global__ void __launch_bounds__({self.layout.threads})', f"{self.name}({', '.join(parameters)}) {{",
+            f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone})', f"{self.name}({', '.join(parameters)}) {{",
             *early, *shared, *self.rings, *body, "}", "",
         ])  # fmt: skip
         return CudaLaunch(
-            self.name, text, tiles["m"] * tiles["n"] * batch, self.layout.threads, tuple(args), self.layout.early
+            self.name,
+            text,
+            tiles["m"] * tiles["n"] * batch,
+            self.layout.threads,
+            tuple(args),
+            self.layout.early,
+            asked,
         )
 
     def _parameter(self, name: str, buffer: Buffer, written: bool, joined: bool) -> str:
@@ -185,7 +199,7 @@ class _Emitter(Loops):
                 text = f"{first} / {step}" if step > 1 else first
                 self.line(f"const int {a.name} = {text}{'' if a is s.batch[0] else f' % {a.size}'};")
                 step *= a.size
-        place = {"m": "", "n": ""}
+        self.place = place = {"m": "", "n": ""}
         if tiles_m > 1:
             place["m"] = f"{tile} / {tiles_n}" if tiles_n > 1 else tile
         if tiles_n > 1:

@@ -3,7 +3,9 @@
 A schedule is a mapping of small integers. For rows `m`, columns `n` and each reduction axis `0`, `1`, … (in the order of
 `Shape.inner`): `t` threads along it, `v` neighbours in one thread, `u` repetitions, each 1 where it is left out. `split` blocks
 share one reduction, and the last of them joins; `early` lets a kernel be started before the one before it has ended; `ahead`
-rounds of a loop are fetched before they are needed.
+rounds of a loop are fetched before they are needed. Where there is `warps`, a product is for the matrix unit
+(cuda_matrix.py): so many lie along the sum and `wide` along the `n` columns of a block, each with `deep` times 32 elements of the
+sum at a time.
 """
 
 from __future__ import annotations
@@ -12,19 +14,22 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from ..egraph import dtypes
-from .cuda_layout import Along, Layout, slope, together
-from .cuda_rank import COUNT, Pass, Product, Reduced, Rows, Schedule, ranked
+from .cuda_layout import Along, Layout, Warps, slope, together
+from .cuda_rank import COUNT, Few, Pass, Product, Reduced, Rows, Schedule, ranked
 from .index import Axis, Index
-from .kir import Kernel, Unfusable
+from .kir import Kernel, Unfusable, walk
 from .tiling import Shape, padded
 
 ROWS = 4  # most rows that are multiplied without a matrix unit
+FEW = 32  # most rows that are multiplied with it, by fragments that go to registers
 MOST_AHEAD = 8  # rounds of a loop
 HELD = 64  # most elements of short reductions inside another one
 
 
 def layout_of(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> Layout:
     """The layout that a schedule means for a kernel of this shape."""
+    if "warps" in schedule:
+        return _of_warps(shape, schedule)
     names = {"m": "m", "n": "n"} | {str(i): a.name for i, a in enumerate(shape.inner) if a not in shape.joined}
     dims = {
         name: Along(schedule.get(f"t{key}", 1), schedule.get(f"v{key}", 1), schedule.get(f"u{key}", 1))
@@ -35,8 +40,29 @@ def layout_of(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> Layo
     return Layout({d: dims[d] for d in order}, bool(schedule.get("early")), schedule.get("ahead", 0))
 
 
+def _of_warps(shape: Shape, schedule: Mapping[str, int]) -> Layout:
+    """A layout for the matrix unit: behind the product, each thread has two neighbours of a tile's rows."""
+    wide, n = schedule.get("wide", 1), schedule["n"]
+    warps = Warps(schedule["warps"], wide, n // (8 * wide), schedule.get("deep", 1))
+    threads = 32 * warps.along * wide
+    across = min(n // 2, threads)
+    down = min(padded(max(1, shape.m)), threads // across)
+    dims = {"n": Along(across, 2, n // (2 * across)), "m": Along(down, 1, -(-padded(max(1, shape.m)) // down))}
+    dims |= {
+        a.name: Along(1, schedule.get(f"v{i}", 1), schedule[f"u{i}"])
+        for i, a in enumerate(shape.inner)
+        if f"u{i}" in schedule
+    }
+    return Layout(dims, bool(schedule.get("early")), 0, threads, warps)
+
+
 def legal(schedule: Mapping[str, int]) -> bool:
     """Whether the numbers mean a layout: threads that a block can have, lengths of vectors, switches that are on or off."""
+    if "warps" in schedule:
+        wide, n = schedule.get("wide", 1), schedule.get("n", 0)
+        sizes = [schedule["warps"], wide, n, schedule.get("deep", 1)]
+        return all(v > 0 and v & (v - 1) == 0 for v in sizes) and n % (8 * wide) == 0 and n <= 256 \
+            and schedule["warps"] * wide <= 32 and schedule.get("early", 0) <= 1 and "ahead" not in schedule  # fmt: skip
     threads = [v for k, v in schedule.items() if k[0] == "t"]
     vectors = [v for k, v in schedule.items() if k[0] == "v"]
     powers = all(v & (v - 1) == 0 for v in (*threads, *vectors))
@@ -55,7 +81,7 @@ def joining(first: Layout, shape: Shape) -> Layout:
             dims["parts"] = Along(along.threads, 1, -(-parts // along.threads))
     for a in shape.inner:
         dims.setdefault(a.name, Along(1, 1, a.size))
-    return Layout(dims, first.early)
+    return Layout(dims, first.early, 0, first.least)
 
 
 # ---------------------------------------------------------------- what lies how in memory
@@ -108,15 +134,36 @@ def width(kernel: Kernel, shape: Shape, dim: str) -> int:
 # ---------------------------------------------------------------- schedules
 def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[Schedule]:
     """At most `count` schedules, best guess first; empty for what is left to others: products of many rows, attention."""
-    if (
-        shape.kind == "attention"
-        or (shape.kind == "contraction" and shape.m > ROWS)
-        or (shape.walks and not shape.joined)
-    ):
+    if shape.kind == "attention" or (shape.walks and not shape.joined):
         return []
     narrow = all(b.dtype != "float64" for b in kernel.buffers.values())  # states of parts are float32
-    seen = _seen(kernel, shape, splits and narrow and not shape.joined)
-    return [dict(s) for s in ranked(seen, count)]
+    splits = splits and narrow and not shape.joined
+    found: list[Schedule] = []
+    if shape.kind != "contraction" or shape.m <= ROWS:
+        found = [dict(s) for s in ranked(_seen(kernel, shape, splits), count)]
+    if shape.kind == "contraction" and (few := _few(kernel, shape, splits)) is not None:
+        own = [dict(s) for s in ranked(few, count - (count // 2) * bool(found))]
+        found = [*found[: count - len(own)], *own]
+    return found
+
+
+def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
+    """A product of few rows for the matrix unit, where what it sums over lies side by side in 16 bits."""
+    axes = [e.axis for e in shape.dots if e.axis in shape.outer]
+    if not axes or not 1 < shape.m <= FEW:
+        return None
+    main = max(axes, key=lambda a: a.size)
+    for d in (d for e, d in shape.dots.items() if e.axis == main):
+        for x in (x for f in (*d.left, *d.right) for x in walk([f]) if x.op == "load" and main in x.axes):
+            if dtypes.itemsize(x.value[3]) != 2 or not together(x.value[1], main, 8, 2):
+                return None
+    try:
+        own = _short(kernel, shape, main)
+    except Unfusable:
+        return None
+    matrices = sum(e.axis == main and bool(d.cols & {*shape.cols}) for e, d in shape.dots.items())
+    batch = prod(a.size for a in shape.batch)
+    return Few(shape.m, shape.n, main.size, max(1, matrices), batch, splits, own)
 
 
 def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced | Product:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .c_expr import Spelling
 from .index import WIDE, Index
 
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """One kernel call: name, CUDA text, blocks, threads of each, argument names, whether it may start early."""
+    """One kernel call: name, CUDA text, blocks, threads of each, argument names, whether it may start early, and bytes of
+    shared memory beyond what a block has without asking."""
 
     name: str
     text: str
@@ -19,11 +21,12 @@ class CudaLaunch:
     block: int
     args: tuple[str, ...]
     early: bool = False
+    room: int = 0
 
     @property
     def source(self) -> str:
         """The definition in Python."""
-        early = ", early=True" if self.early else ""
+        early = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
         return f'{self.name} = CudaKernel("{self.name}", {self.grid}, {self.block}{early}, text=r"""\n{self.text}""")\n'
 
     def call(self, names: Mapping[str, str]) -> str:
@@ -36,19 +39,16 @@ CTYPES = {
     "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned",
     "int64": "long long", "uint64": "unsigned long long",
 }  # fmt: skip
-#: pointwise op -> text over operands
-CALLS = {
-    "neg": "-{0}", "abs": "op::abs({0})", "exp": "op::exp({0})", "exp2": "op::exp2({0})", "log": "op::log({0})",
-    "sqrt": "op::sqrt({0})", "rsqrt": "op::rsqrt({0})", "recip": "op::recip({0})", "erf": "op::erf({0})",
-    "sin": "op::sin({0})", "cos": "op::cos({0})", "floor": "op::floor({0})", "ceil": "op::ceil({0})",
-    "tanh": "op::tanh({0})", "log1p": "op::log1p({0})", "expm1": "op::expm1({0})", "sign": "op::sign({0})",
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "op::div({0}, {1})",
-    "maximum": "op::max({0}, {1})", "minimum": "op::min({0}, {1})", "pow": "op::pow({0}, {1})",
-    "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "is_nan": "{0} != {0}", "is_inf": "op::is_inf({0})",
-    "where": "{0} ? {1} : {2}",
-}  # fmt: skip
-LOGIC = {"and": ("{0} && {1}", "{0} & {1}"), "or": ("{0} || {1}", "{0} | {1}"), "xor": ("{0} != {1}", "{0} ^ {1}"),
-          "not": ("!{0}", "{0} == 0")}  # fmt: skip
+_SAME = ("abs", "exp", "exp2", "log", "log1p", "expm1", "sqrt", "rsqrt", "recip", "erf", "tanh", "sin", "cos", "floor", "ceil", "sign", "is_inf")  # fmt: skip
+_CALLED = {"maximum": "op::max({0}, {1})", "minimum": "op::min({0}, {1})", "neg": "-{0}"}
+_SINGLE = Spelling(
+    {**{op: f"op::{op}({{0}})" for op in _SAME}, **{op: f"op::{op}({{0}}, {{1}})" for op in ("div", "pow")}, **_CALLED},
+    {**_CALLED, "abs": "op::abs({0})", "not": "{0} == 0"}, {"and": "{0} && {1}", "or": "{0} || {1}", "xor": "{0} != {1}"},
+    infinity="infinity()", nan="(infinity() - infinity())",
+)  # fmt: skip
+_DOUBLE = {"suffix": "", "infinity": "double(infinity())", "nan": "(double(infinity()) - double(infinity()))"}
+#: what arithmetic is done in -> its spelling; functions are those of cuda_library.cuh
+SPELLINGS = {"float32": _SINGLE, "float64": replace(_SINGLE, **_DOUBLE)}
 COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
 
 

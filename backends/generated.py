@@ -354,6 +354,7 @@ class Generator:
         plain = self._template(region.terms, laid)
         lowered = plain.lower(call)
         if lowered is None:
+            yield from self._turned(region, call, weights, None)
             return
         yield plain, call
         images = images and not call.more
@@ -362,12 +363,25 @@ class Generator:
             written = replace(call, output=Operand(call.output.type, channels_last(call)))
             if inner.lower(written) is not None:
                 yield inner, written
-        rights = {e.value[0] for d in lowered.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
-        turned = tuple(w for w in weights if w in rights and call.operands[w].type.rank == 2)
-        if turned and lowered.shape.m <= self.vectors and lowered.shape.kind == "contraction":
-            template = self._template(region.terms, turned)
-            if template.lower(call) is not None:
-                yield template, call
+        yield from self._turned(region, call, weights, lowered)
+
+    def _turned(
+        self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None
+    ) -> Iterator[tuple[Generated, Call]]:
+        """The template over transposed weights, where few rows meet matrices. Without it there may be no kernel at all."""
+        matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
+        if plain is None:
+            few = 1 < prod(concrete(call.output.type.shape)[:-1]) <= self.vectors
+            if not few or not matrices or _family(region.terms) != "contraction":
+                return
+            plain = self._template(region.terms, matrices).lower(call)
+        if plain is None or plain.shape.m > self.vectors or plain.shape.kind != "contraction":
+            return
+        rights = {e.value[0] for d in plain.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
+        turned = tuple(w for w in matrices if w in rights)
+        template = self._template(region.terms, turned)
+        if turned and template.lower(call) is not None:
+            yield template, call
 
     def _template(self, terms: Tensor | Sequence[Tensor], transposed: tuple[str, ...], last: bool = False) -> Generated:
         key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last

@@ -9,9 +9,10 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __shared__ static
 #define DEVICE inline
+#define ROOM(T, name) alignas(128) static T name[1 << 16]
 
 struct Place { int x; };
 static Place threadIdx, blockIdx;
@@ -94,6 +95,8 @@ template <class T> T across_lanes(T x, int step) {
     return y;
 }
 
+template <class P, class T> void read_past(P& to, const T* from) { std::memcpy(&to, from, 16); }
+
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 inline float infinity() { return HUGE_VALF; }
@@ -105,6 +108,25 @@ inline void narrow(float x, bf16& y) {
     y.bits = x != x ? 0x7fff : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 inline void narrow(float x, f16& y) { _Float16 h = _Float16(x); std::memcpy(&y.bits, &h, 2); }
+
+// 16 rows times 8 columns, 16 elements of the sum: every thread of a warp shows what it holds, and adds what is its own.
+template <class T> void matrix_step(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, T) {
+    static unsigned held[2][1024][6];
+    const int thread = threadIdx.x, first = thread / 32 * 32, parity = host::fibers[thread].points % 2;
+    const unsigned own[6] = {a0, a1, a2, a3, b0, b1};
+    std::memcpy(held[parity][thread], own, sizeof own);
+    host::meet();
+    auto at = [&](int lane, int word, int half) {
+        T x;
+        x.bits = held[parity][first + lane][word] >> 16 * half & 0xffff;
+        return wide(x);
+    };
+    for (int i = 0; i < 4; ++i) {
+        const int row = thread % 32 / 4 + i / 2 * 8, column = thread % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k)
+            c[i] += at(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k % 2) * at(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
+    }
+}
 
 namespace op {
 inline float max(float a, float b) { return a != a || a > b ? a : b; }

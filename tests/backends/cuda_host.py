@@ -20,7 +20,7 @@ from tensor_graphs.backends import cuda_helpers
 
 HERE, BACKENDS = Path(__file__).parent, Path(cuda_helpers.__file__).parent
 INTRINSICS = (BACKENDS / "cuda_intrinsics.cuh").read_text(encoding="utf-8")
-NAME = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\)\n(\w+)\(')
+NAME = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+(?:, 1)?\)\n(\w+)\(')
 GUARD = 256  # bytes of poison before and after each array
 
 Kernel = Callable[[Sequence[int], int, int], None]

@@ -1,0 +1,116 @@
+"""Products of few rows on the matrix unit in CUDA C++: fragments, run by threads on the CPU against the specification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends.cuda_cpp import BACKEND, generated
+from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY
+from tensor_graphs.backends.cuda_source import CudaLaunch
+from tensor_graphs.backends.generated import Generated, launches, template_of
+from tensor_graphs.backends.kir import Unfusable
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Tensor
+from tensor_graphs.extract.kernel import Call
+
+from .cuda_host import compiled
+from .test_cuda_cpp import call_of, check
+from .test_kir import x
+
+
+def _product(rows: int, length: int, columns: int) -> Tensor:
+    return t.matmul(x("a", rows, length), x("w", length, columns))
+
+
+def _gates() -> Tensor:
+    a, h = x("a", 12, 64), x("h", 12, 64)
+    both = t.concat([a, h], 1)
+    g = [t.matmul(both, x(f"w{i}", 128, 32)) for i in range(3)]
+    return t.tanh(c.sigmoid(g[0]) * t.tanh(g[1]) + c.relu(g[2]))
+
+
+def _low_rank() -> Tensor:
+    return _product(16, 128, 32) + t.matmul(t.matmul(x("a", 16, 128), x("u", 128, 16)), x("v", 16, 32))
+
+
+def _normed(rows: int, length: int, columns: int) -> Tensor:
+    a = x("a", rows, length)
+    scale = t.rsqrt(t.mean(a * a, axis=1, keepdims=True) + 1e-6)
+    return t.matmul(a, x("w", length, columns)) * scale
+
+
+#: name -> (term, weights that are laid out anew, schedules)
+CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int]]]] = {
+    "plain": (lambda: _product(16, 256, 32), ("w",), [
+        {"warps": 2, "n": 8, "deep": 1}, {"warps": 4, "n": 16, "deep": 2}, {"warps": 2, "wide": 2, "n": 32, "deep": 2},
+        {"warps": 2, "n": 16, "deep": 2, "split": 2, "early": 1}, {"warps": 8, "n": 32}]),
+    "residual": (lambda: _product(5, 96, 24) + x("r", 5, 24) * x("b", 24), ("w",), [{"warps": 2, "n": 8}, {"warps": 4, "n": 8, "deep": 2}]),
+    "many": (lambda: c.gelu(_product(29, 128, 32)), ("w",), [{"warps": 2, "n": 16, "wide": 2}, {"warps": 4, "n": 8, "split": 2}]),
+    "normed": (lambda: _normed(16, 256, 32), ("w",), [
+        {"warps": 2, "n": 16, "deep": 2, "split": 2}, {"warps": 2, "n": 32, "wide": 4, "early": 1}]),
+    "scaled": (lambda: t.matmul(x("a", 7, 64) * x("g", 64), x("w", 64, 16)), ("w",), [{"warps": 2, "n": 8}]),
+    "gates": (_gates, ("w0", "w1", "w2"), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "wide": 2, "deep": 2}]),
+    "low_rank": (_low_rank, ("w", "u", "v"), [{"warps": 2, "n": 8, "u1": 16}, {"warps": 2, "n": 16, "wide": 2, "u1": 2, "v1": 8}]),
+}  # fmt: skip
+
+
+def made(name: str, dtype: str) -> list[tuple[Generated, Call, CudaLaunch]]:
+    """The kernels of a case: its own schedules, and the best of those ranked."""
+    make, weights, own = CASES[name]
+    template = generated(make(), weights)
+    call = call_of(template, dtype)
+    lowered = template.lower(call)
+    assert lowered is not None
+    ranked = [s for s in lowered.space if "warps" in s]
+    assert ranked
+    found = []
+    for schedule in [*own, *ranked[:2]]:
+        assert BACKEND.emitter.fits(lowered.kernel, lowered.shape, schedule, lowered.cuts)  # type: ignore[attr-defined]
+        scheduled = replace(call, schedule=schedule)
+        (launch,) = launches(template, scheduled)
+        assert isinstance(launch, CudaLaunch)
+        found.append((template, scheduled, launch))
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_in_fragments_compute_what_is_specified(dtype: str, tmp_path: Path) -> None:
+    found = [one for name in (CASES if dtype == "bfloat16" else ("plain", "gates")) for one in made(name, dtype)]
+    kernels = compiled(
+        "\n".join([CUDA_LIBRARY, *{launch.name: launch.text for *_, launch in found}.values()]), tmp_path
+    )
+    for template, call, launch in found:
+        assert "multiply(" in launch.text
+        check(template, call, launch, kernels[launch.name], dtype)
+
+
+def test_columns_of_one_product_as_several_results(tmp_path: Path) -> None:
+    whole = _normed(16, 128, 48)
+    parts = [t.slice_axis(whole, 1, 0, 32), t.slice_axis(whole, 1, 32, 48)]
+    template = template_of(BACKEND.emitter, parts, ("w",))
+    call = replace(call_of(template, "bfloat16"), schedule={"warps": 2, "n": 16, "deep": 2})
+    (launch,) = launches(template, call)
+    assert isinstance(launch, CudaLaunch)
+    check(template, call, launch, compiled(f"{CUDA_LIBRARY}\n{launch.text}", tmp_path)[launch.name], "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("root", "weights", "dtype"),
+    [(_product(16, 64, 32), (), "bfloat16"), (_product(16, 64, 32), ("w",), "float32"), (_product(16, 60, 32), ("w",), "bfloat16"),
+     (_product(48, 64, 32), ("w",), "bfloat16")],
+    ids=["rows of columns", "float32", "odd lengths", "many rows"],
+)  # fmt: skip
+def test_what_has_no_fragments_is_left_to_others(root: Tensor, weights: tuple[str, ...], dtype: str) -> None:
+    template = generated(root, weights)
+    assert template.lower(call_of(template, dtype)) is None
+
+
+def test_a_block_whose_columns_are_not_all_there_is_refused() -> None:
+    template = generated(_product(16, 64, 24), ("w",))
+    with pytest.raises(Unfusable, match="cover"):
+        launches(template, replace(call_of(template, "bfloat16"), schedule={"warps": 2, "n": 16}))
