@@ -27,6 +27,7 @@ BANDWIDTH = 4.3e6  # bytes a µs
 IN_FLIGHT = 40 << 10  # bytes that a multiprocessor must be waiting for to keep its share of the memory busy
 FLYING = 96  # bytes of loads that the compiler keeps under way in a thread that walks
 LATENCY = 0.9  # µs of a round of loads
+FASTEST = 5.5e4  # bytes a µs that one multiprocessor can read
 JOIN = 3.0  # µs that joining parts takes
 AHEAD = 3  # rounds that are fetched before they are needed
 RING, ALL_SHARED = 47 << 10, 227 << 10  # bytes of shared memory of a block and of a multiprocessor
@@ -319,22 +320,22 @@ class Few:
                     continue
                 yield (
                     self._schedule(along, wide, n, deep, split),
-                    self.us(warps, tiles, step, words, registers, tiles_n, split),
+                    self.us(warps, tiles * self.matrices, deep, words, registers, tiles_n, split),
                 )
 
     def _schedule(self, along: int, wide: int, n: int, deep: int, split: int) -> Schedule:
         return {"warps": along, "wide": wide, "n": n, "deep": deep, "split": split, "um": self.rows, **dict(self.own)}
 
-    def us(self, warps: int, tiles: int, step: int, words: int, registers: int, tiles_n: int, split: int) -> float:
-        """An estimate of the time: rounds of what is under way, each as long as memory takes, at least its latency."""
+    def us(self, warps: int, tiles: int, deep: int, words: int, registers: int, tiles_n: int, split: int) -> float:
+        """An estimate of the time: what memory takes, or a multiprocessor of which more is asked than of others. Few columns
+        in a warp read the rows too often; two runs of a line each at a time are what memory likes best."""
         resident = max(1, min(RESIDENT // (32 * warps), 65536 // (32 * warps * registers)))
         share = tiles_n * split / PROCESSORS
-        of_block = self.length / split * self.columns * self.matrices * 2 * self.batch / tiles_n
-        rounds = max(1.0, self.length / split / step)
-        found = 0.0
-        while share > 0:
-            blocks = -(-min(share, resident) // 1)
-            found += max(0.7 * rounds, blocks * of_block / (BANDWIDTH / PROCESSORS))
-            share -= resident
-        again = self.rows / (8 * tiles) * 0.1  # rows are read again for each tile of columns
-        return found + 2.0 + again + 0.02 * warps + 1.2 * (split > 1)
+        total = self.length * self.columns * self.matrices * 2.0 * self.batch
+        flying = min(max(1.0, share), resident) * 32 * warps * words * 16
+        busiest = -(-share // 1) * total / (tiles_n * split) / FASTEST
+        late = 0.8 * (-(-share // resident) - 1) + 0.3 * (warps > 16) + 0.5 * (warps < 8)
+        return (
+            max(total / BANDWIDTH / min(1.0, flying / IN_FLIGHT) ** 0.7, busiest) + 1.5 + late + JOIN / 3 * (split > 1)
+            + {1: 3.0, 2: 0.7}.get(tiles, 0.0) + {1: 0.5, 2: 0.0, 4: 0.7, 8: 1.6, 16: 1.2}[deep]
+        )  # fmt: skip
