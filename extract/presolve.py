@@ -565,6 +565,14 @@ def split(rows: Rows) -> list[Part]:
     return list(parts.values())
 
 
+def colours(rows: Rows, costs: Sequence[float], rounds: int = 5) -> list[tuple[int, ...]]:
+    """Numbers for each class that say what it looks like, then what is next to it, and so on outwards, at such costs: equal
+    for classes that play the same part in equal surroundings, and hardly ever for others."""
+    flat = _Flat(rows)
+    flat.cost = np.array(costs, np.float64)
+    return list(zip(*[flat.colours(n)[0].tolist() for n in range(1, rounds + 1)]))
+
+
 class _Flat:
     """Rows as arrays, for hashing and splitting all components at once."""
 

@@ -25,6 +25,7 @@ from .limited import solve_limited
 from .local import polish, promising
 from .presolve import Part, Reduced, detach, presolve, split
 from .problem import Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
+from .seams import Seams
 
 Method = Literal["auto", "greedy", "cp-sat", "highs", "frontier"]
 METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
@@ -64,6 +65,10 @@ branching on it is hopeless and CP-SAT takes over at once."""
 
 QUICK_LABELS = 20_000
 """Labels of the unbounded frontier search; where that is not enough it goes on as a beam."""
+
+SEAM_ROWS = 60_000
+SEAM_SHARE = 0.6
+"""The search from seam to seam is tried first, on leaves up to this size, for at most this share of their time."""
 
 FRONTIER_ROWS = 20_000
 """Acyclic leaves up to this size are tried by the frontier search first."""
@@ -323,7 +328,9 @@ class _Search:
     def _solve_leaf(self, leaf: _Leaf, seconds: float, again: bool) -> None:
         ends = time.perf_counter() + seconds
         if self.method in ("auto", "frontier") and not again:
-            self._try_frontier(leaf, seconds)
+            self._try_seams(leaf, seconds)
+            if not self._done(leaf):
+                self._try_frontier(leaf, ends - time.perf_counter())
         if self._done(leaf) or self.method == "frontier":
             return
         if len(leaf.rows) > EXACT_ROWS:
@@ -386,6 +393,18 @@ class _Search:
     def _done(self, leaf: _Leaf) -> bool:
         """Leaves within the gap asked for add up to a total within it."""
         return leaf.proven or relative_gap(leaf.cost, leaf.lower) <= self.gap
+
+    def _try_seams(self, leaf: _Leaf, seconds: float) -> None:
+        rows = leaf.rows
+        if len(rows) > SEAM_ROWS or (len(rows) > EXACT_ROWS and self._short_of(rows)()):
+            return
+        seams = Seams(rows, leaf.cost)
+        if seams.fits:
+            deadline = math.inf if self.deterministic else time.perf_counter() + SEAM_SHARE * seconds
+            found = seams.search(deadline=deadline, stop=self.stop)
+            leaf.take(
+                Answer(found.chosen, found.cost, found.lower, found.exact), "seams" if found.exact else "seams beam"
+            )
 
     def _try_frontier(self, leaf: _Leaf, seconds: float) -> None:
         alone = self.method == "frontier"

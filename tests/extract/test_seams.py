@@ -1,0 +1,148 @@
+"""Exact search from seam to seam: against brute force, and equal layers only once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensor_graphs.extract import seams
+from tensor_graphs.extract.cpsat import solve_cpsat
+from tensor_graphs.extract.frontier import Cover
+from tensor_graphs.extract.greedy import best_greedy
+from tensor_graphs.extract.problem import NodeSpec, Problem, Rows
+from tensor_graphs.extract.seams import Seams
+
+COSTS = st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.0, 1.7, 2.0, 5.0, 40.0, 1e9])
+
+
+def least(rows: Rows) -> float:
+    """Cost of the cheapest extraction, by trying all; inf if there is none."""
+    best = math.inf
+    for picked in itertools.product(*[m or [-1] for m in rows.members]):
+        if (chosen := rows.walk(picked)) is not None:
+            best = min(best, rows.total(chosen))
+    return best
+
+
+@st.composite
+def layered(draw: st.DrawFn, layers: int, most: int = 3, ways: int = 2) -> Rows:
+    """Equal layers on top of each other, with cycles inside, values of the layer before and of the first one read; each may
+    have a root of its own; some have bundles of which two values are taken."""
+    size = draw(st.integers(1, most))
+    cyclic, rooted = draw(st.booleans()), draw(st.booleans())
+    block = []
+    for c in range(size):
+        for _ in range(draw(st.integers(1, ways))):
+            own = draw(st.lists(st.integers(0, size - 1 if cyclic else c - 1), max_size=2)) if cyclic or c else []
+            before = draw(st.lists(st.integers(0, size - 1), max_size=2))
+            block.append((c, [k for k in own if k != c], before, draw(st.booleans()), draw(COSTS)))
+    bundle = draw(COSTS) if size > 1 and draw(st.booleans()) else None
+    nodes: list[NodeSpec] = [(0, (), 1.0)]
+    roots, last = [], [0] * size
+    count = 1
+    for _ in range(layers):
+        here = list(range(count, count + size))
+        count += size
+        for c, own, before, first, cost in block:
+            nodes.append(
+                (here[c], [*(here[k] for k in own), *(last[k] for k in before), *([0] if first else [])], cost)
+            )
+        if bundle is not None:
+            nodes += [(count, (last[0],), bundle), (here[0], (count,), 0.0), (here[1], (count,), 0.0)]
+            count += 1
+        if rooted:
+            roots.append(here[-1])
+        last = here
+    return Problem.build(nodes, [*roots, last[0]], n_classes=count).rows
+
+
+def searched(rows: Rows, width: int = seams.WIDTH) -> Cover:
+    """The search of a problem as it is."""
+    found = Seams(rows, best_greedy(rows)[0])
+    assert found.fits
+    return found.search(width)
+
+
+def check(rows: Rows, found: Cover, best: float) -> None:
+    """A proved result is the optimum; any other one is a valid solution."""
+    assert found.chosen is not None
+    choice = [-1] * rows.n_classes
+    for r in found.chosen:
+        choice[rows.cls[r]] = r
+    walked = rows.walk(choice)
+    assert walked is not None and rows.total(walked) == found.cost >= best * (1 - 1e-12)
+    assert found.lower <= best
+    if found.exact:
+        assert found.cost == pytest.approx(best, rel=1e-9) and found.lower == pytest.approx(best, rel=1e-9, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=150)
+@given(layered(2), st.sampled_from([1, 2, seams.WIDTH]))
+def test_proved_is_the_optimum(rows: Rows, width: int) -> None:
+    best = least(rows)
+    if best == math.inf:
+        return
+    found = searched(rows, width)
+    assert found.exact or width < seams.WIDTH
+    check(rows, found, best)
+
+
+@settings(deadline=None, max_examples=60)
+@given(layered(3, 2), st.sampled_from([1, 3, 6]), st.sampled_from([0, 1, 4]))
+def test_wherever_it_is_cut(rows: Rows, apart: int, crowd: int) -> None:
+    best = least(rows)
+    if best == math.inf:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seams, "APART", apart)
+        patch.setattr(seams, "CROWD", crowd)
+        found = searched(rows)
+    assert found.exact
+    check(rows, found, best)
+
+
+@settings(deadline=None, max_examples=15)
+@given(layered(7, 4, 3))
+def test_it_agrees_with_cp_sat_on_deep_problems(rows: Rows) -> None:
+    other = solve_cpsat(rows, best_greedy(rows)[1], seconds=20.0)
+    found = searched(rows)
+    assert found.exact and other.proven
+    check(rows, found, other.cost)
+
+
+def deep(layers: int) -> Rows:
+    """Layers of a residual value in two layouts, and of three ways to get on."""
+    nodes: list[NodeSpec] = [(0, (), 1.0), (1, (0,), 0.3)]
+    for n in range(0, 4 * layers, 4):
+        a, b, inner, bundle = n + 2, n + 3, n + 4, n + 5
+        plain, turned = (n - 2, n - 1) if n else (0, 1)
+        nodes += [
+            (inner, (plain,), 1.1), (inner, (turned,), 0.9), (bundle, (plain, inner), 1.3), (a, (bundle,), 0.0),
+            (b, (bundle,), 0.0), (a, (plain, inner), 0.8), (b, (turned, inner), 0.7), (a, (b,), 0.3), (b, (a,), 0.3),
+        ]  # fmt: skip
+    top = 4 * layers - 2
+    return Problem.build(nodes, [top, top + 1]).rows
+
+
+def test_equal_layers_are_searched_once() -> None:
+    few, many = searched(deep(10)), searched(deep(100))
+    assert few.exact and many.exact
+    assert many.labels < 2 * few.labels
+    assert len({id(p) for p in Seams(deep(100), 1e3).pieces}) < 8
+
+
+def test_what_it_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = deep(10)
+    assert Seams(rows, 1e3).search(stop=lambda: True).chosen is None
+    assert Seams(rows, 1e3).search(deadline=time.perf_counter() - 1).chosen is None
+    narrow = Seams(rows, 1e3).search(1)
+    assert narrow.chosen is not None and not narrow.exact and narrow.lower == 0.0
+    monkeypatch.setattr(seams, "WAYS", 1)
+    assert Seams(rows, 1e3).search().chosen is None
+    monkeypatch.setattr(seams, "OPEN", 1)
+    assert not Seams(rows, 1e3).fits
