@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from . import short_erf
+from .short_erf import FINE
 
 if TYPE_CHECKING:
     import torch
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def _short_erf() -> str:
     """The error function as exact as results of 16 bits need, in C++."""
-    power = re.sub(r"\d+\.\d+(e-?\d+)?", r"\g<0>f", short_erf.horner("u"))
+    power = re.sub(r"\d+\.\d+(e-?\d+)?", r"\g<0>f", FINE.horner("u"))
     return (
         "\n// As exact as results of 16 bits need.\nnamespace op {\nDEVICE float short_erf(float x) {\n"
-        f"    const float y = min(max(x, -{short_erf.LIMIT}f), {short_erf.LIMIT}f), u = y * y * {short_erf.SCALE!r}f - 1.0f;\n"
+        f"    const float y = min(max(x, -{FINE.limit}f), {FINE.limit}f), u = y * y * {FINE.scale!r}f - 1.0f;\n"
         f"    return y * ({power});\n}}\n}}  // namespace op\n"
     )
 

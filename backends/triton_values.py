@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from . import short_erf
 from .index import index
 from .kir import Expr, Unfusable, below_maximum, walk
 from .kir_loops import allowed
+from .short_erf import COARSE, FINE
 from .triton_index import Positions
 from .triton_text import CALLS, TRITON, Tile, widest
 
@@ -116,10 +116,11 @@ class Values(Positions):
     def short_erf(self, e: Expr) -> Tile:
         """erf as exact as 16 bits need (short_erf.py)."""
         x = self.floated(e.args[0])
-        limit = short_erf.LIMIT
-        y = self.named(Tile(f"tl.minimum(tl.maximum({x.text}, {-limit}), {limit})", x.dims, self.wide))
-        u = self.named(Tile(f"{y.text} * {y.text} * {short_erf.SCALE!r} - 1.0", x.dims, self.wide))
-        return Tile(f"{y.text} * ({short_erf.horner(u.text)})", x.dims, self.wide)
+        stored = {self.kernel.buffers[s.buffer].dtype for s in self.kernel.stores}
+        short = COARSE if stored == {"bfloat16"} else FINE
+        y = self.named(Tile(f"tl.minimum(tl.maximum({x.text}, {-short.limit}), {short.limit})", x.dims, self.wide))
+        u = self.named(Tile(f"{y.text} * {y.text} * {short.scale!r} - 1.0", x.dims, self.wide))
+        return Tile(f"{y.text} * ({short.horner(u.text)})", x.dims, self.wide)
 
     def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
         """exp(a - max(a)) where a mask may hide a whole part of a row (see `below_maximum`); None where none can."""

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import kir, kir_numpy, short_erf
+from tensor_graphs.backends import kir, kir_numpy
 from tensor_graphs.backends.descriptors import box
 from tensor_graphs.backends.index import Axis, Index, index, linear, unravelled
 from tensor_graphs.backends.kir_split import split
+from tensor_graphs.backends.short_erf import COARSE, FINE, ShortErf
 from tensor_graphs.backends.tiling import shape_of
 from tensor_graphs.backends.triton import generated, launches
 from tensor_graphs.egraph import composite as c
@@ -321,14 +322,15 @@ def test_row_squares_ride_on_the_matrix_unit() -> None:
     assert interpreted("plain_norm_product", TILES, "float16") < 2e-3
 
 
-def test_the_short_error_function_is_as_close_as_it_says() -> None:
+@pytest.mark.parametrize("short", [FINE, COARSE], ids=["fine", "coarse"])
+def test_the_short_error_function_is_as_close_as_it_says(short: ShortErf) -> None:
     x = np.linspace(-6, 6, 200_001).astype(np.float32)
-    y = np.clip(x, -np.float32(short_erf.LIMIT), np.float32(short_erf.LIMIT))
-    u = y * y * np.float32(short_erf.SCALE) - np.float32(1)
-    got = y * eval(short_erf.horner("u"), {"u": u})
+    y = np.clip(x, -np.float32(short.limit), np.float32(short.limit))
+    u = y * y * np.float32(short.scale) - np.float32(1)
+    got = y * eval(short.horner("u"), {"u": u})
     want = np.array([math.erf(v) for v in x.astype(float)])
     apart = want != 0
-    assert np.max(np.abs(got[apart] / want[apart] - 1)) < short_erf.ERROR
+    assert np.max(np.abs(got[apart] / want[apart] - 1)) < short.error
     assert interpreted("exact_gelu", {"m": 4, "n": 64, "warps": 4, "stages": 1}, "float16") < 1e-3
 
 
