@@ -1,14 +1,14 @@
-"""Scalar expressions of the kernel IR in C.
+"""Scalar expressions of the kernel IR in C and in CUDA C++.
 
 `{0}`, `{1}`, `{2}` are operands that can stand in any place of an expression: names, numbers (negative ones too), and what is in
-parentheses. How functions are called depends on the precision (`Spelling.functions`).
+parentheses. What is not the same in both, and in every precision, is a `Spelling`'s.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .index import Axis, Index
 from .kir import Unfusable
@@ -17,7 +17,7 @@ from .kir import Unfusable
 FLOATS: Mapping[str, str] = {
     "neg": "- {0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "recip": "1 / {0}",
     "maximum": "(({0} > {1}) | ({0} != {0})) ? {0} : {1}", "minimum": "(({0} < {1}) | ({0} != {0})) ? {0} : {1}",
-    "where": "{0} ? {1} : {2}", "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "is_nan": "{0} != {0}",
+    "where": "{0} ? {1} : {2}", "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "not": "!{0}", "is_nan": "{0} != {0}",
     "sign": "{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)",
 }  # fmt: skip
 
@@ -25,7 +25,8 @@ FLOATS: Mapping[str, str] = {
 WHOLES: Mapping[str, str] = {
     "neg": "- {0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "abs": "{0} < 0 ? - {0} : {0}",
     "maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}", "where": "{0} ? {1} : {2}",
-    "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
+    "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "not": "!{0}",
+    "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
 }  # fmt: skip
 
 #: Operations on floats that are calls of functions.
@@ -34,27 +35,35 @@ CALLS = ("abs", "exp", "exp2", "log", "log1p", "expm1", "sqrt", "tanh", "erf", "
 
 @dataclass(frozen=True)
 class Spelling:
-    """How one precision spells numbers and calls: `functions` maps an op to its format string."""
+    """How one language and precision spells numbers and operations: `floats`, `wholes` and `truths` map an op on operands of a
+    kind to its format string, where that is not as in the tables above."""
 
-    functions: Mapping[str, str]
+    floats: Mapping[str, str]
+    wholes: Mapping[str, str] = field(default_factory=dict)
+    truths: Mapping[str, str] = field(default_factory=dict)
     suffix: str = "f"  # of literals
+    infinity: str = "INFINITY"
+    nan: str = "NAN"
 
     def number(self, value: float) -> str:
         """A float literal."""
         if math.isnan(value):
-            return "NAN"
+            return self.nan
         if math.isinf(value):
-            return "INFINITY" if value > 0 else "-INFINITY"
+            return self.infinity if value > 0 else f"-{self.infinity}"
         return f"{float(value)!r}{self.suffix}"
 
-    def operation(self, op: str, kind: str, args: list[str]) -> str:
-        """An operation on operands of a kind ("float", "int" or "bool"). Unfusable if C has no such operation."""
-        text = self.functions.get(op) or FLOATS.get(op) if kind == "float" else WHOLES.get(op)
-        if op == "not":
-            text = "!{0}"
+    def text(self, op: str, kind: str) -> str:
+        """The format string of an operation on operands of a kind ("float", "int" or "bool"). Unfusable if there is none."""
+        own = {"float": self.floats, "int": self.wholes, "bool": self.truths}[kind]
+        text = own.get(op) or (FLOATS if kind == "float" else WHOLES).get(op)
         if text is None:
             raise Unfusable(f"{op} of {kind}s has no spelling in C")
-        return text.format(*args)
+        return text
+
+    def operation(self, op: str, kind: str, args: list[str]) -> str:
+        """An operation on operands of a kind."""
+        return self.text(op, kind).format(*args)
 
 
 def position(at: Index, name: Callable[[Axis], str]) -> str:

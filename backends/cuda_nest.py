@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from .cuda_frame import Frame, Local, nest_of
-from .cuda_text import CALLS, CTYPES, LOGIC, enclosed, integer, spelled
+from .cuda_text import CTYPES, enclosed, integer, spelled
 from .index import WIDE, Axis, Index
 from .kir import Expr, Unfusable, below_maximum
 
@@ -168,7 +168,7 @@ class Nest:
                 text = f"double({text})"
             return self._named(e, text, at)
         if e.op == "const":
-            return own.number(e.value) if e.kind == "float" else integer(e.value)
+            return own.spelling.number(e.value) if e.kind == "float" else integer(e.value)
         if e.op == "index":
             return self.position(e.value, (), e.value.range[1])
         if e.op in ("load", "reduce"):
@@ -220,11 +220,7 @@ class Nest:
                 return f"{enclosed(args[0])} != 0"
             target = self.emitter.wide if e.kind == "float" else e.value
             return f"{spelled(CTYPES[target])}({args[0]})"
-        if e.op in LOGIC:
-            return LOGIC[e.op][e.args[0].kind != "bool"].format(*map(enclosed, args))
-        text = CALLS.get(e.op)
-        if text is None or (e.kind != "float" and e.op in ("div", "pow", "recip", "sqrt", "rsqrt", "floor", "ceil")):
-            raise Unfusable(f"{e.op} has no text")
+        text = self.emitter.spelling.text(e.op, e.args[-1].kind)
         return text.format(*(args if text.startswith("op::") else map(enclosed, args)))
 
     def _safe(self, m: Expr, top: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from .cuda_frame import Local, Scope
 from .cuda_loads import Loads
 from .cuda_nest import Nest
 from .cuda_text import COMBINE, CTYPES, enclosed
-from .kir import Expr, Unfusable, factors, walk
+from .kir import NEUTRAL, Expr, Unfusable, factors, walk
 from .kir_loops import power_of, rolled
 
 
@@ -26,7 +25,7 @@ class Reductions(Loads):
         count = self.count(kept)
         self._check_held(4 * count)
         self.counts[name] = count
-        start = self.number({"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}[monoid])
+        start = self.spelling.number(NEUTRAL[monoid])
         self.line(f"{CTYPES[self.wide]} {name}[{count}]{' = {}' if monoid == 'sum' else ''};", scope)
         if monoid != "sum":
             self.line(f"fill({name}, {start});", scope)
@@ -38,7 +37,7 @@ class Reductions(Loads):
         nest = Nest(self, self.spans(body))
         term = nest.scalar(body, nest.deepest)
         if self.ragged(dim) and not (e.value[0] == "sum" and vanishes(body)):
-            neutral = self.number({"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}[e.value[0]])
+            neutral = self.spelling.number(NEUTRAL[e.value[0]])
             term = f"{nest.mask(dim)} ? {enclosed(term)} : {neutral}"
         at = nest.at(acc)
         if e.value[0] == "sum":

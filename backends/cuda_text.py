@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .c_expr import Spelling
 from .index import WIDE, Index
@@ -46,7 +47,11 @@ _SINGLE = Spelling(
     {**_CALLED, "abs": "op::abs({0})", "not": "{0} == 0"}, {"and": "{0} && {1}", "or": "{0} || {1}", "xor": "{0} != {1}"},
     infinity="infinity()", nan="(infinity() - infinity())",
 )  # fmt: skip
-_DOUBLE = {"suffix": "", "infinity": "double(infinity())", "nan": "(double(infinity()) - double(infinity()))"}
+_DOUBLE: dict[str, Any] = {
+    "suffix": "",
+    "infinity": "double(infinity())",
+    "nan": "(double(infinity()) - double(infinity()))",
+}
 #: what arithmetic is done in -> its spelling; functions are those of cuda_library.cuh
 SPELLINGS = {"float32": _SINGLE, "float64": replace(_SINGLE, **_DOUBLE)}
 COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
