@@ -32,6 +32,7 @@ from ..errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ..extract.kernel import Plan
 from ..extract.sizes import bound_value
 from . import gpu
+from .arguments import unfolded
 from .cuda_helpers import cuda_text
 from .emission import device_of, emit_for, executed
 from .emit import bind_sizes
@@ -188,8 +189,18 @@ class Program:
 
     # ------------------------------------------------------------ calling
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run it. ShapeError names an input of another shape or dtype, UsageError a missing or unknown one."""
-        return _structured(self.manifest.structure, self.flat(*args, **named))
+        """Run it. ShapeError names an input of another shape or dtype, UsageError a missing or unknown one.
+
+        Where the program was made of a module whose arguments are dicts, lists or tuples of tensors, it takes those too.
+        """
+        try:
+            found = self.flat(*args, **named)
+        except UsageError:
+            inputs = unfolded(args, named, self.input_names)
+            if inputs is None:
+                raise
+            found = self.flat(**inputs)
+        return _structured(self.manifest.structure, found)
 
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
         """Run it; the outputs one after the other, without the graph's structure."""
@@ -336,15 +347,16 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
 
 # ---------------------------------------------------------------- values out
 def _structured(structure: Any, results: Sequence[Any]) -> Any:
-    if structure is None:
-        return results[0]
-    if isinstance(structure, int):
-        return results[structure]
-    if isinstance(structure, Mapping):
-        return {k: _structured(v, results) for k, v in structure.items()}
-    if isinstance(structure, tuple):
-        return tuple(_structured(v, results) for v in structure)
-    return [_structured(v, results) for v in structure]
+    """Results in their structure, in which positions stand for them; None for the only one."""
+    return results[0] if structure is None else _filled(structure, results)
+
+
+def _filled(item: Any, results: Sequence[Any]) -> Any:
+    if item is None or isinstance(item, int):
+        return None if item is None else results[item]
+    if isinstance(item, Mapping):
+        return {k: _filled(v, results) for k, v in item.items()}
+    return type(item)([_filled(v, results) for v in item])
 
 
 # ---------------------------------------------------------------- weights

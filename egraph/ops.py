@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShapeError
@@ -129,7 +130,18 @@ def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
 def _canonical_dim(value: Any) -> Dim:
     from .dims import Expr
 
-    return value if isinstance(value, Expr) else int(value)
+    if isinstance(value, Expr):
+        return value
+    try:
+        return index(value)
+    except TypeError:
+        raise ShapeError(f"{value!r} is no size, axis or count", hint="give an int or a tg.dim") from None
+
+
+def _dims(values: Any) -> tuple[Dim, ...]:
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise ShapeError(f"{values!r} is no shape", hint="give a tuple of sizes")
+    return tuple([_canonical_dim(d) for d in values])
 
 
 def _canonical_number(value: Any) -> Any:
@@ -143,7 +155,7 @@ def _canonical_number(value: Any) -> Any:
 
 _CANONICAL: dict[str, Callable[[Any], Any]] = {
     "int": _canonical_dim,
-    "dims": lambda v: tuple(_canonical_dim(d) for d in v),
+    "dims": _dims,
     "float": lambda v: _canonical_number(v),
     "bool": bool,
     "str": str,

@@ -15,6 +15,14 @@ from ..egraph.graph import Tensor
 from ..errors import UnsupportedError
 from .aten_pointwise import lift, number, result_dtype
 
+
+class Missing:
+    """Stands for a result that has no builder; using it is an error that names it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+
 _END = (1 << 63) - 1  # what PyTorch writes for "to the end"
 
 
@@ -100,6 +108,15 @@ def tril(x: Tensor, diagonal: int = 0) -> Tensor:
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """x on and above a diagonal, else 0"""
     return t.where(t.ge(_ahead(x), diagonal), x, t.full((1,) * x.rank, 0, x.dtype))
+
+
+def triangle(indices: Callable[..., Any]) -> Callable[..., Tensor]:
+    """A creator of the places [2, n] of a triangle of a matrix."""
+
+    def build(rows: int, columns: int, offset: int = 0, dtype: str | None = None) -> Tensor:
+        return t.constant(np.stack(indices(rows, offset, columns)).astype(dtypes.numpy_dtype(dtype or "int64")))
+
+    return build
 
 
 # ---------------------------------------------------------------- dtypes and copies
@@ -385,6 +402,37 @@ def embedding(
     return t.gather(weight, indices, 0)
 
 
+def embedding_bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale: bool = False, mode: int = 0, sparse: bool = False,
+    shares: Tensor | None = None, include_last: bool = False, padding_idx: int = -1,
+) -> list[Any]:  # fmt: skip
+    """Rows of a table added (mode 0), averaged (1) or their largest (2) by bag; a bag starts at each offset
+
+    Indices equal to `padding_idx` do not count. The other results are not computed.
+    """
+    rows = t.gather(weight, indices, 0)
+    bags = offsets.shape[0] - 1 if include_last else offsets.shape[0]
+    starts = t.expand_dims(t.slice_axis(offsets, 0, 0, bags), 0)
+    places = t.expand_dims(t.iota(indices.shape, 0, offsets.dtype), 1)
+    bag = t.sum(t.cast(t.ge(places, starts), "int64"), 1) - 1
+    counted = t.ne(indices, padding_idx) if padding_idx >= 0 else t.full(indices.shape, 1, "bool")
+    if shares is not None:
+        rows = rows * t.expand_dims(shares, 1)
+    spot = t.broadcast_to(t.expand_dims(bag, 1), rows.shape)
+    shape = (bags, weight.shape[1])
+    sizes = t.scatter_elements(t.zeros((bags,), "int64"), bag, t.cast(counted, "int64"), 0, "add")
+    if mode == 2:
+        rows = t.where(t.expand_dims(counted, 1), rows, float("-inf"))
+        out = t.scatter_elements(t.full(shape, float("-inf"), weight.dtype), spot, rows, 0, "max")
+        out = t.where(t.expand_dims(t.gt(sizes, 0), 1), out, 0.0)
+    else:
+        rows = t.where(t.expand_dims(counted, 1), rows, 0.0) if padding_idx >= 0 else rows
+        out = t.scatter_elements(t.zeros(shape, weight.dtype), spot, rows, 0, "add")
+    if mode == 1:
+        out = t.div(out, t.cast(t.expand_dims(t.maximum(sizes, 1), 1), weight.dtype))
+    return [out, *[Missing("the bookkeeping of embedding_bag")] * 3]
+
+
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Positions of an axis"""
     if not x.rank:
@@ -408,16 +456,36 @@ def scatter(
     x: Tensor, dim: int, index: Tensor, source: Any, reduce: str | None = None, include_self: bool = True
 ) -> Tensor:
     """x with numbers or another tensor's elements written at the index along an axis"""
-    mode = "set" if reduce is None else _MODES.get(reduce, "")
-    if not mode or not include_self:
-        raise UnsupportedError(f"scatter with reduce={reduce!r}, include_self={include_self} is not supported")
+    mode = "set" if reduce is None else "add" if reduce == "mean" else _MODES.get(reduce, "")
+    if not mode:
+        raise UnsupportedError(f"scatter with reduce={reduce!r} is not supported")
     if not x.rank:
         raise UnsupportedError("scatter into a 0-d tensor is not supported")
     (source,) = lift(source, dtype=x.dtype)
     if source.rank == index.rank:
         for axis, size in enumerate(index.shape):
             source = t.slice_axis(source, axis, 0, size)
-    return t.scatter_elements(x, index, t.broadcast_to(source, index.shape), dim, mode)
+    count: Tensor | None = None
+    if reduce == "mean" or not include_self:
+        count = t.scatter_elements(t.zeros(x.shape, "int64"), index, t.ones(index.shape, "int64"), dim, "add")
+    if count is not None and not include_self:
+        x = t.where(
+            t.gt(count, 0), neutral(mode == "max", x.dtype) if mode in ("max", "min") else int(mode == "mul"), x
+        )
+    out = t.scatter_elements(x, index, t.broadcast_to(source, index.shape), dim, mode)
+    if reduce != "mean":
+        return out
+    assert count is not None
+    parts = t.cast(t.maximum(count + int(include_self), 1), x.dtype)
+    return t.div(out, parts) if dtypes.is_float(x.dtype) else t.floordiv(out, parts)
+
+
+def neutral(smallest: bool, dtype: str) -> float:
+    """The smallest or the largest number of a dtype."""
+    if dtypes.is_float(dtype):
+        return float("-inf") if smallest else float("inf")
+    limits = np.iinfo(dtypes.numpy_dtype(dtype)) if dtype != "bool" else None
+    return int(limits.min if smallest else limits.max) if limits is not None else int(not smallest)
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:

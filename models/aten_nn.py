@@ -15,17 +15,11 @@ from ..egraph.dims import Dim, concrete, volume
 from ..egraph.graph import Graph, Tensor, topological
 from ..egraph.interpret import evaluate
 from ..errors import UnsupportedError
-from .aten_layout import constant_pad, upsample
+from .aten_layout import Missing, constant_pad, upsample
 from .aten_reduce import refuse_free
+from .sampling import grid_sample
 
 Ints = int | Sequence[int]
-
-
-class Missing:
-    """Stands for a result that has no builder; using it is an error that names it."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
 
 
 def _each(value: Ints, n: int) -> tuple[int, ...]:
@@ -394,6 +388,14 @@ def _scales(scales: Sequence[Any], n: int) -> list[float | None]:
     if len(scales) == 1 and isinstance(scales[0], list | tuple):
         return list(scales[0])
     return [*scales, *[None] * n][:n]
+
+
+_GRID_MODES, _GRID_PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+
+
+def grid_sampler(x: Tensor, grid: Tensor, mode: int = 0, padding: int = 0, align: bool = False) -> Tensor:
+    """x[N, C, *S] read at grid[N, *O, n]"""
+    return grid_sample(x, grid, _GRID_MODES[mode], _GRID_PADDINGS[padding], bool(align))
 
 
 def upsample_nearest(x: Tensor, output_size: Any, *scales: Any) -> Tensor:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ..egraph import api as t
 from ..egraph import composite as c
 from . import aten_layout as layout
@@ -69,6 +71,8 @@ _ARITHMETIC: dict[str, Builder] = {
     "bitwise_or.Tensor Scalar": p.binary(t.logical_or),
     "bitwise_xor.Tensor Scalar": p.binary(t.logical_xor),
     "bitwise_not": p.bitwise_not,
+    **dict.fromkeys(("__lshift__.Scalar Tensor", "bitwise_left_shift.Tensor Tensor_Scalar"), p.shift(True)),
+    **dict.fromkeys(("__rshift__.Scalar Tensor", "bitwise_right_shift.Tensor Tensor_Scalar"), p.shift(False)),
     "where.self ScalarOther ScalarSelf Scalar": p.where,
     "masked_fill.Scalar Tensor": p.masked_fill,
     "isnan": p.is_nan,
@@ -143,6 +147,8 @@ _CREATION: dict[str, Builder] = {
     "eye.m": layout.eye,
     "tril": layout.tril,
     "triu": layout.triu,
+    "tril_indices": layout.triangle(np.tril_indices),
+    "triu_indices": layout.triangle(np.triu_indices),
 }
 
 _VIEWS: dict[str, Builder] = {
@@ -190,6 +196,7 @@ _LAYOUT: dict[str, Builder] = {
     "slice_scatter": layout.slice_scatter,
     "select_scatter": layout.select_scatter,
     "embedding": layout.embedding,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), layout.embedding_bag),
     "index_select": layout.index_select,
     "gather": layout.gather,
     "scatter.src value": layout.scatter,
@@ -235,6 +242,14 @@ _REDUCTIONS: dict[str, Builder] = {
     "linalg_vector_norm": r.vector_norm,
     "norm.Scalar ScalarOpt_dim ScalarOpt_dim_dtype": r.norm,
     "cumsum": r.cumsum,
+    "cumprod": r.cumprod,
+    "logcumsumexp": r.logcumsumexp,
+    "cummax": r.running_extreme(t.maximum),
+    "cummin": r.running_extreme(t.minimum),
+    "median.default dim": r.median,
+    "kthvalue": r.kthvalue,
+    "bucketize.Tensor": r.bucketize,
+    "searchsorted.Tensor Scalar": r.searchsorted,
     "sort": r.sort,
     "sort.stable": r.sort_stable,
     "argsort": r.argsort,
@@ -255,6 +270,7 @@ _CONTRACTIONS: dict[str, Builder] = {
     "outer": r.outer,
     "addbmm": r.addbmm,
     "dist": r.dist,
+    "_cdist_forward": r.cdist,
     "convolution": nn.convolution,
 }
 
@@ -277,6 +293,7 @@ _LAYERS: dict[str, Builder] = {
     "_native_batch_norm_legit.no_stats": nn.batch_norm_without_stats,
     "instance_norm": nn.instance_norm,
     "scaled_dot_product_attention": nn.attention,
+    **{f"grid_sampler_{n}d": nn.grid_sampler for n in (2, 3)},
     **{f"upsample_nearest{n}d.default vec": nn.upsample_nearest for n in (1, 2, 3)},
     **{f"upsample_{kind}.default vec": nn.upsample_linear for kind in ("linear1d", "bilinear2d", "trilinear3d")},
 }

@@ -115,6 +115,21 @@ def fmod(x: Value, y: Value) -> Tensor:
     return t.mul(t.sign(a), t.mod(t.abs(a), t.abs(b)))
 
 
+def shift(left: bool) -> Callable[[Value, Value], Tensor]:
+    """Bits moved up or down: products with, or floors of quotients by, powers of two."""
+
+    def build(x: Value, y: Value) -> Tensor:
+        a, b = lift(x, y)
+        width = 8 * dtypes.itemsize(a.dtype)
+        near = t.minimum(b, width - 2)
+        moved = t.mul(a, t.pow(2, near)) if left else t.floordiv(a, t.pow(2, near))
+        more = t.gt(b, near)  # 2 ** (width - 1) itself overflows: one place more
+        moved = t.where(more, t.mul(moved, 2) if left else t.floordiv(moved, 2), moved)
+        return t.where(t.ge(b, width), 0, moved) if left else moved
+
+    return build
+
+
 _POWERS: dict[float, Callable[[Tensor], Tensor]] = {
     0.5: t.sqrt, -0.5: t.rsqrt, -1.0: t.recip, -2.0: lambda x: t.recip(x * x),
 }  # fmt: skip

@@ -11,7 +11,9 @@ from ..egraph import dtypes
 from ..egraph.dims import Expr, volume
 from ..egraph.graph import Tensor
 from ..errors import UnsupportedError
+from .aten_layout import neutral
 from .aten_pointwise import as_float, lift, number
+from .sampling import running, whole_sizes
 
 Axes = int | Sequence[int] | None
 
@@ -146,6 +148,60 @@ def cumsum(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
     return t.cumsum(x, dim) if x.rank else x
 
 
+def cumprod(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
+    """Running products"""
+    x = _total(x, dtype)
+    return running(x, dim, t.mul, 1) if x.rank else x
+
+
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """log of running sums of exp(x)"""
+
+    def both(a: Tensor, b: Tensor) -> Tensor:
+        top = t.maximum(a, b)
+        safe = t.where(t.eq(top, float("-inf")), 0.0, top)
+        return t.log(t.exp(a - safe) + t.exp(b - safe)) + safe
+
+    return running(as_float(x), dim, both, float("-inf")) if x.rank else x
+
+
+def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[Tensor]]:
+    """Running extremes and their positions, of equal ones the last."""
+
+    def run(x: Tensor, dim: int) -> list[Tensor]:
+        if not x.rank:
+            return [x, t.full((), 0, "int64")]
+        best = running(x, dim, build, neutral(build is t.maximum, x.dtype))
+        new = t.logical_or(t.eq(x, best), t.ne(x, x)) if dtypes.is_float(x.dtype) else t.eq(x, best)
+        places = t.where(new, t.iota(x.shape, dim % x.rank), 0)
+        return [best, running(places, dim, t.maximum, 0)]
+
+    return run
+
+
+def bucketize(x: Tensor, borders: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
+    """How many sorted borders are below each number (`right`: or equal to it)"""
+    a, b = lift(t.expand_dims(x, -1), borders)
+    return t.cast(t.sum(t.cast(t.le(b, a) if right else t.lt(b, a), "int64"), -1), "int32" if out_int32 else "int64")
+
+
+def searchsorted(
+    borders: Tensor,
+    x: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Tensor:
+    """How many borders of each row are below each number of the row of x"""
+    if sorter is not None:
+        borders = t.gather_elements(borders, sorter, -1)
+    x = x if isinstance(x, Tensor) else t.full((), number(x), borders.dtype)
+    right = right or side == "right"
+    return bucketize(x, borders if borders.rank == 1 else t.expand_dims(borders, -2), out_int32, right)
+
+
 def _softmax(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
         x = t.cast(x, dtype) if isinstance(dtype, str) else as_float(x)
@@ -176,6 +232,29 @@ def sort_stable(x: Tensor, stable: bool | None = None, dim: int = -1, descending
 def argsort(x: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
     """Positions that sort an axis"""
     return sort(x, dim, descending)[1]
+
+
+def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The middle of the sorted values, the lower of two, and its position; NaN where there is one"""
+    if dim is None:
+        return median(t.reshape(x, (-1,)), 0)[0]
+    if not x.rank:
+        return [x, t.full((), 0, "int64")]
+    (size,) = whole_sizes((x.shape[dim],), "a median")
+    values, places = (t.slice_axis(v, dim, (size - 1) // 2, (size + 1) // 2) for v in sort(x, dim))
+    if dtypes.is_float(x.dtype):
+        odd = t.ne(x, x)
+        values = t.where(t.any(odd, dim, True), float("nan"), values)
+        places = t.where(t.any(odd, dim, True), t.argmax(t.cast(odd, "int64"), dim, True), places)
+    return [v if keepdim else t.squeeze(v, dim) for v in (values, places)]
+
+
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Tensor]:
+    """The k-th smallest (from 1) along an axis and its position"""
+    if not x.rank:
+        return [x, t.full((), 0, "int64")]
+    found = (t.slice_axis(v, dim, k - 1, k) for v in sort(x, dim))
+    return [v if keepdim else t.squeeze(v, dim) for v in found]
 
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
@@ -239,6 +318,11 @@ def addbmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) ->
 def dist(x: Tensor, y: Tensor, p: float = 2) -> Tensor:
     """The p-norm of a difference"""
     return vector_norm(t.sub(*lift(x, y)), p)
+
+
+def cdist(x: Tensor, y: Tensor, p: float = 2, mode: int | None = None) -> Tensor:
+    """The p-norms of all differences of rows"""
+    return vector_norm(t.sub(*lift(t.expand_dims(x, -2), t.expand_dims(y, -3))), p, -1)
 
 
 def outer(x: Tensor, y: Tensor) -> Tensor:

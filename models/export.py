@@ -22,7 +22,8 @@ from ..egraph import dims as dims_
 from ..egraph.dims import Dim
 from ..egraph.graph import Data, Graph, Tensor
 from ..errors import BadModelError, ExportError, TensorGraphsError, UnsupportedError, UntrustedModelError, UsageError
-from .aten_nn import Missing
+from . import aten_complex as cx
+from .aten_layout import Missing
 from .aten_ops import IGNORED, TABLE
 from .torch_arrays import dtype_name, to_numpy
 
@@ -124,7 +125,11 @@ def _first_line(error: BaseException) -> str:
 def _export_error(error: BaseException, title: str) -> ExportError:
     text = str(error)
     hint = "branches and loops over tensor values cannot be captured; compute both sides and use torch.where"
-    if "Constraints violated" in text or "specialized" in text or "dynamic" in text.lower():
+    if "data-dependent" in text:
+        hint = (
+            "sizes and branches that depend on values cannot be captured; compute all cases and choose by torch.where"
+        )
+    elif "Constraints violated" in text or "specialized" in text or "dynamic" in text.lower():
         hint = "a size named in dynamic_shapes is fixed by the model; drop it there or give it a range"
     elif "missing a required argument" in text or "positional argument" in text:
         hint = "example_inputs must be the tuple of positional arguments, example_kwargs the named ones"
@@ -148,7 +153,9 @@ def _is_ready(program: Any) -> bool:
                 continue
             overload = _overload(node.target)
             schema = getattr(node.target, "_schema", None)
-            if overload not in TABLE and overload not in IGNORED and overload not in ("getitem", *_MODES):
+            if overload not in ("getitem", *_MODES) and not any(
+                overload in known for known in (TABLE, IGNORED, cx.TABLE)
+            ):
                 return False
             if schema is not None and schema.is_mutable and overload != "detach_.default":
                 return False
@@ -161,7 +168,7 @@ def _decompositions(program: Any) -> Any:
 
     table = torch.export.default_decompositions()
     training = _trains_batch_norm(program)
-    for overload in TABLE:
+    for overload in (*TABLE, *cx.TABLE):
         packet, _, kind = overload.partition(".")
         if packet == "batch_norm" and training:
             continue  # its running statistics change: only the functional form says so
@@ -312,7 +319,7 @@ class _Reader:
             if value.what:
                 self._note(value.what)
         else:
-            self._note(f"the output {value!r}")
+            self._note("a complex output" if cx.is_complex(value) else f"the output {value!r}")
         return t.full((), 0)
 
     def _run(self, module: Any, operands: Sequence[Any] | None) -> Any:
@@ -346,6 +353,8 @@ class _Reader:
                 return (
                     value if isinstance(value, bool | int | float | str | None) else Missing(f"the input {node.name!r}")
                 )
+            if value.is_complex():
+                return Missing(f"the complex input {node.name!r}")
             return self._input(node.name, value)
         if kind in ("PARAMETER", "BUFFER"):
             assert spec is not None
@@ -372,9 +381,11 @@ class _Reader:
         self.inputs.append(leaf)
         return leaf
 
-    def _weight(self, name: str, tensor: Any) -> Tensor:
+    def _weight(self, name: str, tensor: Any) -> Any:
         if type(tensor).__name__ == "FakeTensor":
             raise UsageError(f"the parameter {name!r} is a fake tensor without data", hint="load the weights first")
+        if tensor.is_complex():
+            return self._complex_weight(name, tensor)
         array = to_numpy(tensor)
         if name in self._mutated:
             self.params[name] = array
@@ -385,7 +396,19 @@ class _Reader:
             self._shared[key] = t.param(name, array.shape, dtype_name(tensor.dtype))
         return self._shared[key]
 
-    def _constant(self, tensor: Any, name: str) -> Tensor:
+    def _complex_weight(self, name: str, tensor: Any) -> Any:
+        """Two params, the real and the imaginary parts."""
+        if name in self._mutated:
+            return self._note(f"the complex buffer {name!r}, which is written")
+        pair = []
+        for part, values in (("real", tensor.detach().real), ("imag", tensor.detach().resolve_conj().imag)):
+            self.params[f"{name}.{part}"] = to_numpy(values.contiguous())
+            pair.append(t.param(f"{name}.{part}", tuple(values.shape), dtype_name(values.dtype)))
+        return cx.Complex(*pair)
+
+    def _constant(self, tensor: Any, name: str) -> Any:
+        if tensor.is_complex():
+            return self._weight(name, tensor)
         array = to_numpy(tensor)
         if array.nbytes > CONSTANT_BYTES or name in self._mutated:
             return self._weight(name, tensor)
@@ -429,13 +452,26 @@ class _Reader:
             return self._run(args[first], args[first + 1 :])
         if overload in IGNORED:
             return None
-        builder = TABLE.get(overload)
+        named = {k: v for k, v in kwargs.items() if k not in _PLACEMENT}
+        builder = self._builder(overload, (args, named), value)
         if builder is None:
             return self._note(overload)
-        found = builder(*args, **{k: v for k, v in kwargs.items() if k not in _PLACEMENT})
+        found = builder(*args, **named)
         if isinstance(found, Tensor) and hasattr(value, "dtype"):
             return self._as_declared(found, value, overload)
         return found
+
+    @staticmethod
+    def _builder(overload: str, operands: Any, value: Any) -> Any:
+        """What builds an overload for these operands; None where nothing does."""
+        is_complex = cx.is_complex(operands)
+        if not (is_complex or overload in cx.FROM_REAL or getattr(value, "is_complex", bool)()):
+            return TABLE.get(overload)
+        if overload in cx.ALIKE:
+            return cx.on_both(TABLE[overload])
+        if overload not in cx.TABLE and overload in TABLE:
+            raise UnsupportedError("of complex numbers")
+        return cx.TABLE.get(overload)
 
     def _as_declared(self, found: Tensor, value: Any, overload: str) -> Tensor:
         """The result with the dtype that PyTorch gives it. BadModelError where a concrete shape differs: our bug."""
@@ -452,7 +488,9 @@ class _Reader:
             return [self._resolve(v, env) for v in item]
         if isinstance(item, dict):
             return {k: self._resolve(v, env) for k, v in item.items()}
-        return dtype_name(item) if type(item).__name__ == "dtype" else item
+        if type(item).__name__ == "dtype":
+            return str(item).removeprefix("torch.") if item.is_complex else dtype_name(item)
+        return item
 
 
 def _live(graph: Any) -> set[Any]:

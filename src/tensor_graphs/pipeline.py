@@ -38,7 +38,7 @@ from .egraph.union import saturate_in_stages
 from .egraph.view import EGraphView, glue, view_of
 from .egraph.widen import widen
 from .egraph.worker import default_pool
-from .errors import NoPlanError, ShapeError, UsageError, WorkerError
+from .errors import ExportError, NoPlanError, ShapeError, UsageError, WorkerError
 from .explorer import Explorer
 from .extract import budgets
 from .extract.ahead import load_solvers
@@ -55,7 +55,7 @@ from .remember import Memory, Remembered, content_digest, key_of_search, listing
 from .report import BlockReport, Report, kernel_rows
 from .rules import ALL
 from .symbolic import Symbolic, why_fixed
-from .verify import Tolerance, Verification, verify
+from .verify import Tolerance, Verification, allowed_error, verify
 
 DEFAULT_SEQUENCE = 128
 BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
@@ -87,6 +87,11 @@ class Options:
     error_budget: float | None = None
     effort: int = 1
     again: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.budget >= 0:
+            raise UsageError(f"a budget of {self.budget} seconds", hint="give a number from 0 on")
+        allowed_error(self.tolerance, 0.0, "float32")  # refuses what is none
 
     @property
     def exact(self) -> bool:
@@ -127,6 +132,7 @@ def as_graph(
     params: Mapping[str, Any] | None = None,
     dims: Mapping[str, int] | None = None,
     dynamic_shapes: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> Graph:
     """The graph of an expression, a sequence or dict of them, a Graph, a function, an nn.Module, an ExportedProgram, or a
@@ -150,16 +156,17 @@ def as_graph(
     elif type(source).__module__.startswith("torch") or _is_module(source):
         from .models.export import load_module
 
-        graph = load_module(source, _tuple(example_inputs), dims=dims, dynamic_shapes=dynamic_shapes)
+        args = _tuple(example_inputs)
+        graph = load_module(source, args, example_kwargs=example_kwargs, dims=dims, dynamic_shapes=dynamic_shapes)
     elif callable(source):
-        from .models.trace import trace
-
-        graph = trace(source, _tuple(example_inputs))
+        graph = _of_function(source, _tuple(example_inputs))
     else:
         raise UsageError(
             f"cannot optimize a {type(source).__name__}",
             hint="give an expression, a function with example_inputs, an nn.Module with example_inputs, or a model's path",
         )
+    if example_kwargs and not _is_module(source):
+        raise UsageError("example_kwargs are for an nn.Module", hint="give a function its example_inputs by position")
     unbound = {n: s for n, s in (dims or {}).items() if n not in graph.free_dims}
     if unbound and not isinstance(source, str | Path) and not _is_module(source):  # loaders have bound them, or refused
         raise UsageError(f"no dimension is called {sorted(unbound)}", hint=f"the graph has {sorted(graph.free_dims)}")
@@ -170,6 +177,25 @@ def as_graph(
         graph = replace(graph, params={**graph.params, **{n: _array(v) for n, v in params.items()}})
         graph.check()
     return graph
+
+
+def _of_function(function: Callable[..., Any], examples: tuple[Any, ...]) -> Graph:
+    """Traced with tensors of ours; where the examples are Torch's and the function calls Torch on them, exported."""
+    from .models.trace import trace
+
+    try:
+        return trace(function, examples)
+    except (UsageError, TypeError, AttributeError) as problem:
+        if not any(type(e).__module__.partition(".")[0] == "torch" for e in examples):
+            raise
+        from .models.export import load_module
+
+        try:
+            return load_module(function, examples)
+        except ExportError:
+            if isinstance(problem, UsageError):
+                raise problem from None
+            raise
 
 
 def _sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
@@ -369,6 +395,7 @@ def optimize(
     dims: Mapping[str, int] | None = None,
     fixed: Mapping[str, int] | bool = False,
     dynamic_shapes: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
     backend: str | None = None,
     tolerance: Tolerance = "eager",
     budget: float = 60.0,
@@ -391,7 +418,8 @@ def optimize(
     `example_inputs`, or the path of a model. `params` binds weights by name. A program of a graph with free dimensions runs
     at every size that they allow (on a GPU at one): `dims` says at which sizes it is searched for (default: batch 1,
     sequence 128), `fixed` gives some of them, or all of them (True), one size, for which a program may be faster.
-    `dynamic_shapes` is torch.export's, for modules. `deterministic` gives the same plan for the same store: nothing is measured.
+    `dynamic_shapes` is torch.export's, for modules, and so are `example_kwargs`, the arguments that are given by name.
+    `deterministic` gives the same plan for the same store: nothing is measured.
     `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise)
     or a relative error. `measure=False` uses stored and predicted prices only.
     `memory_limit`: the values that kernels write and their scratch memory take at most so many bytes, all of them together: a
@@ -420,7 +448,10 @@ def optimize(
     session = Session(options, progress or Progress())
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
         given = fixed if isinstance(fixed, Mapping) else {}
-        graph = as_graph(source, example_inputs, params=params, dims=given, dynamic_shapes=dynamic_shapes, trust=trust)
+        graph = as_graph(
+            source, example_inputs, params=params, dims=given, dynamic_shapes=dynamic_shapes, example_kwargs=example_kwargs,
+            trust=trust,
+        )  # fmt: skip
         graph = graph.bind({n: s for n, s in given.items() if n in graph.free_dims})
         sizes = {**given, **_sizes_of(graph, dims)}
         if fixed is True:
@@ -717,7 +748,8 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
              dims: Mapping[str, int] | None = None, backend: str | None = None, limits: Limits | None = None,
              tolerance: Tolerance = "eager", budget: float = 60.0, costdb: str | Path | None = None,
              memory_limit: float | None = None, error_budget: float | None = None, effort: int = 1,
-             progress: Progress | None = None, trust: bool = False) -> Explorer:  # fmt: skip
+             progress: Progress | None = None, example_kwargs: Mapping[str, Any] | None = None,
+             trust: bool = False) -> Explorer:  # fmt: skip
     """The saturated e-graph of anything `optimize` takes, with candidate kernels and their known prices: an `Explorer`
     that shows its e-classes in a notebook. `.view` is the bare EGraphView."""
     options = Options(
@@ -726,7 +758,7 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
     )  # fmt: skip
     session = Session(options, progress or Progress())
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
-        graph = as_graph(source, example_inputs, params=params, dims=dims, trust=trust)
+        graph = as_graph(source, example_inputs, params=params, dims=dims, example_kwargs=example_kwargs, trust=trust)
     prepared = prepare(session, graph, dims)
     view, _, _ = saturated(session, prepared.work)
     backends = select(options.backend)

@@ -204,6 +204,36 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
         "nll_sum": lambda x: F.nll_loss(x[0, 0], torch.tensor([1, 2, 3, 0, 7]), weight=torch.arange(8.0), reduction="sum"),
         "nll_none": lambda x: F.nll_loss(x[0, 0], torch.tensor([1, 2, 3, 0, 7]), reduction="none"),
     }),
+    "running": ((SEQUENCE, _ints(3, 2, 3, 5, 8), _ints(20, 4, 5, low=-20), _ints(6, 4, 5), ODD), {
+        "cumprod": lambda x, i, a, b, o: x.cumprod(2), "cumprod_int": lambda x, i, a, b, o: a.cumprod(1), "cummax": lambda x, i, a, b, o: x.round().cummax(3)[0],
+        "cummax_index": lambda x, i, a, b, o: x.round().cummax(3)[1], "cummin_index": lambda x, i, a, b, o: i.cummin(1)[1], "cummax_nan": lambda x, i, a, b, o: o.cummax(1)[0],
+        "logcumsumexp": lambda x, i, a, b, o: x.logcumsumexp(-1), "median": lambda x, i, a, b, o: x.median(), "median_dim": lambda x, i, a, b, o: x.median(1)[0],
+        "median_nan": lambda x, i, a, b, o: o.median(1)[0], "kthvalue": lambda x, i, a, b, o: x.kthvalue(2, 1)[0], "left": lambda x, i, a, b, o: a << b, "left_scalar": lambda x, i, a, b, o: a << 2,
+        "right": lambda x, i, a, b, o: a >> b, "right_scalar": lambda x, i, a, b, o: a >> 1, "bucketize": lambda x, i, a, b, o: torch.bucketize(a, torch.tensor([-7, 0, 0, 9])),
+        "bucketize_right": lambda x, i, a, b, o: torch.bucketize(a, torch.tensor([-7, 0, 0, 9]), right=True), "searchsorted": lambda x, i, a, b, o: torch.searchsorted(x.sort(-1)[0], x[:, :, :, :2].contiguous()),
+        "mean_into": lambda x, i, a, b, o: x.scatter_reduce(3, i, x, "mean"), "mean_alone": lambda x, i, a, b, o: x.scatter_reduce(3, i, x * 2, "mean", include_self=False),
+        "largest_alone": lambda x, i, a, b, o: x.scatter_reduce(3, i, x - 9, "amax", include_self=False), "sum_alone": lambda x, i, a, b, o: i.scatter_reduce(3, i, i, "sum", include_self=False),
+        "cdist": lambda x, i, a, b, o: torch.cdist(x, x.flip(2)), "cdist_1": lambda x, i, a, b, o: torch.cdist(x, x[:, :1], p=1.0), "triangle": lambda x, i, a, b, o: x[0, 0][torch.tril_indices(5, 8, -1).unbind()],
+        "triangle_up": lambda x, i, a, b, o: torch.triu_indices(3, 4, 1),
+    }),
+    "bags": ((_random(9, 4), _ints(9, 3, 5), _ints(9, 11), torch.tensor([0, 4, 4, 9])), {
+        **{mode: lambda w, i, f, o, mode=mode: F.embedding_bag(i, w, mode=mode) for mode in ("sum", "mean", "max")},
+        **{f"{mode}_offsets": lambda w, i, f, o, mode=mode: F.embedding_bag(f, w, o, mode=mode) for mode in ("sum", "mean", "max")},
+        "last": lambda w, i, f, o: F.embedding_bag(f[:9], w, o, include_last_offset=True), "shares": lambda w, i, f, o: F.embedding_bag(i, w, per_sample_weights=i * 0.5, mode="sum"),
+        **{f"{mode}_padding": lambda w, i, f, o, mode=mode: F.embedding_bag(i, w, mode=mode, padding_idx=3) for mode in ("sum", "mean", "max")},
+    }),
+    "grids": ((_random(2, 3, 5, 4), _random(2, 3, 7, 2), _random(1, 2, 4, 5, 3), _random(1, 2, 3, 2, 3)), {
+        f"{mode}_{padding}_{align}": lambda x, g, v, h, mode=mode, padding=padding, align=align: F.grid_sample(x, g, mode, padding, align)
+        for mode in ("bilinear", "nearest", "bicubic") for padding in ("zeros", "border", "reflection") for align in (False, True)
+    } | {"volume": lambda x, g, v, h: F.grid_sample(v, h, align_corners=False), "volume_near": lambda x, g, v, h: F.grid_sample(v, h, "nearest", "border", True)}),
+    "complex": ((_random(2, 3, 8), _random(2, 3, 8), _random(2, 6, 4, 3)), {
+        "rotary": lambda x, y, m: _rotary(x), "product": lambda x, y, m: torch.view_as_real(torch.complex(x, y) * torch.complex(y, x)), "quotient": lambda x, y, m: (torch.complex(x, y) / torch.complex(y, x)).real,
+        "scalar": lambda x, y, m: torch.view_as_real(torch.complex(x, y) * 2j - 1), "real_factor": lambda x, y, m: torch.view_as_real(torch.complex(x, y) * y + x), "by_real": lambda x, y, m: (torch.complex(x, y) / 3).imag,
+        "exp": lambda x, y, m: torch.exp(1j * x).imag, "abs": lambda x, y, m: torch.complex(x, y).abs(), "angle": lambda x, y, m: torch.complex(x, y).angle(), "matmul": lambda x, y, m: (torch.complex(x, y) @ torch.complex(y, x).mT.conj()).imag,
+        "moves": lambda x, y, m: torch.view_as_real(torch.cat([torch.complex(x, y), torch.complex(y, x)], 1)[:, 1:4].permute(2, 0, 1).flatten(1)), "assign": lambda x, y, m: _assigned_complex(x, y),
+        "rfft": lambda x, y, m: torch.view_as_real(torch.fft.rfft(x)), "irfft": lambda x, y, m: torch.fft.irfft(torch.complex(x, y), n=13, norm="ortho"), "rfft2": lambda x, y, m: torch.fft.irfft2(torch.fft.rfft2(m, dim=(1, 2), norm="ortho") * 2, s=(6, 4), dim=(1, 2), norm="ortho"),
+        "fftn": lambda x, y, m: torch.fft.fftn(m, dim=(-2, -1)).real, "ifft": lambda x, y, m: torch.fft.ifft(torch.complex(x, y), dim=1).imag, "stft": lambda x, y, m: torch.stft(m.reshape(2, -1), 16, 8, window=torch.hann_window(16), return_complex=True).abs(),
+    }),
     "contractions": ((X, Y, SEQUENCE), {
         "mm": lambda x, y, s: x @ y.T, "bmm": lambda x, y, s: torch.bmm(s[0], s[1].mT), "matmul": lambda x, y, s: s @ s.mT, "matmul_2d": lambda x, y, s: s[..., :4] @ x.T,
         "matvec": lambda x, y, s: x @ y[0], "vecmat": lambda x, y, s: x[:, 0] @ y, "dot": lambda x, y, s: torch.dot(x[0], y[0]), "outer": lambda x, y, s: torch.outer(x[0], y[1]),
@@ -242,6 +272,20 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
         "grouped": lambda q, k, b, f, g: F.scaled_dot_product_attention(g, k, k, enable_gqa=True), "grouped_mask": lambda q, k, b, f, g: F.scaled_dot_product_attention(g, k, k, b, enable_gqa=True), "grouped_causal": lambda q, k, b, f, g: F.scaled_dot_product_attention(g, q, q, is_causal=True, enable_gqa=True),
     }),
 }  # fmt: skip
+
+
+def _rotary(x: Any) -> Any:
+    """Rotary embedding as the first Llama had it: neighbours as complex numbers, turned by their position."""
+    turns = torch.outer(torch.arange(3.0), 1.0 / 10.0 ** (torch.arange(4.0) / 4))
+    pairs = torch.view_as_complex(x.float().reshape(2, 3, 4, 2))
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(turns), turns)).flatten(2).type_as(x)
+
+
+def _assigned_complex(x: Any, y: Any) -> Any:
+    z = torch.zeros(2, 3, 8, dtype=torch.complex64)
+    z[:, 1:] = torch.complex(x, y)[:, :2]
+    z[:, :, 0] = y[:, :, 0]
+    return torch.view_as_real(z)
 
 
 def _assigned(x: Any) -> Any:

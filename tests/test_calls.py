@@ -1,0 +1,85 @@
+"""What a caller may hand to `optimize` and to a program: named and nested arguments, results with None, Torch functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.backends.arguments import unfolded
+from tensor_graphs.errors import ShapeError, UsageError
+
+QUICK: dict[str, Any] = {"backend": "numpy", "measure": False, "budget": 5.0}
+
+
+def test_modules_are_called_as_they_were_exported(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Nested(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, batch: Any, pair: Any, *, scale: Any, extra: Any = None) -> Any:
+            first = batch["x"] * scale + pair[0]
+            return {"a": first, "b": [pair[1], (batch["y"],)], "none": None, "deep": {"n": (None, first - 1)}}
+
+    batch, pair, scale = (
+        {"x": torch.ones(3), "y": torch.full((3,), 2.0)},
+        [torch.ones(3), torch.zeros(2)],
+        torch.ones(3),
+    )
+    made = tg.optimize(Nested(), (batch, pair), example_kwargs={"scale": scale}, **QUICK)
+    for program in (made, tg.load_program(made.save(tmp_path / "out"))):
+        found = program({"y": batch["y"], "x": 3 * batch["x"]}, pair, scale=scale)
+        assert found["none"] is None and found["deep"]["n"][0] is None
+        assert found["a"].tolist() == [4, 4, 4] and found["b"][1][0].tolist() == [2, 2, 2]
+        assert found["deep"]["n"][1].tolist() == [3, 3, 3] and found["b"][0].shape == (2,)
+        with pytest.raises(UsageError, match="missing"):
+            program(batch, pair)
+        with pytest.raises(ShapeError, match="batch_x"):
+            program({"x": torch.ones(4), "y": batch["y"]}, pair, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "names", "order"),
+    [
+        (({"b": 2, "a": 1}, 3), {}, ["d_a", "d_b", "x"], {"d_a": 1, "d_b": 2, "x": 3}),
+        (([1, 2], [3]), {}, ["p_0", "p_1", "q_0"], {"p_0": 1, "p_1": 2, "q_0": 3}),
+        ((1,), {"kv": (2, 3)}, ["x", "kv_0", "kv_1"], {"x": 1, "kv_0": 2, "kv_1": 3}),
+        (([1, [2]],), {}, ["s_0", "s_1_0"], {"s_0": 1, "s_1_0": 2}),
+        (([1, 2],), {}, ["s_0"], None),
+        ((1, 2), {}, ["x", "y"], None),
+    ],
+)
+def test_nested_arguments_find_their_inputs(args: Any, named: Any, names: list[str], order: Any) -> None:
+    wrap = lambda v: (
+        np.array(v) if isinstance(v, int)
+        else {k: wrap(w) for k, w in v.items()} if isinstance(v, dict) else type(v)(map(wrap, v))
+    )  # fmt: skip
+    found = unfolded(wrap(args), wrap(named), names)
+    assert (found if found is None else {k: int(v) for k, v in found.items()}) == order
+
+
+def test_functions_of_torch_tensors_are_exported() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    function = lambda x: torch.nn.functional.softmax(x, -1) + x.mean()
+    np.testing.assert_allclose(tg.optimize(function, (x,), **QUICK)(x).numpy(), function(x).numpy(), rtol=1e-6)
+    ours = tg.optimize(lambda x: tg.softmax(x), (x,), **QUICK)
+    np.testing.assert_allclose(ours(x).numpy(), torch.softmax(x, -1).numpy(), rtol=1e-6)
+    with pytest.raises(UsageError, match="are for an nn"):
+        tg.optimize(function, (x,), example_kwargs={"y": x}, **QUICK)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"budget": -1.0}, {"budget": float("nan")}, {"tolerance": -0.5}, {"tolerance": "loose"}]
+)
+def test_options_that_cannot_mean_anything(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        tg.optimize(tg.input("x", (3,)) + 1, **{**QUICK, **wrong})
+
+
+@pytest.mark.parametrize("shape", [(2.5, 3), ("a", 3), (None,), "ab", 5])
+def test_shapes_that_are_none(shape: Any) -> None:
+    with pytest.raises(ShapeError, match="is no "):
+        tg.input("x", shape)
