@@ -60,8 +60,8 @@ def c_threads() -> list[str]:
     return ["-fopenmp"]
 
 
-def c_folder() -> Path:
-    """Where compiled kernels are kept: a folder of this process alone, where none can be written."""
+def c_folder() -> Path | None:
+    """Where compiled kernels are kept; None where that cannot be written."""
     home = os.environ.get("TENSOR_GRAPHS_HOME")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
     folder = (Path(home) if home else cache) / "c"
@@ -71,7 +71,7 @@ def c_folder() -> Path:
             return folder
     except OSError:
         pass
-    return Path(tempfile.mkdtemp(prefix="tensor_graphs-c-"))
+    return None
 
 
 def c_library(source: str, threads: bool = True) -> Any:
@@ -82,11 +82,19 @@ def c_library(source: str, threads: bool = True) -> Any:
         [*command, "-dM", "-E", "-x", "c", os.devnull]
     )  # the compiler's version, the processor's features
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
+    name = hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()
     folder = c_folder()
-    path = folder / f"{hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()}.so"
+    if folder is not None:
+        return c_loaded(folder / f"{name}.so", source, command)
+    with tempfile.TemporaryDirectory(prefix="tensor_graphs-c-") as own:  # what is loaded needs no file any more
+        return c_loaded(Path(own) / f"{name}.so", source, command)
+
+
+def c_loaded(path: Path, source: str, command: list[str]) -> Any:
+    """The library at a path, made where it is not there or damaged."""
     for _ in range(2):
         if not path.exists():
-            with tempfile.TemporaryDirectory(dir=folder) as part:
+            with tempfile.TemporaryDirectory(dir=path.parent) as part:
                 text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
                 text.write_text(source, encoding="utf-8")
                 # no library but these: what OpenMP's loops call is found in the one that c_threads has loaded
@@ -129,6 +137,7 @@ __all__ = [
     "c_folder",
     "c_function",
     "c_library",
+    "c_loaded",
     "c_output",
     "c_threads",
 ]

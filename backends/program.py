@@ -25,7 +25,7 @@ import numpy as np
 
 from ..egraph import dtypes
 from ..egraph.dims import Shape, concrete, dim, parse
-from ..egraph.graph import Data, Tensor, load_data
+from ..egraph.graph import Data, Tensor, load_data, make
 from ..egraph.interpret import evaluate
 from ..egraph.ops import Type
 from ..errors import BadModelError, BadWeightsError, ShapeError, UsageError
@@ -362,7 +362,7 @@ def _filled(item: Any, results: Sequence[Any]) -> Any:
 # ---------------------------------------------------------------- weights
 class _Evaluated(Mapping[str, Array]):
     """Weights as expressions over params, evaluated one by one when read: nothing is kept. A matrix that is only packed
-    (not in `plain`) may come as the transpose of a row-major one: packers lay it out anew, and two copies are saved."""
+    (not in `plain`) may come as the transpose of a row-major one: packers lay it out anew, and a copy is saved."""
 
     def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
         self.terms, self.params, self.plain = terms, params, plain
@@ -377,21 +377,30 @@ class _Evaluated(Mapping[str, Array]):
                 raise BadWeightsError(
                     f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}"
                 )
-        elif term.op == "cast" and dtypes.is_float(term.dtype) and dtypes.is_float(term.args[0].dtype):
-            narrow = evaluate(term.args, {}, params=self.params)[0]  # often a view of a mapped file: one copy in all
-            array = np.empty(concrete(term.shape), dtypes.numpy_dtype(term.dtype))
-            np.copyto(array, narrow, casting="unsafe")
-        else:
-            array = evaluate([term], {}, params=self.params)[0]
-        if key not in self.plain and array.ndim == 2 and array.T.flags.c_contiguous:
-            return array
-        return np.ascontiguousarray(array).reshape(concrete(term.shape))
+        else:  # where it is a weight looked at in another way and widened: a view of a mapped file, and one copy in all
+            array = evaluate([_unwidened(term)], {}, params=self.params)[0]
+        made = dtypes.numpy_dtype(term.dtype)
+        turned = key not in self.plain and array.ndim == 2 and array.T.flags.c_contiguous
+        if array.dtype != made:
+            return array.astype(made, order="F" if turned else "C")
+        return array if turned else np.ascontiguousarray(array).reshape(concrete(term.shape))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.terms)
 
     def __len__(self) -> int:
         return len(self.terms)
+
+
+def _unwidened(term: Tensor) -> Tensor:
+    """A term below its widening of floats, which changes no value, whether before or after views."""
+    if term.op != "cast" and term.entry.kind != "view":
+        return term
+    below = _unwidened(term.args[0])
+    if term.op == "cast":
+        floats = dtypes.is_float(term.dtype) and dtypes.is_float(term.args[0].dtype)
+        return below if floats and dtypes.itemsize(term.dtype) > dtypes.itemsize(term.args[0].dtype) else term
+    return make(term.op, (below,), dict(term.attrs))
 
 
 class _Stored(Mapping[str, Array]):

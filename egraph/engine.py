@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,22 @@ def rule_seconds(report: Any, measured: float) -> dict[str, float]:
     return {name: found[name] * scale for name in sorted(found)}
 
 
+@contextmanager
+def readable(text: str) -> Iterator[str]:
+    """The path of a file that holds a text: one in memory alone where the system has such (Linux), of which nothing is left
+    however the process ends; else one that is removed afterwards."""
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+        with os.fdopen(os.memfd_create("facts"), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+        return
+    with tempfile.TemporaryDirectory(prefix="egraph-") as folder:
+        path = Path(folder) / "facts.tsv"
+        path.write_text(text, encoding="utf-8")
+        yield path.as_posix()
+
+
 class Shapes:
     """Whether some e-node of an op has given ops at its operands; answers are kept."""
 
@@ -115,7 +133,6 @@ class Engine:
 
     def __init__(self) -> None:
         self.bindings = load_bindings()
-        self.folder = tempfile.TemporaryDirectory(prefix="egraph-")
         self.key, self.loaded = "", False
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
@@ -145,7 +162,7 @@ class Engine:
         begin = time.perf_counter()
         if self.key != program["key"]:
             self.key, self.loaded = "", False  # unset while commands may fail: no half-declared e-graph is used again
-            self.egraph = self.bindings.EGraph(fact_directory=self.folder.name)
+            self.egraph = self.bindings.EGraph()
             self.signatures: dict[str, str] = program["signatures"]
             self.needs: dict[str, list[tuple[str, list[tuple[int, str]]]]] = program["needs"]
             self.pruned, self.beam = bool(program["pruned"]), bool(program["beam"])
@@ -167,8 +184,8 @@ class Engine:
     def tables(self, tables: Mapping[str, str]) -> None:
         """Read tab-separated tables into relations of the same names."""
         for name, text in sorted(tables.items()):
-            (Path(self.folder.name) / f"{name}.tsv").write_text(text)
-            self.run(f'(input {name} "{name}.tsv")')
+            with readable(text) as path:
+                self.run(f'(input {name} "{path}")')
 
     def step(self) -> tuple[dict[str, Any], Arrays]:
         """All rules once, then shapes, costs and pruning; the view after it, unless it has too many e-nodes."""
@@ -369,4 +386,5 @@ __all__ = [
     "Stopped",
     "load_bindings",
     "never",
+    "readable",
 ]

@@ -343,6 +343,24 @@ def test_a_read_only_home_is_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
     assert any("not writable" in w for w in made.report.warnings)
 
 
+def test_the_home_in_place_of_a_read_only_one_ends_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys, warnings; warnings.simplefilter('ignore')\n"
+        "from tensor_graphs import settings\n"
+        "print(settings.home(), flush=True)\n"
+        "if len(sys.argv) < 2:\n"
+        "    subprocess.run([sys.executable, '-c', sys.orig_argv[2], 'child'])\n"
+        "    if os.fork() == 0: sys.exit()\n"
+        "    os.wait(); print(settings.home().is_dir())\n"
+    )
+    (tmp_path / "file").write_text("")
+    env = {**os.environ, "TENSOR_GRAPHS_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    own, childs, there = done.stdout.split()
+    assert own == childs and there == "True", "processes that it starts share it; a fork does not take it along"
+    assert not list(tmp_path.glob("tensor_graphs-*"))
+
+
 def test_a_store_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")

@@ -316,6 +316,31 @@ def test_references_are_computed_once() -> None:
     assert all(known[k] is before[k] for k in known)
 
 
+@pytest.mark.parametrize(("dtype", "kept"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float64")])
+def test_what_is_kept_of_a_float64_run_is_as_fine_as_what_it_judges(dtype: str, kept: str) -> None:
+    graph = Graph.of(tg.input("x", (1000,), dtype) * 3.0)
+    known: dict[int, Any] = {}
+    found = verify.verify(graph, lambda v: [v["x"] * v["x"].dtype.type(3)], references=known)
+    assert found.passed and {r[1][0].dtype.name for r in known.values()} == {kept}
+    beyond = np.array([1.0, 1e39, np.inf])
+    assert verify._kept(beyond, "bfloat16") is beyond, "finite numbers stay finite"
+
+
+def test_references_that_take_memory_go_once_nothing_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    found = accept.Acceptance.__dict__["_wrong"]
+
+    def wrong(self: accept.Acceptance, program: Any, verdict: Any) -> str:
+        self.elsewhere = lambda _: held.append(len(self.references)) or ""  # type: ignore[func-returns-value]
+        return str(found(self, program, verdict))
+
+    monkeypatch.setattr(accept.Acceptance, "_wrong", wrong)
+    for limit in (1 << 30, 1):
+        monkeypatch.setattr(accept, "KEPT_BYTES", limit)
+        tg.optimize(tg.exp(tg.input("x", (8,))), backend="numpy", budget=10.0, measure=False, again=True)
+    assert held == [3, 0]
+
+
 # ---------------------------------------------------------------- inputs
 def test_indices_stay_in_range() -> None:
     small, large = tg.param("small", (3, 2)), tg.param("large", (100, 2))

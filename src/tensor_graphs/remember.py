@@ -9,6 +9,7 @@ worse. Whether it is right was verified for the weights' bytes that it was verif
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,6 @@ FORMAT = 1
 FOLDER = "plans"
 WORSE = 1.1  # times what a plan cost, from which on the store is taken to have changed for the worse
 MOST = 256  # plans that are kept: the latest used
-CHUNK = 1 << 26  # bytes hashed by one thread at a time
 
 
 # ---------------------------------------------------------------- the key
@@ -72,16 +72,17 @@ def package_digest() -> str:
 
 
 def content_digest(params: Mapping[str, Data]) -> str:
-    """A hash of all weights' bytes, with their names, shapes and dtypes. Hashed side by side."""
-    pieces: list[tuple[str, Any]] = []
-    for name in sorted(params):
+    """A hash of all weights' bytes, with their names, shapes and dtypes. Hashed side by side, each read when its turn comes
+    and let go after."""
+
+    def hashed(name: str) -> str:
         array = np.ascontiguousarray(load_data(params[name]))
-        flat = array.reshape(-1).view(np.uint8)
-        pieces.append((f"{name} {array.dtype} {array.shape}", flat[:0]))
-        pieces += [(f"{name} {at}", flat[at : at + CHUNK]) for at in range(0, flat.size, CHUNK)]
+        return f"{name} {array.dtype} {array.shape} {sha256(array.reshape(-1).view(np.uint8)).hexdigest()}"
+
+    largest_first = sorted(params, key=lambda n: -math.prod(params[n].shape))
     with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
-        digests = threads.map(lambda piece: sha256(piece[1]).hexdigest(), pieces)
-        return blake2b("\n".join(f"{n} {d}" for (n, _), d in zip(pieces, digests)).encode(), digest_size=16).hexdigest()
+        lines = sorted(threads.map(hashed, largest_first))
+    return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
 # ---------------------------------------------------------------- files

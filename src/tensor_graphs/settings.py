@@ -76,13 +76,26 @@ _temporary: list[Path] = []
 
 
 def _temporary_home() -> Path:
+    """A folder for as long as this process lives; processes started from here use it too, and leave none of their own."""
     if not _temporary:
+        import atexit
         import tempfile
         import warnings
 
         _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
+        atexit.register(_removed, _temporary[0], os.getpid())
+        if _override.get() is None:
+            os.environ["TENSOR_GRAPHS_HOME"] = str(_temporary[0])
         warnings.warn(
             f"the cache folder is not writable; using {_temporary[0]} for this process (set TENSOR_GRAPHS_HOME)",
             stacklevel=3,
         )
     return _temporary[0]
+
+
+def _removed(folder: Path, owner: int) -> None:
+    """Remove the folder at the end of the process that made it, not of one that was forked from it."""
+    if os.getpid() == owner:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)

@@ -8,6 +8,7 @@ import math
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -469,7 +470,10 @@ def test_compiled_kernels_are_kept_and_a_folder_that_cannot_be_written_is_no_obs
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(blocked))
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     assert c_helpers.c_library("int f(void) { return 8; }\n").f() == 8
+    assert not list((tmp_path / "scratch").iterdir()), "nothing is left behind"
 
 
 def test_measuring_makes_the_same_kernel_from_its_terms() -> None:

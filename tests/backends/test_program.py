@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import program as program_module
 from tensor_graphs.backends.direct import direct_plan
-from tensor_graphs.backends.program import Program, load_program
+from tensor_graphs.backends.heap import trim
+from tensor_graphs.backends.program import Program, _Evaluated, load_program
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Graph
@@ -324,3 +327,39 @@ def test_repr_html_escapes() -> None:
     x = t.input("x", (2,))
     program = Program(direct_plan(Graph.of(x + 1.0, name="<b>"), [backend("numpy")]))
     assert "<b><b>" not in program._repr_html_() and "kernels" in program._repr_html_()
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_weight_is_widened_and_turned_in_one_copy(plain: bool) -> None:
+    data = np.random.default_rng(0).standard_normal((1 << 14, 64)).astype(np.float16)
+    weight = t.param("w", data.shape, "float16")
+    terms = {"a": t.transpose(weight.astype("float32")), "b": t.transpose(weight).astype("float32")}
+    held = _Evaluated(terms, {"w": data}, frozenset(terms) if plain else frozenset())
+    for key in terms:
+        tracemalloc.start()
+        made = held[key]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        np.testing.assert_array_equal(made, data.T.astype(np.float32))
+        assert made.dtype == np.float32 and (made if plain else made.T).flags.c_contiguous
+        assert peak < 1.25 * made.nbytes
+
+
+def test_a_cast_that_rounds_is_made_where_it_stands() -> None:
+    """Only widening casts may be left for the last."""
+    data = np.array([[1.0, 2.0**-12 + 1.0]], np.float32)
+    weight = t.param("w", (1, 2))
+    term = t.transpose(weight.astype("bfloat16").astype("float32"))
+    np.testing.assert_array_equal(_Evaluated({"w": term}, {"w": data}, frozenset({"w"}))["w"], [[1.0], [1.0]])
+
+
+def test_a_program_that_lets_go_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, params = encoder()
+    program = Program(direct_plan(graph, backends("numpy")), params)
+    x = np.ones((2, 8, 16), np.float32)
+    before, calls = program(x)["y"], []
+    monkeypatch.setattr(program_module, "trim", lambda: calls.append(program._run))
+    program.unbind()
+    assert calls == [None], "after what it held is free"
+    np.testing.assert_array_equal(program(x)["y"], before)
+    trim()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph import engine
 from tensor_graphs.egraph.engine import Bounds, Deadline, MemoryLimit, Stopped
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
@@ -371,6 +373,28 @@ def test_a_worker_dies_with_its_parent() -> None:
             return
         time.sleep(0.05)
     pytest.fail("the worker outlived its parent")
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs files in memory")
+def test_a_killed_worker_leaves_nothing_behind(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert saturate_block(qkv(), RULES, session=worker).report.stopped == "saturated"
+    assert worker.process is not None
+    worker.process.kill()
+    worker.process.wait()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_tables_are_read_and_then_gone(in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    with engine.readable("1\t2\n") as path:
+        assert Path(path).read_text() == "1\t2\n" and bool(list(tmp_path.iterdir())) is not in_memory
+    assert not Path(path).exists() and not list(tmp_path.iterdir())
+    view = saturate_block(qkv(), RULES, session=InProcess())
+    assert view.report.stopped == "saturated" and not list(tmp_path.iterdir())
 
 
 def _alive(pid: int) -> bool:
