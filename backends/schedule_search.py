@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 Schedule = Mapping[str, int]
 Key = tuple[tuple[str, int], ...]
@@ -21,7 +22,7 @@ Key = tuple[tuple[str, int], ...]
 COUNT = 16  # schedules of a kernel and shape that are measured
 SEEDS = 5  # ranked guesses that are measured first
 LOOK = 3  # of them in a first look
-ROUND = 4  # schedules proposed together after that
+ROUND = 7  # schedules proposed together after that: as many as compile side by side in the time that the slowest takes
 CENTRES = 2  # measured schedules whose neighbours are tried
 NEAR = 1.15  # times the fastest one's time that the second centre may take
 SLACK = 0.75  # share above `worth` that is hoped for at first; less with every schedule measured. (On an H200 the best of five
@@ -105,10 +106,10 @@ class ScheduleSearch:
         if worth <= 0 or self._hopeless(worth):
             return []
         seeds = [s for s in (*self.near, *self.ranked[:guesses]) if self._open(s)]
-        if seeds:
+        if not self.measured and seeds:
             return seeds
-        found = list(self._neighbours())[:ROUND] if self.fits else []
-        return found + [s for s in self.ranked if self._open(s)][: ROUND - len(found)]
+        moved = islice(self._neighbours(), ROUND) if self.fits else ()
+        return list(islice(chain(seeds, moved, filter(self._open, self.ranked)), ROUND))
 
     def _open(self, schedule: Schedule) -> bool:
         key = key_of_schedule(schedule)
