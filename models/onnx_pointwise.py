@@ -34,19 +34,42 @@ def _acos(x: Tensor) -> Tensor:
     return t.atan(t.sqrt((1.0 - x) / (x + 1.0))) * 2.0
 
 
+LARGE = 8.0  # an argument from which on functions have a form that does not overflow before its value does
+
+
+def _half_exp(a: Tensor) -> Tensor:
+    """exp(a) / 2, finite where it is no larger than the dtype's largest number."""
+    root = t.exp(a * 0.5)
+    return root * 0.5 * root
+
+
 def _sinh(x: Tensor) -> Tensor:
-    e = t.expm1(t.abs(x))
-    return keep_zero_sign(x, (e + e / (e + 1.0)) * 0.5)
+    a = t.abs(x)
+    e, far = t.expm1(t.minimum(a, LARGE)), t.exp(-a) * 0.5
+    return keep_zero_sign(x, t.where(t.lt(a, LARGE), (e + e / (e + 1.0)) * 0.5, _half_exp(a) - far))
+
+
+def _cosh(x: Tensor) -> Tensor:
+    a = t.abs(x)
+    return _half_exp(a) + t.exp(-a) * 0.5
 
 
 def _asinh(x: Tensor) -> Tensor:
     a = t.abs(x)
-    return keep_zero_sign(x, t.log1p(a + a * a / (t.sqrt(a * a + 1.0) + 1.0)))
+    low = t.minimum(a, 1.0)
+    near = t.log1p(low + low * low / (t.sqrt(low * low + 1.0) + 1.0))
+    return keep_zero_sign(x, t.where(t.lt(a, 1.0), near, _log_of_sum(t.maximum(a, 1.0), 1.0)))
 
 
 def _acosh(x: Tensor) -> Tensor:
-    d = x - 1.0
-    return t.log1p(d + t.sqrt(d * (d + 2.0)))
+    d = t.minimum(x, LARGE) - 1.0
+    return t.where(t.lt(x, LARGE), t.log1p(d + t.sqrt(d * (d + 2.0))), _log_of_sum(t.maximum(x, LARGE), -1.0))
+
+
+def _log_of_sum(x: Tensor, one: float) -> Tensor:
+    """log(x + sqrt(x**2 + one)) for x >= 1, no square of which overflows."""
+    r = t.recip(x)
+    return t.log(x) + t.log1p(t.sqrt(r * r * one + 1.0))
 
 
 def _atanh(x: Tensor) -> Tensor:
@@ -62,7 +85,7 @@ simple({
     "Tanh": t.tanh, "Erf": t.erf, "Sin": t.sin, "Cos": t.cos, "Atan": t.atan, "Floor": t.floor, "Ceil": t.ceil,
     "Round": t.round, "IsNaN": t.is_nan, "Not": t.logical_not, "Identity": lambda x: x,
     "Tan": lambda x: t.sin(x) / t.cos(x), "Asin": _asin, "Acos": _acos, "Sinh": _sinh, "Asinh": _asinh,
-    "Cosh": lambda x: (t.exp(x) + t.exp(-x)) * 0.5, "Acosh": _acosh, "Atanh": _atanh, "BitwiseNot": _not_bits,
+    "Cosh": _cosh, "Acosh": _acosh, "Atanh": _atanh, "BitwiseNot": _not_bits,
     "Sigmoid": c.sigmoid, "Softplus": c.softplus, "Mish": c.mish, "HardSwish": c.hard_swish,
     "Softsign": lambda x: x / (t.abs(x) + 1.0),
 }, 1)  # fmt: skip
@@ -319,7 +342,8 @@ def _dequantize(n: Node) -> Result:
 def _dynamic_quantize(n: Node) -> Result:
     x = n.x()
     low, high = t.minimum(t.min(x), 0.0), t.maximum(t.max(x), 0.0)
-    scale = (high - low) * (1.0 / 255.0)
+    scale = t.div(high - low, 255.0)
+    scale = t.where(t.eq(scale, 0.0), 1.0 / 255.0, scale)  # of nothing but zeros
     zero = saturate(t.round(-low / scale), "uint8")
     shifted = t.round(x / scale) + t.cast(zero, x.dtype)
     return [saturate(shifted, "uint8"), scale, zero]

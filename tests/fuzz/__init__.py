@@ -1,0 +1,1 @@
+"""Random typed graphs against what they mean: `python -m tests.fuzz --help`."""

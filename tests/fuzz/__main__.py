@@ -1,0 +1,77 @@
+"""Fuzzing from the command line: `python -m tests.fuzz CHECK [--seconds S] [--seed N] [--steps K]`.
+
+Prints every graph that fails, cut down, with the seed that makes it again; then what was exercised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+
+from . import checks, generated, sizes
+from .graphs import Case, Grower, Kinds
+from .shrink import shrunk
+
+FLOAT32 = Kinds(floats=("float32",), ints=("int64",))
+CHECKS: Mapping[str, tuple[Callable[..., str], Kinds]] = {
+    "simplified": (checks.simplified, Kinds()),
+    "classes": (checks.classes, Kinds(rules=0.4)),
+    "exact": (partial(checks.classes, exact=True), Kinds(rules=0.4, exact=True)),
+    "plans": (checks.plans, Kinds()),
+    "narrow": (partial(checks.plans, narrow=True), Kinds(floats=("bfloat16",))),
+    "optimized": (checks.optimized, Kinds()),
+    "sizes": (sizes.sizes, Kinds(sizes=(1, 3, 7, 11), volume=1500)),
+    "specified": (generated.specified, Kinds()),
+    "triton": (generated.triton, Kinds()),
+    "cuda": (generated.cuda, Kinds()),
+}
+
+
+def attempted(check: Callable[..., str], one: Case, seed: int) -> str:
+    """What a check says of a graph; an exception is said in words."""
+    try:
+        return check(one, random.Random(seed))
+    except Exception as error:
+        return f"raised {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
+
+
+def kind_of(said: str) -> str:
+    """What two failures have in common if they are of one kind."""
+    return said.partition(":")[0] if said.startswith("raised") else "wrong" if said else ""
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("check", choices=list(CHECKS))
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--once", action="store_true", help="this seed alone")
+    given = parser.parse_args()
+    check, kinds = CHECKS[given.check]
+    end, seed, failed = time.monotonic() + given.seconds, given.seed, Counter[str]()
+    while time.monotonic() < end:
+        one = Grower(seed, kinds).graph(given.steps)
+        if said := attempted(check, one, seed):
+            failed[kind_of(said)] += 1
+            small = shrunk(one, lambda c: kind_of(attempted(check, c, seed)) == kind_of(said))
+            print(f"=== seed {seed}\n{small.text()}\n{attempted(check, small, seed)[:6000]}\n", flush=True)
+        seed += 1
+        if given.once:
+            break
+    print(f"{seed - given.seed} graphs from seed {given.seed}, failures: {dict(failed)}")
+    for name, count in sorted(checks.SEEN.items()):
+        print(f"{count:>8} {name}")
+
+
+if __name__ == "__main__":
+    main()

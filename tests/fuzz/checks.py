@@ -1,0 +1,341 @@
+"""What must hold of a graph on its way to a program. Each check returns what is wrong in words, '' if nothing is."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tensor_graphs as tg
+from tensor_graphs.accept import renamed, run_flat
+from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.registry import backend, storing_narrow
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.egraph import dtypes
+from tensor_graphs.egraph.blocks import find_blocks
+from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.rule import Rule
+from tensor_graphs.egraph.saturate import Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.view import EGraphView, glue
+from tensor_graphs.extract.candidates import Hypergraph, candidates
+from tensor_graphs.extract.kernel import Backend, Priced
+from tensor_graphs.extract.plan import plan_of
+from tensor_graphs.extract.problem import Extraction
+from tensor_graphs.extract.search import Choice
+from tensor_graphs.extract.storage import narrow_types
+from tensor_graphs.pipeline import Options, Session, prepare
+from tensor_graphs.rules import ALL
+
+from .graphs import Case
+from .oracle import BASE, Oracle, coarsest
+
+Array = np.ndarray[Any, Any]
+SEEN: Counter[str] = Counter()  # what was exercised: kernels, rules, classes, by name
+
+
+def work_of(graph: Graph, *, exact: bool = False) -> Graph:
+    """The form of a graph that is optimized."""
+    session = Session(Options(backend="numpy", tolerance="exact" if exact else "eager", limits=Limits(iterations=0)))
+    return prepare(session, graph, None).work
+
+
+def data_of(one: Case) -> dict[str, Array]:
+    """Inputs and weights by name."""
+    return {**one.inputs, **one.graph.params}  # type: ignore[dict-item]
+
+
+# ---------------------------------------------------------------- simplification
+def simplified(one: Case, rng: random.Random) -> str:
+    """The form that is optimized means what the graph means; where exactness is asked for, bit by bit."""
+    oracle = Oracle(one.graph.outputs, data_of(one))  # constants are folded in their own dtype
+    with np.errstate(all="ignore"):
+        found = evaluate(work_of(one.graph), one.inputs, float64=True)
+        if said := oracle.wrong(found):
+            return said
+        if any(n.entry.kind in ("contraction", "reduction") or n.entry.composite for n in one.graph.nodes()):
+            return ""  # folded constants lie otherwise in memory: NumPy adds them up in another order
+        for a, b in zip(evaluate(work_of(one.graph, exact=True), one.inputs), evaluate(one.graph, one.inputs)):
+            if not same_bits(a, b):
+                return f"claimed exact, but the bits differ: {a!r} for {b!r}"
+    return ""
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Equal bit by bit; NaN equals NaN."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.kind in "iub":
+        return bool(np.array_equal(a, b))
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    nan = np.isnan(x)
+    return bool(np.array_equal(nan, np.isnan(y)) and np.all(nan | ((x == y) & (np.signbit(x) == np.signbit(y)))))
+
+
+# ---------------------------------------------------------------- classes
+def classes(
+    one: Case, rng: random.Random, *, rules: Sequence[Rule] = ALL, rounds: int = 5, nodes: int = 2500, seconds: float = 8.0,
+    exact: bool = False,
+) -> str:  # fmt: skip
+    """All e-nodes of a class have one value, after more rounds than the default and without pruning."""
+    work = work_of(one.graph, exact=exact)
+    view = saturate_block(
+        work, rules, Limits(nodes=nodes, iterations=rounds, seconds=seconds), guard=False, exact=exact
+    )
+    SEEN.update(f"rule {n}" for n, m in view.report.matches.items() if m)
+    return class_values(view, data_of(one), exact=exact)
+
+
+def class_values(view: EGraphView, data: dict[str, Array], *, exact: bool = False) -> str:
+    """Every e-node over the values of its operands' classes against the value of its own class."""
+    choice = view.cheapest([1.0] * len(view))[1]
+    known = [c for c in range(view.n_classes) if choice[c] >= 0]
+    with np.errstate(all="ignore"):
+        terms = view.terms(choice, known)
+        found = evaluate(terms, data, params=data, float64=not exact)
+        value = dict(zip(known, found))
+        for n in range(len(view)):
+            kids, cls = view.kids(n).tolist(), int(view.cls[n])
+            if (
+                view.op[n] in ("input", "param", "state", "constant")
+                or cls not in value
+                or any(k not in value for k in kids)
+            ):
+                continue
+            SEEN["e-nodes"] += 1
+            want = value[cls]
+            got = of_node(view, n, [value[k] for k in kids], exact=exact)
+            if got.shape != want.shape:
+                return f"class {cls} ({view.types[cls]}): shape {got.shape}, not {want.shape}\n{shown(view, n, terms, known)}"
+            if exact:
+                if not same_bits(got, want):
+                    return f"bits differ: {got!r} for {want!r}\n{shown(view, n, terms, known)}"
+            elif said := apart(view, n, got, want, [value[k] for k in kids]):
+                return f"class {cls} ({view.types[cls]}): {said}\n{shown(view, n, terms, known)}"
+    SEEN["classes"] += view.n_classes
+    return ""
+
+
+def of_node(view: EGraphView, node: int, operands: Sequence[Array], *, exact: bool = False) -> Array:
+    """An e-node's value over operands."""
+    leaves = [tg.input(f"k{i}", t.shape, t.dtype) for i, t in enumerate(view.types_of(node))]
+    made = view.node_tensor(node, leaves)
+    return evaluate([made], {f"k{i}": x for i, x in enumerate(operands)}, float64=not exact)[0]
+
+
+def apart(view: EGraphView, node: int, got: Array, want: Array, operands: Sequence[Array]) -> str:
+    """What is wrong between two values of a class; '' for rounding, and for jumps that rounding of the operands explains."""
+    floats = dtypes.is_float(view.types[int(view.cls[node])].dtype)
+    if not floats and np.array_equal(got, want):
+        return ""
+    if floats:
+        fine = np.isfinite(want)
+        if not np.array_equal(fine, np.isfinite(got)):
+            bad = fine != np.isfinite(got)
+        else:
+            peak = max(
+                [
+                    1.0,
+                    *(
+                        float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+                        for x in (*operands, want)
+                        if x.dtype.kind == "f"
+                    ),
+                ]
+            )
+            bad = np.zeros(want.shape, np.bool_)
+            bad[fine] = np.abs(got[fine] - want[fine]) > 1e-9 * peak
+        if not bad.any():
+            return ""
+    rng = np.random.default_rng(0)
+    for _ in range(4):  # near a jump, or badly conditioned
+        moved = of_node(
+            view, node, [x * (1 + 1e-9 * rng.uniform(-1, 1, x.shape)) if x.dtype.kind == "f" else x for x in operands]
+        )
+        if not floats:
+            bad = got != want
+            bad &= moved == got
+        else:
+            bad &= ~(np.abs(moved - got) * 10 >= np.abs(got - want))
+        if not bad.any():
+            return ""
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{int(bad.sum())} of {bad.size} places differ, at {at} {got[at]!r} for {want[at]!r}"
+
+
+def shown(view: EGraphView, node: int, terms: Sequence[Tensor], known: Sequence[int]) -> str:
+    """An e-node and its class's term."""
+    at = dict(zip(known, terms))
+    cls = int(view.cls[node])
+    made = view.node_tensor(node, [at[k] for k in view.kids(node).tolist()])
+    return "\n".join(f"{name}\n{Case(Graph.of(t), {}).text()}" for name, t in (("term", at[cls]), ("e-node", made)))
+
+
+# ---------------------------------------------------------------- plans of odd kernels
+CPU, GPU = ("numpy", "torch", "c"), ("torch_cuda", "triton", "nvrtc")
+
+
+def backends_of(*names: str) -> list[Backend]:
+    """Backends that work here, and those that generate for a GPU."""
+    return [b for n in names if (b := backend(n)) and (n in GPU or not b.unavailable())]
+
+
+def odd_choice(found: Hypergraph, rng: random.Random, done: set[Any]) -> Choice | None:
+    """A plan by random prices at which kernels that no earlier plan had are nearly free."""
+    prices = []
+    for c in found.candidates:
+        free = not c.is_view and kernel_key(c) not in done
+        us = rng.random() ** 2 * (1e-4 if free and rng.random() < 0.8 else 1.0) + 1e-6
+        schedules = c.template.space(c.call) if c.template.space is not None else ()
+        schedule = tuple(sorted(rng.choice(list(schedules)).items())) if schedules else ()
+        prices.append(Priced(us, us, us, "predicted", schedule))
+    order = cheapest(found, [p.us for p in prices])
+    if order is None:
+        return None
+    cost = sum(prices[i].us for i in order)
+    nothing = Extraction(np.zeros(0, np.int32), cost, 0.0, False, 0.0, "odd")
+    return Choice(found, order, prices, nothing)
+
+
+def kernel_key(candidate: Any) -> Any:
+    """A kernel as it is called."""
+    call = candidate.call
+    places = tuple((o.type, o.strides) for o in call.places.values())
+    return candidate.template.name, candidate.template.pattern, places, repr(call.attrs)
+
+
+def cheapest(found: Hypergraph, price: Sequence[float]) -> list[int] | None:
+    """Candidates of the cheapest trees, inputs before users; None where a root has none (Knuth's algorithm)."""
+    numbered = found.numbered
+    left = [len(kids) for kids in numbered.needs]
+    users: dict[int, list[int]] = {}
+    for i, kids in enumerate(numbered.needs):
+        for k in kids:
+            users.setdefault(k, []).append(i)
+    best: dict[int, float] = {}
+    maker: dict[int, int] = {}
+    given = {n for v, n in numbered.vertices.items() if found.given.get(v.cls) == v.strides}
+    heap = [(price[i], i) for i, n in enumerate(left) if not n]
+    heapq.heapify(heap)
+    while heap:
+        cost, i = heapq.heappop(heap)
+        for v in numbered.outputs(i):
+            if v in best:
+                continue
+            best[v], maker[v] = cost, i
+            for user in users.get(v, ()):
+                left[user] -= 1
+                if not left[user]:
+                    heapq.heappush(heap, (price[user] + sum(best[k] for k in numbered.needs[user]), user))
+    order: dict[int, None] = {}
+
+    def visit(v: int) -> bool:
+        if v in given:
+            return True
+        if v not in maker:
+            return False
+        if maker[v] not in order:
+            if not all(visit(k) for k in numbered.needs[maker[v]]):
+                return False
+            order[maker[v]] = None
+        return True
+
+    return list(order) if all(visit(r) for r in numbered.roots) else None
+
+
+def own_text(source: str) -> str:
+    """A program without what all programs have."""
+    starts = [at for mark in ("@triton.jit", "extern ", "\ndef bind(", "\nvoid ") if (at := source.find(mark)) >= 0]
+    return source[min(starts) :]
+
+
+def forms(one: Case, *, exact: bool = False) -> tuple[Graph, EGraphView]:
+    """The graph's saturated view, as the pipeline has it."""
+    work = work_of(one.graph, exact=exact)
+    blocks = find_blocks(work)
+    rules = [r for r in ALL if r.exact or not exact]
+    views = saturate_blocks(
+        [b.graph for b in blocks.unique], rules, Limits(nodes=1200, iterations=4, seconds=4.0), exact=exact
+    )
+    return work, glue(blocks, views)
+
+
+def plans(one: Case, rng: random.Random, *, names: Sequence[str] = CPU, tries: int = 8, device: str | None = None,
+          narrow: bool = False) -> str:  # fmt: skip
+    """Programs of kernels that were picked for being odd compute what the graph means."""
+    work, view = forms(one)
+    types = narrow_types(view) if narrow else None
+    chosen = backends_of(*names)
+    if narrow and not {*names} & {*GPU}:
+        chosen = storing_narrow(chosen)
+    found = candidates(view, chosen, view_strides, types)
+    dtype = coarsest(one.graph.nodes())
+    dtype = max(dtype, "float32", key=BASE.__getitem__) if dtype != "float64" else dtype
+    oracle = Oracle(one.graph.outputs, data_of(one), dtype=dtype)
+    done: set[Any] = set()
+    for _ in range(tries):
+        choice = odd_choice(found, rng, done)
+        if choice is None:
+            return f"no kernels cover the outputs of\n{Case(work, {}).text()}"
+        fresh = {kernel_key(found.candidates[i]) for i in choice.chosen} - done
+        if not fresh:
+            break
+        done |= fresh
+        plan = replace(plan_of(choice, work), graph=renamed(one.graph, work))
+        program = Program(plan, device=device)
+        SEEN.update(f"kernel {s.template.name}" for s in plan.steps)
+        SEEN["programs"] += 1
+        try:
+            with np.errstate(all="ignore"):
+                values = run_flat(program, one.inputs)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}\n{own_text(program.source)}"
+        if said := oracle.wrong(values):
+            return f"{said}\nkernels {[s.template.name for s in plan.steps]}\n{own_text(program.source)}"
+        for value, root in zip(values, one.graph.outputs):
+            if np.asarray(value).dtype != dtypes.numpy_dtype(root.dtype):
+                return f"dtype {np.asarray(value).dtype}, not {root.dtype}"
+    return ""
+
+
+# ---------------------------------------------------------------- what users call
+def optimized(one: Case, rng: random.Random) -> str:
+    """`optimize` as it is, with options at random; then saved and loaded."""
+    options: dict[str, Any] = {"backend": rng.choice(("auto", "numpy", "torch", "c")), "effort": rng.choice((0, 1, 1))}
+    exact = rng.random() < 0.25
+    if exact:
+        options |= {"backend": "numpy", "tolerance": "exact"}
+    try:
+        made = tg.optimize(
+            one.graph, measure=False, budget=20.0, limits=Limits(nodes=1200, iterations=4, seconds=4.0), **options
+        )
+    except tg.errors.TensorGraphsError as error:
+        return f"{options}: {type(error).__name__}: {error}"
+    SEEN[f"optimize {options['backend']}{' exact' if exact else ''}"] += 1
+    with np.errstate(all="ignore"):
+        values = run_flat(made, one.inputs)
+        own = evaluate(one.graph, one.inputs)
+    dtype = coarsest(one.graph.nodes())
+    oracle = Oracle(
+        one.graph.outputs,
+        data_of(one),
+        dtype=dtype if dtype == "float64" else max(dtype, "float32", key=BASE.__getitem__),
+    )
+    if exact and not all(map(same_bits, map(np.asarray, values), own)):
+        return f"exact, but the bits differ: {values} for {own}\n{made.source}"
+    if said := oracle.wrong(values):
+        return f"{options}: {said}\n{made.source}"
+    with tempfile.TemporaryDirectory() as folder:
+        made.save(Path(folder) / "p")
+        loaded = tg.load_program(Path(folder) / "p")
+        for a, b in zip(run_flat(loaded, one.inputs), values):
+            if not same_bits(np.asarray(a), np.asarray(b)):
+                return f"{options}: the loaded program gives {a!r} for {b!r}"
+    return ""

@@ -1,0 +1,59 @@
+"""ONNX operators with random attributes (tests/fuzz/onnx_nodes.py), and functions over the whole range of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.models.onnx import load_onnx  # noqa: E402
+
+from ..fuzz.onnx_nodes import NODES, tried  # noqa: E402
+
+#: Operators whose reference is wrong in some cases, without another runtime that takes them: never compared here.
+OTHERWISE = {
+    "MaxPool": "the reference's SAME_LOWER with strides beyond the kernel",
+    "LRN": "the reference's even sizes",
+    "MatMulInteger": "the reference's zero points per row",
+    "ReduceSumSquare": "the reference widens integers",
+    "Split": "pieces beyond the end",
+    **dict.fromkeys(("Conv", "AveragePool", "LpPool"), "windows that do not fit are refused"),
+}
+
+
+@pytest.mark.parametrize("op", [op for op in NODES if op not in OTHERWISE])
+def test_operators_with_random_attributes(op: str, tmp_path: Path) -> None:
+    said = [tried(seed, op, tmp_path) for seed in range(8)]
+    assert not [s for s in said if s and not s.startswith("-")]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("function", [np.sinh, np.cosh, np.arcsinh, np.arccosh], ids=lambda f: str(f.__name__))
+def test_functions_do_not_overflow_before_their_values_do(
+    function: Callable[..., Any], dtype: str, tmp_path: Path
+) -> None:
+    op = {"arcsinh": "Asinh", "arccosh": "Acosh"}.get(function.__name__, function.__name__.title())
+    last = float(np.log(np.finfo(dtype).max)) if function in (np.sinh, np.cosh) else float(np.finfo(dtype).max)
+    line = np.concatenate([np.geomspace(1e-3, last, 400), [np.inf, np.nan, 1.0]])
+    x = (line + 1 if function is np.arccosh else np.concatenate([line, -line, [0.0]])).astype(dtype)
+    kind = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
+    info = [onnx.helper.make_tensor_value_info(n, kind, x.shape) for n in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node(op, ["x"], ["y"])], "g", info[:1], info[1:])
+    file = tmp_path / "m.onnx"
+    file.write_bytes(
+        onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid("", 22)], ir_version=10
+        ).SerializeToString()
+    )
+    with np.errstate(all="ignore"):
+        (got,) = evaluate(load_onnx(file), {"x": x})
+        want = function(x.astype(np.float64)).astype(dtype)
+    assert got.dtype == x.dtype
+    np.testing.assert_allclose(got, want, rtol=40 * np.finfo(dtype).eps, atol=4 * np.finfo(dtype).eps)
