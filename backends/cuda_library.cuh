@@ -152,6 +152,13 @@ template <int ROW, int TILES, int N> DEVICE void put_product(float* place, const
 #pragma unroll
         for (int j = 0; j < 4; ++j) place[(i / TILES * 16 + row + j / 2 * 8) * ROW + i % TILES * 8 + column + j % 2] = x[i][j];
 }
+// The diagonals of squares, each of them half of 16 rows times their own 8 columns.
+template <int N> DEVICE void put_diagonal(float* place, const float (&x)[N][4]) {
+    const int row = threadIdx.x % 32 / 4;
+    if (threadIdx.x % 4 == row / 2)
+#pragma unroll
+        for (int i = 0; i < N; ++i) place[i * 8 + row] = row % 2 ? x[i][i % 2 * 2 + 1] : x[i][i % 2 * 2];
+}
 template <int PARTS, int APART> DEVICE float gathered(const float* place) {
     float sum = place[0];
 #pragma unroll

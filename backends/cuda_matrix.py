@@ -9,7 +9,7 @@ and along the sum; what they have is added through shared memory, and from there
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from .cuda_frame import Frame, Local, Scope
 from .cuda_layout import Along, Warps, steady
@@ -17,7 +17,7 @@ from .cuda_loops import Loops
 from .cuda_nest import Nest
 from .cuda_reductions import Reductions
 from .cuda_text import CTYPES, all_of, enclosed, span
-from .kir import Expr, Unfusable, walk
+from .kir import Expr, Unfusable, factors, walk
 from .tiling import Dot
 
 CHUNK = 32  # elements of the sum in a fragment
@@ -161,9 +161,13 @@ class Matrix(Loops):
             columns = next(d for d in frame.spans(right[e]) if d != dim)
             names[e] = Local(frame.fresh("acc"), ("m", columns), "float32")
             frame.line(f"float {names[e].name}[{frame.heights * frame.along[columns].repeat}][4] = {{}};")
+        squares = {e: two for e in sums if (two := _rows(frame, e)) is not None}
         for e in sums:
             names[e] = Local(frame.fresh("acc"), tuple(d for d in frame.spans(e.args[0]) if d != dim), "float32")
-            frame._begin(names[e].name, names[e].dims, "sum")
+            if e in squares:
+                frame.line(f"float {names[e].name}[{2 * frame.heights}][4] = {{}};")
+            else:
+                frame._begin(names[e].name, names[e].dims, "sum")
         held = {x: frame.declare(x) for x in (*rights, *lefts)}
         self._read(frame, rights, held, "own")
         whole = frame.step >= size
@@ -177,7 +181,10 @@ class Matrix(Loops):
             sides = {x: self._pack(frame, x, held) for x in dict.fromkeys((*left.values(), *right.values()))}
             packs = {e: (sides[left[e]], sides[right[e]]) for e in dots}
             for e in sums:
-                frame._accumulate(e, e.args[0], dim, names[e])
+                if e in squares:
+                    self._square(frame, names[e], *(held[x] for x in squares[e]))
+                else:
+                    frame._accumulate(e, e.args[0], dim, names[e])
             if not whole:
                 frame.line(f"const bool more = {at} + {frame.step} < {size};")
                 frame.line("{")
@@ -194,7 +201,7 @@ class Matrix(Loops):
         outer.lines += loop.lines
         if not whole:
             frame.line("}", outer)
-        self._gather(frame, dots, sums, names)
+        self._gather(frame, dots, sums, names, squares)
 
     def _read(self, frame: Fragments, loads: Sequence[Expr], held: dict[Expr, Local], start: str = "") -> None:
         """Loops that read loads, at a place of the sum if one is given; matrices past the first cache."""
@@ -246,7 +253,22 @@ class Matrix(Loops):
             frame.fill(nest, x, local, "more")
         nest.close()
 
-    def _gather(self, frame: Fragments, dots: dict[Expr, Dot], sums: Sequence[Expr], names: dict[Expr, Local]) -> None:
+    def _square(self, frame: Fragments, acc: Local, a: Local, b: Local) -> None:
+        """Sums of products of equal rows: the diagonal of one operand times the other, whose rows are columns then."""
+        nest = Nest(frame, (frame.dim,), frame.dim)
+        depth = frame.along[frame.dim].repeat
+        k = f"{frame.dim}_i" if depth > 1 else "0"
+        for h in range(frame.heights):
+            above, below = (f"{a.name}[{_sum((2 * h + i) * depth, k)}]" for i in (0, 1))
+            for i in (0, 1):
+                place = f"{acc.name}[{2 * h + i}]"
+                nest.line(f"multiply({place}, {above}, {below}, {b.name}[{_sum((2 * h + i) * depth, k)}]);")
+        nest.close()
+
+    def _gather(
+        self, frame: Fragments, dots: dict[Expr, Dot], sums: Sequence[Expr], names: dict[Expr, Local],
+        squares: Collection[Expr],
+    ) -> None:  # fmt: skip
         """What the warps along the sum have, added through shared memory, in the kernel's layout."""
         warps, rows = frame.warps, frame.heights * HEIGHT
         warp = f"thread / {32 * warps.across}"
@@ -265,11 +287,15 @@ class Matrix(Loops):
             kept = names[e].dims
             if kept not in (("m",), ()):
                 raise Unfusable("sums over columns beside products")
-            count = frame.count(kept)
-            frame.line(f"across_warp<Sum, 1, 4>({names[e].name});")
-            lane = "thread % 4 == 0" + (f" && thread / 32 % {warps.across} == 0" if warps.across > 1 else "")
-            spot = f"shared[{self.shared} + {warp} * {rows} + thread / 4 % 8 + i * 8]"
-            frame.line(f"if ({lane}) for (int i = 0; i < {count}; ++i) {spot} = {names[e].name}[i];")
+            count, place = frame.count(kept), f"{_sum(self.shared, 'shared')} + {warp} * {rows}"
+            first_ = f"thread / 32 % {warps.across} == 0" if warps.across > 1 else ""
+            if e in squares:
+                frame.line(f"{f'if ({first_}) ' if first_ else ''}put_diagonal({place}, {names[e].name});")
+            else:
+                frame.line(f"across_warp<Sum, 1, 4>({names[e].name});")
+                lane = all_of(["thread % 4 == 0", *([first_] if first_ else [])])
+                spot = f"({place})[thread / 4 % 8 + i * 8]"
+                frame.line(f"if ({lane}) for (int i = 0; i < {count}; ++i) {spot} = {names[e].name}[i];")
             wanted.append((e, self.shared, 1, rows))
             self.shared += rows * warps.along
         self.line("{")
@@ -277,7 +303,7 @@ class Matrix(Loops):
         self.line("}")
         self.line("__syncthreads();")
         self.counter = max(self.counter, frame.counter)
-        for e, first_, row, apart in wanted:
+        for e, begin, row, apart in wanted:
             kept = self.spans(e)
             local = Local(self.fresh("acc"), kept, self.wide)
             count = self.count(kept)
@@ -288,7 +314,7 @@ class Matrix(Loops):
             if len(kept) > 1:
                 column = nest.coordinate(kept[1])
                 spots.append(f"{column} % {self.along['n'].block}" if kept[1] == "n" else column)
-            place = " + ".join([_sum(first_, "shared"), *spots])
+            place = " + ".join([_sum(begin, "shared"), *spots])
             nest.line(f"{nest.at(local)} = gathered<{warps.along}, {apart}>({place});")
             nest.close()
             self.top.known[e] = local
@@ -297,6 +323,15 @@ class Matrix(Loops):
 def _sum(number: int, text: str) -> str:
     """The text of a sum."""
     return str(number) if text == "0" else f"{text} + {number}" if number else text
+
+
+def _rows(frame: Fragments, e: Expr) -> tuple[Expr, Expr] | None:
+    """The two operands of a sum over products of equal rows, where both are read whole."""
+    over, under = factors(e.args[0])
+    whole = not under and len(over) == 2 and all(frame.read_whole(f) for f in over)
+    if not whole or any(frame.spans(f) != ("m", frame.dim) for f in over) or len({frame.dtype(f) for f in over}) > 1:
+        return None
+    return over[0], over[1]
 
 
 def _sides(frame: Fragments, dot: Dot) -> bool:

@@ -137,7 +137,7 @@ class _Emitter(Matrix):
         used = [n for n in buffers if any(re.search(rf"\b{self.param[n]}\b", line) for line in body)]
         args = [*used, *(["counters"] if last is not None else [])]
         used_bytes = self.shared * (8 if self.wide == "float64" else 4) + self.ring_bytes
-        asked = used_bytes if used_bytes > SHARED and self.layout.warps is not None else 0
+        asked = used_bytes if used_bytes + 16 > SHARED and self.layout.warps is not None else 0
         if used_bytes > (ROOM if asked else SHARED):
             raise Unfusable(f"{self.shared} values in shared memory")
         if tiles["m"] * tiles["n"] * batch >= 1 << 31:
