@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import exp, log2, prod
 from typing import Protocol
 
 from .tiling import padded
@@ -303,39 +303,41 @@ class Few:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """An estimate of the time in µs."""
-        heights = -(-self.rows // 16)
+        """By `us`: warps along the sum and along columns, columns and elements of the sum of a warp, parts of the sum."""
         for along, wide, tiles, deep in product((2, 4, 8, 16, 32), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16)):
-            n, warps, step = 8 * tiles * wide, along * wide, 32 * along * deep
-            if self.columns % n or warps > 32 or self.length % 8:
+            if along * wide > 32:
                 continue
-            words = tiles * deep * self.matrices  # vectors of 16 bytes that a thread has of the matrices
-            registers = 4 * words + 4 * tiles * heights * self.matrices + 16 * heights + 40
-            if registers * 32 * warps > 65536 or registers > 255:
+            n, step = 8 * tiles * wide, 32 * along * deep
+            registers = self._registers(tiles, deep)
+            if self.columns % n or self.length % 8 or registers > min(255, 65536 // (32 * along * wide)):
                 continue
-            tiles_n = self.columns // n * self.batch
             for split in (1, 2, 4) if self.splits else (1,):
-                part = self.length // split
-                if self.length % split or part < step or (split > 1 and tiles_n > 2 * PROCESSORS):
+                many = split > 1 and self.columns // n * self.batch > 2 * PROCESSORS
+                if self.length % split or self.length // split < step or many:
                     continue
-                yield (
-                    self._schedule(along, wide, n, deep, split),
-                    self.us(warps, tiles * self.matrices, deep, words, registers, tiles_n, split),
-                )
+                schedule = {"warps": along, "wide": wide, "n": n, "deep": deep, "split": split, "um": self.rows}
+                yield schedule | dict(self.own), self.us(along, wide, tiles, deep, split)
 
-    def _schedule(self, along: int, wide: int, n: int, deep: int, split: int) -> Schedule:
-        return {"warps": along, "wide": wide, "n": n, "deep": deep, "split": split, "um": self.rows, **dict(self.own)}
+    def _registers(self, tiles: int, deep: int) -> int:
+        """What a thread has of the matrices, of the rows and of the sums, and the rest."""
+        heights = -(-self.rows // 16)
+        return 4 * tiles * (deep + heights) * self.matrices + 8 * deep * heights + 30
 
-    def us(self, warps: int, tiles: int, deep: int, words: int, registers: int, tiles_n: int, split: int) -> float:
-        """An estimate of the time: what memory takes, or a multiprocessor of which more is asked than of others. Few columns
-        in a warp read the rows too often; two runs of a line each at a time are what memory likes best."""
-        resident = max(1, min(RESIDENT // (32 * warps), 65536 // (32 * warps * registers)))
-        share = tiles_n * split / PROCESSORS
+    def us(self, along: int, wide: int, tiles: int, deep: int, split: int) -> float:
+        """An estimate of the time, fitted to kernels of all these kinds: what memory takes, or a multiprocessor of which more
+        is asked than of others, times what too little under way costs, joining, and rows that are read too often."""
+        warps, n, heights = along * wide, 8 * tiles * wide, -(-self.rows // 16)
+        registers = 32 * warps * self._registers(tiles, deep)
+        exchanged = along * 64 * heights * (n + 8) * self.matrices
+        resident = max(1, min(RESIDENT // (32 * warps), 65536 // registers, ALL_SHARED // (exchanged + 1024)))
+        blocks = self.columns // n * self.batch * split
         total = self.length * self.columns * self.matrices * 2.0 * self.batch
-        flying = min(max(1.0, share), resident) * 32 * warps * words * 16
-        busiest = -(-share // 1) * total / (tiles_n * split) / FASTEST
-        late = 0.8 * (-(-share // resident) - 1) + 0.3 * (warps > 16) + 0.5 * (warps < 8)
-        return (
-            max(total / BANDWIDTH / min(1.0, flying / IN_FLIGHT) ** 0.7, busiest) + 1.5 + late + JOIN / 3 * (split > 1)
-            + {1: 3.0, 2: 0.7}.get(tiles, 0.0) + {1: 0.5, 2: 0.0, 4: 0.7, 8: 1.6, 16: 1.2}[deep]
+        busiest = -(-blocks // PROCESSORS) * total / blocks / FASTEST
+        flying = min(max(1.0, blocks / PROCESSORS), resident) * 32 * warps * tiles * deep * self.matrices * 16
+        slower = (
+            0.4 * max(0.0, log2((40 << 10) / flying)) + 0.27 * max(0.0, log2((96 << 10) / flying))
+            + 0.065 * (split > 1) * split + 0.12 * (warps > 8) + 0.18 * (warps > 16) + 0.1 * (heights - 1)
+            + {1: -0.25, 2: -0.1, 4: 0.0, 8: 0.22, 16: 0.4}[deep]
+            + {1: 0.25, 2: -0.04, 4: 0.0}.get(tiles * self.matrices, 0.14)
         )  # fmt: skip
+        return 2.2 + max(total / BANDWIDTH, busiest) * exp(slower)
