@@ -33,6 +33,13 @@ class Division:
     by: int
     rest: bool
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # indices lie in indices: once for each
+        return hash((self.index, self.by, self.rest))
+
     def __repr__(self) -> str:
         return f"({self.index!r}) {'%' if self.rest else '//'} {self.by}"
 
@@ -56,8 +63,17 @@ class Index:
     terms: tuple[tuple[Atom, int], ...] = ()
     const: int = 0
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.terms, self.const))
+
     def __add__(self, other: Index | int) -> Index:
         other = index(other)
+        if not other.terms:
+            return Index(self.terms, self.const + other.const) if other.const else self
         found = dict(self.terms)
         for atom, c in other.terms:
             found[atom] = found.get(atom, 0) + c
