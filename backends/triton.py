@@ -7,14 +7,22 @@ from dataclasses import dataclass
 
 from ..egraph.graph import Tensor
 from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, template_of
+from .gluon_source import emit_roles
+from .gluon_space import role_schedules, roles_fit
 from .kir import Kernel
 from .tiling import Shape, shape_of
 from .triton_fits import facts_of, legal
 from .triton_source import emit, emit_joined
-from .triton_space import schedules, tiling_of
+from .triton_space import COUNT, schedules, tiling_of
 
-DESCRIBING = '''def described(x, shape, block):
-    """A matrix in memory, of which a kernel reads blocks."""
+DESCRIBING = '''def described(x, shape, block, swizzle=0):
+    """A matrix in memory, of which a kernel reads blocks; `swizzle`: how they lie in memory that roles share, in bytes."""
+    if swizzle:
+        from triton.experimental.gluon.language import NVMMASharedLayout
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=2)
+        return TensorDescriptor(x, list(shape), [shape[1], 1], list(block), layout)
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(x, list(shape), [shape[1], 1], list(block))'''
@@ -30,16 +38,21 @@ class TritonEmitter:
     needs: tuple[str, ...] = ("torch", "triton")
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """See triton_space.py."""
-        return schedules(kernel, shape, splits=splits)
+        """See gluon_space.py and triton_space.py."""
+        roles = list(role_schedules(kernel, shape))
+        return [*roles, *schedules(kernel, shape, COUNT - len(roles), splits=splits)]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
-        """See triton_fits.py."""
+        """See triton_fits.py and gluon_space.py."""
+        if "roles" in schedule:
+            return roles_fit(kernel, shape, schedule)
         return legal(facts_of(kernel, shape, splits), schedule)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """See triton_source.py."""
+        """See triton_source.py and gluon_source.py."""
         parts = schedule.get("split", 1)
+        if schedule.get("roles"):
+            return [emit_roles(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
         if parts == 1:
             return [emit(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
         first, second = found.halves(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .descriptors import box
+from .descriptors import Box, box
 from .index import WIDE, Axis, Index
 from .kir import Expr
 from .triton_text import ITEMSIZE, Tile
@@ -35,10 +35,23 @@ class Loads(Values):
 
     def boxed(self, operand: str, at: Index, dtype: str) -> Tile | None:
         """A tile that the copy unit reads, None where it cannot: it does not see single elements, nor another's mask."""
-        if self.fresh_loads or dtype not in ITEMSIZE or not at.axes & self.walked:
+        if self.fresh_loads or not at.axes & self.walked:
             return (
                 None  # what no loop reads is needed in registers: by way of shared memory it comes later and takes room
             )
+        named = self.box_of(operand, at, dtype)
+        if named is None:
+            return None
+        name, found = named
+        dims = tuple(self.dim_of(a) for a in found.axes)
+        text = f"{name}.load([{found.origin[0]}, {found.origin[1]}])"
+        in_order = self.order.index(dims[0]) < self.order.index(dims[1])
+        return Tile(text, dims, dtype) if in_order else Tile(f"tl.trans({text})", dims[::-1], dtype)
+
+    def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
+        """The box that a load reads, and its descriptor's name."""
+        if dtype not in ITEMSIZE:
+            return None
         tiles: dict[Axis, tuple[str, int]] = {}
         for a in at.axes:
             if a in self.shape.batch or a in self.single:
@@ -53,7 +66,4 @@ class Loads(Values):
             return None
         name = self.boxes.setdefault((operand, found.shape, found.block), f"{operand}_box{len(self.boxes)}")
         self.described[name] = operand, found
-        dims = tuple(self.dim_of(a) for a in found.axes)
-        text = f"{name}.load([{found.origin[0]}, {found.origin[1]}])"
-        in_order = self.order.index(dims[0]) < self.order.index(dims[1])
-        return Tile(text, dims, dtype) if in_order else Tile(f"tl.trans({text})", dims[::-1], dtype)
+        return name, found

@@ -31,7 +31,7 @@ ONE_BY_ONE = 8  # parts that are added one after the other: no sum across thread
 
 def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) -> Launch:
     """The launch of a kernel with given tiles. Unfusable where it has something that Triton's language lacks."""
-    return _Emitter(kernel, tiling, name, shape or shape_of(kernel)).launch()
+    return Function(kernel, tiling, name, shape or shape_of(kernel)).launch()
 
 
 def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> Launch:
@@ -52,7 +52,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     k = {a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}
     # large states go straight to registers: stages of them would not fit into shared memory
     join = replace(tiling, k=k, stages=1 if tiling.m * tiling.n > 4096 else tiling.stages)
-    return _Emitter(first, tiling, name, spread).launch(_Emitter(second, join, name, joining))
+    return Function(first, tiling, name, spread).launch(Function(second, join, name, joining))
 
 
 def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
@@ -60,10 +60,10 @@ def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
     return tuple(dict.fromkeys(e.axis for e in kernel.reductions))
 
 
-class _Emitter(Loops):
+class Function(Loops):
     """A whole kernel."""
 
-    def launch(self, last: _Emitter | None = None) -> Launch:
+    def launch(self, last: Function | None = None) -> Launch:
         """The function's text and its grid. `last` is what the last program of each tile does after its part."""
         s, t = self.shape, self.tiling
         tiles_m, tiles_n = -(-s.m // t.m), 1 if self.n_loop else -(-s.n // t.n)
@@ -113,10 +113,23 @@ class _Emitter(Loops):
         ]
 
     def _program(self, tiles_m: int, tiles_n: int) -> None:
+        s = self.shape
+        if tiles_m * tiles_n * math.prod(a.size for a in s.batch) > 1:
+            self.line("program = tl.program_id(0)")
+        self.place(tiles_m, tiles_n)
+        for dim, count, group in (("m", tiles_m, s.rows), ("n", tiles_n, s.cols)):
+            if group and not (dim == "n" and self.n_loop):
+                base = f"tile_{dim} * {self.block[dim]} + " if count > 1 else ""
+                self.line(f"{dim} = {base}tl.arange(0, {self.block[dim]})")
+                self._group(dim, group)
+        for a in s.inner:
+            if a not in self.walked and a not in self.joined:
+                self.line(f"{a.name} = tl.arange(0, {self.block[a.name]})")
+
+    def place(self, tiles_m: int, tiles_n: int) -> None:
+        """The lines that say which tile a program holds, and the values of batch axes."""
         s, t = self.shape, self.tiling
         batch = math.prod(a.size for a in s.batch)
-        if tiles_m * tiles_n * batch > 1:
-            self.line("program = tl.program_id(0)")
         tile = "program"
         with self.inside(self.top):
             descending = self.longest_last()
@@ -154,14 +167,6 @@ class _Emitter(Loops):
             self.line(f"tile_m = {tile}")
         elif tiles_n > 1:
             self.line(f"tile_n = {tile}")
-        for dim, count, group in (("m", tiles_m, s.rows), ("n", tiles_n, s.cols)):
-            if group and not (dim == "n" and self.n_loop):
-                base = f"tile_{dim} * {self.block[dim]} + " if count > 1 else ""
-                self.line(f"{dim} = {base}tl.arange(0, {self.block[dim]})")
-                self._group(dim, group)
-        for a in s.inner:
-            if a not in self.walked and a not in self.joined:
-                self.line(f"{a.name} = tl.arange(0, {self.block[a.name]})")
 
     def longest_last(self) -> bool:
         """Whether later rows have more to do, under a causal mask: their programs begin first, so that none is alone at the

@@ -1,0 +1,412 @@
+"""Attention whose warps have roles, as the text of Gluon functions (Triton's language with explicit layouts) for Hopper.
+
+One warp copies tiles of keys and values into rings in shared memory (the copy unit, descriptors.py); groups of four warps compute,
+each 64 rows. Both sides wait for each other by barriers in memory, tile by tile, and programs stay: one for each multiprocessor,
+which goes on to the next tile of rows while the last one is written. Within a group the product of the queries with the next
+keys and that of the present weights with their values are under way together, and the exponentials of the next scores run
+beside the latter (the schedule of FlashAttention-3, Shah et al. 2024, without its turns between groups).
+
+What is computed follows from the same expressions as in the files before: only products, waiting and layouts are said here.
+Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, their width), P weights as an operand, B what is stored.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .index import WIDE, Axis, Index, index
+from .kir import Expr, Kernel, Store, Unfusable, walk
+from .kir_loops import rolled
+from .tiling import Shape, Tiling
+from .triton_frame import Scope
+from .triton_source import Function
+from .triton_text import ITEMSIZE, NEUTRAL, TRITON, Launch, Tile, names_it
+
+GROUP = 64  # rows of four warps: what one instruction of the matrix unit takes
+MULTIPROCESSORS = 132
+WIDEST = 256  # columns of one instruction
+REGISTERS = 240, 24  # of a thread that computes, of one that copies
+
+IMPORTS = """from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait"""
+
+
+@dataclass(frozen=True)
+class RoleLaunch(Launch):
+    """A launch whose first four warps are one role of several, and whose descriptors say how tiles lie in shared memory."""
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The statement that launches it."""
+        described = [f"described({names[o]}, {b.shape}, {b.block}, {_swizzle(b.block[1])})" for o, b in self.boxes]
+        return f"{self.name}[({self.grid},)]({', '.join([*(names[a] for a in self.args), *described])}, num_warps=4)"
+
+
+def _swizzle(columns: int) -> int:
+    """Bytes of a row between which lines of shared memory are exchanged: 16-bit columns."""
+    return min(128, 2 * columns)
+
+
+def emit_roles(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleLaunch:
+    """The launch of attention with given tiles (rows of a program: 64 for each four warps). Unfusable where it is not one
+    product with keys inside one with values, both of 16 bits and read in whole boxes."""
+    groups = tiling.warps // 4
+    if shape.kind != "attention" or not shape.rows or len(shape.cols) != 1 or tiling.m != groups * GROUP:
+        raise Unfusable("roles are for attention over whole groups of rows")
+    *outer, row = shape.rows
+    if row.size % tiling.m:
+        raise Unfusable(f"{row.size} rows in tiles of {tiling.m}")
+    alone = replace(shape, rows=(row,), batch=(*shape.batch, *outer))
+    return Roles(kernel, replace(tiling, m=GROUP), name, alone, groups).roles()
+
+
+class Roles(Function):
+    """A kernel of two roles. `tall`: rows of a program."""
+
+    def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape, groups: int) -> None:
+        super().__init__(kernel, tiling, name, shape)
+        self.groups, self.tall = groups, groups * GROUP
+        if len(self.walked) != 1 or any(self.ragged(d) for d in self.order) or self.n_loop or tiling.n > WIDEST:
+            raise Unfusable("roles walk one axis in whole tiles")
+        (self.axis,) = self.walked
+        self.layouts: dict[tuple[str, ...], str] = {("m", self.axis.name): "S", ("m", "n"): "O"}
+        self.away = False  # whether positions are those of what is stored
+        self.bounds: list[str] = []  # which tiles of the walked axis there are, for both roles
+        self.rings: list[tuple[str, str]] = []  # names of the descriptors of keys and values
+        self.cut = False  # whether tiles beyond the last one are cut by a mask
+        self.width = 0
+
+    # ------------------------------------------------------------ layouts
+    def parent(self, dims: Sequence[str]) -> str:
+        """The layout of tiles over two dimensions."""
+        return "B" if self.away else self.layouts.get(tuple(dims), "Q")
+
+    def spread(self, tile: Tile, dims: Sequence[str]) -> str:
+        """As everywhere; a row's values lie as those of scores do, and are laid out as the others need them."""
+        if tile.dims == ("m",) and len(dims) == 2 and self.parent(dims) not in ("S", "B"):
+            return f"tl.convert_layout({tile.text}, tl.SliceLayout(1, {self.parent(dims)}))[:, None]"
+        return super().spread(tile, dims)
+
+    def axis_text(self, axis: Axis) -> str:
+        """As everywhere; positions of what is stored have names of their own."""
+        text = super().axis_text(axis)
+        return f"{text}_stored" if self.away and text in ("m", "n") else text
+
+    def whole(self, e: Expr) -> Tile:
+        """As everywhere; one value a row is laid out as those of scores."""
+        tile = super().whole(e)
+        return (
+            replace(tile, text=f"tl.convert_layout({tile.text}, tl.SliceLayout(1, S))") if tile.dims == ("m",) else tile
+        )
+
+    def _started(self, name: str, dims: Sequence[str], monoid: str) -> str:
+        if tuple(dims) != ("m",):
+            raise Unfusable("an accumulator that is not one value a row")
+        return f"{name} = tl.full({[GROUP]}, {NEUTRAL[monoid]}, tl.float32, layout=tl.SliceLayout(1, S))"
+
+    def origin(self, axis: Axis, dim: str) -> str:
+        """The first position of a tile along an axis."""
+        if dim == "m":
+            raise Unfusable("a loop that reads rows")
+        return super().origin(axis, dim)
+
+    def _extreme(self, at: Index, side: str) -> str:
+        """The least or greatest value of an index over the rows of a program, as one number."""
+        (row,) = self.shape.rows
+        step = at.coefficient(row)
+        rest = at - index(row) * step
+        if rest.axes - {*self.shape.batch}:
+            raise Unfusable("a bound that more than the row moves")
+        first = f"tile_m * {self.tall}" if row.size > self.tall else "0"
+        number = f"{first} + {self.tall - 1}" if (side == "max") == (step > 0) else first
+        parts = [f"({number}) * {step}" if step != 1 else number] if step else []
+        return f"({' + '.join([*parts, *([self.position(rest).text] if rest.terms or rest.const else [])]) or '0'})"
+
+    # ------------------------------------------------------------ the loop over keys
+    def loop(self, wanted: Expr) -> None:
+        """The loop that computes a maximum, sums below it and a product with the values."""
+        ready, dots, axis = self.together(wanted), self.shape.dots, self.axis
+        products = [e for e in ready if e in dots]
+        scores = [e for e in walk(x for r in ready for x in r.args) if e in dots and axis in e.axes]
+        maxima = [e for e in ready if e.value[0] == "max"]
+        if self.rings or len(products) != 1 or len(scores) != 1 or len(maxima) != 1:
+            raise Unfusable("not one product inside another one")
+        (product,), (score,), (top,) = products, scores, maxima
+        if any(rolled(e, axis) is not top for e in ready if e is not top) or score.axis in self.walked:
+            raise Unfusable("sums that do not follow a maximum")
+        self._operands_first(ready, axis)
+        outer, deep = self.scope, self.dim_of(score.axis)
+        self.width = self.block[deep]
+        left = self.side(dots[score].left)
+        keys, dtype = self.ring(dots[score].right, (deep, axis.name), "ahead")
+        values, other = self.ring(dots[product].right, (axis.name, "n"), "slot")
+        if left.dims != ("m", deep) or dtype != other:
+            raise Unfusable("queries that are no rows, or two dtypes")
+        narrow = TRITON[dtype]
+        self.line(f"queries.index(W).store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})")
+        self.line("fence_async_shared()")
+        split = self._bounds(ready, top)
+        names = {e: self.fresh("max" if e is top else "acc") for e in ready}
+        score_name, acc = self.fresh("score"), names[product]
+
+        first = Scope(outer.indent, outer.bound | {axis}, outside=outer)
+        for text in (
+            "slot = step % STAGES",
+            "mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)",
+            f"coming = warpgroup_mma(queries.index(W), {keys.replace('ahead', 'slot')}, {self._zeros()}, use_acc=False, is_async=True)",
+            f"{score_name} = warpgroup_mma_wait(0, deps=[coming])",
+            "mbarrier.arrive(keys_empty.index(slot))",
+            f"{axis.name}_ = begin + (blocks - 1) * {self.block[axis.name]}",
+        ):
+            self.line(text, first)
+        first.known[score] = Tile(score_name, ("m", axis.name), "float32")
+        self._body(first, outer, ready, top, product, names, {}, narrow)
+        self.line(f"{acc} = tl.zeros([{GROUP}, {self.block['n']}], tl.float32, layout=O)", outer)
+        outer.lines += first.lines
+
+        inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
+        inner.known[score] = Tile(score_name, ("m", axis.name), "float32")
+        for text in (
+            "ahead = (step + 1) % STAGES",
+            "mbarrier.wait(keys_full.index(ahead), ((step + 1) // STAGES) & 1)",
+            f"coming = warpgroup_mma(queries.index(W), {keys}, {self._zeros()}, use_acc=False, is_async=True)",
+            "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
+            f"pending = warpgroup_mma(weights, {values}, {acc}, is_async=True)",
+            f"{score_name} = warpgroup_mma_wait(1, deps=[coming])",
+            "mbarrier.arrive(keys_empty.index(ahead))",
+            f"{axis.name}_ = begin + (blocks - 1 - block) * {self.block[axis.name]}",
+        ):
+            self.line(text, inner)
+        arrived = f"{acc} = warpgroup_mma_wait(0, deps=[pending])"
+        self._body(inner, None, ready, top, product, names, split or {}, narrow, arrived)
+        self.line("slot = ahead", inner)
+        self.line("step += 1", inner)
+        self.line("for block in range(1, blocks):", outer)
+        outer.lines += inner.lines
+        for text in (
+            "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
+            f"pending = warpgroup_mma(weights, {values}, {acc}, is_async=True)",
+            f"{acc} = warpgroup_mma_wait(0, deps=[pending])",
+            "mbarrier.arrive(values_empty.index(slot))",
+            "step += 1",
+        ):
+            self.line(text, outer)
+        for e in ready:
+            outer.known[e] = Tile(names[e], ("m", "n") if e is product else ("m",), "float32")
+
+    def _zeros(self) -> str:
+        return f"tl.zeros([{GROUP}, {self.block[self.axis.name]}], tl.float32, layout=S)"
+
+    def ring(self, parts: Sequence[Expr], dims: tuple[str, str], slot: str) -> tuple[str, str]:
+        """A tile over two dimensions that the other role copies: its text in the slot named, and its dtype."""
+        if len(parts) != 1 or parts[0].op != "load" or parts[0].args:
+            raise Unfusable("what is computed of keys or values")
+        operand, at, _, dtype = parts[0].value
+        named = self.box_of(operand, at, dtype)
+        if named is None or ITEMSIZE[dtype] != 2 or not at.axes & self.walked:
+            raise Unfusable("keys or values that are no boxes of 16 bits")
+        name, found = named
+        ring = f"{'keys' if not self.rings else 'values'}"
+        self.rings.append((ring, name))
+        own = tuple(self.dim_of(a) for a in found.axes)
+        return f"{ring}.index({slot}){'' if own == dims else '.permute((1, 0))'}", dtype
+
+    def _bounds(self, ready: Sequence[Expr], top: Expr) -> dict[Expr, Expr] | None:
+        """Which tiles there are, from the last to the first: those that a mask cuts come first. The masks that change nothing
+        in the others (empty: in all but the very first); None where a mask may cut any tile."""
+        here, step = Scope(1, set(self.scope.bound)), self.block[self.axis.name]
+        with self.inside(here):
+            parts = self.segments(ready, self.axis)
+        begin, end = parts[0][0], parts[-1][1]
+        texts = [line.strip() for line in here.lines]
+        texts += [f"begin = {begin}", f"blocks = tl.maximum(({end} - begin + {step - 1}) // {step}, 1)"]
+        if len(parts) == 2 and not self._one_cut(top):
+            texts.append(f"cut = blocks - {parts[1][0]} // {step}")
+        self.bounds = texts
+        for text in texts:
+            self.line(text)
+        self.cut = texts[-1].startswith("cut")
+        return parts[0][2] if len(parts) == 2 else None
+
+    def _one_cut(self, top: Expr) -> bool:
+        """Whether the mask cuts the last tile alone: rows of a program begin where a tile does, and see no further than
+        themselves."""
+        (row,) = self.shape.rows
+        rooms = [r.rest for r in self._rooms(top, self.axis) if r.side == -1]
+        return self.block[self.axis.name] % self.tall == 0 and rooms == [index(row)]
+
+    def _body(
+        self, inner: Scope, outer: Scope | None, ready: Sequence[Expr], top: Expr, product: Expr, names: dict[Expr, str],
+        masks: dict[Expr, Expr], narrow: str, arrived: str = "",
+    ) -> None:  # fmt: skip
+        """From scores to weights: the maximum, the sums, and where a product `arrived`, its scale."""
+        axis = self.axis
+        self.line(
+            f"{axis.name} = {axis.name}_ + tl.arange(0, {self.block[axis.name]}, layout=tl.SliceLayout(0, S))", inner
+        )
+        body = top.args[0]
+        if masks and self.cut:
+            inner.bound.discard(axis)  # what a mask needs stays where it is needed
+            for head, known in (("if block < cut:", {}), ("else:", masks)):
+                branch = Scope(inner.indent + 1, inner.bound | {axis}, outside=inner)
+                with self.inside(branch):
+                    branch.known.update({e: self.value(kept) for e, kept in known.items()})
+                    self.line(f"logits = {self.floated(body).text}")
+                self.line(head, inner)
+                inner.lines += branch.lines
+            inner.bound.add(axis)
+            inner.known[body] = Tile("logits", ("m", axis.name), "float32")
+        elif masks:
+            with self.inside(inner):
+                inner.known.update({e: self.value(kept) for e, kept in masks.items()})
+        _, scale = self._running_max(top, axis, names[top], inner, outer)
+        for e in ready:
+            if e not in (top, product):
+                self._accumulate(e, axis, names[e], inner, outer, scale)
+        with self.inside(inner):
+            weights = self.side(self.shape.dots[product].left)
+            if weights.dims != ("m", axis.name):
+                raise Unfusable("weights that are not those of scores")
+            if arrived:
+                self.line(arrived)
+                self.line("mbarrier.arrive(values_empty.index(slot))")
+                self.line(f"{names[product]} = {names[product]} * {self.spread(scale, ('m', 'n'))}")
+            self.line(f"weights = tl.convert_layout({weights.atom}.to({narrow}), P)")
+
+    # ------------------------------------------------------------ the functions
+    def _store(self, store: Store) -> None:
+        """A result: rounded, laid out as memory is, and written."""
+        spot = self.kernel.buffers[store.buffer]
+        tile = self.floated(store.value)
+        if store.guards or tile.dims != ("m", "n"):
+            raise Unfusable("a result that is no tile of rows and columns")
+        text = tile.text if tile.dtype == spot.dtype else f"{tile.atom}.to({TRITON[spot.dtype]})"
+        self.away = True
+        where = self.position(store.at, store.at.range[1] >= WIDE)
+        self.away = False
+        if where.dims != ("m", "n"):
+            raise Unfusable("a place that is no tile of rows and columns")
+        self.line(f"tl.store({store.buffer} + {where.atom}, tl.convert_layout({text}, B))")
+
+    def roles(self) -> RoleLaunch:
+        """The functions: what each role does, and the kernel that gives warps their roles."""
+        s, t = self.shape, self.tiling
+        tiles_m, tiles_n = s.m // self.tall, s.n // t.n
+        programs = tiles_m * tiles_n * math.prod(a.size for a in s.batch)
+        rounds = -(-programs // MULTIPROCESSORS)
+        grid = min(programs, MULTIPROCESSORS)
+        place = Scope(3 if rounds > 1 else 1, set())
+        self.top.indent = place.indent
+        with self.inside(place):
+            self.place(tiles_m, tiles_n)
+        placed = [*place.lines]
+        with self.inside(place):
+            self._spans(tiles_m, tiles_n)
+        self._stores(self.kernel.stores)
+        if len(self.rings) != 2:
+            raise Unfusable("no loop over keys")
+        compute = self._turns(rounds, grid, programs) + [*place.lines, *self.top.lines]
+        copy = self._turns(rounds, grid, programs) + placed + self._copies("    " * place.indent)
+        pointers = [n for n in self.kernel.buffers if any(names_it(line, n) for line in compute)]
+        shared = ["queries", *(f"{r}{part}" for r, _ in self.rings for part in ("", "_full", "_empty"))]
+        boxes = [name for _, name in self.rings]
+        source = [
+            IMPORTS, "", "",
+            "@gluon.jit", f"def {self.name}_compute({', '.join([*pointers, *shared])}, W: gl.constexpr):",
+            *self._layouts(), f"    STAGES: gl.constexpr = {t.stages}", "    step = 0", *compute, "", "",
+            "@gluon.jit", f"def {self.name}_copy({', '.join([*boxes, *shared[1:]])}):",
+            f"    STAGES: gl.constexpr = {t.stages}", "    step = 0", *copy, "", "",
+            "@gluon.jit", f"def {self.name}({', '.join([*pointers, *boxes])}):", *self._kernel(pointers, boxes, shared),
+        ]  # fmt: skip
+        text = re.sub(r"\btl\.", "gl.", "\n".join(source)) + "\n"
+        described = tuple(self.described[name] for name in boxes)
+        return RoleLaunch(self.name, text, grid, tuple(pointers), 4, t.stages, described)
+
+    def _turns(self, rounds: int, grid: int, programs: int) -> list[str]:
+        """The loop over a program's tiles: forth and back, so that those with much to do come to ones with little."""
+        if rounds == 1:
+            return ["    program = tl.program_id(0)"] if programs > 1 else []
+        last = f"turn % 2 * ({grid - 1} - 2 * tl.program_id(0))"
+        return [
+            f"    for turn in range({rounds}):",
+            f"        program = turn * {grid} + tl.program_id(0) + {last}",
+            f"        if program < {programs}:",
+        ]
+
+    def _spans(self, tiles_m: int, tiles_n: int) -> None:
+        """The rows and columns of a tile, as they lie for scores and results, and for what is stored."""
+        base = f"tile_m * {self.tall} + " if tiles_m > 1 else ""
+        across = f"tile_n * {self.block['n']} + " if tiles_n > 1 else ""
+        n = self.block["n"]
+        self.line(f"m = {base}W * {GROUP} + tl.arange(0, {GROUP}, layout=tl.SliceLayout(1, S))")
+        self.line(f"m_stored = {base}W * {GROUP} + tl.arange(0, {GROUP}, layout=tl.SliceLayout(1, B))")
+        self.line(f"n = {across}tl.arange(0, {n}, layout=tl.SliceLayout(0, O))")
+        self.line(f"n_stored = {across}tl.arange(0, {n}, layout=tl.SliceLayout(0, B))")
+        for a in self.shape.inner:
+            if a not in self.walked:
+                self.line(f"{a.name} = tl.arange(0, {self.block[a.name]}, layout=tl.SliceLayout(0, Q))")
+
+    def _layouts(self) -> list[str]:
+        def matrix(columns: int) -> str:
+            return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {columns}, 16])"
+
+        def rows(columns: int) -> str:
+            lanes = min(32, columns // 8)
+            return f"gl.BlockedLayout([1, 8], [{32 // lanes}, {lanes}], [4, 1], [1, 0])"
+
+        found = {
+            "S": matrix(self.block[self.axis.name]),
+            "O": matrix(self.block["n"]),
+            "P": "gl.DotOperandLayout(0, O, 2)",
+        }
+        found |= {"Q": rows(self.width), "B": rows(self.block["n"])}
+        return [f"    {name}: gl.constexpr = {text}" for name, text in found.items()]
+
+    def _copies(self, pad: str) -> list[str]:
+        """What the copying role does for one tile."""
+        axis, inner = self.axis.name, pad + "    "
+        lines = [pad + text for text in self.bounds]
+        lines += [f"{pad}for block in range(blocks):", f"{inner}slot = step % STAGES"]
+        lines.append(f"{inner}{axis}_ = begin + (blocks - 1 - block) * {self.block[axis]}")
+        for ring, name in self.rings:
+            found = self.described[name][1]
+            lines += [
+                f"{inner}mbarrier.wait({ring}_empty.index(slot), (step // STAGES) & 1 ^ 1)",
+                f"{inner}mbarrier.expect({ring}_full.index(slot), {2 * math.prod(found.block)})",
+                f"{inner}tma.async_copy_global_to_shared({name}, [{', '.join(found.origin)}], {ring}_full.index(slot), "
+                f"{ring}.index(slot))",
+            ]
+        return [*lines, f"{inner}step += 1"]
+
+    def _kernel(self, pointers: Sequence[str], boxes: Sequence[str], shared: Sequence[str]) -> list[str]:
+        """Shared memory, barriers, roles."""
+        stages, lines = self.tiling.stages, []
+        dtype = TRITON[self.kernel.buffers[self.described[boxes[0]][0]].dtype]
+        swizzled = f"gl.NVMMASharedLayout(swizzle_byte_width={_swizzle(self.width)}, element_bitwidth=16, rank=2)"
+        lines.append(
+            f"queries = gl.allocate_shared_memory({dtype}, [{self.groups}, {GROUP}, {self.width}], {swizzled})"
+        )
+        for ring, name in self.rings:
+            rows, columns = self.described[name][1].block
+            lines.append(f"{ring} = gl.allocate_shared_memory({dtype}, [{stages}, {rows}, {columns}], {name}.layout)")
+            for part in ("full", "empty"):
+                lines.append(
+                    f"{ring}_{part} = gl.allocate_shared_memory(gl.int64, [{stages}, 1], mbarrier.MBarrierLayout())"
+                )
+        lines.append(f"for i in gl.static_range({stages}):")
+        for ring, _ in self.rings:
+            lines.append(f"    mbarrier.init({ring}_full.index(i), count=1)")
+            lines.append(f"    mbarrier.init({ring}_empty.index(i), count={self.groups})")
+        lines.append("fence_async_shared()")
+        lines.append("gl.warp_specialize([")
+        for group in range(self.groups):
+            lines.append(f"    ({self.name}_compute, ({', '.join([*pointers, *shared])}, {group})),")
+        lines.append(f"    ({self.name}_copy, ({', '.join([*boxes, *shared[1:]])})),")
+        many, few = REGISTERS
+        warps, registers = [4] * (self.groups - 1) + [1], [many] * (self.groups - 1) + [few]
+        lines.append(f"], {warps}, {registers})")
+        return ["    " + line for line in lines]
