@@ -317,22 +317,37 @@ def check(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
 
 def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
     """`check`, and where nothing is refuted an attempt at a proof: by SMT for all sizes and ranks (smt.py), with random
-    evaluations that err with a chance below 2**-60 (field.py). A rule that is not proved stays "tested"; it says why."""
-    from .smt import prove
-
+    evaluations that err with a chance below 2**-60 (field.py), or bit by bit (bits.py). A rule that is not proved stays
+    "tested"; it says why."""
     found = check(rule, seed=seed, samples=samples)
     if found.status != "tested":
         return found
-    said, least = "", float("inf")
+    said: dict[str, None] = {}
     for one in rule.directions:
-        done, said = prove(one)
+        done, why = _proof(one, seed, samples)
         if not done:
-            return Verdict("tested", f"{found.detail}; not proved: {said}")
-        bits = (_sure(one, x, seed) for x in instances(one, random.Random(seed), samples))
-        least = min(least, next((b for b in bits if b), 0.0))
-    if least < BITS:
-        return Verdict("tested", f"{found.detail}; not proved: exact evaluation does not apply")
-    return Verdict("proved", f"{said}; random evaluation errs with a chance below 2^-{int(least)}; {found.detail}")
+            return Verdict("tested", f"{found.detail}; not proved: {why}")
+        said[why] = None
+    return Verdict("proved", "; ".join([*said, found.detail]))
+
+
+def _proof(rule: Rule, seed: int, samples: int) -> tuple[bool, str]:
+    """Whether a one-way rule is proved, and how, or why not. Bit by bit every case is decided; elsewhere random evaluations, or
+    all that decide, stand beside the proof."""
+    from .bits import prove_bits
+    from .grid import decides
+    from .smt import prove
+
+    done, why = prove(rule)
+    if done:
+        bits = (_sure(rule, x, seed) for x in instances(rule, random.Random(seed), samples))
+        if (least := next((b for b in bits if b), 0.0)) >= BITS:
+            return True, f"{why}; random evaluation errs with a chance below 2^-{int(least)}"
+        if decides(rule):
+            return True, f"{why}; equal at all points that decide terms that are linear piece by piece"
+        why = "exact evaluation does not apply"
+    decided, said = prove_bits(rule)
+    return decided, said if decided else why
 
 
 def _sure(rule: Rule, found: Instance, seed: int) -> float:

@@ -150,7 +150,7 @@ class _World:
         self.env: dict[str, Any] = dict(fixed)
         self.summed = count()
         bits = _bits(rule)
-        self.booleans = _booleans(rule) | bits
+        self.booleans = booleans(rule) | bits
         for name, rank in ranks.items():
             shape = tuple(z.Int(f"{name}.{i}") for i in range(rank))
             self.facts.said += [d >= 0 for d in shape]
@@ -627,8 +627,8 @@ class _World:
         return walk(expand(make(entry.name, leaves, attrs)))
 
     # ------------------------------------------------------------ the question
-    def holds(self) -> bool | None:
-        """Whether the rule holds in this world; None if it never matches here."""
+    def holds(self, types_only: bool = False) -> bool | None:
+        """Whether the rule holds in this world, or only keeps types; None if it never matches here."""
         z = self.z
         lefts = [self.term(t, self.facts) for t in self.rule.lefts]
         guards = []
@@ -667,6 +667,8 @@ class _World:
             return None
         if self.ask([*assumed, z.Not(z.And(*owed))]) != z.unsat:
             return False
+        if types_only:
+            return True
         nowhere = z.Or(*self.facts.undefined, False), z.Or(*shown.undefined, False)
         given = [*assumed, *inside, z.Not(nowhere[0])]
         if not all(self.equal_totals(given, Total.of(a), Total.of(b)) for a, b in sums):
@@ -708,7 +710,7 @@ def _put(shape: Sequence[Any], axis: int, size: Any) -> tuple[Any, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def _booleans(rule: Rule) -> set[str]:
+def booleans(rule: Rule) -> set[str]:
     """Variables that must be booleans: conditions, and what a guard says. `and`, `or`, `not` take integers as well."""
     found = set()
     for side in (*rule.lefts, *rule.rights):
@@ -848,6 +850,23 @@ def prove(rule: Rule) -> tuple[bool, str]:
         return done, said
     except Beyond as beyond:
         return False, str(beyond)
+
+
+def typed(rule: Rule) -> int:
+    """At how many patterns of ranks and axes the right sides have the types of the left sides wherever the rule matches; 0 if
+    z3 does not show it at one. Beyond: more than it is asked."""
+    matched = 0
+    for asked, (ranks, fixed) in enumerate(_structures(rule, False)):
+        if asked == QUESTIONS:
+            raise Beyond("too many ranks, axes and permutations")
+        try:
+            found = _World(rule, ranks, fixed, False).holds(types_only=True)
+        except _Reject:
+            continue
+        if found is False:
+            return 0
+        matched += found is True
+    return matched
 
 
 def _reals_only(rule: Rule) -> bool:

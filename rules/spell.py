@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def known(roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     if not 0 < len(values) <= NUMBERS:
         return found
     for rank, dtype in sorted({(n.rank, n.dtype) for n in order if n.op == "mul" and is_float(n.dtype)}):
-        number = lambda v, shape=(1,) * rank, dtype=dtype: api.full(shape, v, dtype)
+        number = partial(_number, (1,) * rank, dtype)
         if any(n.op in ORDERED for n in order):
             found += [(make("relu", (number(v),)), number(v)) for v in values if v >= 0]
         have = [*values, *([] if 1.0 in values else [1.0])] if len(values) > 1 else []
@@ -85,6 +86,10 @@ def known(roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
                 found += [(make(op, (number(a), number(b))), number(_near(v, values)))
                           for op, v in (("mul", a * b), ("add", a + b)) if abs(v) < DENOMINATOR]  # fmt: skip
     return found
+
+
+def _number(shape: Shape, dtype: str, value: float) -> Tensor:
+    return api.full(shape, value, dtype)
 
 
 def _near(value: float, known: Sequence[float]) -> float:

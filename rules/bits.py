@@ -1,0 +1,226 @@
+"""Proofs that hold bit by bit: elementwise rules in the arithmetic of every number format, as z3 knows it.
+
+An elementwise rule without layout says the same of every element, whatever the shapes; what its operands' types must be is asked
+as in smt.py, at every pattern of ranks. Of the elements z3 is asked in IEEE arithmetic, rounding to the nearest, in the four float
+formats, and modulo 2**n for the integers, where the rule matches them. Bits are equal if they are, or both are NaN. Where a
+maximum or minimum of 0.0 and -0.0 is asked for, NumPy, Torch and hardware differ: the rule must hold if the first is taken, if the
+second is, and if 0.0 counts as larger. A rule that does not claim to be exact is asked of finite operands, and 0.0 equals -0.0 then:
+that is no weaker than what it says where nothing is rounded. Functions that are not of this arithmetic are unknown, but for the
+sign of exp and sqrt.
+
+A proof of this kind decides every case, so that no random evaluation is needed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from ..egraph import api
+from ..egraph.composite import expand
+from ..egraph.graph import Tensor, make
+from ..egraph.ops import OPS
+from ..egraph.pattern import Apply, Call, Literal, Term, Value, Var, attr_names, subterms, variables
+from ..egraph.rule import Rule
+from .smt import COST, Beyond, booleans, typed, z3
+
+FLOATS = {"float16": (5, 11), "bfloat16": (8, 8), "float32": (8, 24), "float64": (11, 53)}
+INTS = {f"{sign}int{n}": (n, not sign) for n in (8, 16, 32, 64) for sign in ("", "u")}
+TIES = ("first", "second", "positive")
+MILLISECONDS = 5000  # per question
+SECONDS = 30.0  # per rule
+NEVER_NEGATIVE = ("exp", "sqrt")
+
+
+class _Floats:
+    """The arithmetic of a float format."""
+
+    def __init__(self, name: str, ties: str, exact: bool) -> None:
+        self.z, self.ties, self.exact, self.facts = z3(), ties, exact, list[Any]()
+        self.sort = self.z.FPSort(*FLOATS[name])
+        self.nearest = self.z.RNE()
+
+    def variable(self, name: str) -> Any:
+        """An operand's element."""
+        found = self.z.FP(name, self.sort)
+        if not self.exact:
+            self.facts.append(self.z.Not(self.z.Or(self.z.fpIsNaN(found), self.z.fpIsInf(found))))
+        return found
+
+    def number(self, value: float) -> Any:
+        """A constant."""
+        return self.z.FPVal(value, self.sort)
+
+    def equal(self, a: Any, b: Any) -> Any:
+        """Bit by bit, all NaN alike; equal numbers where the rule does not claim more."""
+        z = self.z
+        if not self.exact:
+            return z.fpEQ(a, b)
+        return z.Or(z.And(z.fpIsNaN(a), z.fpIsNaN(b)), z.And(z.Not(z.fpIsNaN(a)), z.Not(z.fpIsNaN(b)), a == b))
+
+    def larger(self, x: Any, y: Any, most: bool) -> Any:
+        """A maximum or minimum; NaN wins."""
+        z = self.z
+        positive = z.If(z.fpIsNegative(x) == most, y, x)
+        tie = {"first": x, "second": y, "positive": positive}[self.ties]
+        above, below = (z.fpGT, z.fpLT) if most else (z.fpLT, z.fpGT)
+        found = z.If(above(x, y), x, z.If(below(x, y), y, tie))
+        return z.If(z.fpIsNaN(x), x, z.If(z.fpIsNaN(y), y, found))
+
+    def apply(self, name: str, x: Sequence[Any]) -> Any:
+        """An op of elements."""
+        z, rounded = self.z, self.nearest
+        laws: dict[str, Callable[..., Any]] = {
+            "neg": z.fpNeg, "abs": z.fpAbs, "add": partial(z.fpAdd, rounded), "sub": partial(z.fpSub, rounded),
+            "mul": partial(z.fpMul, rounded), "div": partial(z.fpDiv, rounded),
+            "recip": lambda a: z.fpDiv(rounded, self.number(1.0), a),
+            "maximum": lambda a, b: self.larger(a, b, True), "minimum": lambda a, b: self.larger(a, b, False),
+            "lt": z.fpLT, "le": z.fpLEQ, "eq": z.fpEQ,
+        }  # fmt: skip
+        if name in laws:
+            return laws[name](*x)
+        found = z.Function(name, *[self.sort] * len(x), self.sort)(*x)
+        if name in NEVER_NEGATIVE:
+            self.facts.append(z.Or(z.fpIsNaN(found), z.fpIsPositive(found), z.And(z.fpIsZero(found), name == "sqrt")))
+        return found
+
+
+class _Ints:
+    """The arithmetic of an integer format."""
+
+    def __init__(self, name: str) -> None:
+        self.z, self.facts = z3(), list[Any]()
+        self.size, self.signed = INTS[name]
+        self.sort = self.z.BitVecSort(self.size)
+
+    def variable(self, name: str) -> Any:
+        """An operand's element."""
+        return self.z.BitVec(name, self.size)
+
+    def number(self, value: float) -> Any:
+        """A constant."""
+        if value != int(value):
+            raise Beyond("a fraction among integers")
+        return self.z.BitVecVal(int(value), self.size)
+
+    def equal(self, a: Any, b: Any) -> Any:
+        """Bit by bit."""
+        return a == b
+
+    def apply(self, name: str, x: Sequence[Any]) -> Any:
+        """An op of elements; sums and products wrap around."""
+        z = self.z
+        lt, le = (lambda a, b: a < b, lambda a, b: a <= b) if self.signed else (z.ULT, z.ULE)
+        laws: dict[str, Callable[..., Any]] = {
+            "neg": lambda a: -a, "abs": lambda a: z.If(a < 0, -a, a) if self.signed else a,
+            "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+            "maximum": lambda a, b: z.If(lt(a, b), b, a), "minimum": lambda a, b: z.If(lt(b, a), b, a),
+            "lt": lt, "le": le, "eq": lambda a, b: a == b, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
+            "xor": lambda a, b: a ^ b, "not": lambda a: ~a,
+        }  # fmt: skip
+        if name not in laws:
+            raise Beyond(f"{name} of integers")
+        return laws[name](*x)
+
+
+class _Elements:
+    """A rule's terms at one element, in one arithmetic."""
+
+    def __init__(self, rule: Rule, numbers: Any) -> None:
+        self.numbers, conditions = numbers, booleans(rule)
+        z = numbers.z
+        names = dict.fromkeys(v for t in rule.lefts for v in variables(t))
+        self.env = {n: z.Bool(n) if n in conditions else numbers.variable(n) for n in names}
+
+    def of(self, term: Term) -> Any:
+        """A term's value."""
+        if isinstance(term, Var):
+            return self.env[term.name]
+        if isinstance(term, Literal):
+            return self.numbers.number(term.value)
+        return self.op(term.op, [self.of(a) for a in term.args])
+
+    def op(self, name: str, x: Sequence[Any]) -> Any:
+        """An op of values."""
+        z, entry = self.numbers.z, OPS[name]
+        if name == "where":
+            return z.If(*x)
+        logic = {"and": z.And, "or": z.Or, "xor": z.Xor, "not": z.Not}
+        if all(z.is_bool(v) for v in x):
+            if name not in logic:
+                raise Beyond(f"{name} of booleans")
+            return logic[name](*x)
+        return self.decomposed(name, x) if entry.composite else self.numbers.apply(name, x)
+
+    def decomposed(self, name: str, x: Sequence[Any]) -> Any:
+        """A composite by its decomposition."""
+        leaves = [api.input(f"operand{i}", (1,)) for i in range(len(x))]
+        done: dict[Tensor, Any] = dict(zip(leaves, x))
+
+        def walk(node: Tensor) -> Any:
+            if node not in done:
+                if node.op == "full":
+                    done[node] = self.numbers.number(node.attr("value"))
+                elif node.op in ("reshape", "broadcast_to"):
+                    done[node] = walk(node.args[0])
+                else:
+                    done[node] = self.op(node.op, [walk(a) for a in node.args])
+            return done[node]
+
+        return walk(expand(make(name, leaves)))
+
+
+def prove_bits(rule: Rule) -> tuple[bool, str]:
+    """Whether z3 decides that a one-way elementwise rule holds bit by bit; with what it proved, or why not."""
+    try:
+        worlds, until = list(_formats(rule)), perf_counter() + SECONDS
+        for _, numbers in worlds:
+            said = _Elements(rule, numbers)
+            for left, right in zip(rule.lefts, rule.rights):
+                a, b = said.of(left), said.of(right)
+                same = a == b if numbers.z.is_bool(a) else numbers.equal(a, b)
+                solver = numbers.z.Solver()
+                solver.set("timeout", MILLISECONDS)
+                solver.add(*numbers.facts, numbers.z.Not(same))
+                if perf_counter() > until or solver.check() != numbers.z.unsat:
+                    return False, "z3 does not show it bit by bit"
+        patterns = typed(rule)
+    except Beyond as beyond:
+        return False, str(beyond)
+    formats = ", ".join(dict.fromkeys(name for name, _ in worlds))
+    which = "bit by bit for every operand" if rule.exact else "equal numbers for every finite operand"
+    return patterns > 0, f"z3: {which} in {formats}, types at {patterns} patterns of ranks"
+
+
+def _formats(rule: Rule) -> Iterator[tuple[str, Any]]:
+    """The arithmetics in which a rule may match; Beyond for one that is not elementwise, or speaks of attributes."""
+    terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
+    calls = [t for t in terms if isinstance(t, Call)]
+    for t in calls:
+        entry = OPS[t.op]
+        if t.attrs or not (entry.pointwise or (entry.composite and entry.law == "pointwise")) or entry.law == "cast":
+            raise Beyond(f"{t.op} is not elementwise, or has attributes")
+    for guard in rule.guards:
+        if not isinstance(guard, Apply) or (
+            guard.function not in (*COST, "floating", "fits", "scalar") and not _of_bool(guard)
+        ):
+            raise Beyond("a condition on attributes")
+    yield from ((name, _Floats(name, ties, rule.exact)) for name in FLOATS for ties in _ties(calls))
+    left = {t.op for side in rule.lefts for t in subterms(side) if isinstance(t, Call)}
+    floats = any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
+    if not floats and not any(OPS[op].floats_only for op in left):
+        yield from ((name, _Ints(name)) for name in INTS)
+
+
+def _ties(calls: Sequence[Call]) -> Sequence[str]:
+    """Which ways of breaking ties between 0.0 and -0.0 make a difference."""
+    return TIES if any(OPS[t.op].composite or t.op in ("maximum", "minimum") for t in calls) else TIES[:1]
+
+
+def _of_bool(guard: Apply) -> bool:
+    return guard.function == "eq" and guard.args[1] == Value("bool") and bool(attr_names(guard.args[0]))
+
+
+__all__ = ["prove_bits"]
