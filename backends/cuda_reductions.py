@@ -9,7 +9,7 @@ from .cuda_loads import Loads
 from .cuda_nest import Nest
 from .cuda_text import COMBINE, CTYPES, enclosed
 from .kir import NEUTRAL, Expr, Unfusable, factors, walk
-from .kir_loops import power_of, rolled
+from .kir_loops import power_of, rolled, sharing
 
 
 class Reductions(Loads):
@@ -72,12 +72,7 @@ class Reductions(Loads):
             e for e in self.kernel.reductions
             if self.dim_of.get(e.axis) == dim and e.axes <= self.scope.bound and self.scope.find(e) is None
         ]  # fmt: skip
-        chosen: list[Expr] = []
-        for e in same:
-            blocking = [x for x in walk(e.args) if x in same and x is not e]
-            rolled_on = rolls_on(e) if rolls else None
-            if not blocking or (rolled_on in chosen and set(blocking) <= {rolled_on}):
-                chosen.append(e)
+        chosen = sharing(same, rolls_on if rolls else lambda e: None)
         if wanted in chosen:
             return chosen
         first = next((x for x in walk(wanted.args) if x in same), None)  # its own operands first

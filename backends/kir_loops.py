@@ -6,6 +6,7 @@ A sum of exp(a - max(a)) shares the loop of the maximum it reads (the ROLL rule)
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .index import Axis, Index, index
@@ -36,6 +37,17 @@ def rolled(e: Expr, axis: Axis) -> Expr | None:
     if any(x.op == "reduce" and x.axis == axis for f in under for x in walk([f])):
         return None
     return found
+
+
+def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> list[Expr]:
+    """Of reductions along one axis that are ready, those that one loop can compute, inner ones first: which wait for no other, or
+    for the maximum alone that they are relative to (`maximum` gives it)."""
+    chosen: list[Expr] = []
+    for e in ready:
+        waits = {x for x in walk(e.args) if x in ready and x is not e}
+        if not waits or ((top := maximum(e)) in chosen and waits <= {top}):
+            chosen.append(e)
+    return chosen
 
 
 def power_of(kernel: Kernel, maximum: Expr) -> str:

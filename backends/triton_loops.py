@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .index import Axis, Index, index
 from .kir import Expr, Unfusable, walk
-from .kir_loops import Room, allowed, power_of, rolled
+from .kir_loops import Room, allowed, power_of, rolled, sharing
 from .triton_frame import Scope
 from .triton_products import Products, vanishes
 from .triton_text import ACROSS, COMBINE, NEUTRAL, TRITON, Tile
@@ -106,12 +106,7 @@ class Loops(Products):
             e for e in self.kernel.reductions
             if e.axis == axis and e.axes <= self.scope.bound and self.scope.find(e) is None
         ]  # fmt: skip
-        chosen: list[Expr] = []
-        for e in same:
-            blocking = [x for x in walk(e.args) if x in same and x is not e]
-            rolls = (maximum := rolled(e, axis)) is not None and maximum in chosen and set(blocking) <= {maximum}
-            if not blocking or rolls:
-                chosen.append(e)
+        chosen = sharing(same, lambda e: rolled(e, axis))
         if wanted not in chosen:  # its own operands first
             self.loop(next(x for x in walk(wanted.args) if x in same))
             return self.together(wanted)

@@ -401,13 +401,14 @@ def _along_one(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str
 
 
 # ---------------------------------------------------------------- views
-def _reshape(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+def _to_shape(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """Nothing is done to reach the shape that is there; one value has any; of two such steps the last one counts."""
     (x,), shape = args, attrs["shape"]
     if x.shape == shape:
         return x
     if x.op == "full":
         return _full(shape, x.attr("value"), x.dtype)
-    return s.build("reshape", x.args, attrs) if x.op == "reshape" else None
+    return s.build(op, x.args, attrs) if x.op == op else None
 
 
 def _permute(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
@@ -423,15 +424,6 @@ def _permute(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, 
         return s.build("permute", x.args, {"perm": tuple(inner[p] for p in perm)})
     moved = [p for p in perm if x.shape[p] != 1]
     return s.build("reshape", (x,), {"shape": shape}) if moved == sorted(moved) else None
-
-
-def _broadcast_to(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    (x,), shape = args, attrs["shape"]
-    if x.shape == shape:
-        return x
-    if x.op == "full":
-        return _full(shape, x.attr("value"), x.dtype)
-    return s.build("broadcast_to", x.args, attrs) if x.op == "broadcast_to" else None
 
 
 def _ints(*values: Dim) -> bool:
@@ -591,9 +583,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **dict.fromkeys(("sum", "mean", "max", "min", "prod"), (_reduce,)),
     "cumsum": (_along_one,),
     "flip": (_along_one, _flip),
-    "reshape": (_reshape,),
+    "reshape": (_to_shape,),
     "permute": (_permute,),
-    "broadcast_to": (_broadcast_to,),
+    "broadcast_to": (_to_shape,),
     "slice": (_slice,),
     "concat": (_concat,),
     "pad": (_pad,),
