@@ -1,10 +1,10 @@
-"""Right and wrong rules that nobody wrote, judged: `python -m benchmarks.rule_fuzz COUNT [--seed N] [--derive]`.
+"""Right and wrong rules that nobody wrote, judged: `python -m benchmarks.rule_fuzz COUNT [--seed N] [--forms] [--derive]`.
 
 A right rule is a random typed term and what one to four steps by `rule_axioms.txt` make of it; some are pairs of lines, which
 merge two operators. A wrong one is a right one with one thing changed: operands, an axis, an activation, a stride, a padding, a
 kernel, a side of a split, a variable, an operator dropped or moved. What is true is decided here, by evaluation in float64 at
 shapes that fit: nothing of the package is used but its verdicts. Rules at which both sides never have a type together count as
-untyped. Prints one table of kinds by verdict, and every disagreement.
+untyped. `--forms` adds those of rules/forms.txt, whose truth is stated there. Prints one table of kinds by verdict, and every disagreement.
 """
 
 from __future__ import annotations
@@ -618,6 +618,16 @@ def rules(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
                 made += 1
 
 
+def forms() -> Iterator[tuple[str, str, str]]:
+    """(kind, truth, text) of the rules of `rules/forms.txt`, which somebody wrote for what is not made here."""
+    text = (Path(__file__).parent / "rules/forms.txt").read_text(encoding="utf-8")
+    for section in text.split("\n## ")[1:]:
+        heading, *lines = section.split("\n")
+        lines, step = [each for each in lines if each], 1 + heading.endswith("pairs")
+        for i in range(0, len(lines), step):
+            yield ("form", heading.split()[0], "\n".join(lines[i : i + step]))
+
+
 # ---------------------------------------------------------------- tables
 def check(found: list[tuple[str, str, str]]) -> None:
     """The verdicts by kind and truth, and where they disagree."""
@@ -664,9 +674,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int, help="rules to make, right and wrong ones")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--forms", action="store_true", help="also those of rules/forms.txt")
     parser.add_argument("--derive", action="store_true", help="derive the right ones too")
     given = parser.parse_args()
-    found = list(rules(given.count, given.seed))
+    found = [*rules(given.count, given.seed), *(forms() if given.forms else ())]
     check(found)
     if given.derive:
         derive(found)
