@@ -55,6 +55,8 @@ MEMBERS = 10  # members of a rule's families that are evaluated under one scope
 MORE = 40  # of a rule that is not proved, a second time and larger
 FINITE = ("act", "pad", "axis", "ndim", "shuffle")  # parameter variables of which every value is tried
 IMAGES = ("conv2d", "poolmax", "poolavg")
+ELEMENTWISE = ("ewadd", "ewmul", "smul", "relu", "tanh", "sigmoid")
+LETTERS = 6  # transposes of a rule whose permutation is a variable
 HUGE = 1 << 60  # sizes are compared, however large
 TEXT_STYLES = (
     *STYLES,
@@ -233,9 +235,12 @@ def _proof(rule: TextRule, scope: Scope, families: Families, seed: int, until: f
     """How sure the random evaluations are, or 0 and what the proof lacks. Strides and kernels that are variables stay unknown
     in the families of which equality is proved; the evaluations are at some values of them."""
     kinds = set(rule.attributes.values())
-    if open_ := sorted(kinds - {*FINITE, *SYMBOLIC}):
+    general_kinds = {*SYMBOLIC, "perm"} if _words(rule) else {*SYMBOLIC}
+    if open_ := sorted(kinds - {*FINITE, *general_kinds}):
         return 0, f"not every {', '.join(open_)} was tried"
-    general = _wide(rule, scope, typings(rule, scope, symbolic=True, until=until)) if kinds & {*SYMBOLIC} else families
+    general = (
+        _wide(rule, scope, typings(rule, scope, symbolic=True, until=until)) if kinds & general_kinds else families
+    )
     if not general.complete:
         return 0, "the choices of ranks and parameters were not all tried"
     effort = Effort(until=until)
@@ -253,6 +258,17 @@ def _proof(rule: TextRule, scope: Scope, families: Families, seed: int, until: f
     if not BITS < least < float("inf"):
         return 0, "exact evaluation does not apply"
     return least, ""
+
+
+def _words(rule: TextRule) -> bool:
+    """Whether permutations that are variables only say in which order axes are: one of them, between elementwise operators."""
+    calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
+    moved = [c for c in calls if c.op == "transpose"]
+    return (
+        list(rule.attributes.values()).count("perm") == 1
+        and len(moved) <= LETTERS
+        and all(c.op in (*ELEMENTWISE, "transpose") for c in calls)
+    )
 
 
 def _agreed(member: TextInstance, rng: np.random.Generator) -> float:

@@ -24,7 +24,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations, islice
+from itertools import combinations, islice, permutations
 from math import ceil, floor, inf, isqrt, prod
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -41,6 +41,9 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, composite.si
 ATTRIBUTES = {"stride_h": (1, 2), "stride_w": (1, 2), "pad": (0, 1), "act": (0, 1, 2, 3), "kernel_h": (1, 3),
               "kernel_w": (1, 3), "count": (1, 2), "axis": (0, 1, 2, 3), "ndim": (2, 4, 3), "shuffle": (1,),
               "perm": ((1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1), (0, 2, 3, 1), (0, 1))}  # fmt: skip
+PERMUTATIONS = tuple(p for rank in (2, 3, 4) for p in permutations(range(rank)))
+"""All of up to four axes: no word of one to six letters in a permutation and its inverse is trivial on all of them, so that equal
+words of elementwise operators and transposes are equal at every rank."""
 SYMBOLIC = (
     "stride_h",
     "stride_w",
@@ -337,7 +340,9 @@ class _Typer:
         self.rule, self.choices, self.scope = rule, choices, scope
         self.system = System()
         self.attrs = {
-            n: self.fresh() if symbolic and kind in SYMBOLIC else choices.choose(ATTRIBUTES[kind])
+            n: self.fresh()
+            if symbolic and kind in SYMBOLIC
+            else choices.choose(PERMUTATIONS if symbolic and kind == "perm" else ATTRIBUTES[kind])
             for n, kind in rule.attributes.items()
         }
         self.halves: dict[Affine, Affine] = {}  # (kernel - 1) // 2 of unknown kernels
