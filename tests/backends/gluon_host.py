@@ -1,0 +1,309 @@
+"""Gluon's language on a CPU: enough to run kernels whose warps have roles without a GPU.
+
+Each role is a thread; barriers in memory count arrivals and bytes as Hopper's do; a product under way is computed when it is
+waited for, so that memory that is given back too early shows. Tensors know their layout, and two of different layouts do not
+meet; what the compiler would refuse fails here.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+PATIENCE = 20.0  # seconds that a role waits for another one before it fails
+_here = threading.local()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout by its name and arguments."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+
+
+def _layout(name: str) -> Callable[..., Layout]:
+    def made(*args: Any, **named: Any) -> Layout:
+        return Layout(name, tuple(map(str, args)) + tuple(f"{k}={v}" for k, v in named.items()))
+
+    return made
+
+
+def _slice(dim: int, parent: Layout) -> Layout:
+    return Layout("slice", (dim, parent))
+
+
+class Tensor:
+    """Numbers in a layout; binary operations need equal ones."""
+
+    def __init__(self, data: Any, layout: Layout) -> None:
+        self.data, self.layout = np.asarray(data), layout
+
+    def _with(self, other: Any, op: Callable[[Any, Any], Any], turned: bool = False) -> Tensor:
+        if isinstance(other, Tensor):
+            assert other.layout == self.layout, f"{self.layout} meets {other.layout}"
+            other = other.data
+        elif isinstance(other, float) and self.data.dtype.kind == "f":
+            other = self.data.dtype.type(other)
+        return Tensor(op(other, self.data) if turned else op(self.data, other), self.layout)
+
+    def __getitem__(self, at: tuple[Any, ...]) -> Tensor:
+        name, (dim, parent) = self.layout.name, self.layout.args
+        assert name == "slice" and at[dim] is None, "an axis that the layout does not leave out"
+        return Tensor(self.data[at], parent)
+
+    def to(self, dtype: Any) -> Tensor:
+        return Tensor(self.data.astype(dtype), self.layout)
+
+
+def _operators() -> None:
+    names = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "floordiv": np.floor_divide,
+             "mod": np.mod, "and": np.logical_and, "or": np.logical_or}  # fmt: skip
+    for name, op in names.items():
+        setattr(Tensor, f"__{name}__", lambda a, b, op=op: a._with(b, op) if not isinstance(b, Pointer) else b + a)
+        setattr(Tensor, f"__r{name}__", lambda a, b, op=op: a._with(b, op, True))
+    compares = {
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+        "eq": np.equal,
+        "ne": np.not_equal,
+    }
+    for name, op in compares.items():
+        setattr(Tensor, f"__{name}__", lambda a, b, op=op: a._with(b, op))
+
+
+_operators()
+
+
+@dataclass
+class Pointer:
+    """A place in an array, or a tensor of places."""
+
+    array: np.ndarray
+    at: Any = 0
+
+    def __add__(self, more: Any) -> Pointer:
+        return Pointer(self.array, more if isinstance(self.at, int) and self.at == 0 else self.at + more)
+
+
+@dataclass
+class Shared:
+    """Shared memory."""
+
+    data: np.ndarray
+
+    def index(self, i: int) -> Any:
+        found = self.data[i]
+        return found if isinstance(found, Barrier) else found[0] if found.dtype == object else Shared(found)
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.data.transpose(order))
+
+    def store(self, value: Tensor) -> None:
+        assert value.data.dtype == self.data.dtype
+        self.data[...] = value.data
+
+
+@dataclass
+class Barrier:
+    """A barrier in shared memory: a phase ends when all have arrived and all bytes are there."""
+
+    count: int = 0
+    arrived: int = 0
+    bytes: int = 0
+    phase: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def step(self, arrived: int, more: int) -> None:
+        with self.changed:
+            self.arrived, self.bytes = self.arrived + arrived, self.bytes + more
+            assert self.arrived <= self.count, "more arrivals than were announced"
+            if self.arrived == self.count and self.bytes == 0:
+                self.arrived, self.phase = 0, self.phase + 1
+            self.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.phase & 1 != parity, PATIENCE), "roles wait for each other"
+
+
+@dataclass
+class Descriptor:
+    """A matrix whose blocks are copied."""
+
+    matrix: np.ndarray
+    block: tuple[int, ...]
+    layout: Any
+
+
+def _described(x: Any, shape: list[int], strides: list[int], block: list[int], layout: Any) -> Descriptor:
+    return Descriptor(np.asarray(x.detach()).reshape(-1)[: shape[0] * shape[1]].reshape(shape), tuple(block), layout)
+
+
+def _copy(desc: Descriptor, at: list[int], barrier: Barrier, to: Shared) -> None:
+    rows, columns = desc.block
+    block = desc.matrix[at[0] : at[0] + rows, at[1] : at[1] + columns]
+    assert block.shape == desc.block == to.data.shape
+    to.data[...] = block
+    barrier.step(0, -block.nbytes)
+
+
+class Pending:
+    """A product under way: computed when it is waited for."""
+
+    def __init__(self, a: Any, b: Shared, acc: Any, use: bool) -> None:
+        self.a, self.b, self.acc, self.use, self.value = a, b, acc, use, None
+
+    def finish(self) -> None:
+        if self.value is None:
+            acc = self.acc.value if isinstance(self.acc, Pending) else self.acc
+            product = self.a.data.astype(np.float32) @ self.b.data.astype(np.float32)
+            self.value = Tensor(product + acc.data if self.use else product, acc.layout)
+
+
+def _mma(a: Any, b: Shared, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
+    assert is_async and a.data.dtype == b.data.dtype != np.float32
+    found = Pending(a, b, acc, use_acc)
+    _here.queue = [*getattr(_here, "queue", []), found]
+    return found
+
+
+def _mma_wait(pendings: int = 0, deps: list[Pending] = ()) -> Any:  # type: ignore[assignment]
+    done, _here.queue = (_here.queue[:-pendings], _here.queue[-pendings:]) if pendings else (_here.queue, [])
+    for p in done:
+        p.finish()
+    assert all(d.value is not None for d in deps), "a product that is not done"
+    return deps[0].value if len(deps) == 1 else tuple(d.value for d in deps)
+
+
+def _reduced(op: Callable[..., Any]) -> Callable[[Tensor, int], Tensor]:
+    return lambda x, axis: Tensor(op(x.data, axis=axis), _slice(axis, x.layout))
+
+
+def _unary(op: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:
+    return lambda x: Tensor(op(x.data).astype(x.data.dtype), x.layout)
+
+
+def _binary(op: Callable[[Any, Any], Any], plain: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: (
+        a._with(b, op) if isinstance(a, Tensor) else b._with(a, op) if isinstance(b, Tensor) else plain(a, b)
+    )
+
+
+def _where(c: Tensor, x: Any, y: Any) -> Tensor:
+    for v in (x, y):
+        assert not isinstance(v, Tensor) or v.layout == c.layout
+    x, y = (v.data if isinstance(v, Tensor) else np.float32(v) for v in (x, y))
+    return Tensor(np.where(c.data, x, y), c.layout)
+
+
+def _allocate(dtype: Any, shape: list[int], layout: Any) -> Shared:
+    if dtype == "barrier":
+        found = np.empty(shape, object)
+        for i in np.ndindex(*shape):
+            found[i] = Barrier()
+        return Shared(found)
+    return Shared(np.full(shape, np.nan, dtype))
+
+
+def _specialize(roles: list[tuple[Any, tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
+    """All roles at once; the first one's failure is the kernel's."""
+    assert len(warps) == len(registers) == len(roles) - 1
+    failed: list[BaseException] = []
+    program = _here.program
+
+    def one(role: Any, args: tuple[Any, ...]) -> None:
+        _here.program = program
+        try:
+            role(*args)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=one, args=role, daemon=True) for role in roles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+class Function:
+    """A function of Gluon: called by others, or launched over a grid."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> None:
+        self.function(*args)
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        def launch(*args: Any, num_warps: int) -> None:
+            given = [Pointer(a.detach().numpy().reshape(-1)) if hasattr(a, "detach") else a for a in args]
+            for program in range(grid[0]):
+                _here.program = program
+                self.function(*given)
+
+        return launch
+
+
+def _load(p: Pointer) -> Tensor:
+    return Tensor(p.array[p.at.data], p.at.layout)
+
+
+def _store(p: Pointer, value: Tensor) -> None:
+    assert p.at.layout == value.layout and p.array.dtype == value.data.dtype
+    p.array[p.at.data] = value.data
+
+
+def _filled(shape: list[int], value: float, dtype: Any, layout: Layout) -> Tensor:
+    return Tensor(np.full(shape, value, dtype), layout)
+
+
+@contextmanager
+def host(multiprocessors: int) -> Iterator[None]:
+    """Gluon's modules replaced by these, and kernels emitted for so many multiprocessors."""
+    pytest.importorskip("triton.language")  # whole, before its modules are replaced
+    language = SimpleNamespace(
+        constexpr=int, float32=np.float32, float16=np.float16, int32=np.int32, int64="barrier", static_range=range,
+        arange=lambda a, b, layout: Tensor(np.arange(a, b), layout), full=_filled,
+        zeros=lambda shape, dtype, layout: _filled(shape, 0, dtype, layout), program_id=lambda axis: _here.program,
+        load=_load, store=_store, where=_where, convert_layout=lambda x, layout: Tensor(x.data, layout),
+        max=_reduced(np.max), sum=_reduced(np.sum), maximum=_binary(np.maximum, max), minimum=_binary(np.minimum, min),
+        exp2=_unary(np.exp2), exp=_unary(np.exp), sqrt_rn=_unary(np.sqrt), rsqrt=_unary(lambda x: 1 / np.sqrt(x)),
+        allocate_shared_memory=_allocate, warp_specialize=_specialize, SliceLayout=_slice,
+        **{n: _layout(n) for n in ("NVMMADistributedLayout", "BlockedLayout", "DotOperandLayout", "NVMMASharedLayout")},
+    )  # fmt: skip
+    barriers = SimpleNamespace(
+        MBarrierLayout=_layout("barrier"), init=lambda b, count: setattr(b, "count", count), wait=lambda b, p: b.wait(p),
+        arrive=lambda b: b.step(1, 0), expect=lambda b, n: b.step(1, n),
+    )  # fmt: skip
+    hopper = SimpleNamespace(
+        fence_async_shared=lambda: None, mbarrier=barriers, tma=SimpleNamespace(async_copy_global_to_shared=_copy),
+        warpgroup_mma=_mma, warpgroup_mma_wait=_mma_wait, TensorDescriptor=_described,
+    )  # fmt: skip
+    root = "triton.experimental"
+    contents = {
+        root: {"gluon": SimpleNamespace(jit=Function)}, f"{root}.gluon": {"language": language, "jit": Function},
+        f"{root}.gluon.language": vars(language), f"{root}.gluon.language.nvidia": {}, f"{root}.gluon.nvidia": {},
+        f"{root}.gluon.language.nvidia.hopper": vars(hopper), f"{root}.gluon.nvidia.hopper": vars(hopper),
+    }  # fmt: skip
+    modules = {}
+    for name, values in contents.items():
+        modules[name] = ModuleType(name)
+        vars(modules[name]).update(values)
+    from tensor_graphs.backends import gluon_source
+
+    with patch.dict(sys.modules, modules), patch.object(gluon_source, "MULTIPROCESSORS", multiprocessors):
+        yield

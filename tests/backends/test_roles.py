@@ -1,0 +1,101 @@
+"""Attention whose warps have roles: what it computes, on a CPU that plays them (gluon_host.py), and when it is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends.gluon_space import role_schedules, roles_fit
+from tensor_graphs.backends.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.triton import generated, launches
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Tensor, topological
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+
+from .gluon_host import host
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def x(name: str, *shape: int) -> Tensor:
+    return t.input(name, shape)
+
+
+def _grouped() -> Tensor:
+    q, k, v = x("q", 1, 4, 256, 16), x("k", 1, 2, 256, 16), x("v", 1, 2, 256, 16)
+    k, v = (
+        t.reshape(t.broadcast_to(t.reshape(a, (1, 2, 1, 256, 16)), (1, 2, 2, 256, 16)), (1, 4, 256, 16)) for a in (k, v)
+    )
+    return c.attention(q, k, v, scale=0.25, causal=True)
+
+
+KERNELS: dict[str, Callable[[], Tensor]] = {
+    "causal": lambda: c.attention(c.rms_norm(x("q", 2, 256, 16), x("g", 16), eps=1e-6), x("k", 2, 256, 16), x("v", 2, 256, 16), scale=0.25, causal=True),
+    "whole": lambda: c.attention(x("q", 2, 128, 16), x("k", 2, 256, 16), x("v", 2, 256, 32), scale=0.25),
+    "windowed": lambda: c.attention(x("q", 1, 256, 16), x("k", 1, 256, 16), x("v", 1, 256, 16), scale=0.25, causal=True, window=100, softcap=3.0),
+    "grouped": _grouped,
+}  # fmt: skip
+
+
+def called(name: str, keys: int, stages: int = 2) -> tuple[Template, Call]:
+    root = KERNELS[name]()
+    kinds = {
+        str(n.attr("name")): Operand(Type(n.shape, "float16"), contiguous(n.shape))
+        for n in topological([root])
+        if n.op == "input"
+    }  # type: ignore[arg-type]
+    template = generated(root)
+    schedule = {"m": 128, "n": int(root.shape[-1]), "k0": 16, "k1": keys, "warps": 8, "stages": stages, "roles": 1}
+    out = Operand(Type(root.shape, "float16"), contiguous(root.shape))  # type: ignore[arg-type]
+    return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule=schedule)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3, 132])
+@pytest.mark.parametrize(
+    ("name", "keys"), [("causal", 64), ("causal", 128), ("whole", 64), ("windowed", 32), ("grouped", 64)]
+)
+def test_roles_compute_what_the_term_means(name: str, keys: int, multiprocessors: int) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    with host(multiprocessors):
+        template, call = called(name, keys)
+        given = {n: rng.standard_normal(o.type.shape).astype(np.float16) for n, o in call.operands.items()}
+        want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]  # type: ignore[attr-defined]
+        out = torch.full(want.shape, float("nan"), dtype=torch.float16)
+        module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, None)  # type: ignore[attr-defined]
+    assert np.linalg.norm(out.numpy() - want) / np.linalg.norm(want) < 2e-3
+
+
+def test_roles_are_proposed_where_they_are_legal() -> None:
+    q, k, v = (x(n, 4, 2048, 128) for n in "qkv")
+    template = generated(c.attention(q, k, v, scale=0.1, causal=True))
+    narrow = Operand(Type((4, 2048, 128), "bfloat16"), contiguous((4, 2048, 128)))
+    call = Call(dict.fromkeys(template.operands, narrow), narrow, {})
+    found = template.lower(call)
+    assert found is not None
+    proposed = list(role_schedules(found.kernel, found.shape))
+    assert proposed and list(template.space(call))[: len(proposed)] == proposed  # type: ignore[misc]
+    fits = template.fits
+    assert fits is not None and all(fits(replace(call, schedule=s)) for s in proposed)
+    for change in ({"m": 64}, {"warps": 4}, {"stages": 9}, {"k1": 256}, {"boxes": 1}, {"k1": 24}):
+        assert not roles_fit(found.kernel, found.shape, {**proposed[0], **change}), change
+    wide = Operand(Type((4, 2048, 128), "float32"), contiguous((4, 2048, 128)))
+    plain = template.lower(Call(dict.fromkeys(template.operands, wide), wide, {}))
+    assert plain is not None and not list(role_schedules(plain.kernel, plain.shape))
+
+
+def test_the_source_of_roles_is_the_golden_file(update_golden: bool) -> None:
+    (one,) = launches(*called("causal", 64))  # type: ignore[arg-type]
+    text = re.sub(r"_[0-9a-f]{10}\b", "", re.sub(r"_[0-9a-f]{10}_", "_", one.source))
+    path = GOLDEN / "gluon_attention.py"
+    if update_golden:
+        path.write_text(f"# Generated; see test_roles.py.\n{text}", encoding="utf-8")
+    assert path.read_text(encoding="utf-8").partition("\n")[2] == text
