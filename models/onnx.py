@@ -12,8 +12,9 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,7 +26,7 @@ from ..egraph.dims import Dim
 from ..egraph.graph import Data, Graph, Tensor, load_data
 from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from .arrays import MappedArray
-from .onnx_node import ELEMENT_TYPES, Context, Node, Symbolic, Value, element_name
+from .onnx_node import ELEMENT_TYPES, Context, Listed, Node, Symbolic, Value, element_name
 from .onnx_ops import OPERATORS
 from .onnx_shapes import shape_value
 
@@ -221,12 +222,32 @@ def _check_with_onnx(model: Any, file: Path) -> None:
 
     for tensor in _tensors(model.graph):
         _check_tensor(tensor, file)
+    unshaped = [
+        o for o in model.graph.output if o.type.HasField("tensor_type") and not o.type.tensor_type.HasField("shape")
+    ]
     try:
-        onnx.checker.check_model(str(file))
+        onnx.checker.check_model(_shaped(model) if unshaped else str(file))
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise BadModelError(
             f"the ONNX checker refuses it: {' '.join(str(error).split())[:600]}", where=str(file)
         ) from error
+
+
+def _shaped(model: Any) -> Any:
+    """A copy for the checker, which refuses outputs without a shape: they get one, and external data, already looked at, goes."""
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for output in copy.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.shape.SetInParent()
+    for tensor in _tensors(copy.graph):
+        if tensor.data_location == tensor.EXTERNAL:
+            del tensor.external_data[:], tensor.dims[:]
+            tensor.data_location = tensor.DEFAULT
+            tensor.dims.append(0)
+    return copy
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
@@ -345,6 +366,8 @@ class _Loader:
     context: Context
     sizes: Mapping[tuple[str, int], Dim]
     missing: Counter[str] = field(default_factory=Counter)
+    #: Tensors inside subgraphs and attributes, with the message that each came from: a body that runs again makes none anew.
+    read: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
 
     def load(self, model: Any) -> Graph:
         """The whole graph; all unsupported variants met on the way are raised together."""
@@ -373,6 +396,8 @@ class _Loader:
     def tensor(value: Value | _Poison) -> Tensor:
         """An output as a tensor."""
         assert not isinstance(value, _Poison)
+        if isinstance(value, Listed):
+            raise UnsupportedError("the model needs what is not supported", missing={"an output that is a sequence": 1})
         return value.tensor() if isinstance(value, Symbolic) else value
 
     def input(self, info: Any) -> Tensor:
@@ -406,6 +431,12 @@ class _Loader:
         self.context.params[name] = data
         return leaf
 
+    def once(self, tensor: Any, name: str) -> Tensor:
+        """A weight or constant, the same one whenever its message is read again."""
+        if id(tensor) not in self.read:
+            self.read[id(tensor)] = (tensor, self.initializer(tensor, name))
+        return self.read[id(tensor)][1]
+
     def run(self, graph: Any, env: Env) -> None:
         """All nodes of a graph in order; results go into `env`."""
         reads = Counter(name for node in _all_nodes(graph.node) for name in node.input)
@@ -428,7 +459,7 @@ class _Loader:
     ) -> list[Value | _Poison | None]:
         """The results of one node; poison where it is unsupported."""
         label = _label(proto)
-        branch = lambda graph: self.branch(graph, env)
+        branch = partial(self.branch, env)
         try:
             node = Node(proto.op_type, label, operands, self.attributes(proto), wanted, self.context, branch)
             symbolic = shape_value(node)
@@ -447,12 +478,12 @@ class _Loader:
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise BadModelError(f"{label} cannot be built ({why[:300]})", where=str(self.file)) from error
-        results = [result] if isinstance(result, Tensor | Symbolic) else result
+        results = [result] if isinstance(result, Tensor | Symbolic | Listed) else result
         return [None if v is None else self.finish(v, label) for v in results]
 
     def finish(self, value: Value, label: str) -> Value:
         """The value checked for size and folded if it is a small constant."""
-        if isinstance(value, Symbolic):
+        if isinstance(value, Symbolic | Listed):
             return value
         try:
             return self.context.fold(self.context.check(value))
@@ -460,15 +491,17 @@ class _Loader:
             error.where = f"{self.file}: {label}"
             raise
 
-    def branch(self, graph: Any, env: Env) -> list[Value]:
-        """The outputs of a subgraph that sees the names of its surroundings."""
-        inner = dict(env)
+    def branch(self, env: Env, graph: Any, given: Sequence[Value] = ()) -> list[Value]:
+        """The outputs of a subgraph that sees the names of its surroundings, its inputs bound to `given`."""
+        if len(graph.input) != len(given):
+            raise BadModelError(f"the subgraph {short(graph.name)} takes {len(graph.input)} values, not {len(given)}")
+        inner = {**env, **{info.name: value for info, value in zip(graph.input, given)}}
         for tensor in graph.initializer:
-            inner[tensor.name] = self.initializer(tensor, f"{graph.name}/{tensor.name}")
+            inner[tensor.name] = self.once(tensor, f"{graph.name}/{tensor.name}")
         self.run(graph, inner)
         found = [inner[o.name] for o in graph.output]
         if any(isinstance(v, _Poison) for v in found):
-            raise UnsupportedError("in a branch", missing={"If (unsupported operators in its branch)": 1})
+            raise UnsupportedError("in a subgraph", missing={"a subgraph (unsupported operators in it)": 1})
         return [v for v in found if not isinstance(v, _Poison)]
 
     def attributes(self, proto: Any) -> dict[str, Any]:
@@ -480,7 +513,7 @@ class _Loader:
             if attribute.ref_attr_name:
                 raise BadModelError(f"{_label(proto)} refers to an attribute of a function that is not there")
             if attribute.type == onnx.AttributeProto.TENSOR:
-                found[attribute.name] = self.initializer(attribute.t, proto.output[0])
+                found[attribute.name] = self.once(attribute.t, proto.output[0])
                 continue
             value = onnx.helper.get_attribute_value(attribute)
             if isinstance(value, bytes):
@@ -496,8 +529,9 @@ def support_table() -> str:
     lines = [
         "# ONNX operators",
         "",
-        f"{len(OPERATORS)} operators of the default domain, opset {low} to {high}. Subgraphs run only in `If` with a",
-        "condition that is known at load time. Not supported: `Loop`, `Scan`, sequences, strings, optional types.",
+        f"{len(OPERATORS)} operators of the default domain, opset {low} to {high}. Subgraphs of `If`, `Loop` and `Scan` run where",
+        "the condition or the number of rounds is known at load time. Sequences are no inputs or outputs of a model. Not",
+        "supported: strings, optional types.",
         "Integer operands that set shapes, axes or sizes (of Reshape, Slice, Pad, TopK, ...) must be known at load time:",
         "constants, or arithmetic on sizes, which may be free dimensions. Training modes and random numbers are not built.",
         "",

@@ -311,10 +311,4 @@ def _trilu(n: Node) -> Result:
     return t.where(t.with_rank(keep, x.rank), x, t.zeros((1,) * x.rank, x.dtype))
 
 
-@operator("If", limits="conditions that depend on data")
-def _if(n: Node) -> Result:
-    condition = n.array(0)
-    return n.branch(n.attr("then_branch") if bool(condition.reshape(-1)[0]) else n.attr("else_branch"))
-
-
 __all__ = ["slice_any", "two_way"]

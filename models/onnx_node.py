@@ -57,7 +57,14 @@ class Symbolic:
         return t.reshape(line, self.values.shape)
 
 
-Value = Tensor | Symbolic
+@dataclass(frozen=True)
+class Listed:
+    """A sequence of values, of a length that is known."""
+
+    items: tuple[Tensor | Symbolic, ...]
+
+
+Value = Tensor | Symbolic | Listed
 
 
 def size_tensor(size: Dim) -> Tensor:
@@ -129,7 +136,7 @@ class Context:
 
     def known(self, value: Value | None) -> Array | None:
         """The value as an array if it can be told now: an object array for symbolic ones; None if it cannot."""
-        if value is None:
+        if value is None or isinstance(value, Listed):
             return None
         if isinstance(value, Symbolic):
             return value.values
@@ -144,7 +151,7 @@ class Context:
 
     def fold(self, value: Value) -> Value:
         """Short vectors and scalars that depend on constants alone, replaced by what they evaluate to."""
-        if isinstance(value, Symbolic) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
+        if isinstance(value, Symbolic | Listed) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
             return value
         if not all(isinstance(d, int) and d <= FOLDED_ELEMENTS for d in value.shape) or self._pure(value) != 2:
             return value
@@ -162,9 +169,9 @@ def _purity_of(node: Tensor) -> int:
 
 
 class Branch(Protocol):
-    """Builds a subgraph (of If) in the scope of its node."""
+    """Builds a subgraph (of If, Loop, Scan) in the scope of its node, its inputs bound to values."""
 
-    def __call__(self, graph: Any) -> list[Value]: ...
+    def __call__(self, graph: Any, given: Sequence[Value] = ()) -> list[Value]: ...
 
 
 @dataclass
@@ -198,7 +205,21 @@ class Node:
     def x(self, position: int = 0) -> Tensor:
         """An operand as a tensor."""
         found = self.value(position)
+        if isinstance(found, Listed):
+            raise self.unsupported("of a sequence")
         return found.tensor() if isinstance(found, Symbolic) else found
+
+    def listed(self, position: int = 0) -> tuple[Tensor | Symbolic, ...]:
+        """The values of an operand that is a sequence."""
+        found = self.value(position)
+        if not isinstance(found, Listed):
+            raise BadModelError(f"{self.label}: its operand {position} is no sequence")
+        return found.items
+
+    def plain(self, position: int = 0) -> Tensor | Symbolic:
+        """An operand as it is, which is no sequence."""
+        found = self.value(position)
+        return found if isinstance(found, Symbolic) else self.x(position)
 
     def opt(self, position: int) -> Tensor | None:
         """An optional operand as a tensor."""

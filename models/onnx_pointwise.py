@@ -83,7 +83,7 @@ def _not_bits(x: Tensor) -> Tensor:
 simple({
     "Abs": t.abs, "Neg": t.neg, "Sign": t.sign, "Exp": t.exp, "Log": t.log, "Sqrt": t.sqrt, "Reciprocal": t.recip,
     "Tanh": t.tanh, "Erf": t.erf, "Sin": t.sin, "Cos": t.cos, "Atan": t.atan, "Floor": t.floor, "Ceil": t.ceil,
-    "Round": t.round, "IsNaN": t.is_nan, "Not": t.logical_not, "Identity": lambda x: x,
+    "Round": t.round, "IsNaN": t.is_nan, "Not": t.logical_not,
     "Tan": lambda x: t.sin(x) / t.cos(x), "Asin": _asin, "Acos": _acos, "Sinh": _sinh, "Asinh": _asinh,
     "Cosh": _cosh, "Acosh": _acosh, "Atanh": _atanh, "BitwiseNot": _not_bits,
     "Sigmoid": c.sigmoid, "Softplus": c.softplus, "Mish": c.mish, "HardSwish": c.hard_swish,

@@ -12,6 +12,7 @@ from ..egraph import dtypes
 from ..egraph.dims import volume
 from ..egraph.graph import Tensor
 from .onnx_node import Node, Result, operator, resolve, size_tensor
+from .sampling import running
 
 Fold = Callable[[Tensor, tuple[int, ...]], Tensor]
 
@@ -88,15 +89,16 @@ def _arg(n: Node) -> Result:
     return found if n.attr("keepdims", 1) else t.squeeze(found, axis)
 
 
-@operator("CumSum")
-def _cumsum(n: Node) -> Result:
+@operator("CumSum", "CumProd")
+def _running(n: Node) -> Result:
     x = n.x()
     (axis,) = n.ints(1)
     axis = resolve(axis, x.rank)
     x = t.flip(x, axis) if n.attr("reverse", 0) else x
-    total = t.cumsum(x, axis)
+    total = t.cumsum(x, axis) if n.op == "CumSum" else running(x, axis, t.mul, 1)
     if n.attr("exclusive", 0):  # one step later, not total - x: that would cancel
-        total = t.slice_axis(t.pad(total, [(int(i == axis), 0) for i in range(x.rank)]), axis, 0, x.shape[axis])
+        widths = [(int(i == axis), 0) for i in range(x.rank)]
+        total = t.slice_axis(t.pad(total, widths, float(n.op == "CumProd")), axis, 0, x.shape[axis])
     return t.flip(total, axis) if n.attr("reverse", 0) else total
 
 

@@ -247,6 +247,17 @@ def test_unknown_rank_and_loops(tmp_path: Path) -> None:
     refused(save(tmp_path, [node("Loop", ["", "", "x"], ["y"], body=body)]), UnsupportedError, "Loop")
 
 
+def test_outputs_need_no_shape(tmp_path: Path) -> None:
+    """Tools that cut models leave such outputs; weights may lie beside the model."""
+    weight = numpy_helper.from_array(np.ones(4096, np.float32), "w")
+    file = save(
+        tmp_path, [node("Add", ["x", "w"], ["y"])], [weight], inputs=[info("x", (4096,))], outputs=[info("y", None)]
+    )
+    model = onnx.load(file)
+    onnx.save(model, file, save_as_external_data=True, location="w.bin")
+    assert load_onnx(file).outputs[0].shape == (4096,)
+
+
 def test_unknown_dimension(tmp_path: Path) -> None:
     file = save(tmp_path, [node("Relu", ["x"], ["y"])], inputs=[info("x", ("n", 3))])
     refused(file, UsageError, "'m'", dims={"m": 2})
