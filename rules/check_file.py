@@ -21,6 +21,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ..egraph.ops import OPS
@@ -32,6 +34,7 @@ from .tensat import TextRule, blank, is_text, paired, parse_line
 from .text_check import check_text
 
 SAMPLES = 16
+MANY = 200  # rules from which on starting processes pays
 _ARROW = re.compile(r"<=>|<->|=>|->")
 _NAMED = re.compile(r"\s*([A-Za-z][\w-]*)\s*:\s*(?=\S)")
 _GUARDS = re.compile(r"\s(?:if|when)\s")
@@ -169,17 +172,34 @@ def check_all(
     samples: int = SAMPLES,
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
+    processes: int = 1,
 ) -> Iterator[Checked]:
-    """Every rule of a file with its verdict, in file order, until asked to stop; what was judged once is not judged again."""
+    """Every rule of a file with its verdict, in file order, until asked to stop; what was judged once is not judged again.
+    `processes`: how many judge side by side where there are many rules."""
     known: dict[str, Verdict] = {}
     begin = time.perf_counter()
-    for index, rule in enumerate(rules):
-        if stop():
-            return
-        if rule.text not in known:
-            known[rule.text] = verdict(rule, seed=seed, samples=samples)
-        say(f"{index + 1} of {len(rules)} rules, {time.perf_counter() - begin:.0f} s")
-        yield Checked(index, rule.line, rule.text, known[rule.text])
+    distinct = list({rule.text: rule for rule in reversed(rules)}.values())[::-1]
+    with ExitStack() as open_:
+        coming: dict[str, Future[Verdict]] = {}
+        if processes > 1 and len(distinct) >= MANY:
+            from .check_worker import Judges
+
+            judges = open_.enter_context(Judges(processes, seed, samples))
+            coming = dict(zip((rule.text for rule in distinct), judges.all(distinct)))
+        for index, rule in enumerate(rules):
+            if stop():
+                return
+            if rule.text not in known:
+                if coming:
+                    while not (found := coming[rule.text]).done():
+                        wait([found], timeout=0.1)
+                        if stop():
+                            return
+                    known[rule.text] = found.result()
+                else:
+                    known[rule.text] = verdict(rule, seed=seed, samples=samples)
+            say(f"{index + 1} of {len(rules)} rules, {time.perf_counter() - begin:.0f} s")
+            yield Checked(index, rule.line, rule.text, known[rule.text])
 
 
 def counts(found: Sequence[Checked]) -> dict[str, int]:

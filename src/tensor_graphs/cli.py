@@ -39,7 +39,7 @@ Dims = Annotated[list[str] | None, typer.Option("--dim", help="NAME=INT, a free 
 Fix = Annotated[
     list[str] | None, typer.Option("--fix", help="NAME=INT, the only size of a free dimension; may be repeated")
 ]
-Backend = Annotated[str, typer.Option(help="auto, numpy, torch, gpu, cuda, triton or triton-only")]
+Backend = Annotated[str, typer.Option(help="auto, numpy, torch, gpu, cuda, triton, triton-only or generated")]
 Budget = Annotated[float, typer.Option(help="seconds for the whole optimization")]
 ToleranceOption = Annotated[str, typer.Option(help="eager, fast, exact, or a relative error")]
 CostDb = Annotated[Path | None, typer.Option(help="folder of the cost store")]
@@ -410,7 +410,7 @@ def rules_check(
     progress = Until()
     with console.live(), interruptible(progress):
         found = list(check_file.check_all(rules, seed=seed, say=lambda text: console.say("check", text),
-                                          stop=lambda: progress.stopped))  # fmt: skip
+                                          stop=lambda: progress.stopped, processes=min(8, os.cpu_count() or 1)))  # fmt: skip
     counts = check_file.counts(found)
     document = {"rules": [c.to_json() for c in found], "counts": counts, "seconds": time.perf_counter() - begin}
     shown = [

@@ -1,0 +1,73 @@
+"""Rules judged side by side: the same verdicts in the same order, whatever happens to the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tensor_graphs.rules import check_file
+from tensor_graphs.rules.check_worker import Judges
+
+TEXT = """
+(matmul 0 ?a (matmul 0 ?b ?c))=>(matmul 0 (matmul 0 ?a ?b) ?c)
+transpose(transpose(x))==x
+(relu ?a)=>?a
+
+add: x + y => y + x
+wrong: x - y => y - x
+(relu ?a)=>?a
+(nothing ?a)=>?a
+"""
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Judges]]:
+    """Processes for few rules too; those that were made."""
+    made: list[Judges] = []
+    first = Judges.__init__
+
+    def init(self: Judges, *given: int) -> None:
+        first(self, *given)
+        made.append(self)
+
+    monkeypatch.setattr(check_file, "MANY", 2)
+    monkeypatch.setattr(Judges, "__init__", init)
+    yield made
+    assert all(p.poll() is not None for judges in made for p in judges.processes)
+
+
+def test_verdicts_are_the_same(many: list[Judges]) -> None:
+    rules = check_file.read(TEXT)
+    alone, together = (list(check_file.check_all(rules, processes=n)) for n in (1, 2))
+    assert together == alone and len(together) == 7
+    assert [c.verdict.status for c in alone] == [
+        "proved",
+        "proved",
+        "refuted",
+        "proved",
+        "refuted",
+        "refuted",
+        "unknown",
+    ]
+    assert len(many) == 1 and 1 <= len(many[0].processes) <= 2
+
+
+def test_stopping_ends_the_processes(many: list[Judges]) -> None:
+    asked = iter([False, True] + [True] * 99)
+    found = list(check_file.check_all(check_file.read(TEXT), processes=2, stop=lambda: next(asked)))
+    assert len(found) <= 1 and len(many) == 1
+
+
+def test_a_process_that_dies_costs_nothing(many: list[Judges], monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Judges._process
+
+    def dying(self: Judges) -> object:
+        process = start(self)
+        process.kill()
+        process.wait()
+        return process
+
+    monkeypatch.setattr(Judges, "_process", dying)
+    rules = check_file.read(TEXT)[:3]
+    assert list(check_file.check_all(rules, processes=2)) == list(check_file.check_all(rules))
