@@ -20,7 +20,8 @@ _HEAD = """# Rewrite rules
 - **growth**: a rule `collects` (the result is smaller), `rearranges` or `expands`.
 - **exact**: equal bit by bit on every float, NaN, infinities and -0.0 included. Others hold over the reals.
 - **verdict**: `proved` holds for all sizes and ranks (SMT, see `rules/smt.py` for its scope, and random evaluation modulo
-  primes that errs with a chance below 2^-60); `tested` is sampling of types, values and shapes without a counterexample
+  primes that errs with a chance below 2^-60; or every case decided, bit by bit in every number format, `rules/bits.py`, or at
+  all points that matter, `rules/grid.py`); `tested` is sampling of types, values and shapes without a counterexample
   (`rules/check.py`). The verdicts are stored by `python -m tensor_graphs.rules.verdicts`; `tensor-graphs rules check FILE`
   gives them for rules of a file.
 - **proofs only** families are not in force on models: they serve `rules derive` and `equivalent` (rules/normal.py).
