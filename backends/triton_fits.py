@@ -169,7 +169,7 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
         tuple(a.size for a in shape.inner), 0 if main is None else numbers[main], bool(tops),
         max(1, sum(e.axis in shape.outer for e in shape.dots)),
         not any(b.dtype in ("bfloat16", "float16") for b in kernel.buffers.values()),
-        shape.kind in ("contraction", "attention") and shape.m > 16 and any(map(_boxed, loads)),
+        (shape.kind == "attention" or (shape.kind == "contraction" and shape.m > 16)) and any(map(_boxed, loads)),
         tuple(
             Load(bool(e.axes & rows), bool(e.axes & cols), tuple(i for a, i in numbers.items() if a in e.axes),
                  dtypes.itemsize(e.value[3]))

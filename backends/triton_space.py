@@ -196,7 +196,7 @@ def _streaming(facts: Facts, s: Schedule, tile: int, k: int, split: int) -> floa
 def _attention(facts: Facts) -> Ranked:
     n = facts.columns
     many = facts.m > 16
-    own = ({"boxes": 1} if facts.boxed else {}) | facts.rest
+    own = facts.rest | ({"boxes": 1} if facts.boxed else {})
     rows = _blocks(facts.m, (16, 32, 64, 128), 16) if facts.rows else (1,)
     for m, k, warps, stages in product(rows, _blocks(facts.size, (32, 64, 128, 256), 16), (4, 8), (2, 3, 4)):
         schedule = {"m": m, "n": n, "warps": warps, "stages": stages, f"k{facts.main}": k, **own}
