@@ -25,8 +25,15 @@ class Loads(Values):
             operand,
             *([self.spread(where, dims) if where.dims != dims else where.text] if where.text != "0" else []),
         ]
-        parts += [f"{self.spread(p, dims)}.to(tl.int64) * {s}" for p, s in picks]
+        parts += [
+            str(int(p.text) * s) if p.text.lstrip("-").isdigit() else f"{self.spread(p, dims)}.to(tl.int64) * {s}"
+            for p, s in picks
+        ]
         mask = self.mask(dims, dims, guards)
+        if mask and dims != self.union(
+            [where, *(p for p, _ in picks)]
+        ):  # pointers must have all dimensions that the mask has
+            parts.append(f"tl.zeros({self.sizes(dims)}, tl.int32)")
         fresh = ", cache_modifier='.cg'" if self.fresh_loads and operand.startswith("part") else ""
         text = f"tl.load({' + '.join(parts)}{f', mask={mask}, other=0' if mask else ''}{fresh})"
         if dtype == "bool":

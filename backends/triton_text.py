@@ -56,19 +56,21 @@ class Launch:
         return f"{self.name}[({self.grid},)]({given}, num_warps={self.warps}, num_stages={self.stages})"
 
 
+#: NaN is not lost.
+_MAXIMUM, _MINIMUM = (f"tl.{name}({{0}}, {{1}}, tl.PropagateNan.ALL)" for name in ("maximum", "minimum"))
 #: pointwise op -> text over float32 operands
 CALLS = {
     "neg": "-{0}", "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "sqrt": "tl.sqrt_rn({0})",
     "rsqrt": "tl.rsqrt({0})", "recip": "1.0 / {0}", "erf": "tl.erf({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})",
     "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
-    "div": "{0} / {1}", "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})",
+    "div": "{0} / {1}", "maximum": _MAXIMUM, "minimum": _MINIMUM,
     "tanh": "2.0 / (1.0 + tl.exp(-2.0 * {0})) - 1.0", "log1p": "tl.log(1.0 + {0})", "expm1": "tl.exp({0}) - 1.0",
-    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
+    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
     "eq": "{0} == {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "not": "{0} == 0", "is_nan": "{0} != {0}",
     "is_inf": "tl.abs({0}) == float('inf')", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
-    "where": "tl.where({0}, {1}, {2})", "pow": "tl.exp2({1} * tl.log2({0}))",
+    "where": "tl.where({0}, {1}, {2})", "pow": "tl.exp2({1} * tl.log2(tl.abs({0})))",  # of what is not negative: see `power`
 }  # fmt: skip
-COMBINE = {"sum": "{0} + {1}", "max": "tl.maximum({0}, {1})", "min": "tl.minimum({0}, {1})", "prod": "{0} * {1}"}
+COMBINE = {"sum": "{0} + {1}", "max": _MAXIMUM, "min": _MINIMUM, "prod": "{0} * {1}"}
 ACROSS = {"sum": "tl.sum({0}, {1})", "max": "tl.max({0}, {1})", "min": "tl.min({0}, {1})"}
 NEUTRAL = {"sum": "0.0", "max": "float('-inf')", "min": "float('inf')", "prod": "1.0"}
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # of what can be read in boxes

@@ -91,7 +91,8 @@ class Values(Positions):
             return self.reduction(e)
         if e.op == "cast":
             x = self.value(e.args[0])
-            target = "int32" if e.value == "int64" else e.value
+            small = e.args[0].kind == "bool" or e.args[0].op == "index"
+            target = "int32" if e.value == "int64" and small else e.value
             if e.args[0].kind == "bool" and target == "float32":
                 return Tile(f"tl.where({x.text}, 1.0, 0.0)", x.dims, "float32")
             return Tile(f"{x.atom}.to({TRITON[target]})", x.dims, target)
@@ -105,6 +106,8 @@ class Values(Positions):
         tiles = [self.floated(a) for a in e.args]
         if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
             return tiles[tiles[0].text == "0.0"]
+        if e.op == "pow":
+            text = _power(tiles[1])
         dims = self.union(tiles)
         dtype = "bool" if e.kind == "bool" else self.wide if e.kind == "float" else widest(t.dtype for t in tiles)
         if dtype == self.wide and all(t.dtype == "const" for t in tiles):
@@ -130,3 +133,19 @@ class Values(Positions):
         dims = self.union([low, top])
         safe = self.named(Tile(f"tl.where({top.text} == float('-inf'), 0.0, {top.text})", top.dims, top.dtype), "safe")
         return Tile(f"tl.{e.op}({self.spread(low, dims)} - {self.spread(safe, dims)})", dims, self.wide)
+
+
+def _power(exponent: Tile) -> str:
+    """The text of a power: a negative base has whole powers, odd ones of them negative."""
+    size = CALLS["pow"]
+    if exponent.dtype != "const":
+        turned = (
+            f"tl.where(tl.floor({{1}}) != {{1}}, float('nan'), tl.where(tl.abs({{1}}) % 2.0 == 1.0, -{size}, {size}))"
+        )
+        return f"tl.where({{1}} == 0.0, 1.0, tl.where({{0}} < 0.0, {turned}, {size}))"
+    n = float(exponent.text.replace("float('", "").replace("')", ""))
+    if n == 0:
+        return "tl.where({0} == {0}, 1.0, 1.0)"
+    if not n.is_integer():
+        return f"tl.where({{0}} < 0.0, float('nan'), {size})"
+    return size if n % 2 == 0 else f"tl.where({{0}} < 0.0, -{size}, {size})"

@@ -398,3 +398,57 @@ def test_regions_of_a_saturated_graph_compute_their_class() -> None:
         )
         count += 1
     assert count > 20
+
+
+# ---------------------------------------------------------------- what tiles of text must not lose
+def ran(root: Tensor, given: dict[str, np.ndarray]) -> np.ndarray:
+    """A term's kernel of the first schedule, in Triton's interpreter."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tensor_graphs.backends.kernel_text import kernel_text, module_of
+
+    template = generated(root)
+    kinds = {str(n.attr("name")): Operand(n.type, contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
+    call = Call(kinds, Operand(root.type, contiguous(root.shape)), {})  # type: ignore[arg-type]
+    out = torch.zeros(tuple(root.shape), dtype=getattr(torch, root.dtype))
+    module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, None)
+    return np.asarray(out.numpy())
+
+
+def test_nan_is_not_lost() -> None:
+    a = np.array([np.nan, 1.0, -2.0, np.inf], np.float32)
+    for root in (
+        t.maximum(x("a", 4), 0.0),
+        t.minimum(x("a", 4), 0.5),
+        c.relu(x("a", 4)),
+        t.sign(x("a", 4)),
+        c.clip(x("a", 4), lo=-1.0, hi=1.0),
+    ):
+        np.testing.assert_array_equal(ran(root, {"a": a}), evaluate([root], {"a": a})[0])
+
+
+@pytest.mark.parametrize("power", [0.0, 4.0, 5.0, -3.0, 1.5, None])
+def test_powers_of_negative_numbers(power: float | None) -> None:
+    a = np.array([-2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 3.0, 2.0], np.float32)
+    b = np.array([2.0, 3.0, 0.0, -1.0, 1.5, 7.0, -2.0, 0.5], np.float32)
+    root = t.pow(x("a", 8), x("b", 8)) if power is None else t.pow(x("a", 8), power) + 0.0
+    with np.errstate(invalid="ignore"):
+        want = evaluate([root], {"a": a, "b": b})[0]
+    np.testing.assert_allclose(ran(root, {"a": a, "b": b}), want, rtol=2e-6)
+
+
+def test_one_element_among_many() -> None:
+    """A part of size 1, and a place that is known: what is read has the dimensions that its mask has."""
+    a, b = np.float32([[2.0]]), np.float32([[3.0], [4.0]])
+    np.testing.assert_array_equal(
+        ran(t.concat([x("a", 1, 1), x("b", 2, 1)], 0) * 2.0, {"a": a, "b": b}), [[4], [6], [8]]
+    )
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    picked = t.gather(x("a", 4, 3), t.full((2,), 3, "int64"), 0) * 2.0
+    np.testing.assert_array_equal(ran(picked, {"a": table}), 2 * table[[3, 3]])
+
+
+def test_whole_numbers_keep_their_width() -> None:
+    root = t.cast(t.input("a", (4,), "int32"), "int64") * 3
+    a = np.array([1 << 30, -(1 << 31), 5, (1 << 31) - 1], np.int32)
+    np.testing.assert_array_equal(ran(root, {"a": a}), a.astype(np.int64) * 3)

@@ -16,7 +16,7 @@ from functools import partial
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
-from . import checks, generated, sizes
+from . import checks, generated, repeated, sizes
 from .graphs import Case, Grower, Kinds
 from .shrink import shrunk
 
@@ -28,6 +28,7 @@ CHECKS: Mapping[str, tuple[Callable[..., str], Kinds]] = {
     "plans": (checks.plans, Kinds()),
     "narrow": (partial(checks.plans, narrow=True), Kinds(floats=("bfloat16",))),
     "optimized": (checks.optimized, Kinds()),
+    "blocks": (repeated.blocks, Kinds(floats=("float32",))),
     "sizes": (sizes.sizes, Kinds(sizes=(1, 3, 7, 11), volume=1500)),
     "specified": (generated.specified, Kinds()),
     "triton": (generated.triton, Kinds()),
@@ -48,6 +49,10 @@ def kind_of(said: str) -> str:
     return said.partition(":")[0] if said.startswith("raised") else "wrong" if said else ""
 
 
+def _alike(check: Callable[..., str], seed: int, kind: str, one: Case) -> bool:
+    return kind_of(attempted(check, one, seed)) == kind
+
+
 def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,7 +68,7 @@ def main() -> None:
         one = Grower(seed, kinds).graph(given.steps)
         if said := attempted(check, one, seed):
             failed[kind_of(said)] += 1
-            small = shrunk(one, lambda c: kind_of(attempted(check, c, seed)) == kind_of(said))
+            small = shrunk(one, partial(_alike, check, seed, kind_of(said)))
             print(f"=== seed {seed}\n{small.text()}\n{attempted(check, small, seed)[:6000]}\n", flush=True)
         seed += 1
         if given.once:

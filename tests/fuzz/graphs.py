@@ -95,6 +95,9 @@ class Grower:
         if kind == "bool":
             return np.asarray(self.draw.random(tuple(shape)) < 0.5)
         if kind == "int":
+            if self.rng.random() < 0.25:  # all of the dtype's range: what is computed wraps around
+                info = np.iinfo(dtypes.numpy_dtype(dtype))
+                return self.draw.integers(info.min, info.max, tuple(shape), dtypes.numpy_dtype(dtype), endpoint=True)
             low = 0 if dtype.startswith("u") else -4
             return self.draw.integers(low, 7, tuple(shape)).astype(dtypes.numpy_dtype(dtype))
         x = self.draw.standard_normal(tuple(shape))
@@ -267,7 +270,10 @@ def _divided(g: Grower, op: str) -> Tensor:
 
 
 def _pow(g: Grower, op: str) -> Tensor:
-    x = tg.abs(g.some("float")) + 0.5
+    x = g.some("float")
+    if g.rng.random() < 0.3:  # whole powers of any number
+        return make("pow", [x, tg.full((1,) * x.rank, g.pick(0, 1, 2, 3, 4, 5), x.dtype)])
+    x = tg.abs(x) + 0.5
     y = (
         tg.full((1,) * x.rank, g.pick(-1, 0.5, -0.5, 1, 2, 3, 1.5), x.dtype)
         if g.pick(0, 1)

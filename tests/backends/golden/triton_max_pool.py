@@ -15,5 +15,5 @@ def windows(a, out):
         t5 = t3 < 9
         t6 = tl.load(a + ((w9 % 3) + (w9 // 3) * 8 + -9) + i0i1_ * 72 + i2_ * 16 + i3_ * 2, mask=((m < 160) & t2 & t4 & t5), other=0)
         t7 = tl.where(t2, tl.where((t4 & t5), t6, float('-inf')), float('-inf'))
-        max1 = tl.maximum(max1, t7)
+        max1 = tl.maximum(max1, t7, tl.PropagateNan.ALL)
     tl.store(out + (i0i1_ * 20 + i2_ * 4 + i3_), max1, mask=(m < 160))

@@ -21,5 +21,5 @@ def contraction(a, w, gain, shift, mean, var, out):
     t8 = t6 * tl.rsqrt((t7 + 1e-05))
     t9 = tl.load(shift + n)
     t10 = tl.load(mean + n)
-    t11 = tl.maximum(((acc1 * t8[None, :]) + (t9 - (t10 * t8))[None, :]), 0.0)
+    t11 = tl.maximum(((acc1 * t8[None, :]) + (t9 - (t10 * t8))[None, :]), 0.0, tl.PropagateNan.ALL)
     tl.store(out + ((i0_ * 576 + i1_ * 96 + i2_ * 16)[:, None] + n[None, :]), t11, mask=(m < 72)[:, None])

@@ -18,4 +18,4 @@ def contraction(r, a, w, gain, shift, mean, var, out):
     t8 = tl.dot(t3, t2, input_precision='ieee')
     t9 = t4 * tl.rsqrt((t5 + 1e-05))
     t10 = t1 + ((t8 * t9[:, None]) + (t6 - (t7 * t9))[:, None])
-    tl.store(out + ((i0_ * 576 + i2i3_)[None, :] + (m * 36)[:, None]), tl.maximum(t10, 0.0), mask=(n < 72)[None, :])
+    tl.store(out + ((i0_ * 576 + i2i3_)[None, :] + (m * 36)[:, None]), tl.maximum(t10, 0.0, tl.PropagateNan.ALL), mask=(n < 72)[None, :])
