@@ -277,10 +277,14 @@ def _conjuncts(c: Expr) -> list[Expr]:
 
 
 def _simple_and(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    if x.kind != "bool":  # bits of whole numbers
+        return None
     return (y if x.value else x) if x.op == "const" else (x if y.value else y) if y.op == "const" else None
 
 
 def _simple_or(b: Builder, x: Expr, y: Expr) -> Expr | None:
+    if x.kind != "bool":
+        return None
     return (x if x.value else y) if x.op == "const" else (y if y.value else x) if y.op == "const" else None
 
 

@@ -379,6 +379,17 @@ def test_whole_numbers_wrap_as_numpys_do() -> None:
         np.testing.assert_array_equal(run(wide + wide, x=top), top + top)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+@pytest.mark.parametrize("op", ["and", "or", "xor"])
+def test_bits_of_whole_numbers(op: str, dtype: str) -> None:
+    """No number stands for true there."""
+    a = np.array([0, 1, 4, 19, 120], dtype)
+    for number in (0, 3, 16):
+        root = make(op, [t.input("x", (5,), dtype), t.full((1,), number, dtype)], {})
+        function = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op]
+        np.testing.assert_array_equal(run(root, x=a), function(a, np.asarray(number, dtype)))
+
+
 def test_negative_numbers_are_operands_everywhere() -> None:
     x = t.input("x", (5,))
     values = np.linspace(-2, 2, 5, dtype=np.float32)
