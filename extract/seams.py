@@ -37,6 +37,12 @@ UNITS = 2.0**46
 """All costs together are at most so many units: sums are exact in 64 bits, and what is cut off the costs is 1e-12 of them
 for a thousand classes."""
 
+TOO_DEAR = 2 << 46
+"""Units of a row that alone costs more than a known solution."""
+
+SURE = 1e-8
+"""Relative difference of cost and bound up to which a result counts as proved."""
+
 WAYS = 2_000
 """Most ways to make what is needed of one component."""
 
@@ -206,7 +212,7 @@ class Piece:
             if tried > WAYS:
                 raise OverflowError("too many ways through a component")
         kept: list[Move] = []
-        for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[2])):
+        for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
             if not any(not other[1] & ~way[1] for other in kept):
                 kept.append(way)
         return kept
@@ -244,12 +250,14 @@ class Passage:
 
 
 class Seams:
-    """A problem prepared for the search; `fits` says whether few enough classes are open at a time."""
+    """A problem prepared for the search; `fits` says whether few enough classes are open at a time. `upper` is what a known
+    solution costs."""
 
     def __init__(self, rows: Rows, upper: float) -> None:
-        self.rows = rows
+        self.rows, self.upper = rows, upper
         self.scale = UNITS / max(upper, 1e-290)
-        self.units = [round(min(cost, 2 * upper) * self.scale) for cost in rows.cost]
+        top = upper * (1 + 1e-9)
+        self.units = [round(cost * self.scale) if cost <= top else TOO_DEAR for cost in rows.cost]
         order = narrow_order(rows, colours(rows, self.units))
         self.fits = order is not None
         if order is None:
@@ -276,9 +284,10 @@ class Seams:
         names: dict[int, list[int]] = {}
         for c in own:
             entries = sorted(
-                (self.units[r], sum([1 << bit[k] for k in rows.kids[r] if k in bit]), r) for r in rows.members[c]
+                (self.units[r], sum([1 << bit[k] for k in rows.kids[r] if k in bit]), rows.cost[r], r)
+                for r in rows.members[c]
             )
-            table[bit[c]] = [(cost, kids) for cost, kids, _ in entries]
+            table[bit[c]] = [(cost, kids) for cost, kids, *_ in entries]
             names[bit[c]] = [r for *_, r in entries]
         together = {bit[c]: sum([1 << bit[d] for d in group]) for group in groups for c in group}
         always = sum([1 << bit[c] for c in own if c in self._roots])
@@ -290,13 +299,15 @@ class Seams:
         return after
 
     def search(
-        self, width: int = WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None
-    ) -> Cover:
+        self, width: int = WIDTH, *, beam: bool = True, deadline: float = math.inf,
+        stop: Callable[[], bool] | None = None,
+    ) -> Cover:  # fmt: skip
         """The cheapest rows, and whether that is proved: no label was dropped, because more than `width` waited for one
-        class or because half the time to `deadline` (on time.perf_counter()) was over. Without a solution if `stop` says
-        so, the time is over, or a component can be passed in too many ways."""
+        class, there were too many in all, or half the time to `deadline` (on time.perf_counter()) was over. Without a
+        solution if `stop` says so, the time is over, a component can be passed in too many ways, or without `beam` as soon
+        as nothing can be proved."""
         began = time.perf_counter()
-        run = _Run(width, began + (deadline - began) / 2, deadline, stop)
+        run = _Run(width, beam, began + (deadline - began) / 2, deadline, stop)
         labels: Labels = {0: 0}
         spent = 0
         passages: list[tuple[Passage, dict[int, int]]] = []
@@ -323,8 +334,8 @@ class Seams:
         cost = self.rows.total(chosen)
         lower = 0.0
         if run.whole:  # each class that is made may cost half a unit less than counted
-            lower = max(0.0, min((spent + units - 0.51 * self.rows.n_classes) / self.scale, cost))
-        return Cover(chosen, cost, lower, run.whole, run.labels)
+            lower = max(0.0, min((spent + units - 0.51 * self.rows.n_classes) / self.scale, cost, self.upper))
+        return Cover(chosen, cost, lower, run.whole and cost - lower <= SURE * cost, run.labels)
 
     def _trace(self, passages: Sequence[tuple[Passage, dict[int, int]]]) -> list[int]:
         chosen: list[int] = []
@@ -360,6 +371,7 @@ class _Run:
     """One search: how wide it is, and how far it came. `whole`: no label was dropped."""
 
     width: int
+    beam: bool
     hurry: float
     deadline: float
     stop: Callable[[], bool] | None
@@ -391,6 +403,8 @@ class _Run:
         wide = self.whole and now < self.hurry and self.labels < LABELS
         most = self.width if wide else min(self.width, NARROW)
         if len(bucket) > most:
+            if not self.beam:
+                raise TimeoutError
             most = min(self.width, NARROW)
             bucket = dict(heapq.nsmallest(most, bucket.items(), key=lambda item: item[1][0]))
             self.whole = False

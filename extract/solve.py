@@ -67,8 +67,10 @@ QUICK_LABELS = 20_000
 """Labels of the unbounded frontier search; where that is not enough it goes on as a beam."""
 
 SEAM_ROWS = 60_000
-SEAM_SHARE = 0.6
-"""The search from seam to seam is tried first, on leaves up to this size, for at most this share of their time."""
+SEAM_PARTS = 40
+SEAM_SHARE = 0.4
+"""The search from seam to seam is tried first: on the whole, if it has few distinct components, and again on leaves; up to
+this size, and for at most this share of the time."""
 
 FRONTIER_ROWS = 20_000
 """Acyclic leaves up to this size are tried by the frontier search first."""
@@ -185,20 +187,31 @@ class _Search:
         """The whole pipeline; see `solve`."""
         rows = self.problem.rows
         lower = self._least(rows)
-        cost, chosen, name = best_greedy(rows, self._hints(hint), expired=self._expired)
-        self.stats.update(nodes=self.problem.n_nodes, classes=self.problem.n_classes, greedy=cost)
+        known = self._hints(hint)
+        self.stats.update(nodes=self.problem.n_nodes, classes=self.problem.n_classes)
+        reduced, parts = None, None
+        if self.method in ("auto", "frontier") and len(rows) <= SEAM_ROWS and not self._short_of(rows)():
+            reduced = detach(rows, self._short_of(rows))
+            if reduced is not None and not self._expired():
+                parts = split(reduced.rows)
+                early = self._through_seams(rows, reduced, parts, known)
+                if early is not None:
+                    return self._finish(early[0], max(early[1], lower), "presolve + seams")
+        cost, chosen, name = best_greedy(rows, known, expired=self._expired)
+        self.stats["greedy"] = cost
         if self.method == "greedy" or cost <= lower or self.left <= 0:
             return self._finish(chosen, lower, name)
         least = (1 - POLISH_SHARE) * self.time_limit
         chosen = polish(rows, chosen, lambda: self.left <= least, POLISH_GAIN)
         self.start = name = "local search" if rows.total(chosen) < cost else name
-        reduced = detach(rows, self._short_of(rows)) if not self._short_of(rows)() else None
+        if reduced is None and not self._short_of(rows)():
+            reduced = detach(rows, self._short_of(rows))
         self.stats["detach_seconds"] = time.perf_counter() - self.began
         if reduced is None or self._expired():
             chosen = polish(rows, chosen, self._expired)
             return self._finish(chosen, lower, "local search" if rows.total(chosen) < cost else name)
         kept = set(chosen)
-        blocks = [self._block(part, kept, reduced) for part in split(reduced.rows)]
+        blocks = [self._block(part, kept, reduced) for part in parts or split(reduced.rows)]
         self._count(blocks)
         self._search(blocks)
         picked = list(reduced.fixed)
@@ -209,6 +222,32 @@ class _Search:
             picked += [reduced.origin[copy[row]] for copy in block.part.copies for row in best]
         names = dict.fromkeys(leaf.method for block in blocks for leaf, _ in block.leaves)
         return self._finish(picked, max(bound, lower), " + ".join(["presolve", *names]))
+
+    def _through_seams(
+        self, rows: Rows, reduced: Reduced, parts: list[Part], known: list[list[int]]
+    ) -> tuple[list[int], float] | None:
+        """Rows, and a bound that they meet, if each component is proved from seam to seam. None where it is not, is too
+        large, or there are many."""
+        if len(parts) > SEAM_PARTS:
+            return None
+        self.stats.update(components=sum(len(part.copies) for part in parts), distinct_components=len(parts))
+        start = known[0] if known else bottom_up(rows)
+        kept = set(rows.walk(start) or ())
+        prepared = []
+        for part in parts:
+            upper = rows.total(r for at in part.copies[0] if (r := reduced.origin[at]) in kept)
+            prepared.append(Seams(part.rows, upper))
+            if not prepared[-1].fits or self._expired():
+                return None
+        picked, lower = list(reduced.fixed), reduced.constant
+        ends = time.perf_counter() + SEAM_SHARE * self.left
+        for part, seams in zip(parts, prepared):
+            found = seams.search(beam=False, deadline=math.inf if self.deterministic else ends, stop=self.stop)
+            if found.chosen is None or not found.exact:
+                return None
+            lower += found.lower * len(part.copies)
+            picked += [reduced.origin[copy[row]] for copy in part.copies for row in found.chosen]
+        return picked, lower
 
     def _least(self, rows: Rows) -> float:
         """A quick lower bound, by which the machine's pace is measured. ExtractionError if a root has no finite term."""
