@@ -30,6 +30,7 @@ from .worth import Token, Worth, token
 CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
 VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
 RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
+QUICK_S = 0.5  # seconds of a solve that more measuring follows
 NEXT = 2  # alternatives searched together with each kernel of the winner, if they may become faster than it is
 HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
 # three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
@@ -107,9 +108,8 @@ def search(
     NoPlanError if some output cannot be made by the backends' kernels, or not within the budgets.
     """
     start, clock = time.monotonic(), Clock(dict.fromkeys(("price", "solve", "measure"), 0.0))
-    rounds, measured, stopped = 0, 0, "measured" if measurer else "prices only"
-    done: set[Token] = set()  # calls measured by this search
-    looked: set[Token] = set()  # of them: those that have schedules left
+    known, rounds, stopped = _Known(hypergraph, measurer), 0, "measured" if measurer else "prices only"
+    limits = (solve_seconds,) if measurer is None or deterministic else (min(QUICK_S, solve_seconds), solve_seconds)
     chosen: list[int] = []
 
     def ended() -> bool:
@@ -119,17 +119,13 @@ def search(
         rounds += 1
         with clock.running("price"):
             prices = _prices(hypergraph, pricer)
-        open_ = [measurer is not None and _is_open(c, p, done) for c, p in zip(hypergraph.candidates, prices)]
-        optimistic = [
-            p.low if o else p.us * HOPE if token(c) in looked else p.us
-            for c, p, o in zip(hypergraph.candidates, prices, open_)
-        ]
-        with clock.running("solve"):
-            chosen, found = _solve(hypergraph, optimistic, solve_seconds, deterministic, budgets, chosen)
-        lacking = _lacking(hypergraph, chosen, prices, open_)
-        look = bool(lacking)
-        if measurer is not None and not look:
-            lacking = _unfinished(hypergraph, chosen, measurer, done - looked, looked, prices)
+        hopes = known.hopes(prices)
+        for limit in limits:  # more time only where the search would end
+            with clock.running("solve"):
+                chosen, found = _solve(hypergraph, hopes, limit, deterministic, budgets, chosen)
+            lacking, look = known.lacking(chosen, prices)
+            if lacking or found.optimal:
+                break
         if measurer is None or not lacking:
             break
         if ended():
@@ -137,73 +133,93 @@ def search(
             break
         if progress:
             what = f"{'measuring' if look else 'searching'} {len(lacking)} kernels"
-            progress(f"round {rounds}: {sum(optimistic[i] for i in chosen):.1f} µs, {what}")
-        before = len(done)
+            progress(f"round {rounds}: {sum(hopes[i] for i in chosen):.1f} µs, {what}")
         with clock.running("measure"):
             worth = Worth(hypergraph, pricer, prices, ended, limited=bool(budgets))
-            useful = [i for i in lacking if optimistic[i] <= worth(hypergraph.candidates[i])]
-            now = [hypergraph.candidates[i] for i in useful or lacking]
-            measurer.measure(_until(ended, now, done, worth), worth=worth, look=look)
-            if look:
-                looked |= {token(c) for c in now if token(c) in done and measurer.unfinished(c)}
-            else:
-                looked -= {token(c) for c in now}
-        measured += len(done) - before
-    hoped = [prices[i].source != "measured" or token(hypergraph.candidates[i]) in looked for i in chosen]
-    if measurer is not None and any(hoped):
-        with clock.running(
-            "solve"
-        ):  # the time is up: what was not measured counts as much as it may take, not as hoped
+            useful = [i for i in lacking if hopes[i] <= worth(hypergraph.candidates[i])]
+            known.measure([hypergraph.candidates[i] for i in useful or lacking], worth, look)
+    if measurer is not None and any(known.hoped(i, prices[i]) for i in chosen):
+        # the time is up: what was not measured counts as much as it may take, not as hoped
+        with clock.running("solve"):
             doubtful = [p.us if p.source == "measured" else p.high for p in prices]
             chosen, believed = _solve(hypergraph, doubtful, solve_seconds, deterministic, budgets, chosen)
         bound = min(believed.lower_bound, found.lower_bound)  # of the prices that were hoped for
         found = replace(believed, lower_bound=bound, optimal=believed.optimal and bound >= believed.cost * (1 - 1e-9))
     optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
-    return Choice(hypergraph, chosen, prices, found, rounds, measured, optimism, stopped, clock.seconds, tuple(budgets))
+    return Choice(
+        hypergraph, chosen, prices, found, rounds, len(known.done), optimism, stopped, clock.seconds, tuple(budgets)
+    )  # fmt: skip
 
 
-def _until(
-    ended: Callable[[], bool], wanted: Iterable[Candidate], done: set[Token], worth: Worth
-) -> Iterator[Candidate]:  # fmt: skip
+@dataclass
+class _Known:
+    """What a search has measured: calls that are `done`, and of them those that were only `looked` at and have schedules left."""
+
+    hypergraph: Hypergraph
+    measurer: Measurer | None
+    done: set[Token] = field(default_factory=set)
+    looked: set[Token] = field(default_factory=set)
+
+    def hopes(self, prices: Sequence[Priced]) -> list[float]:
+        """What each candidate may cost at best, in µs."""
+        return [
+            p.low if self.is_open(c, p) else p.us * HOPE if token(c) in self.looked else p.us
+            for c, p in zip(self.hypergraph.candidates, prices)
+        ]
+
+    def hoped(self, i: int, price: Priced) -> bool:
+        """Whether a candidate counts for less than what is known of it."""
+        return price.source != "measured" or token(self.hypergraph.candidates[i]) in self.looked
+
+    def is_open(self, candidate: Candidate, price: Priced) -> bool:
+        """Whether a first look could still show the candidate to be cheaper: it was never measured, or so unevenly (on a busy
+        machine, say) that once more is worth it before it wins or loses by that number."""
+        if self.measurer is None or candidate.is_view or math.isinf(price.us) or token(candidate) in self.done:
+            return False
+        return price.source != "measured" or price.low < CERTAIN * price.us
+
+    def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> tuple[list[int], bool]:
+        """What to measure next, and whether a first look is enough: it is while some kernel of the winner had none."""
+        open_ = [self.is_open(c, p) for c, p in zip(self.hypergraph.candidates, prices)]
+        if found := _lacking(self.hypergraph, chosen, prices, open_):
+            return found, True
+        return [] if self.measurer is None else self._unfinished(self.measurer, chosen, prices), False
+
+    def _unfinished(self, measurer: Measurer, chosen: Sequence[int], prices: Sequence[Priced]) -> list[int]:
+        """Chosen candidates that were measured, but not to the end, the dearest first: they were only looked at, a search was cut,
+        or found them hopeless beside others. Then what was only looked at and may be faster than one of them."""
+        candidates, made = self.hypergraph.candidates, self.hypergraph.numbered.made
+        dearest = sorted(chosen, key=lambda i: -prices[i].us)
+        unique, ended = {token(candidates[i]): i for i in dearest}, self.done - self.looked
+        found = [i for key, i in unique.items() if key not in ended and measurer.unfinished(candidates[i])]
+        rivals: dict[int, list[int]] = {}
+        for i, candidate in enumerate(candidates) if found else ():
+            if token(candidate) in self.looked:
+                rivals.setdefault(made[i], []).append(i)
+        for i in dearest:
+            for j in sorted(rivals.get(made[i], ()), key=lambda j: prices[j].us)[: NEXT + 1]:
+                if prices[j].us * HOPE < prices[i].us and unique.setdefault(token(candidates[j]), j) == j:
+                    found += [j] if j not in found else []
+        return found
+
+    def measure(self, wanted: Sequence[Candidate], worth: Worth, look: bool) -> None:
+        """Have candidates measured until the time is up."""
+        assert self.measurer is not None
+        self.measurer.measure(_until(worth, wanted, self.done), worth=worth, look=look)
+        tokens = {token(c) for c in wanted}
+        self.looked -= tokens
+        if look:
+            self.looked |= {token(c) for c in wanted if token(c) in self.done and self.measurer.unfinished(c)}
+
+
+def _until(worth: Worth, wanted: Iterable[Candidate], done: set[Token]) -> Iterator[Candidate]:
     """Candidates one by one, noted as done, until the time is up."""
     for candidate in wanted:
-        if ended():
+        if worth.ended():
             return
         done.add(token(candidate))
         worth.taken(candidate)
         yield candidate
-
-
-def _unfinished(
-    hypergraph: Hypergraph, chosen: Sequence[int], measurer: Measurer, done: set[Token], looked: set[Token],
-    prices: Sequence[Priced],
-) -> list[int]:  # fmt: skip
-    """Chosen candidates that were measured, but not to the end, the dearest first: they were only looked at, a search was cut, or
-    found them hopeless beside others. Then what was only looked at and may be faster than one of them."""
-    made = hypergraph.numbered.made
-    dearest = sorted(chosen, key=lambda i: -prices[i].us)
-    rivals: dict[int, list[int]] = {}
-    for i, candidate in enumerate(hypergraph.candidates):
-        if token(candidate) in looked:
-            rivals.setdefault(made[i], []).append(i)
-    unique = {token(hypergraph.candidates[i]): i for i in dearest}
-    found = [i for known, i in unique.items() if known not in done and measurer.unfinished(hypergraph.candidates[i])]
-    beside = [
-        j for i in dearest
-        for j in sorted(rivals.get(made[i], ()), key=lambda j: prices[j].us)[: NEXT + 1]
-        if prices[j].us * HOPE < prices[i].us
-    ]  # fmt: skip
-    for j in beside if found else ():
-        if unique.setdefault(token(hypergraph.candidates[j]), j) == j and j not in found:
-            found.append(j)
-    return found
-
-
-def _is_open(candidate: Candidate, price: Priced, done: set[Token]) -> bool:
-    """Whether measuring could still show the candidate to be cheaper: it was never measured, or so unevenly (on a busy
-    machine, say) that once more is worth it before it wins or loses by that number."""
-    uncertain = price.source != "measured" or price.low < CERTAIN * price.us
-    return uncertain and not math.isinf(price.us) and not candidate.is_view and token(candidate) not in done
 
 
 def _lacking(
