@@ -79,6 +79,7 @@ class Roles(Function):
         self.rings: list[tuple[str, str]] = []  # names of the descriptors of keys and values
         self.cut = False  # whether tiles beyond the last one are cut by a mask
         self.width = 0
+        self.asked = ""  # the descriptor of queries that are copied too
 
     # ------------------------------------------------------------ layouts
     def parent(self, dims: Sequence[str]) -> str:
@@ -111,7 +112,7 @@ class Roles(Function):
     def origin(self, axis: Axis, dim: str) -> str:
         """The first position of a tile along an axis."""
         if dim == "m":
-            raise Unfusable("a loop that reads rows")
+            return "rows"  # of each group in turn, in the role that copies
         return super().origin(axis, dim)
 
     def _extreme(self, at: Index, side: str) -> str:
@@ -141,14 +142,16 @@ class Roles(Function):
         self._operands_first(ready, axis)
         outer, deep = self.scope, self.dim_of(score.axis)
         self.width = self.block[deep]
+        raw = self._copied_queries(dots[score].left, deep)
         left = self.side(dots[score].left)
         keys, dtype = self.ring(dots[score].right, (deep, axis.name), "ahead")
         values, other = self.ring(dots[product].right, (axis.name, "n"), "slot")
         if left.dims != ("m", deep) or dtype != other:
             raise Unfusable("queries that are no rows, or two dtypes")
         narrow = TRITON[dtype]
-        self.line(f"queries.index(W).store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})")
-        self.line("fence_async_shared()")
+        if left.text != raw:
+            self.line(f"queries.index(W).store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})")
+            self.line("fence_async_shared()")
         split = self._bounds(ready, top)
         names = {e: self.fresh("max" if e is top else "acc") for e in ready}
         score_name, acc = self.fresh("score"), names[product]
@@ -188,6 +191,7 @@ class Roles(Function):
         self.line("for block in range(1, blocks):", outer)
         outer.lines += inner.lines
         for text in (
+            *(["mbarrier.arrive(queries_empty.index(0))"] if self.asked else []),
             "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
             f"pending = warpgroup_mma(weights, {values}, {acc}, is_async=True)",
             f"{acc} = warpgroup_mma_wait(0, deps=[pending])",
@@ -197,6 +201,23 @@ class Roles(Function):
             self.line(text, outer)
         for e in ready:
             outer.known[e] = Tile(names[e], ("m", "n") if e is product else ("m",), "float32")
+
+    def _copied_queries(self, left: Sequence[Expr], deep: str) -> str:
+        """Queries come through the copy unit as well, before their turn, where they are one box of 16 bits in memory; the name
+        of that tile, empty where there is none."""
+        (row,) = self.shape.rows
+        loads = [e for e in walk(left) if e.op == "load" and row in e.axes and not e.args]
+        if len(loads) != 1 or ITEMSIZE.get(loads[0].value[3]) != 2:
+            return ""
+        named = self.box_of(loads[0].value[0], loads[0].value[1], loads[0].value[3])
+        if named is None or tuple(self.dim_of(a) for a in named[1].axes) != ("m", deep):
+            return ""
+        self.asked, _ = named
+        self.line(f"mbarrier.wait(queries_full.index(0), {self.turn} & 1)")
+        if left != (loads[0],):
+            self.line("raw = queries.index(W).load(Q)")
+        self.top.known[loads[0]] = Tile("raw", ("m", deep), loads[0].value[3])
+        return "raw"
 
     def _zeros(self) -> str:
         return f"tl.zeros([{GROUP}, {self.block[self.axis.name]}], tl.float32, layout=S)"
@@ -213,6 +234,8 @@ class Roles(Function):
         ring = f"{'keys' if not self.rings else 'values'}"
         self.rings.append((ring, name))
         own = tuple(self.dim_of(a) for a in found.axes)
+        if {*own} != {*dims}:
+            raise Unfusable("keys or values that rows move")
         return f"{ring}.index({slot}){'' if own == dims else '.permute((1, 0))'}", dtype
 
     def _bounds(self, ready: Sequence[Expr], top: Expr) -> dict[Expr, Expr] | None:
@@ -301,6 +324,7 @@ class Roles(Function):
         grid = min(programs, MULTIPROCESSORS)
         place = Scope(3 if rounds > 1 else 1, set())
         self.top.indent = place.indent
+        self.turn = "turn" if rounds > 1 else "0"
         with self.inside(place):
             self.place(tiles_m, tiles_n)
         placed = [*place.lines]
@@ -312,17 +336,23 @@ class Roles(Function):
         compute = self._turns(rounds, grid, programs) + [*place.lines, *self.top.lines]
         copy = self._turns(rounds, grid, programs) + placed + self._copies("    " * place.indent)
         pointers = [n for n in self.kernel.buffers if any(names_it(line, n) for line in compute)]
-        shared = ["queries", *(f"{r}{part}" for r, _ in self.rings for part in ("", "_full", "_empty"))]
-        boxes = [name for _, name in self.rings]
+        rings = [*(["queries"] if self.asked else []), *(ring for ring, _ in self.rings)]
+        shared = [
+            "queries",
+            *(ring for ring, _ in self.rings),
+            *(f"{r}_{part}" for r in rings for part in ("full", "empty")),
+        ]
+        copied = shared if self.asked else shared[1:]
+        boxes = [*([self.asked] if self.asked else []), *(name for _, name in self.rings)]
         source = [
             IMPORTS, "", "",
             "@gluon.jit", f"def {self.name}_compute({', '.join([*pointers, *shared])}, W: gl.constexpr):",
             *self._layouts(), f"    STAGES: gl.constexpr = {t.stages}", "    step = 0", *compute, "", "",
-            "@gluon.jit", f"def {self.name}_copy({', '.join([*boxes, *shared[1:]])}):",
+            "@gluon.jit", f"def {self.name}_copy({', '.join([*boxes, *copied])}):",
             f"    STAGES: gl.constexpr = {t.stages}", "    step = 0", *copy, "", "",
-            "@gluon.jit", f"def {self.name}({', '.join([*pointers, *boxes])}):", *self._kernel(pointers, boxes, shared),
+            "@gluon.jit", f"def {self.name}({', '.join([*pointers, *boxes])}):", *self._kernel(pointers, boxes, shared, copied),
         ]  # fmt: skip
-        text = re.sub(r"\btl\.", "gl.", "\n".join(source)) + "\n"
+        text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", "\n".join(source)) + "\n"
         described = tuple(self.described[name] for name in boxes)
         return RoleLaunch(self.name, text, grid, tuple(pointers), 4, t.stages, described)
 
@@ -369,7 +399,22 @@ class Roles(Function):
     def _copies(self, pad: str) -> list[str]:
         """What the copying role does for one tile."""
         axis, inner = self.axis.name, pad + "    "
-        lines = [pad + text for text in self.bounds]
+        lines = []
+        if self.asked:
+            found = self.described[self.asked][1]
+            tile = f"tile_m * {self.tall}" if self.shape.m > self.tall else "0"
+            size = 2 * self.groups * math.prod(found.block)
+            lines += [
+                f"{pad}mbarrier.wait(queries_empty.index(0), {self.turn} & 1 ^ 1)",
+                f"{pad}mbarrier.expect(queries_full.index(0), {size})",
+            ]
+            for group in range(self.groups):
+                lines.append(f"{pad}rows = {tile} + {group * GROUP}")
+                lines.append(
+                    f"{pad}tma.async_copy_global_to_shared({self.asked}, [{', '.join(found.origin)}], queries_full.index(0), "
+                    f"queries.index({group}))"
+                )
+        lines += [pad + text for text in self.bounds]
         lines += [f"{pad}for block in range(blocks):", f"{inner}slot = step % STAGES"]
         lines.append(f"{inner}{axis}_ = begin + (blocks - 1 - block) * {self.block[axis]}")
         for ring, name in self.rings:
@@ -382,10 +427,12 @@ class Roles(Function):
             ]
         return [*lines, f"{inner}step += 1"]
 
-    def _kernel(self, pointers: Sequence[str], boxes: Sequence[str], shared: Sequence[str]) -> list[str]:
+    def _kernel(
+        self, pointers: Sequence[str], boxes: Sequence[str], shared: Sequence[str], copied: Sequence[str]
+    ) -> list[str]:
         """Shared memory, barriers, roles."""
         stages, lines = self.tiling.stages, []
-        dtype = TRITON[self.kernel.buffers[self.described[boxes[0]][0]].dtype]
+        dtype = TRITON[self.kernel.buffers[self.described[boxes[-1]][0]].dtype]
         swizzled = f"gl.NVMMASharedLayout(swizzle_byte_width={_swizzle(self.width)}, element_bitwidth=16, rank=2)"
         lines.append(
             f"queries = gl.allocate_shared_memory({dtype}, [{self.groups}, {GROUP}, {self.width}], {swizzled})"
@@ -397,6 +444,10 @@ class Roles(Function):
                 lines.append(
                     f"{ring}_{part} = gl.allocate_shared_memory(gl.int64, [{stages}, 1], mbarrier.MBarrierLayout())"
                 )
+        if self.asked:
+            for part, count in (("full", 1), ("empty", self.groups)):
+                lines.append(f"queries_{part} = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())")
+                lines.append(f"mbarrier.init(queries_{part}.index(0), count={count})")
         lines.append(f"for i in gl.static_range({stages}):")
         for ring, _ in self.rings:
             lines.append(f"    mbarrier.init({ring}_full.index(i), count=1)")
@@ -405,7 +456,7 @@ class Roles(Function):
         lines.append("gl.warp_specialize([")
         for group in range(self.groups):
             lines.append(f"    ({self.name}_compute, ({', '.join([*pointers, *shared])}, {group})),")
-        lines.append(f"    ({self.name}_copy, ({', '.join([*boxes, *shared[1:]])})),")
+        lines.append(f"    ({self.name}_copy, ({', '.join([*boxes, *copied])})),")
         many, few = REGISTERS
         warps, registers = [4] * (self.groups - 1) + [1], [many] * (self.groups - 1) + [few]
         lines.append(f"], {warps}, {registers})")

@@ -117,14 +117,18 @@ class Loops(Products):
     ) -> tuple[Callable[[], Tile], Tile]:
         power = power_of(self.kernel, e)
         with self.inside(inner):
-            a = self.floated(e.args[0])
             dim = self.dim_of(axis)
+            body, factor = (e.args[0], 1.0) if self.ragged(dim) else self._factored(e.args[0], inner)
+            a = self.floated(body)
             if self.ragged(dim):
                 a = Tile(self.neutral(e, a, dim), a.dims, a.dtype)
             a = self.named(a)
-            inner.known[e.args[0]] = a
             kept = tuple(d for d in a.dims if d != dim)
-            self.line(f"{name}_new = tl.maximum({name}, tl.max({a.text}, {a.dims.index(dim)}))")
+            peak = f"tl.max({a.text}, {a.dims.index(dim)})"
+            if factor != 1.0:  # of the maximum only; below it, the product and the difference are one instruction
+                peak, a = f"{peak} * {factor!r}", Tile(f"{a.text} * {factor!r}", a.dims, a.dtype)
+            inner.known[e.args[0]] = a
+            self.line(f"{name}_new = tl.maximum({name}, {peak})")
             self.line(f"{name}_safe = tl.where({name}_new == float('-inf'), 0.0, {name}_new)")
             scale = self.fresh("scale")
             self.line(f"{scale} = tl.{power}({name} - {name}_safe)")
@@ -133,6 +137,17 @@ class Loops(Products):
         if outer is not None:
             self.line(self._started(name, kept, "max"), outer)
         return (lambda: Tile(name, kept, self.wide)), Tile(scale, kept, self.wide)
+
+    def _factored(self, e: Expr, inner: Scope) -> tuple[Expr, float]:
+        """A value without the positive number that it is a multiple of, and that number; masks that change nothing here are left
+        out."""
+        while e.op == "add" and (
+            still := [a for a in e.args if a not in inner.known or inner.known[a].text != "0.0"]
+        ) != [*e.args]:
+            (e,) = still
+        if e in inner.known or e.op != "mul" or e.args[1].op != "const" or not e.args[1].value > 0:
+            return e, 1.0
+        return e.args[0], float(e.args[1].value)
 
     def _started(self, name: str, dims: Sequence[str], monoid: str) -> str:
         """The line that starts an accumulator with the neutral element."""

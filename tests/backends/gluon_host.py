@@ -110,6 +110,9 @@ class Shared:
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.data.transpose(order))
 
+    def load(self, layout: Layout) -> Tensor:
+        return Tensor(self.data.copy(), layout)
+
     def store(self, value: Tensor) -> None:
         assert value.data.dtype == self.data.dtype
         self.data[...] = value.data

@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 
 
 @gluon.jit
-def attention_compute(q, g, out, queries, keys, keys_full, keys_empty, values, values_full, values_empty, W: gl.constexpr):
+def attention_compute(q, g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, W: gl.constexpr):
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 16, 16])
     P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
@@ -27,6 +27,8 @@ def attention_compute(q, g, out, queries, keys, keys_full, keys_empty, values, v
     t1 = gl.load(q + (i0 * 4096) + gl.convert_layout(m * 16, gl.SliceLayout(1, Q))[:, None] + r16[None, :])
     t2 = t1.to(gl.float32)
     t3 = gl.convert_layout(gl.sum(t2 * t2, 1), gl.SliceLayout(1, S))
+    mbarrier.wait(queries_full.index(0), 0 & 1)
+    raw = queries.index(W).load(Q)
     t4 = t2 * gl.convert_layout(gl.rsqrt(((t3 * 0.0625) + 1e-06)), gl.SliceLayout(1, Q))[:, None]
     t5 = gl.load(g + r16)
     t6 = (t4 * t5.to(gl.float32)[None, :]) * 0.36067376022224085
@@ -83,6 +85,7 @@ def attention_compute(q, g, out, queries, keys, keys_full, keys_empty, values, v
         weights = gl.convert_layout(t19.to(gl.float16), P)
         slot = ahead
         step += 1
+    mbarrier.arrive(queries_empty.index(0))
     mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)
     pending = warpgroup_mma(weights, values.index(slot), acc9, is_async=True)
     acc9 = warpgroup_mma_wait(0, deps=[pending])
@@ -93,7 +96,7 @@ def attention_compute(q, g, out, queries, keys, keys_full, keys_empty, values, v
 
 
 @gluon.jit
-def attention_copy(k_box0, v_box1, keys, keys_full, keys_empty, values, values_full, values_empty):
+def attention_copy(q_box0, k_box1, v_box2, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty):
     STAGES: gl.constexpr = 2
     step = 0
     program = gl.program_id(0)
@@ -101,6 +104,12 @@ def attention_copy(k_box0, v_box1, keys, keys_full, keys_empty, values, values_f
     batch = program % 2
     i0 = batch
     tile_m = tile
+    mbarrier.wait(queries_empty.index(0), 0 & 1 ^ 1)
+    mbarrier.expect(queries_full.index(0), 4096)
+    rows = tile_m * 128 + 0
+    tma.async_copy_global_to_shared(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(0))
+    rows = tile_m * 128 + 64
+    tma.async_copy_global_to_shared(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(1))
     free7 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
     begin = 0
     blocks = gl.maximum((gl.minimum((tile_m * 128 + 127) + 1, 256) - begin + 63) // 64, 1)
@@ -110,22 +119,26 @@ def attention_copy(k_box0, v_box1, keys, keys_full, keys_empty, values, values_f
         r256_ = begin + (blocks - 1 - block) * 64
         mbarrier.wait(keys_empty.index(slot), (step // STAGES) & 1 ^ 1)
         mbarrier.expect(keys_full.index(slot), 2048)
-        tma.async_copy_global_to_shared(k_box0, [r256_ + i0 * 256, 0], keys_full.index(slot), keys.index(slot))
+        tma.async_copy_global_to_shared(k_box1, [r256_ + i0 * 256, 0], keys_full.index(slot), keys.index(slot))
         mbarrier.wait(values_empty.index(slot), (step // STAGES) & 1 ^ 1)
         mbarrier.expect(values_full.index(slot), 2048)
-        tma.async_copy_global_to_shared(v_box1, [r256_ + i0 * 256, 0], values_full.index(slot), values.index(slot))
+        tma.async_copy_global_to_shared(v_box2, [r256_ + i0 * 256, 0], values_full.index(slot), values.index(slot))
         step += 1
 
 
 @gluon.jit
-def attention(q, g, out, k_box0, v_box1):
+def attention(q, g, out, q_box0, k_box1, v_box2):
     queries = gl.allocate_shared_memory(gl.float16, [2, 64, 16], gl.NVMMASharedLayout(swizzle_byte_width=32, element_bitwidth=16, rank=2))
-    keys = gl.allocate_shared_memory(gl.float16, [2, 64, 16], k_box0.layout)
+    keys = gl.allocate_shared_memory(gl.float16, [2, 64, 16], k_box1.layout)
     keys_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     keys_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    values = gl.allocate_shared_memory(gl.float16, [2, 64, 16], v_box1.layout)
+    values = gl.allocate_shared_memory(gl.float16, [2, 64, 16], v_box2.layout)
     values_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     values_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    queries_full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(queries_full.index(0), count=1)
+    queries_empty = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(queries_empty.index(0), count=2)
     for i in gl.static_range(2):
         mbarrier.init(keys_full.index(i), count=1)
         mbarrier.init(keys_empty.index(i), count=2)
@@ -133,7 +146,7 @@ def attention(q, g, out, k_box0, v_box1):
         mbarrier.init(values_empty.index(i), count=2)
     fence_async_shared()
     gl.warp_specialize([
-        (attention_compute, (q, g, out, queries, keys, keys_full, keys_empty, values, values_full, values_empty, 0)),
-        (attention_compute, (q, g, out, queries, keys, keys_full, keys_empty, values, values_full, values_empty, 1)),
-        (attention_copy, (k_box0, v_box1, keys, keys_full, keys_empty, values, values_full, values_empty)),
+        (attention_compute, (q, g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, 0)),
+        (attention_compute, (q, g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, 1)),
+        (attention_copy, (q_box0, k_box1, v_box2, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty)),
     ], [4, 1], [240, 24])
