@@ -97,6 +97,12 @@ class Config:
             if self.fields.get(name, value) not in (value, None):
                 raise UnsupportedError(f"{name}={self.fields[name]!r} has no meaning here", where=self.where)
 
+    @property
+    def bare(self) -> bool:
+        """Whether the class that the config names is the model without a head (`LlamaModel`, not `GPT2LMHeadModel`)."""
+        classes = self.texts("architectures") or []
+        return bool(classes) and all(c.endswith("Model") and not c.endswith("HeadModel") for c in classes)
+
     def dtype(self, fallback: str) -> str:
         """The dtype that activations have: `dtype` or `torch_dtype`, else the fallback (that of the weights)."""
         name = self.text("dtype", self.text("torch_dtype", "auto")).removeprefix("torch.")

@@ -1,14 +1,14 @@
 """Decoder-only language models: gpt2, and the family of llama, mistral, qwen2, qwen3, gemma3 with rotary positions.
 
-Both builders take `input_ids` [batch, sequence] (int64) to `logits` [batch, sequence, vocabulary]; masks and positions
-are computed inside. Low-precision models compute norms in float32 and cast back, as the original eager code does.
+Both builders take `input_ids` [batch, sequence] (int64) to `logits` [batch, sequence, vocabulary], or to
+`last_hidden_state` where the config names the class without a head; masks and positions are computed inside. Low-precision models compute norms in float32 and cast back, as the original eager code does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import pi, sqrt
+from math import ceil, floor, log, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,8 @@ def build_gpt2(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
         inside = activation(conv1d(f"{at}.mlp.c_fc", layer_norm(w, f"{at}.ln_2", x, eps), inner))
         x = x + conv1d(f"{at}.mlp.c_proj", inside, hidden)
     x = layer_norm(w, "ln_f", x, eps)
+    if config.bare:
+        return {"last_hidden_state": x}, [ids]
     return {"logits": _head(config, w, x, table, tied=True)}, [ids]
 
 
@@ -150,28 +152,65 @@ def rms_norm(w: Weights, name: str, x: Tensor, eps: float, plus_one: bool) -> Te
     return t.cast(c.rms_norm(t.cast(x, wide), t.ones(gain.shape, wide), eps=eps), x.dtype) * gain
 
 
-def rotary(length: Dim, frequencies: np.ndarray[Any, Any], dtype: str, rank: int) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: radians per position for each pair of a head, and what cos and sin are multiplied by."""
+
+    frequencies: np.ndarray[Any, Any]
+    magnitude: float = 1.0
+
+
+def rotary(length: Dim, rope: Rope, dtype: str, rank: int) -> tuple[Tensor, Tensor]:
     """cos and sin of position * frequency, [1, …, T, 2 * frequencies], computed in float32."""
-    angle = t.cast(t.iota((length, 1), 0), "float32") * t.constant(frequencies.reshape(1, -1))
-    parts = (f(t.concat([angle, angle], -1)) for f in (t.cos, t.sin))
-    cos, sin = (t.with_rank(t.cast(p, dtype), rank) for p in parts)
+    angle = t.cast(t.iota((length, 1), 0), "float32") * t.constant(rope.frequencies.reshape(1, -1))
+    waves = [f(t.concat([angle, angle], -1)) for f in (t.cos, t.sin)]
+    waves = waves if rope.magnitude == 1.0 else [w * rope.magnitude for w in waves]
+    cos, sin = (t.with_rank(t.cast(w, dtype), rank) for w in waves)
     return cos, sin
 
 
-def rope_frequencies(theta: float, size: int, scaling: Config) -> np.ndarray[Any, Any]:
-    """float32 angles per position: theta**(-2i/size), stretched as `rope_scaling` says (linear, llama3)."""
+def rope_of(theta: float, size: int, scaling: Config, positions: int) -> Rope:
+    """theta**(-2i/size), stretched as `rope_scaling` says; `positions` is the longest sequence there is.
+
+    `dynamic` stretches longer sequences than the model's positions alone, which are refused: here it changes nothing.
+    """
     scaling.refuse(partial_rotary_factor=1.0)
     base = np.float32(theta) ** (np.arange(0, size, 2).astype(np.float32) / np.float32(size))
     found = (np.float32(1.0) / base).astype(np.float32)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
-    if kind == "default":
-        return found
+    if kind == "dynamic":
+        scaling.refuse(original_max_position_embeddings=positions)
+    if kind in ("default", "dynamic"):
+        return Rope(found)
     if kind == "linear":
-        return (found / np.float32(scaling.number("factor", 1.0))).astype(np.float32)
+        return Rope((found / np.float32(scaling.number("factor", 1.0))).astype(np.float32))
     if kind == "llama3":
-        return _llama3(found, scaling)
+        return Rope(_llama3(found, scaling))
+    if kind == "yarn":
+        return _yarn(found, theta, scaling, positions)
     raise UnsupportedError(f"rope_type={kind!r} has no meaning here", where=scaling.where,
-                           hint="known: default, linear, llama3")  # fmt: skip
+                           hint="known: default, dynamic, linear, llama3, yarn")  # fmt: skip
+
+
+def _yarn(found: np.ndarray[Any, Any], theta: float, scaling: Config, positions: int) -> Rope:
+    """Pairs that turn often over the original length keep their frequency, those that hardly turn are slowed by `factor`
+    (YaRN, arXiv 2309.00071)."""
+    factor, length = scaling.number("factor", 1.0), scaling.size("original_max_position_embeddings", positions)
+    if factor <= 0 or theta <= 1:
+        raise BadModelError("factor is not positive, or rope_theta not above 1", where=scaling.where)
+    size = 2 * len(found)
+    ends = [
+        size * log(length / (scaling.number(name, default) * 2 * pi)) / (2 * log(theta))
+        for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    ]
+    low, high = (floor(ends[0]), ceil(ends[1])) if scaling.flag("truncate", True) else ends
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = np.clip((np.arange(len(found), dtype=np.float32) - low) / (high - low or 0.001), 0, 1)
+    scale = lambda name: 0.1 * scaling.number(name, 1.0) * log(factor) + 1.0 if factor > 1 else 1.0
+    both = bool(scaling.number("mscale", 0.0)) and bool(scaling.number("mscale_all_dim", 0.0))
+    magnitude = scale("mscale") / scale("mscale_all_dim") if both else scale("")
+    frequencies = (found / np.float32(factor) * ramp + found * (1 - ramp)).astype(np.float32)
+    return Rope(frequencies, scaling.number("attention_factor", magnitude))
 
 
 def _llama3(found: np.ndarray[Any, Any], scaling: Config) -> np.ndarray[Any, Any]:
@@ -245,20 +284,18 @@ def _sizes(config: Config, family: Family, kind: str) -> _Sizes:
     )  # fmt: skip
 
 
-def _rope_tables(
-    config: Config, family: Family, s: _Sizes, kind: str
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Frequencies of full and of sliding layers. Newer configs nest them in `rope_parameters`, by kind."""
+def _rope_tables(config: Config, family: Family, s: _Sizes, kind: str, positions: int) -> tuple[Rope, Rope]:
+    """Rotary positions of full and of sliding layers. Newer configs nest them in `rope_parameters`, by kind."""
     nested = config.section("rope_parameters")
     full = nested.section("full_attention") if "full_attention" in nested.fields else nested
     local = nested.section("sliding_attention")
     theta = full.number("rope_theta", config.number("rope_theta", family.rope_theta))
     scaling = full if full.fields else config.section("rope_scaling")
-    table = rope_frequencies(theta, s.head, scaling)
+    table = rope_of(theta, s.head, scaling, positions)
     if kind != "gemma3_text":
         return table, table
     base = local.number("rope_theta", config.number("rope_local_base_freq", 10_000.0))
-    return table, rope_frequencies(base, s.head, local)
+    return table, rope_of(base, s.head, local, positions)
 
 
 def build_rotary(kind: str, config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -269,13 +306,14 @@ def build_rotary(kind: str, config: Config, w: Weights) -> tuple[dict[str, Tenso
     act_field = "hidden_activation" if kind == "gemma3_text" else "hidden_act"
     activation = ACTIVATIONS[config.choice(act_field, family.activation, list(ACTIVATIONS))]
     dtype = config.dtype(w.dtype_of("embed_tokens.weight"))
-    ids = token_input(config.size("max_position_embeddings", 131_072))
+    positions = config.size("max_position_embeddings", 131_072)
+    ids = token_input(positions)
     table = w.take("embed_tokens.weight", (config.size("vocab_size"), s.hidden), dtype)
     x = t.gather(table, ids)
     if family.scaled_embedding:
         x = x * sqrt(s.hidden)
     rank = 4 if s.heads == s.kv else 5
-    full, local = (rotary(ids.shape[1], f, dtype, rank) for f in _rope_tables(config, family, s, kind))
+    full, local = (rotary(ids.shape[1], r, dtype, rank) for r in _rope_tables(config, family, s, kind, positions))
     norm: Norm = lambda name, value: rms_norm(w, name, value, s.eps, family.gain_plus_one)
     for i, window in enumerate(layer_windows(config, kind, layers)):
         at = f"layers.{i}"
@@ -286,7 +324,10 @@ def build_rotary(kind: str, config: Config, w: Weights) -> tuple[dict[str, Tenso
         x = x + (norm(f"{at}.{after}", y) if after else y)
         y = _gated(w, f"{at}.mlp", norm(f"{at}.{before}", x), s, activation)
         x = x + (norm(f"{at}.post_feedforward_layernorm", y) if family.post_norms else y)
-    logits = _head(config, w, norm("norm", x), table, tied=family.tied)
+    x = norm("norm", x)
+    if config.bare:
+        return {"last_hidden_state": x}, [ids]
+    logits = _head(config, w, x, table, tied=family.tied)
     cap = config.number("final_logit_softcapping", 0.0)
     return {"logits": t.tanh(logits / cap) * cap if cap else logits}, [ids]
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ..egraph.graph import Graph, Tensor
-from ..errors import BadModelError, UnsupportedError
+from ..errors import BadModelError, BadWeightsError, UnsupportedError
 from . import decoder, encoder
 from .checkpoint import Config, Weights
 from .safetensors import read_folder, read_json_file
@@ -65,7 +65,14 @@ def architecture(config: Config) -> Architecture:
 def build(config: Config, weights: Weights) -> Graph:
     """The graph of a config over given weights; batch and sequence are free dimensions."""
     outputs, inputs = architecture(config).build(config, weights)
-    weights.finish()
+    try:
+        weights.finish()
+    except BadWeightsError as error:
+        if classes := config.texts("architectures"):
+            error.hint = (
+                f"config.json names {', '.join(classes)[:120]}; heads for classes or answers are not built here"
+            )
+        raise
     return Graph.of(outputs, params=weights.params, inputs=inputs, name=config.text("model_type", "graph"))
 
 

@@ -127,6 +127,22 @@ def test_pooler_may_lack_only_where_the_class_has_none(tmp_path: Path) -> None:
     assert load_folder(folder).names == ("last_hidden_state",)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bare"), [("gpt2", "GPT2Model"), ("llama", "LlamaModel"), ("gemma3", "Gemma3TextModel")]
+)
+def test_classes_without_a_head_give_the_last_state(tmp_path: Path, kind: str, bare: str) -> None:
+    folder = WRITERS[kind](tmp_path)
+    edit(folder, architectures=[bare])
+    respell(folder, lambda n: None if n == "lm_head.weight" else n.removeprefix("model.").removeprefix("transformer."))
+    graph = load_folder(folder)
+    assert graph.names == ("last_hidden_state",) and graph.outputs[0].rank == 3
+    edit(folder, architectures=["LlamaForSequenceClassification"])
+    respell(folder, lambda n: n, {"score.weight": np.zeros((2, 16), np.float32)})
+    with pytest.raises(BadWeightsError, match=r"score\.weight|lm_head") as caught:
+        load_folder(folder)
+    assert kind == "llama" or "LlamaForSequenceClassification" in caught.value.hint
+
+
 def test_a_repeated_tied_head_is_not_extra(tmp_path: Path) -> None:
     folder = WRITERS["gemma3"](tmp_path)
     respell(folder, lambda n: n, {"lm_head.weight": np.zeros((20, 16), np.float32)})
@@ -221,7 +237,13 @@ CONFIGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_attention_heads": 3, "num_key_value_heads": 2}, BadModelError, "do not fit"),
     ({"hidden_act": "quick_gelu"}, UnsupportedError, "quick_gelu"),
     ({"rms_norm_eps": "small"}, BadModelError, "rms_norm_eps"),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, UnsupportedError, "yarn"),
+    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, UnsupportedError, "longrope"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, BadModelError, "not positive"),
+    (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 3}},
+        UnsupportedError,
+        "original",
+    ),
     ({"rope_scaling": [1]}, BadModelError, "rope_scaling"),
     ({"torch_dtype": "float8_e4m3fn"}, UnsupportedError, "float8_e4m3fn"),
     ({"tie_word_embeddings": "no"}, BadModelError, "tie_word_embeddings"),

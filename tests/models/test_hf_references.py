@@ -31,6 +31,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("llama", {"rope_theta": 100.0, "rope_scaling": {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}}),
+    "llama-yarn": ("llama", {"head_dim": 16, "rope_theta": 100.0, "rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}),
+    "llama-yarn-options": ("llama", {"head_dim": 16, "rope_theta": 100.0, "rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "beta_fast": 4, "beta_slow": 2, "truncate": False, "attention_factor": 0.8}}),
+    "llama-yarn-scales": ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.4}}),
+    "llama-dynamic": ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
     "mistral": ("llama", {"model_type": "mistral", "sliding_window": 3}),
     "mistral-full": ("llama", {"model_type": "mistral", "sliding_window": None}),
     "qwen2": ("llama", {"model_type": "qwen2"}),
@@ -112,13 +118,30 @@ def rope_angles(length: int, size: int, theta: float, scaling: dict[str, Any] | 
             smooth = (old / w - low) / (high - low)
             out.append(f / factor if w > old / low else f if w < old / high else (1 - smooth) * f / factor + smooth * f)
         freq = torch.tensor(out)
+    magnitude = 1.0
+    if kind == "yarn":
+        old, factor = scaling.get("original_max_position_embeddings", DECODER["positions"]), scaling["factor"]
+        turns = lambda count: size * math.log(old / (count * 2 * math.pi)) / (2 * math.log(theta))
+        first, last = turns(scaling.get("beta_fast", 32)), turns(scaling.get("beta_slow", 1))
+        if scaling.get("truncate", True):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, size - 1)
+        slowed = [min(max((i - first) / (last - first), 0.0), 1.0) for i in range(size // 2)]
+        freq = torch.tensor([f / factor * s + f * (1 - s) for f, s in zip(freq.tolist(), slowed)])
+        grown = lambda by: 0.1 * by * math.log(factor) + 1
+        magnitude = grown(1)
+        if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+            magnitude = grown(scaling["mscale"]) / grown(scaling["mscale_all_dim"])
+        magnitude = scaling.get("attention_factor", magnitude)
     angle = torch.arange(length).float()[:, None] * freq[None, :]
-    return torch.cat([angle, angle], -1)
+    return torch.cat([angle, angle], -1), magnitude
 
 
-def rotate(x: Any, angle: Any) -> Any:
+def rotate(x: Any, rope: tuple[Any, float]) -> Any:
+    angle, magnitude = rope
     a, b = x.chunk(2, dim=-1)
-    return x * angle.cos().to(x.dtype) + torch.cat([-b, a], -1) * angle.sin().to(x.dtype)
+    cos, sin = ((f * magnitude).to(x.dtype) for f in (angle.cos(), angle.sin()))
+    return x * cos + torch.cat([-b, a], -1) * sin
 
 
 def rotary_model(cfg: dict[str, Any], sd: dict[str, Any], ids: Any) -> list[Any]:
