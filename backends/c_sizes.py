@@ -24,7 +24,7 @@ from .c import BACKEND
 from .c_source import PARALLEL as WORTH
 from .c_source import work
 from .emit import literal
-from .generated import Generated, launches, spelled, template_of
+from .generated import PROBE, Generated, spelled, template_of
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -112,9 +112,10 @@ def _made(roots: tuple[Tensor, ...]) -> Generated:
 # ---------------------------------------------------------------- text
 def _text(template: Generated, call: Call) -> str:
     """The kernel's one function without comments, under names that say nothing of sizes. KeyError if there is none."""
-    if template.lower(call) is None:
+    found = template.lower(call)
+    if found is None:
         raise KeyError(template.name)
-    (launch,) = launches(template, call)
+    (launch,) = found.made[PROBE]
     text = re.sub(r"/\*.*?\*/\s*", "", launch.source, flags=re.DOTALL).replace(launch.name, "kernel")
     names: dict[str, str] = {}
     return _REDUCED.sub(lambda found: names.setdefault(found[0], f"r_{len(names)}"), text)

@@ -58,6 +58,9 @@ class Launch(Protocol):
         ...
 
 
+PROBE = "probe"  # the name under which a kernel's text is written to see whether there is one
+
+
 class Emitter(Protocol):
     """How kernels of the IR become text. `version` is raised when the same body and schedule give another text; `setup`
     names the helpers that every kernel needs; `needs` the modules."""
@@ -162,7 +165,7 @@ class Generated(Template):
             found = Lowered(kernel, shape, tuple(self.emitter.space(kernel, shape, splits)))
             if not found.space:
                 return None
-            self.emitter.launches(found, found.space[0], "probe")
+            self.emitter.launches(found, found.space[0], PROBE)
         except Unfusable:
             return None
         return found

@@ -31,6 +31,7 @@ from .egraph.view import EGraphView
 from .egraph.widen import widen
 from .errors import ShapeError, TensorGraphsError, UsageError
 from .extract.candidates import Hypergraph
+from .extract.collection import no_collection
 from .extract.kernel import Call, Candidate, Plan, Strides, Template, Vertex, contiguous
 from .extract.plan import plan_of
 from .extract.search import Choice
@@ -132,11 +133,9 @@ class Symbolic:
 
     def hypergraph(self, found: Hypergraph) -> Hypergraph:
         """The candidates of a lifted view that hold at all sizes, their calls at the sizes that are searched at."""
-        kept = []
-        for c in found.candidates:
-            made = self._made(c.template, c.call)
-            if made is not None:
-                kept.append(replace(c, template=made.template, call=made.call))
+        with no_collection():
+            lifted = [(c, self._made(c.template, c.call)) for c in found.candidates]
+            kept = [replace(c, template=m.template, call=m.call) for c, m in lifted if m is not None]
         return replace(found, candidates=kept)
 
     def _made(self, template: Template, call: Call) -> Sized | None:
