@@ -206,9 +206,11 @@ def _yarn(found: np.ndarray[Any, Any], theta: float, scaling: Config, positions:
     low, high = (floor(ends[0]), ceil(ends[1])) if scaling.flag("truncate", True) else ends
     low, high = max(low, 0), min(high, size - 1)
     ramp = np.clip((np.arange(len(found), dtype=np.float32) - low) / (high - low or 0.001), 0, 1)
-    scale = lambda name: 0.1 * scaling.number(name, 1.0) * log(factor) + 1.0 if factor > 1 else 1.0
-    both = bool(scaling.number("mscale", 0.0)) and bool(scaling.number("mscale_all_dim", 0.0))
-    magnitude = scale("mscale") / scale("mscale_all_dim") if both else scale("")
+    above, below = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
+    if not (above and below):
+        above, below = 1.0, 0.0
+    grown = max(log(factor), 0.0) / 10
+    magnitude = (above * grown + 1) / (below * grown + 1)
     frequencies = (found / np.float32(factor) * ramp + found * (1 - ramp)).astype(np.float32)
     return Rope(frequencies, scaling.number("attention_factor", magnitude))
 
