@@ -31,6 +31,7 @@ from .egraph.empty import without_empty
 from .egraph.graph import Graph, Tensor
 from .egraph.interpret import expand_all
 from .egraph.masks import canonical_masks
+from .egraph.ops import OPS
 from .egraph.rule import Rule
 from .egraph.saturate import Limits
 from .egraph.simplify import simplify
@@ -295,7 +296,7 @@ def hypergraph(session: Session, view: EGraphView, backends: Sequence[Backend]) 
 
 @dataclass(frozen=True)
 class _Exact:
-    """A backend's bitwise-exact kernels, and all those of ops that have no such kernel."""
+    """A backend's bitwise-exact kernels, and all those of atomic ops that have no such kernel."""
 
     base: Backend
 
@@ -306,11 +307,16 @@ class _Exact:
     def templates(self) -> tuple[Template, ...]:
         """See `Backend.templates`."""
         exact = {_op(t) for t in self.base.templates if t.exact}
-        return tuple(t for t in self.base.templates if t.exact or _op(t) not in exact)
+        return tuple(t for t in self.base.templates if t.exact or not (_op(t) in exact or _composite(t)))
 
 
 def _op(template: Template) -> str:
     return getattr(template.term, "op", "")
+
+
+def _composite(template: Template) -> bool:
+    """Whether a kernel's op is there in simpler ones as well, which have exact kernels."""
+    return _op(template) in OPS and OPS[_op(template)].composite
 
 
 def stored_narrow(session: Session, view: EGraphView, backends: Sequence[Backend]) -> Hypergraph | None:

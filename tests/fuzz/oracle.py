@@ -88,8 +88,13 @@ class Oracle:
             elif n.is_leaf:
                 value = self.data[str(n.attr("name"))]
             else:
+                operands = [live[a] for a in n.args]
+                if (
+                    rng is not None and n.op in ("floordiv", "mod") and dtypes.is_float(n.dtype)
+                ):  # x // x is near a jump
+                    operands = [x * (1.0 + noise * rng.uniform(-1, 1, x.shape)) for x in operands]
                 with np.errstate(all="ignore"):
-                    value = apply(n, [live[a] for a in n.args], float64=True)
+                    value = apply(n, operands, float64=True)
             value = np.asarray(value)
             if dtypes.is_float(n.dtype):
                 value = value.astype(np.float64)
