@@ -54,8 +54,11 @@ def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole
     function = node.entry.numpy
     if function is None:
         raise UsageError(f"{node.op} has no value of its own", hint="bind its data")
-    if node.op == "matmul" and not whole and (wide := _widened_to(*arrays, float64)) is not None:
-        return _matmul_in_pieces(*arrays, wide).astype(wide if float64 else arrays[0].dtype, copy=False)
+    if node.op == "matmul" and not whole:
+        x, w = arrays
+        wide = _widened_to(x, w, float64)
+        if wide is not None:
+            return _matmul_in_pieces(x, w, wide).astype(wide if float64 else x.dtype, copy=False)
     if not float64:
         return np.asarray(function(attrs, *arrays))
     if "dtype" in attrs and dtypes.is_float(attrs["dtype"]):

@@ -77,7 +77,7 @@ def content_digest(params: Mapping[str, Data]) -> str:
 
     def hashed(name: str) -> str:
         array = np.ascontiguousarray(load_data(params[name]))
-        return f"{name} {array.dtype} {array.shape} {sha256(array.reshape(-1).view(np.uint8)).hexdigest()}"
+        return f"{name} {array.dtype} {array.shape} {sha256(array.reshape(-1).view(np.uint8).data).hexdigest()}"
 
     largest_first = sorted(params, key=lambda n: -math.prod(params[n].shape))
     with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
