@@ -31,6 +31,7 @@ CHOICES = {
     "null": ("null",),
     "gpu": ("torch_cuda", "triton", "nvrtc"), "cuda": ("torch_cuda", "nvrtc"),
     "triton": ("triton", "torch_cuda"), "triton-only": ("triton", "torch_cuda"),
+    "generated": ("triton", "nvrtc", "torch_cuda"),
 }  # fmt: skip
 HIDDEN = {"null", "torch_cuda", "nvrtc"}  # parts of other choices, and what serves tests: not named to users
 
@@ -64,7 +65,7 @@ def select(choice: str | None = None) -> list[Backend]:
     "torch" means Torch's kernels beside NumPy's, which share the memory and are the reference for what Torch lacks; "c"
     generated C functions beside NumPy's.
     "gpu" means the libraries' kernels on a GPU and all generated ones; "cuda" those generated as CUDA C++, "triton" those
-    generated for Triton; "triton-only" draws on these alone, but for views and copies. "auto" is "gpu" where there is one,
+    generated for Triton; "triton-only" draws on these alone, but for views and copies, and "generated" on both. "auto" is "gpu" where there is one,
     else NumPy with all of Torch and C that can be used here. DeviceUnavailableError if a
     backend that was asked for by name cannot be used here.
     """
@@ -75,11 +76,11 @@ def select(choice: str | None = None) -> list[Backend]:
     usable: list[Backend] = [b for b in chosen if not b.unavailable()]
     if any(b.name == "torch" for b in usable):
         usable = [_Restricted(b, _UNTHREADED) if b.name == "numpy" else b for b in usable]
-    if name == "triton-only":
+    if name in ("triton-only", "generated"):
         usable = [_Restricted(b, _MOVES) if b.name == "torch_cuda" else b for b in usable]
     if name != "auto":
         for b in (
-            chosen[:1] if name in ("gpu", "cuda") else chosen
+            chosen[:1] if name in ("gpu", "cuda", "generated") else chosen
         ):  # generated kernels are welcome on a GPU, not demanded
             if b.unavailable():
                 raise DeviceUnavailableError(

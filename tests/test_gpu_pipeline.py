@@ -187,7 +187,7 @@ def test_models_run_as_they_are_written(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
-@pytest.mark.parametrize("choice", ["gpu", "cuda", "triton", "triton-only"])
+@pytest.mark.parametrize("choice", ["gpu", "cuda", "triton", "triton-only", "generated"])
 def test_without_a_gpu_the_error_has_a_name(choice: str) -> None:
     with pytest.raises(DeviceUnavailableError, match="cannot be used"):
         tg.optimize(t.input("x", (4,)) + 1.0, backend=choice)

@@ -35,7 +35,7 @@ def write_lacking(
 
 def meant(name: str) -> Sequence[Backend]:
     """The backends meant by a name; those of a GPU elsewhere need not be usable here."""
-    if settings.current().gpu and name in ("auto", "gpu", "cuda", "triton", "triton-only"):
+    if settings.current().gpu and name in ("auto", "gpu", "cuda", "triton", "triton-only", "generated"):
         return [backend(n) for n in CHOICES["gpu" if name == "auto" else name]]
     return select(name)
 

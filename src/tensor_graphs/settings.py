@@ -20,7 +20,7 @@ class Settings:
 
     home: str = ""  # folder of caches and the default cost store; empty: the platform's user cache folder
     costdb: str = ""  # folder of the cost store; empty: <home>/costdb
-    backend: str = "auto"  # auto, numpy, torch, gpu, cuda, triton, triton-only
+    backend: str = "auto"  # auto, numpy, torch, gpu, cuda, triton, triton-only, generated
     threads: int = 0  # CPU threads for kernels; 0: all cores
     gpu: str = ""  # the GPU that plans are for, where it is not here: its key's device|driver|toolchain
     workers: int = 0  # saturation worker processes; 0: as many as cores, at most 4
