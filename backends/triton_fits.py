@@ -244,7 +244,7 @@ def _contraction(facts: Facts, s: Numbers) -> bool:
     k = s[f"k{facts.main}"]
     if facts.depths(k).items() - s.items() or (s.get("split", 1) > 1 and not s.get("join")):
         return False
-    if not within(k, facts.size, 16 if facts.rows else 1):
+    if not within(k, facts.size, min(16, padded(facts.size)) if facts.rows else 1):
         return False
     if not facts.rows:  # a vector and a matrix: no product for the matrix unit
         return s["m"] == 1 and s["stages"] == 3 and "group" not in s and within(s["n"], facts.n, 4) \

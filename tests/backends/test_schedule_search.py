@@ -131,6 +131,7 @@ def terms() -> dict[str, Tensor]:
         "pointwise": t.exp(x(300, 70)) + 1.0,
         "narrow": t.exp(x(1, 16)) + 1.0,
         "rows": composite.softmax(x(300, 1000), axis=1),
+        "a short sum": t.matmul(x(72, 8), x(8, 48)),
         "few rows": t.matmul(x(4, 512), x(512, 768)),
         "a vector": t.matmul(x(1, 512), x(512, 768)),
         "many rows": composite.silu(t.matmul(x(640, 512), x(512, 768))),
