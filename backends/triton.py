@@ -61,7 +61,7 @@ class TritonEmitter:
         if schedule.get("join"):
             return [emit_joined(first, second, tiling, name, found.shape)]
         joining = shape_of(second, products=False)
-        best = schedules(second, joining, 1)[0]
+        best = schedules(second, joining, 1)[0] | {k: v for k, v in schedule.items() if k == "early"}
         return [
             emit(first, tiling, f"{name}_parts", shape),
             emit(second, tiling_of(joining, best), f"{name}_join", joining),

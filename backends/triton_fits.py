@@ -3,7 +3,7 @@
 A schedule is a mapping of small integers: rows `m` and columns `n` of a program's tile, `k0`, `k1`, … of each reduction axis in
 the order of `Shape.inner`, `warps`, `stages`, `group` (rows of tiles that programs take together, for reuse in the L2 cache),
 `split` (programs that share one reduction; with `join`, the last of them joins the parts), `precision` of products of float32,
-`boxes` (tiles come through the copy unit).
+`boxes` (tiles come through the copy unit), `early` (started before the kernel before it has ended, for which it waits itself).
 
 This is the one place that says what is legal: `triton_space` ranks what it allows, a search moves within it (schedule_search.py).
 """
@@ -32,8 +32,8 @@ EACH = 256  # most elements of an accumulator that a thread holds
 FEW = 32  # rows of a product that is bound by reading its right side once
 PARTS = (2, 3, 4, 8, 16, 32, 64)
 LEAST = 64  # elements of a part
-OPTIONAL = {"group", "split", "join", "precision", "boxes"}
-COUNTS = {"stages", "split", "join", "precision", "boxes"}  # all others are powers of two
+OPTIONAL = {"group", "split", "join", "precision", "boxes", "early"}
+COUNTS = {"stages", "split", "join", "precision", "boxes", "early"}  # all others are powers of two
 
 
 def each(elements: float, schedule: Numbers) -> float:
@@ -215,7 +215,7 @@ def _pointwise(facts: Facts, s: Numbers) -> bool:
     fine = within(s["n"], facts.n, min(32, padded(facts.n))) and (
         within(s["m"], facts.m) if facts.rows else s["m"] == 1
     )
-    alone = not OPTIONAL & s.keys() and s["stages"] == 1
+    alone = not OPTIONAL & s.keys() - {"early"} and s["stages"] == 1
     return fine and alone and (256 <= size <= TILE // 2 or (s["n"] >= facts.n and s["m"] >= facts.m and size < 256)) \
         and each(size, s) <= 64  # fmt: skip
 

@@ -82,7 +82,9 @@ class Function(Loops):
             body += last.as_last(tiles_m * tiles_n * batch, s.batch[0].size, self.counter)
             names.append("counters")
         args = [n for n in names if any(names_it(line, n) for line in body)]
-        lines = ["@triton.jit", f"def {self.name}({', '.join([*args, *self.described])}):", *body]
+        early = bool(t.options.get("early"))
+        begin = ["    tl.extra.cuda.gdc_launch_dependents()", "    tl.extra.cuda.gdc_wait()"] if early else []
+        lines = ["@triton.jit", f"def {self.name}({', '.join([*args, *self.described])}):", *begin, *body]
         return Launch(
             self.name,
             "\n".join(lines) + "\n",
@@ -91,6 +93,7 @@ class Function(Loops):
             t.warps,
             t.stages,
             tuple(self.described.values()),
+            early,
         )
 
     def as_last(self, programs: int, parts: int, counter: int) -> list[str]:

@@ -27,6 +27,7 @@ def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
     options = {
         "precision": ("ieee", "tf32x3", "tf32")[schedule.get("precision", 0)],
         "boxes": bool(schedule.get("boxes", 0)),
+        "early": bool(schedule.get("early", 0)),
     }
     return Tiling(m, n, k, schedule["warps"], schedule["stages"], schedule.get("group", 1), options)
 

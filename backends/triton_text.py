@@ -48,12 +48,14 @@ class Launch:
     warps: int
     stages: int
     boxes: tuple[tuple[str, Box], ...] = ()  # operands of which descriptors follow the arguments
+    early: bool = False  # whether it may be started before the one before it has ended
 
     def call(self, names: Mapping[str, str]) -> str:
         """The statement that launches it."""
         described = [f"described({names[o]}, {b.shape}, {b.block})" for o, b in self.boxes]
         given = ", ".join([*(names[a] for a in self.args), *described])
-        return f"{self.name}[({self.grid},)]({given}, num_warps={self.warps}, num_stages={self.stages})"
+        early = ", launch_pdl=True" if self.early else ""
+        return f"{self.name}[({self.grid},)]({given}, num_warps={self.warps}, num_stages={self.stages}{early})"
 
 
 #: NaN is not lost.

@@ -233,6 +233,19 @@ def test_programs_with_most_keys_begin_first() -> None:
     assert "tile = 2 - program // 4" in causal.source and "- program" not in even.source
 
 
+def test_kernels_started_early_wait_before_they_read() -> None:
+    tiles = {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2, "split": 2}
+    parts = launches(*_call("decode", tiles | {"early": 1}))
+    assert len(parts) == 2
+    for one in parts:
+        assert one.source.index("gdc_wait()") < one.source.index("tl.load(") and "launch_pdl=True" in one.call(
+            {a: a for a in one.args}
+        )
+    template, call = _call("decode", {})
+    assert template.fits(replace(call, schedule={**template.space(call)[0], "early": 1}))
+    assert not any("gdc" in one.source for one in launches(*_call("decode", tiles)))
+
+
 def test_attention_is_one_loop_over_the_keys() -> None:
     """ROLL: maximum, sum and products share a loop; the scores are never stored."""
     (only,) = launches(*_call("naive_attention", {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2}))
