@@ -53,7 +53,7 @@ NARROW = 60
 a beam of so few."""
 
 CROWD = 24
-CHAMPIONS = 150
+CHAMPIONS = 400
 """From so many labels on those are looked for that another one beats, by comparison with that many of the cheapest."""
 
 Move = tuple[int, int, tuple[tuple[int, int], ...]]  # units, what it reads, (member, number among its rows) chosen
