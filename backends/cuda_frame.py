@@ -62,6 +62,7 @@ class Frame(Writer[Scope]):
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
 
     def dims(self, axes: Iterable[Axis]) -> tuple[str, ...]:
+        """The dimensions that axes lie in, in the layout's order."""
         found = {self.dim_of.get(a, "") for a in axes if a not in self.shape.batch}
         if "" in found:
             raise Unfusable("an axis without a place in the layout")

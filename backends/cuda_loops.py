@@ -12,6 +12,7 @@ class Loops(Reductions):
     """Reductions of a kernel."""
 
     def reduction(self, e: Expr) -> None:
+        """Have a reduction in registers: in a loop where a block does not cover its axis, and with all others that are ready."""
         dim = self.dim_of[e.axis]
         if dim in self.walked:
             if set(self.groups[dim]) & self.scope.bound:

@@ -131,6 +131,7 @@ class Reductions(Loads):
 
 
 def rolls_on(e: Expr) -> Expr | None:
+    """The maximum that a sum is relative to, along its own axis."""
     return rolled(e, e.axis)
 
 

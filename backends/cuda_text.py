@@ -58,25 +58,30 @@ COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
 
 
 def span(at: Index, steps: Sequence[int]) -> int:
+    """The largest position that an index with data-dependent parts can have."""
     return max(abs(at.range[0]), at.range[1]) + sum(abs(s) for s in steps) * WIDE * bool(steps)
 
 
 def integer(value: int | bool) -> str:
+    """The text of a whole number or truth value."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value}LL" if abs(value) >= WIDE else str(value)
 
 
 def all_of(conditions: Sequence[str]) -> str:
+    """The condition that all of some hold."""
     found = list(dict.fromkeys(conditions))
     return found[0] if len(found) == 1 else " && ".join(enclosed(c) if "||" in c or "?" in c else c for c in found)
 
 
 def plus(text: str) -> str:
+    """A further term of a sum."""
     return f" + {text}" if text else ""
 
 
 def spelled(ctype: str) -> str:
+    """A type as it stands in a conversion."""
     return f"({ctype})" if " " in ctype else ctype
 
 

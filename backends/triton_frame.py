@@ -69,10 +69,12 @@ class Frame(Writer[Scope]):
         return f"{tile.atom}[{places}]"
 
     def union(self, tiles: Iterable[Tile]) -> tuple[str, ...]:
+        """The dimensions that any of some tiles spans."""
         found = {d for t in tiles for d in t.dims}
         return tuple(d for d in self.order if d in found)
 
     def dim_of(self, axis: Axis) -> str:
+        """The dimension that an axis lies in."""
         if axis in self.shape.rows:
             return "m"
         if axis in self.shape.cols or axis in self.joined:
@@ -80,6 +82,7 @@ class Frame(Writer[Scope]):
         return axis.name
 
     def sizes(self, dims: Sequence[str]) -> str:
+        """A shape's text."""
         inner = ", ".join(str(self.block[d]) for d in dims)
         return f"({inner},)" if len(dims) == 1 else f"({inner})"
 

@@ -13,6 +13,7 @@ class Loads(Values):
     """Loads of a kernel."""
 
     def load(self, e: Expr) -> Tile:
+        """The tile that a load reads: a box where it may be one, else behind the masks of what is not there."""
         operand, at, steps, dtype = e.value
         if self.tiling.options.get("boxes") and not e.args and (tile := self.boxed(operand, at, dtype)) is not None:
             return tile

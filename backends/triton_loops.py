@@ -20,6 +20,7 @@ class Loops(Products):
     """Reductions of a kernel."""
 
     def reduction(self, e: Expr) -> Tile:
+        """The tile of a reduction: of a loop's accumulator where its axis is walked."""
         if e.axis in self.walked:
             self.loop(e)
             found = self.scope.find(e)
@@ -35,6 +36,7 @@ class Loops(Products):
         return f"tl.where({mask}, {body.text}, {NEUTRAL[e.value[0]]})"
 
     def whole(self, e: Expr) -> Tile:
+        """A reduction along an axis that is whole in a tile."""
         dot = self.shape.dots.get(e)
         if dot is not None and (tile := self.dot(e, dot, None)) is not None:
             return tile

@@ -46,6 +46,7 @@ class Products(Loads):
         return Tile(f"tl.dot({a.text}, {b.text}{start}{precision})", dims, "float32")
 
     def side(self, parts: Sequence[Expr]) -> Tile:
+        """The tile of one side of a product."""
         found = self.kernel.builder.product(list(parts), [])
         self.uses.setdefault(found, 2)
         return self.value(found)

@@ -83,9 +83,11 @@ TRITON = {
 
 
 def widest(kinds: Iterable[str]) -> str:
+    """The dtype in which whole numbers of some dtypes are computed."""
     found = [k for k in kinds if k not in ("const", "bool")]
     return "int64" if "int64" in found else found[0] if found else "int32"
 
 
 def names_it(line: str, name: str) -> bool:
+    """Whether a line names a variable."""
     return re.search(rf"\b{name}\b", line) is not None

@@ -54,6 +54,7 @@ class Values(Positions):
         return moved if e.op == "load" or moved in self.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:
+        """A tile under a name of its own."""
         if tile.text.isidentifier():
             return tile
         name = self.fresh(stem)
@@ -61,6 +62,7 @@ class Values(Positions):
         return Tile(name, tile.dims, tile.dtype)
 
     def constant(self, e: Expr) -> Tile:
+        """A number's text."""
         v = e.value
         if isinstance(v, float) and not math.isfinite(v):
             return Tile(f"float('{'nan' if v != v else 'inf' if v > 0 else '-inf'}')", (), "const")
