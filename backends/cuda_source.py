@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from ..egraph.dtypes import itemsize
 from .cuda_frame import Scope, nest_of
@@ -134,36 +135,40 @@ class _Emitter(Matrix):
             body += last.as_last(tiles["m"] * tiles["n"] * batch, s.batch[0].size, self.counter, self.shared)
             self.shared = last.shared
             buffers |= last.kernel.buffers
-        used = [n for n in buffers if any(re.search(rf"\b{self.param[n]}\b", line) for line in body)]
-        args = [*used, *(["counters"] if last is not None else [])]
-        used_bytes = self.shared * (8 if self.wide == "float64" else 4) + self.ring_bytes
-        asked = used_bytes if used_bytes + 16 > SHARED and self.layout.warps is not None else 0
-        if used_bytes > (ROOM if asked else SHARED):
-            raise Unfusable(f"{self.shared} values in shared memory")
-        if tiles["m"] * tiles["n"] * batch >= 1 << 31:
+        blocks, written = tiles["m"] * tiles["n"] * batch, {x.buffer for x in self.kernel.stores}
+        if blocks >= 1 << 31:
             raise Unfusable("more blocks than a grid has")
-        written = {x.buffer for x in (*self.kernel.stores, *(last.kernel.stores if last else ()))}
-        parameters = [self._parameter(n, buffers[n], n in written, last is not None) for n in used]
-        parameters += ["int* counters"] if last is not None else []
-        declared = "ROOM(float, shared);" if asked else f"__shared__ {CTYPES[self.wide]} shared[{self.shared}];"
+        if last is not None:
+            written |= {x.buffer for x in last.kernel.stores}
+        used = [n for n in buffers if any(re.search(rf"\b{self.param[n]}\b", line) for line in body)]
+        parameters = [self._parameter(n, buffers[n], n in written) for n in used]
+        more = [] if last is None else ["counters"]
+        room = self._room()
+        text = self._function([*parameters, *(f"int* {n}" for n in more)], body, room)
+        return CudaLaunch(
+            self.name, text, blocks, self.layout.threads, (*used, *more), self.layout.early, room
+        )  # fmt: skip
+
+    def _room(self) -> int:
+        """Bytes of shared memory that must be asked for; 0 where a block has enough. Unfusable where there is not so much."""
+        used = self.shared * (8 if self.wide == "float64" else 4) + self.ring_bytes
+        asked = used if used + 16 > SHARED and self.layout.warps is not None else 0
+        if used > (ROOM if asked else SHARED):
+            raise Unfusable(f"{self.shared} values in shared memory")
+        return asked
+
+    def _function(self, parameters: Sequence[str], body: Sequence[str], room: int) -> str:
+        """The text of the function around its body."""
+        declared = "ROOM(float, shared);" if room else f"__shared__ {CTYPES[self.wide]} shared[{self.shared}];"
         shared = [f"    {declared}"] if self.shared else []
         early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
         alone = ", 1" if self.layout.warps is not None else ""  # registers are there for what is under way
-        text = "\n".join([
+        return "\n".join([
             f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone})', f"{self.name}({', '.join(parameters)}) {{",
             *early, *shared, *self.rings, *body, "}", "",
         ])  # fmt: skip
-        return CudaLaunch(
-            self.name,
-            text,
-            tiles["m"] * tiles["n"] * batch,
-            self.layout.threads,
-            tuple(args),
-            self.layout.early,
-            asked,
-        )
 
-    def _parameter(self, name: str, buffer: Buffer, written: bool, joined: bool) -> str:
+    def _parameter(self, name: str, buffer: Buffer, written: bool) -> str:
         """Read-only memory may be cached where nothing tells of changes: not in a kernel that starts before they end."""
         plain = self.layout.early or name.startswith("part")
         return (
