@@ -285,7 +285,7 @@ def _family(roots: Sequence[Tensor]) -> str:
 @dataclass
 class Generator:
     """A backend that has nothing but what it generates for a view; `several`: also kernels with several outputs. `vectors` is
-    up to how many rows a product is one of vectors, for which weights are also laid out anew: what one output needs is
+    up to how many rows a product is bound by reading its weights, which are then also laid out anew: what one output needs is
     contiguous."""
 
     emitter: Emitter
