@@ -139,10 +139,10 @@ class Roles(Function):
         (product,), (score,), (top,) = products, scores, maxima
         if any(rolled(e, axis) is not top for e in ready if e is not top) or score.axis in self.walked:
             raise Unfusable("sums that do not follow a maximum")
-        self._operands_first(ready, axis)
         outer, deep = self.scope, self.dim_of(score.axis)
         self.width = self.block[deep]
         raw = self._copied_queries(dots[score].left, deep)
+        self._operands_first(ready, axis)
         left = self.side(dots[score].left)
         keys, dtype = self.ring(dots[score].right, (deep, axis.name), "ahead")
         values, other = self.ring(dots[product].right, (axis.name, "n"), "slot")
@@ -213,6 +213,9 @@ class Roles(Function):
         if named is None or tuple(self.dim_of(a) for a in named[1].axes) != ("m", deep):
             return ""
         self.asked, _ = named
+        for e in walk(left):  # what else is read for them is under way while they are waited for
+            if e.op == "load" and e is not loads[0] and e.axes <= self.top.bound:
+                self.value(e)
         self.line(f"mbarrier.wait(queries_full.index(0), {self.turn} & 1)")
         if left != (loads[0],):
             self.line("raw = queries.index(W).load(Q)")

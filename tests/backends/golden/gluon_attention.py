@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 
 
 @gluon.jit
-def attention_compute(q, g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, W: gl.constexpr):
+def attention_compute(g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, W: gl.constexpr):
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 16, 16])
     P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
@@ -24,75 +24,74 @@ def attention_compute(q, g, out, queries, keys, values, queries_full, queries_em
     n = gl.arange(0, 16, layout=gl.SliceLayout(0, O))
     n_stored = gl.arange(0, 16, layout=gl.SliceLayout(0, B))
     r16 = gl.arange(0, 16, layout=gl.SliceLayout(0, Q))
-    t1 = gl.load(q + (i0 * 4096) + gl.convert_layout(m * 16, gl.SliceLayout(1, Q))[:, None] + r16[None, :])
-    t2 = t1.to(gl.float32)
-    t3 = gl.convert_layout(gl.sum(t2 * t2, 1), gl.SliceLayout(1, S))
+    t1 = gl.load(g + r16)
     mbarrier.wait(queries_full.index(0), 0 & 1)
     raw = queries.index(W).load(Q)
+    t2 = raw.to(gl.float32)
+    t3 = gl.convert_layout(gl.sum(t2 * t2, 1), gl.SliceLayout(1, S))
     t4 = t2 * gl.convert_layout(gl.rsqrt(((t3 * 0.0625) + 1e-06)), gl.SliceLayout(1, Q))[:, None]
-    t5 = gl.load(g + r16)
-    t6 = (t4 * t5.to(gl.float32)[None, :]) * 0.36067376022224085
-    queries.index(W).store(t6.to(gl.float16))
+    t5 = (t4 * t1.to(gl.float32)[None, :]) * 0.36067376022224085
+    queries.index(W).store(t5.to(gl.float16))
     fence_async_shared()
-    free7 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
+    free6 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
     begin = 0
     blocks = gl.maximum((gl.minimum((tile_m * 128 + 127) + 1, 256) - begin + 63) // 64, 1)
-    cut = blocks - free7 // 64
-    max8 = gl.full([64], float('-inf'), gl.float32, layout=gl.SliceLayout(1, S))
-    acc10 = gl.full([64], 0.0, gl.float32, layout=gl.SliceLayout(1, S))
-    acc9 = gl.zeros([64, 16], gl.float32, layout=O)
+    cut = blocks - free6 // 64
+    max7 = gl.full([64], float('-inf'), gl.float32, layout=gl.SliceLayout(1, S))
+    acc9 = gl.full([64], 0.0, gl.float32, layout=gl.SliceLayout(1, S))
+    acc8 = gl.zeros([64, 16], gl.float32, layout=O)
     slot = step % STAGES
     mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)
     coming = warpgroup_mma(queries.index(W), keys.index(slot).permute((1, 0)), gl.zeros([64, 64], gl.float32, layout=S), use_acc=False, is_async=True)
-    score11 = warpgroup_mma_wait(0, deps=[coming])
+    score10 = warpgroup_mma_wait(0, deps=[coming])
     mbarrier.arrive(keys_empty.index(slot))
     r256_ = begin + (blocks - 1) * 64
     r256 = r256_ + gl.arange(0, 64, layout=gl.SliceLayout(0, S))
-    t12 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
-    t13 = score11 + t12
-    max8_new = gl.maximum(max8, gl.max(t13, 1))
-    max8_safe = gl.where(max8_new == float('-inf'), 0.0, max8_new)
-    scale14 = gl.exp2(max8 - max8_safe)
-    max8 = max8_new
-    t15 = gl.exp2((t13 - max8_safe[:, None]))
-    acc10 = acc10 * scale14 + gl.sum(t15, 1)
-    weights = gl.convert_layout(t15.to(gl.float16), P)
+    t11 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
+    t12 = score10 + t11
+    max7_new = gl.maximum(max7, gl.max(t12, 1))
+    max7_safe = gl.where(max7_new == float('-inf'), 0.0, max7_new)
+    scale13 = gl.exp2(max7 - max7_safe)
+    max7 = max7_new
+    t14 = gl.exp2((t12 - max7_safe[:, None]))
+    acc9 = acc9 * scale13 + gl.sum(t14, 1)
+    weights = gl.convert_layout(t14.to(gl.float16), P)
     for block in range(1, blocks):
         ahead = (step + 1) % STAGES
         mbarrier.wait(keys_full.index(ahead), ((step + 1) // STAGES) & 1)
         coming = warpgroup_mma(queries.index(W), keys.index(ahead).permute((1, 0)), gl.zeros([64, 64], gl.float32, layout=S), use_acc=False, is_async=True)
         mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)
-        pending = warpgroup_mma(weights, values.index(slot), acc9, is_async=True)
-        score11 = warpgroup_mma_wait(1, deps=[coming])
+        pending = warpgroup_mma(weights, values.index(slot), acc8, is_async=True)
+        score10 = warpgroup_mma_wait(1, deps=[coming])
         mbarrier.arrive(keys_empty.index(ahead))
         r256_ = begin + (blocks - 1 - block) * 64
         r256 = r256_ + gl.arange(0, 64, layout=gl.SliceLayout(0, S))
         if block < cut:
-            t16 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
-            t17 = score11 + t16
-            logits = t17
+            t15 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
+            t16 = score10 + t15
+            logits = t16
         else:
-            logits = score11
-        max8_new = gl.maximum(max8, gl.max(logits, 1))
-        max8_safe = gl.where(max8_new == float('-inf'), 0.0, max8_new)
-        scale18 = gl.exp2(max8 - max8_safe)
-        max8 = max8_new
-        t19 = gl.exp2((logits - max8_safe[:, None]))
-        acc10 = acc10 * scale18 + gl.sum(t19, 1)
-        acc9 = warpgroup_mma_wait(0, deps=[pending])
+            logits = score10
+        max7_new = gl.maximum(max7, gl.max(logits, 1))
+        max7_safe = gl.where(max7_new == float('-inf'), 0.0, max7_new)
+        scale17 = gl.exp2(max7 - max7_safe)
+        max7 = max7_new
+        t18 = gl.exp2((logits - max7_safe[:, None]))
+        acc9 = acc9 * scale17 + gl.sum(t18, 1)
+        acc8 = warpgroup_mma_wait(0, deps=[pending])
         mbarrier.arrive(values_empty.index(slot))
-        acc9 = acc9 * gl.convert_layout(scale18, gl.SliceLayout(1, O))[:, None]
-        weights = gl.convert_layout(t19.to(gl.float16), P)
+        acc8 = acc8 * gl.convert_layout(scale17, gl.SliceLayout(1, O))[:, None]
+        weights = gl.convert_layout(t18.to(gl.float16), P)
         slot = ahead
         step += 1
     mbarrier.arrive(queries_empty.index(0))
     mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)
-    pending = warpgroup_mma(weights, values.index(slot), acc9, is_async=True)
-    acc9 = warpgroup_mma_wait(0, deps=[pending])
+    pending = warpgroup_mma(weights, values.index(slot), acc8, is_async=True)
+    acc8 = warpgroup_mma_wait(0, deps=[pending])
     mbarrier.arrive(values_empty.index(slot))
     step += 1
-    t20 = acc9 / gl.convert_layout(acc10, gl.SliceLayout(1, O))[:, None]
-    gl.store(out + ((i0 * 4096) + (m_stored * 16)[:, None] + n_stored[None, :]), gl.convert_layout(t20.to(gl.float16), B))
+    t19 = acc8 / gl.convert_layout(acc9, gl.SliceLayout(1, O))[:, None]
+    gl.store(out + ((i0 * 4096) + (m_stored * 16)[:, None] + n_stored[None, :]), gl.convert_layout(t19.to(gl.float16), B))
 
 
 @gluon.jit
@@ -110,10 +109,10 @@ def attention_copy(q_box0, k_box1, v_box2, queries, keys, values, queries_full, 
     tma.async_copy_global_to_shared(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(0))
     rows = tile_m * 128 + 64
     tma.async_copy_global_to_shared(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(1))
-    free7 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
+    free6 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
     begin = 0
     blocks = gl.maximum((gl.minimum((tile_m * 128 + 127) + 1, 256) - begin + 63) // 64, 1)
-    cut = blocks - free7 // 64
+    cut = blocks - free6 // 64
     for block in range(blocks):
         slot = step % STAGES
         r256_ = begin + (blocks - 1 - block) * 64
@@ -127,7 +126,7 @@ def attention_copy(q_box0, k_box1, v_box2, queries, keys, values, queries_full, 
 
 
 @gluon.jit
-def attention(q, g, out, q_box0, k_box1, v_box2):
+def attention(g, out, q_box0, k_box1, v_box2):
     queries = gl.allocate_shared_memory(gl.float16, [2, 64, 16], gl.NVMMASharedLayout(swizzle_byte_width=32, element_bitwidth=16, rank=2))
     keys = gl.allocate_shared_memory(gl.float16, [2, 64, 16], k_box1.layout)
     keys_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -146,7 +145,7 @@ def attention(q, g, out, q_box0, k_box1, v_box2):
         mbarrier.init(values_empty.index(i), count=2)
     fence_async_shared()
     gl.warp_specialize([
-        (attention_compute, (q, g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, 0)),
-        (attention_compute, (q, g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, 1)),
+        (attention_compute, (g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, 0)),
+        (attention_compute, (g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, 1)),
         (attention_copy, (q_box0, k_box1, v_box2, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty)),
     ], [4, 1], [240, 24])
