@@ -15,8 +15,9 @@ in two permutations and their inverses is trivial on all permutations of four ax
 
 Matrix products and sums over axes are sums over indices of terms (`Total`). Products distribute over them, a choice between two
 values is one between their terms, and a sum over the rows of a concat is one over either part. Two sums are equal if, range by
-range, the terms together are: z3 is asked at an arbitrary index. Convolutions, other reductions and look-ups are beyond this
-method, as is a sum of what is not finite everywhere.
+range, the terms together are: z3 is asked at an arbitrary index. Convolutions and means over windows are such sums, whose
+terms are zero outside of the image; spatial axes are treated alike, so that one and two stand for any number. Other reductions and
+look-ups are beyond this method, as is a sum of what is not finite everywhere.
 """
 
 from __future__ import annotations
@@ -68,8 +69,15 @@ NAMES = (
     "uint64",
 )
 BOOL, OTHER = 0, 1000  # codes of dtypes; those of variables are unknowns above OTHER
-CONTRACTIONS = ("matmul", "sum", "mean")
-RING = ("add", "sub", "mul", "neg", "matmul", "sum")
+CONTRACTIONS = ("matmul", "linear", "sum", "mean", "conv", "avg_pool")
+RING = ("add", "sub", "mul", "neg", "matmul", "linear", "sum", "conv")
+WINDOWED = {
+    "strides": 1,
+    "dilations": 1,
+    "kernel": 1,
+    "pads": 2,
+}  # attributes with so many numbers for each spatial axis
+SPATIAL = (1, 2)  # how many of these axes there are: each is treated alike
 TERMS = 64  # of a sum
 
 
@@ -529,6 +537,86 @@ class _World:
 
         return Sym((*lead, x.shape[-2], y.shape[-1]), x.dtype, at)
 
+    def _linear(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        x, w, b = args
+        if len(w.shape) != 2 or len(b.shape) != 1 or b.boolean:
+            raise _Reject
+        whole = self._matmul([x, w], attrs, facts)
+        facts.said += [b.shape[0] == w.shape[1], b.dtype == x.dtype]
+        return Sym(whole.shape, x.dtype, lambda i: Total.of(whole.at(i)).plus(Total.of(b.at([i[-1]]))))
+
+    def windows(self, x: Sym, kernel: Sequence[Any], attrs: Mapping[str, Any], facts: _Facts) -> tuple[list[Any], Any]:
+        """Sizes of the spatial axes of what reads an image through windows, and where in the image it reads: (index of the
+        result, indices in the window) -> (places, whether they are inside)."""
+        z, n = self.z, len(x.shape) - 2
+        strides, dilations, pads = attrs["strides"], attrs["dilations"], attrs["pads"]
+        if n < 1 or len(kernel) != n or len(strides) != n or len(dilations) != n or len(pads) != 2 * n:
+            raise _Reject
+        sizes = []
+        for j in range(n):
+            span = x.shape[2 + j] + pads[j] + pads[n + j] - dilations[j] * (kernel[j] - 1) - 1
+            sizes.append(self.strided("positions", span, strides[j]) + 1)
+            facts.said += [z.IntVal(1) <= strides[j], z.IntVal(1) <= dilations[j], span >= 0]
+
+        def read(i: Sequence[Any], inner: Sequence[Any]) -> tuple[list[Any], Any]:
+            places = [self.strided("step", i[2 + j], strides[j]) + inner[j] * dilations[j] - pads[j] for j in range(n)]
+            return places, z.And(*(c for j, p in enumerate(places) for c in (p >= 0, p < x.shape[2 + j])))
+
+        return sizes, read
+
+    def strided(self, name: str, value: Any, stride: Any) -> Any:
+        """A value divided by a stride, or multiplied with it: an unknown function, which is all that is needed of them."""
+        if not self.z.is_expr(stride) and stride == 1:
+            return value
+        number = self.z.IntSort()
+        return self.function(name, number, number, number)(value, stride)
+
+    def _conv(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        z, (x, w), groups = self.z, args, attrs["groups"]
+        if len(x.shape) != len(w.shape) or len(x.shape) < 3:
+            raise _Reject
+        if x.boolean or w.boolean:
+            raise Beyond("a convolution of booleans")
+        sizes, read = self.windows(x, w.shape[2:], attrs, facts)
+        facts.said += [x.dtype == w.dtype, z.IntVal(1) <= groups, x.shape[1] == w.shape[1] * groups]
+        one = not z.is_expr(groups) and groups == 1
+        if not one:
+            rows = self.function("rows", z.IntSort(), z.IntSort(), z.IntSort())(w.shape[0], groups)
+            facts.said.append(w.shape[0] == rows * groups)
+
+        def at(i: Sequence[Any]) -> Any:
+            c, *inner = (self.index(size) for size in w.shape[1:])
+            channel = c[0]
+            if not one:  # an unknown place among those of the group
+                channel = self.function("channel", *[z.IntSort()] * 6)(i[1], c[0], *w.shape[:2], groups)
+                known = z.And(i[1] >= 0, i[1] < w.shape[0], c[0] >= 0, c[0] < w.shape[1])
+                facts.said.append(z.Implies(known, z.And(channel >= 0, channel < x.shape[1])))
+            places, inside = read(i, [k for k, _ in inner])
+
+            def product_() -> Any:
+                a = self.either(inside, x.at([i[0], channel, *places]), z.RealVal(0))
+                return Total.of(a).times(Total.of(w.at([i[1], c[0], *(k for k, _ in inner)])))
+
+            return self.total(product_, facts, [c, *inner])
+
+        return Sym((x.shape[0], w.shape[0], *sizes), x.dtype, at)
+
+    def _avg_pool(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        z, (x,), kernel = self.z, args, attrs["kernel"]
+        if x.boolean:
+            raise Beyond("a mean of booleans")
+        sizes, read = self.windows(x, kernel, attrs, facts)
+        facts.said += [z.IntVal(1) <= k for k in kernel]
+        share = self.function("share", z.IntSort(), z.RealSort())
+
+        def at(i: Sequence[Any]) -> Any:
+            inner = [self.index(z.IntVal(k) if isinstance(k, int) else k) for k in kernel]
+            places, inside = read(i, [k for k, _ in inner])
+            found = self.total(lambda: self.either(inside, x.at([i[0], i[1], *places]), z.RealVal(0)), facts, inner)
+            return found.map(lambda body: reduce(lambda b, k: b * share(k), kernel, body))
+
+        return Sym((x.shape[0], x.shape[1], *sizes), x.dtype, at)
+
     def _sum(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
         (x,), axes = args, attrs["axes"]
         if not isinstance(axes, tuple) or any(self.z.is_expr(a) for a in axes):
@@ -567,7 +655,7 @@ class _World:
         def holds(claim: Any, *more: Any) -> bool:
             return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
 
-        ranges = {(b[0][1]): None for t in (left, right) for b, _ in t.terms if len(b) == 1}
+        ranges = {size: None for t in (left, right) for b, _ in t.terms for _, size in b}
         groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any]]] = []
         for sign, side in ((1, left), (-1, right)):
             for bound, body in (part for term in side.terms for part in self.parts(term, list(ranges), holds)):
@@ -595,12 +683,12 @@ class _World:
             if holds(size == 1):
                 bound = tuple(p for p in bound if p[0] is not k)
                 body = self.z.substitute(body, (k, self.z.IntVal(0)))
-        if len(bound) != 1:
-            return [(bound, body)]
-        ((k, size),) = bound
-        for first, second in product(ranges, repeat=2):
-            if not first.eq(size) and not second.eq(size) and holds(size == first + second):
-                return [(((k, first),), body), (((k, second),), self.z.substitute(body, (k, k + first)))]
+        for at, (k, size) in enumerate(bound):
+            for first, second in product(ranges, repeat=2):
+                if not first.eq(size) and not second.eq(size) and holds(size == first + second):
+                    halves = (first, body), (second, self.z.substitute(body, (k, k + first)))
+                    split = [((*bound[:at], (k, part), *bound[at + 1 :]), each) for part, each in halves]
+                    return [found for each in split for found in self.parts(each, ranges, holds)]
         return [(bound, body)]
 
     def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: _Facts) -> Any:
@@ -805,12 +893,27 @@ def _any_rank(found: list[Any], ranks: Sequence[int]) -> list[Any]:
     return found
 
 
+def _images(rule: Rule) -> set[str]:
+    """Variables that windows are read of, or whose sizes are those of windows; "" where there are windows, but no such."""
+    calls = [
+        t for side in rule.lefts for t in subterms(side) if isinstance(t, Call) and OPS[t.op].law in ("conv", "pool")
+    ]
+    return {a.name if isinstance(a, Var) else "" for t in calls for a in t.args}
+
+
+def _weights(rule: Rule) -> dict[str, int]:
+    """Ranks of the variables that are weights and biases of linear layers."""
+    calls = [t for side in rule.lefts for t in subterms(side) if isinstance(t, Call) and t.op == "linear"]
+    return {a.name: rank for t in calls for a, rank in zip(t.args[1:], (2, 1)) if isinstance(a, Var)}
+
+
 def _structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
     """Ranks of tensor variables with axes and permutations for attribute variables, and unknowns for the others."""
     module = z3()
     names = list(dict.fromkeys(v for t in rule.lefts for v in variables(t)))
     bound = _bound(rule)
     unknown: dict[str, Any] = {}
+    windowed: dict[str, int] = {}
     options: dict[str, Callable[[Sequence[int]], list[Any]]] = {}
     largest = _named(rule)
     for n, (op, a) in bound.items():
@@ -822,6 +925,8 @@ def _structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[s
         elif a == "perm":
             options[n] = _permutations
             largest = RANKS
+        elif a in WINDOWED:
+            windowed[n] = WINDOWED[a]
         elif a == "shape":
             lengths = [tuple(module.Int(f"attr {n}.{i}") for i in range(r)) for r in range(RANKS + 1)]
             options[n] = partial(_any_rank, lengths)
@@ -831,9 +936,14 @@ def _structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[s
             unknown[n] = module.Real(f"number {n}") if real else module.Int(f"number {n}")
         else:
             raise Beyond(f"the attribute {n} is a {kind}")
-    for ranks in product(range(largest + 1), repeat=len(names)):
-        for chosen in product(*(f(ranks or range(largest + 1)) for f in options.values())):
-            yield dict(zip(names, ranks)), dict(zip(options, chosen)) | unknown
+    images = _images(rule)
+    for spatial in SPATIAL if images else (0,):
+        numbers = {n: tuple(module.Int(f"attr {n}.{j}") for j in range(spatial * k)) for n, k in windowed.items()}
+        known = dict.fromkeys(images, spatial + 2) | _weights(rule)
+        each = [(known[n],) if n in known else range(largest + 1) for n in names]
+        for ranks in product(*each):
+            for chosen in product(*(f(ranks or range(largest + 1)) for f in options.values())):
+                yield dict(zip(names, ranks)), dict(zip(options, chosen)) | unknown | numbers
 
 
 def prove(rule: Rule) -> tuple[bool, str]:

@@ -1,0 +1,50 @@
+"""Rules of convolutions and means over windows, for all sizes, strides and paddings: right ones are proved, wrong ones are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensor_graphs.egraph.rule import Rule
+from tensor_graphs.rules.smt import prove
+
+pytest.importorskip("z3")
+CONV = "strides=s, pads=p, dilations=d, groups=g"
+POOL = "kernel=k, strides=s, pads=p, dilations=d"
+ONE = "strides=s, pads=p, dilations=d, groups=1"
+SAME = ("shape(x) == shape(y)",)
+
+RIGHT = (
+    (f"conv(x, w, {CONV}) + conv(y, w, {CONV})", f"conv(x + y, w, {CONV})", SAME),
+    (f"conv(concat(x, y, axis=0), w, {CONV})", f"concat(conv(x, w, {CONV}), conv(y, w, {CONV}), axis=0)", ()),
+    (f"conv(x, concat(a, b, axis=0), {ONE})", f"concat(conv(x, a, {ONE}), conv(x, b, {ONE}), axis=1)", ()),
+    (f"avg_pool(x + y, {POOL})", f"avg_pool(x, {POOL}) + avg_pool(y, {POOL})", SAME),
+)
+WRONG = (
+    (f"conv(x + y, w, {CONV})", f"conv(x, w, {CONV}) + conv(y, w, {CONV})", ()),  # a row is not an image
+    (f"conv(x, w, {CONV}) + conv(y, w, {CONV})", f"conv(x - y, w, {CONV})", SAME),
+    (
+        "conv(x, w, strides=s, pads=p, dilations=d, groups=g)",
+        "conv(x, w, strides=d, pads=p, dilations=s, groups=g)",
+        (),
+    ),
+    (f"conv(x, w, {ONE})", "conv(x, w, strides=(s[1], s[0]), pads=p, dilations=d, groups=1)", ("rank(x) == 4",)),
+    (f"conv(x, concat(a, b, axis=0), {CONV})", f"concat(conv(x, a, {CONV}), conv(x, b, {CONV}), axis=1)", ()),  # groups
+    (f"conv(x, concat(a, b, axis=0), {ONE})", f"concat(conv(x, b, {ONE}), conv(x, a, {ONE}), axis=1)", ()),
+    (f"conv(pad(x, axis=2, lo=l, hi=h), w, {CONV})", f"conv(x, w, {CONV})", ()),
+    (f"avg_pool(x * y, {POOL})", f"avg_pool(x, {POOL}) * avg_pool(y, {POOL})", SAME),
+    (f"avg_pool(x, {POOL})", "avg_pool(x, kernel=k, strides=s, pads=p, dilations=s)", ()),
+    (f"avg_pool(avg_pool(x, {POOL}), {POOL})", f"avg_pool(x, {POOL})", ()),
+    (f"avg_pool(concat(x, y, axis=2), {POOL})", f"concat(avg_pool(x, {POOL}), avg_pool(y, {POOL}), axis=2)", ()),
+    (f"conv(concat(x, y, axis=1), w, {ONE})", f"conv(concat(y, x, axis=1), w, {ONE})", ()),
+)
+
+
+@pytest.mark.parametrize(("left", "right", "when"), RIGHT)
+def test_right_rules_are_proved(left: str, right: str, when: tuple[str, ...]) -> None:
+    done, why = prove(Rule("one", left, right, when=when))
+    assert done, why
+
+
+@pytest.mark.parametrize(("left", "right", "when"), WRONG)
+def test_wrong_rules_are_not(left: str, right: str, when: tuple[str, ...]) -> None:
+    assert not prove(Rule("one", left, right, when=when))[0]
