@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +100,10 @@ def run(
 
 def stated_prices() -> pipeline.CostPricer:
     """Prices from the stated roofline alone, the same on every machine."""
-    return pipeline.CostPricer(Store(tempfile.mkdtemp(prefix="tensor_graphs-bench-")))
+    folder = tempfile.TemporaryDirectory(prefix="tensor_graphs-bench-")
+    pricer = pipeline.CostPricer(Store(folder.name))
+    weakref.finalize(pricer, folder.cleanup)  # also at the end of the process
+    return pricer
 
 
 _FILL = """
