@@ -23,7 +23,9 @@ groups, where it leaves them open) both its sides, put into one e-graph, end up 
 {iterations} rounds and {nodes:,} e-nodes; of a two-line rule, both equalities. Nothing of the files is copied into the rule base: the
 laws that prove them are in `rules/*.py`, those that only serve proofs in `rules/normal.py`. How: `rules/prove.py`. What is
 made of constants alone is worked out first (`rules/spell.py`). On rules that are made at random:
-`python -m benchmarks.rule_fuzz 1500 --derive` ([table](rule-checking.md)).
+`python -m benchmarks.rule_fuzz 1500 --forms --derive` ([table](rule-checking.md)). What numbers and constants of a claim add up and
+multiply to is worked out and told to the e-graph beside the rules; a scalar factor of constants leaves linear ops before that. A rule
+with parameter variables must not be refuted at values at which it was not derived.
 
     tensor-graphs rules derive FILE [--pairs] [--json]        one file, rule by rule
     python benchmarks/derivability.py FILE ... > docs/derivability.md        this page
