@@ -66,7 +66,7 @@ def coarsest(nodes: Sequence[Tensor]) -> str:
 class Oracle:
     """What a graph's roots are, on one set of data. `dtype`: the rounding to allow for, if not the graph's own."""
 
-    def __init__(self, roots: Sequence[Tensor], data: Mapping[str, Array], *, dtype: str = "", runs: int = 5) -> None:
+    def __init__(self, roots: Sequence[Tensor], data: Mapping[str, Array], *, dtype: str = "", runs: int = 12) -> None:
         self.roots = expand_all(list(roots))
         self.order, self.data = topological(self.roots), data
         self.dtype = dtype or coarsest(self.order)

@@ -13,6 +13,7 @@ import tensor_graphs as tg
 from tensor_graphs.accept import run_flat
 from tensor_graphs.egraph.dims import Dim, dim
 from tensor_graphs.egraph.graph import Graph, Tensor, make
+from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import ShapeError, TensorGraphsError, UsageError
 from tensor_graphs.verify import index_bounds, sample_inputs
 
@@ -63,9 +64,7 @@ def sizes(one: Case, rng: random.Random) -> str:
         return ""
     names = list(graph.free_dims)
     searched = {n: s for n, s in zip(("n", "m"), rng.choice(AT)) if n in names}
-    try:
-        graph.bind(searched)
-    except (ShapeError, UsageError):
+    if not means(graph, searched):
         searched = {n: GROWN[n] for n in names}
     backend = rng.choice(("numpy", "torch", "c", "auto"))
     exact = rng.random() < 0.15
@@ -85,14 +84,23 @@ def sizes(one: Case, rng: random.Random) -> str:
     return ""
 
 
-def at(graph: Graph, there: Mapping[str, int], made: Any, exact: bool) -> str:
-    """What is wrong at one choice of sizes."""
+def means(graph: Graph, there: Mapping[str, int]) -> bool:
+    """Whether the graph has a value at one choice of sizes: shapes that fit, places that exist."""
     try:
         bound = graph.bind(dict(there))
-    except (ShapeError, UsageError):
-        return ""  # the graph means nothing there
-    if any(0 in n.shape for n in bound.nodes()):
+        values = sample_inputs(bound.inputs, np.random.default_rng(1), index_bounds(bound))
+        with np.errstate(all="ignore"):
+            evaluate(bound, values)
+    except (ShapeError, UsageError, IndexError):
+        return False
+    return all(0 not in n.shape for n in bound.nodes())
+
+
+def at(graph: Graph, there: Mapping[str, int], made: Any, exact: bool) -> str:
+    """What is wrong at one choice of sizes."""
+    if not means(graph, there):
         return ""
+    bound = graph.bind(dict(there))
     values = sample_inputs(bound.inputs, np.random.default_rng(1), index_bounds(bound))
     oracle = Oracle(bound.outputs, {**values, **graph.params}, dtype=coarsest(bound.nodes()))
     SEEN["sizes run"] += 1
