@@ -20,7 +20,7 @@ class CudaEmitter:
     """One function for each kernel; the parts of a split reduction are joined by the last block of each tile."""
 
     name: str = "nvrtc"
-    version: str = "3"
+    version: str = "4"
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
 

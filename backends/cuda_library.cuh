@@ -35,6 +35,20 @@ template <int N, class T> DEVICE Pack<T, N> read_once(const T* x) {
     }
 }
 
+// The same where it is there; else nothing, read from a place that is.
+template <class T, int N> DEVICE Pack<T, N> only_if(bool there, Pack<T, N> x) {
+    unsigned* words = reinterpret_cast<unsigned*>(&x);
+#pragma unroll
+    for (int i = 0; i < N * sizeof(T) / 4; ++i) words[i] = there ? words[i] : 0;
+    return x;
+}
+template <int N, class T> DEVICE Pack<T, N> read_if(bool there, const T* x, const T* good) {
+    return only_if(there, read<N>(there ? x : good));
+}
+template <int N, class T> DEVICE Pack<T, N> read_once_if(bool there, const T* x, const T* good) {
+    return only_if(there, read_once<N>(there ? x : good));
+}
+
 DEVICE float wide(float x) { return x; }
 DEVICE double wide(double x) { return x; }
 template <class T, class X> DEVICE T stored(X x) { return T(x); }

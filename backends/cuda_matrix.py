@@ -9,7 +9,8 @@ and along the sum; what they have is added through shared memory, and from there
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .cuda_frame import Frame, Local, Scope
 from .cuda_layout import Along, Warps, steady
@@ -17,6 +18,7 @@ from .cuda_loops import Loops
 from .cuda_nest import Nest
 from .cuda_reductions import Reductions
 from .cuda_text import CTYPES, all_of, enclosed, span
+from .index import Axis
 from .kir import Expr, Unfusable, factors, walk
 from .tiling import Dot
 
@@ -25,30 +27,75 @@ WIDTH = 8  # columns of a fragment
 HEIGHT = 16  # rows of a fragment
 
 
-class Fragments(Reductions):
-    """A kernel's operands as fragments: another frame over its dimensions, in which rows and columns lie along the same
-    threads."""
+@dataclass(frozen=True)
+class Put:
+    """Where the warps' parts of a sum lie in shared memory: the first one, how far rows are apart in it, and parts."""
 
-    def __init__(self, outer: Frame, dim: str, warps: Warps) -> None:
+    first: int
+    row: int
+    apart: int
+
+
+class Fragments(Reductions):
+    """A kernel's operands as fragments, and all its sums along one axis: another frame over its dimensions, in which rows and
+    columns lie along the same threads."""
+
+    def __init__(self, outer: Frame, axis: Axis, warps: Warps) -> None:
         super().__init__(outer.kernel, outer.layout, outer.name, outer.shape)
-        self.param, self.counter, self.dim, self.warps = outer.param, outer.counter, dim, warps
+        self.param, self.counter, self.place, self.warps = outer.param, outer.counter, outer.place, warps
+        self.dim, self.block = self.dim_of[axis], outer.along["n"].block
         self.heights = -(-max(1, self.extent["m"]) // HEIGHT)
         self.along = {d: Along(8, 1, -(-self.extent[d] // WIDTH)) for d in self.order}
-        self.along |= {"m": Along(8, 1, 2 * self.heights), "n": Along(8, 1, warps.tiles), dim: Along(4, 8, warps.depth)}
-        self.walked = {dim}
-        bound = {a for d in ("m", "n", dim) for a in self.groups[d]} | {*self.shape.batch, *self.shape.inner}
+        self.along |= {"m": Along(8, 1, 2 * self.heights), "n": Along(8, 1, warps.tiles)}
+        self.along |= {self.dim: Along(4, 8, warps.depth)}
+        self.walked, self.size, self.step = {self.dim}, axis.size, CHUNK * warps.depth * warps.along
+        bound = {a for d in ("m", "n", self.dim) for a in self.groups[d]} | {*self.shape.batch, *self.shape.inner}
         self.scope = self.top = Scope(2, bound)
+        self._operands(axis)
 
-    @property
-    def step(self) -> int:
-        """Elements of the sum that a block takes at a time."""
-        return CHUNK * self.warps.depth * self.warps.along
+    def _operands(self, axis: Axis) -> None:
+        """The products and other sums along the axis, their sides, and what is read for them."""
+        ready = [e for e in self.kernel.reductions if e.axis == axis]
+        if any(e.value[0] != "sum" or e.kind != "float" for e in ready) or self.wide != "float32":
+            raise Unfusable("a reduction that is no sum beside a product")
+        if any(x.op == "reduce" for e in ready for x in walk(e.args)):
+            raise Unfusable("a product of what another reduction gives")
+        if self.extent["m"] > 2 * HEIGHT or self.ragged("n") or self.size % 8:
+            raise Unfusable("fragments do not cover the columns")
+        b, dots = self.kernel.builder, self.shape.dots
+        self.dots = [e for e in ready if e in dots and self._sides(dots[e])]
+        self.sums = [e for e in ready if e not in self.dots]
+        self.left, self.right = (
+            {e: b.product(getattr(dots[e], side), ()) for e in self.dots} for side in ("left", "right")
+        )
+        rows = (*self.left.values(), *(e.args[0] for e in self.sums))
+        self.lefts = list(dict.fromkeys(x for body in rows for x in self.sources(body)))
+        self.rights = list(dict.fromkeys(x for body in self.right.values() for x in self.sources(body)))
+        if {*self.lefts} & {*self.rights} or any("n" in self.spans(x) for x in self.lefts):
+            raise Unfusable("one load on both sides of a product")
+        self.squares = {e: two for e in self.sums if (two := self._rows(e)) is not None}
+        self.held: dict[Expr, Local] = {}
+        self.names: dict[Expr, Local] = {}
+
+    def _sides(self, dot: Dot) -> bool:
+        """Whether a product has rows on one side and other columns on the other, both along the sum."""
+        left, right = ({d for f in side for d in self.spans(f)} for side in (dot.left, dot.right))
+        return left == {"m", self.dim} and len(right) == 2 and self.dim in right and "m" not in right
+
+    def _rows(self, e: Expr) -> tuple[Expr, Expr] | None:
+        """The two operands of a sum over products of equal rows, where both are read whole."""
+        over, under = factors(e.args[0])
+        whole = not under and len(over) == 2 and all(self.read_whole(f) for f in over)
+        if not whole or any(self.spans(f) != ("m", self.dim) for f in over) or len({self.dtype(f) for f in over}) > 1:
+            return None
+        return over[0], over[1]
 
     def ragged(self, dim: str) -> bool:
         """Whether some of a block's fragments lie beyond the end."""
         whole = {self.dim: self.step, "n": self.warps.tiles * WIDTH * self.warps.across}
         return self.extent[dim] % whole.get(dim, self.along[dim].block) != 0
 
+    # ------------------------------------------------------------ reading
     def read_whole(self, e: Expr) -> bool:
         """Whether vectors along the sum come from one place each: loads, and choices between loads that vectors do not cross."""
         if e.op == "where":
@@ -69,47 +116,192 @@ class Fragments(Reductions):
             raise Unfusable(f"a {e.op} that is no fragment")
         return [x for a in e.args for x in self.sources(a)]
 
-    def declare(self, e: Expr) -> Local:
-        """Registers for what is read."""
-        dims, dtype = self.spans(e), self.dtype(e)
+    def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
+        """Declare registers for vectors along the sum."""
         if self.dim not in dims or CTYPES[dtype] not in ("bf16", "f16"):
             raise Unfusable("a load that is no fragment")
         local = Local(self.fresh("v"), dims, dtype, self.dim)
-        self._check_held(16 * self.count(dims, self.dim))
-        self.hold(local)
+        count = self.count(dims, self.dim)
+        self._check_held(16 * count)
+        self.line(f"Pack<{CTYPES[dtype]}, 8> {local.name}{f'[{count}]' if count > 1 else ''};")
         return local
-
-    def hold(self, local: Local) -> None:
-        """Declare registers for vectors."""
-        count = self.count(local.dims, local.lanes)
-        self.line(f"Pack<{CTYPES[local.dtype]}, 8> {local.name}{f'[{count}]' if count > 1 else ''};")
 
     def spot(self, local: Local, at: str) -> str:
         """One of the vectors that a thread holds."""
         return f"{local.name}[{at}]" if self.count(local.dims, local.lanes) > 1 else local.name
 
-    def fill(self, nest: Nest, e: Expr, local: Local, condition: str = "") -> None:
-        """Read vectors in a loop nest; those of columns past the first cache, which is for the rows."""
-        text, conditions = self._source(nest, e, "n" in local.dims)
-        conditions = [*([condition] if condition else []), *nest.masks(local.dims), *conditions]
-        target = self.spot(local, nest.slot(local))
-        if condition or not conditions:
-            nest.line(f"{f'if ({all_of(conditions)}) ' if conditions else ''}{target} = {text};")
-        else:
-            nest.line(f"{target} = {all_of(conditions)} ? {enclosed(text)} : Pack<{CTYPES[local.dtype]}, 8>{{}};")
+    def fill(self, nest: Nest, e: Expr, condition: str = "") -> None:
+        """Read vectors in a loop nest; those of columns past the first cache, which is for the rows. What is not there is read
+        elsewhere and cleared: a branch would have loads wait for each other."""
+        local = self.held[e]
+        where, anywhere, conditions = self._source(nest, e)
+        conditions = [*nest.masks(local.dims), *conditions]
+        read = "read_once" if "n" in local.dims else "read"
+        text = f"{read}_if<8>({all_of(conditions)}, {where}, {anywhere})" if conditions else f"{read}<8>({where})"
+        nest.line(f"{f'if ({condition}) ' if condition else ''}{self.spot(local, nest.slot(local))} = {text};")
 
-    def _source(self, nest: Nest, e: Expr, once: bool, known: frozenset[Expr] = frozenset()) -> tuple[str, list[str]]:
-        """The text of a vector, and on what it depends that it is there; `known` holds already."""
+    def _source(self, nest: Nest, e: Expr, known: frozenset[Expr] = frozenset()) -> tuple[str, str, list[str]]:
+        """The text of a vector's address, one that is always good, and on what it depends that the vector is there; `known`
+        holds already."""
         if e.op == "where":
             c, yes, no = e.args
             other = self.kernel.builder.make("not", (c,), None, "bool")
-            ways = [self._source(nest, w, once, known | {k}) for w, k in ((yes, c), (no, other))]
-            if any(conditions for _, conditions in ways):
+            ways = [self._source(nest, w, known | {k}) for w, k in ((yes, c), (no, other))]
+            if any(conditions for *_, conditions in ways):
                 raise Unfusable("a choice between vectors that are not there")
-            return f"{enclosed(nest.scalar(c, nest.depth(self.spans(c))))} ? {ways[0][0]} : {enclosed(ways[1][0])}", []
+            chosen = enclosed(nest.scalar(c, nest.depth(self.spans(c))))
+            return f"{chosen} ? {ways[0][0]} : {ways[1][0]}", ways[0][1], []
         operand, at, _, _ = e.value
-        read = f"{'read_once' if once else 'read'}<8>({self.param[operand]} + {nest.position(at, (), span(at, ()))})"
-        return read, [nest.scalar(g, nest.depth(self.spans(g))) for g in e.args if g not in known]
+        where = f"{self.param[operand]} + {nest.position(at, (), span(at, ()))}"
+        return where, self.param[operand], [nest.scalar(g, nest.depth(self.spans(g))) for g in e.args if g not in known]
+
+    def read(self, loads: Sequence[Expr], condition: str = "") -> None:
+        """Loops that read vectors, where a condition holds if there is one."""
+        for dims in dict.fromkeys(self.held[x].dims for x in loads):
+            nest = Nest(self, dims, self.dim)
+            for x in loads:
+                if self.held[x].dims == dims:
+                    self.fill(nest, x, condition)
+            nest.close()
+
+    # ------------------------------------------------------------ computing
+    def stage(self) -> list[str]:
+        """The text: places, accumulators, the first vectors, and the loop over the sum."""
+        warps, chunk = self.warps, CHUNK * self.warps.depth
+        base = f"{enclosed(self.place['n'])} * {self.block} + " if self.place["n"] else ""
+        across = f"thread / 32 % {warps.across} * {warps.tiles * WIDTH} + " if warps.across > 1 else ""
+        self.line("const int m_0 = thread / 4 % 8;")
+        self.line(f"const int n_0 = {base}{across}thread / 4 % 8;")
+        for d in dict.fromkeys(d for x in self.rights for d in self.spans(x) if d not in ("n", self.dim)):
+            self.line(f"const int {d}_0 = thread / 4 % 8;")
+        self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * 8;")
+        for e in (*self.dots, *self.sums):
+            self._accumulator(e)
+        self.held = {x: self.hold(self.spans(x), self.dtype(x)) for x in (*self.rights, *self.lefts)}
+        self.top.known |= self.held
+        self.line("{")
+        self.line(f"const int {self.dim}_0 = own;")
+        self.read([*self.rights, *self.lefts])
+        self.line("}")
+        self._walk_sum()
+        return self.top.lines
+
+    def _accumulator(self, e: Expr) -> None:
+        if e in self.dots:
+            dims = "m", next(d for d in self.spans(self.right[e]) if d != self.dim)
+            count = self.heights * self.along[dims[1]].repeat
+        else:
+            dims = tuple(d for d in self.spans(e.args[0]) if d != self.dim)  # type: ignore[assignment]
+            count = 2 * self.heights
+        self.names[e] = Local(self.fresh("acc"), dims, "float32")
+        if e in self.dots or e in self.squares:
+            self.line(f"float {self.names[e].name}[{count}][4] = {{}};")
+        else:
+            self._begin(self.names[e].name, dims, "sum")
+
+    def _walk_sum(self) -> None:
+        """Rounds along the sum: what was read is multiplied, and behind its last use the next is read."""
+        whole, at, outer = self.step >= self.size, f"{self.dim}_block", self.top
+        loop = Scope(2 if whole else 3, set(outer.bound), outside=outer)
+        with self.inside(loop):
+            self.line(f"const int {self.dim}_0 = {'own' if whole else f'{at} + own'};")
+            sides = {x: self._pack(x) for x in dict.fromkeys((*self.left.values(), *self.right.values()))}
+            for e in self.sums:
+                if e in self.squares:
+                    self._square(e)
+                else:
+                    self._accumulate(e, e.args[0], self.dim, self.names[e])
+            if not whole:
+                self.line(f"const bool more = {at} + {self.step} < {self.size};")
+                self.line("{")
+                self.line(f"const int {self.dim}_0 = {at} + {self.step} + own;")
+            left = [] if whole else [*self.rights, *self.lefts]
+            for dims in dict.fromkeys(self.names[e].dims for e in self.dots):
+                later = [x for x in left if self.held[x].dims == (self.dim, dims[1]) and x in self.rights]
+                self._multiply([e for e in self.dots if self.names[e].dims == dims], dims[1], sides, later)
+                left = [x for x in left if x not in later]
+            if not whole:
+                self.read(left, "more")
+                self.line("}")
+        if whole:
+            outer.lines += loop.lines
+            return
+        self.line("#pragma unroll 1")
+        self.line(f"for (int {at} = 0; {at} < {self.size}; {at} += {self.step}) {{")
+        outer.lines += loop.lines
+        self.line("}")
+
+    def _pack(self, e: Expr) -> Local:
+        """A side of a product in 16 bits: as it was read, or computed from that."""
+        if e in self.held:
+            return self.held[e]
+        kinds = {self.held[x].dtype for x in self.sources(e)}
+        if len(kinds) != 1:
+            raise Unfusable("a side of a product in two dtypes")
+        (dtype,) = kinds
+        local = self.hold(self.spans(e), dtype)
+        nest = Nest(self, local.dims)
+        value = nest.scalar(e, nest.deepest, dtype=dtype)
+        nest.line(f"{self.spot(local, nest.slot(local))}.at[{self.dim}_v] = {value};")
+        nest.close()
+        return local
+
+    def _rows_of(self, local: Local, height: int) -> list[str]:
+        """The vectors of 16 rows in a loop over fragments of the sum: those of the upper 8, and those of the lower."""
+        depth = self.along[self.dim].repeat
+        k = f"{self.dim}_i" if depth > 1 else "0"
+        return [f"{local.name}[{plus(k, (2 * height + i) * depth)}]" for i in (0, 1)]
+
+    def _multiply(self, dots: Sequence[Expr], columns: str, sides: dict[Expr, Local], later: Sequence[Expr]) -> None:
+        """The loop nest of products over the same columns; `later`: what is read for the next round, right behind its use."""
+        nest = Nest(self, (self.dim, columns), self.dim)
+        tiles = self.along[columns].repeat
+        tile = f"{columns}_i" if tiles > 1 else "0"
+        for e in dots:
+            a, b = sides[self.left[e]], sides[self.right[e]]
+            if a.dtype != b.dtype or a.dims != ("m", self.dim):
+                raise Unfusable("sides of a product that the matrix unit does not take")
+            for h in range(self.heights):
+                place = f"{self.names[e].name}[{plus(tile, h * tiles)}]"
+                nest.line(f"multiply({place}, {', '.join(self._rows_of(a, h))}, {self.spot(b, nest.slot(b))});")
+        for x in later:
+            self.fill(nest, x, "more")
+        nest.close()
+
+    def _square(self, e: Expr) -> None:
+        """Sums of products of equal rows: the diagonal of one operand times the other, whose rows are columns then."""
+        nest = Nest(self, (self.dim,), self.dim)
+        a, b = (self.held[x] for x in self.squares[e])
+        for h in range(self.heights):
+            for i, other in enumerate(self._rows_of(b, h)):
+                nest.line(f"multiply({self.names[e].name}[{2 * h + i}], {', '.join(self._rows_of(a, h))}, {other});")
+        nest.close()
+
+    # ------------------------------------------------------------ results
+    def put(self, e: Expr, first: int) -> Put:
+        """Put what a warp has of a sum into shared memory."""
+        warps, rows, local = self.warps, self.heights * HEIGHT, self.names[e]
+        tiles, across = 0, 1
+        if e in self.dots:
+            tiles, across = self.along[local.dims[1]].repeat, warps.across if local.dims[1] == "n" else 1
+        elif local.dims not in (("m",), ()):
+            raise Unfusable("sums over columns beside products")
+        row = tiles * WIDTH * across + (8 if tiles * across > 1 else 0) if tiles else 1
+        place = f"{plus('shared', first)} + thread / {32 * warps.across} * {rows * row}"
+        place += f" + thread / 32 % {across} * {tiles * WIDTH}" if across > 1 else ""
+        alone = [f"thread / 32 % {warps.across} == 0"] if warps.across > 1 and across == 1 else []
+        if not tiles and e not in self.squares:
+            self.line(f"across_warp<Sum, 1, 4>({local.name});")
+            alone.append("thread % 4 == 0")
+        condition = f"if ({all_of(alone)}) " if alone else ""
+        if tiles:
+            self.line(f"{condition}put_product<{row}, {tiles}>({place}, {local.name});")
+        elif e in self.squares:
+            self.line(f"{condition}put_diagonal({place}, {local.name});")
+        else:
+            each = f"for (int i = 0; i < {self.count(local.dims)}; ++i)"
+            self.line(f"{condition}{each} ({place})[thread / 4 % 8 + i * 8] = {local.name}[i];")
+        return Put(first, row, rows * row)
 
 
 class Matrix(Loops):
@@ -117,224 +309,40 @@ class Matrix(Loops):
 
     def products(self) -> None:
         """Compute all reductions along the sum of products, in fragments, and have the results in the kernel's layout."""
-        warps = self.layout.warps
-        assert warps is not None
-        shape, b = self.shape, self.kernel.builder
-        axis = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
-        dim = self.dim_of[axis]
-        ready = [e for e in self.kernel.reductions if e.axis == axis]
-        frame = Fragments(self, dim, warps)
-        if any(e.value[0] != "sum" or e.kind != "float" for e in ready) or self.wide != "float32":
-            raise Unfusable("a reduction that is no sum beside a product")
-        if self.extent["m"] > 2 * HEIGHT or frame.ragged("n") or self.extent[dim] % 8:
-            raise Unfusable("fragments do not cover the columns")
-        dots = {e: d for e in ready if (d := shape.dots.get(e)) is not None and _sides(frame, d)}
-        sums = [e for e in ready if e not in dots]
-        left, right = ({e: b.product(d.left if i else d.right, ()) for e, d in dots.items()} for i in (1, 0))
-        lefts = dict.fromkeys(x for body in (*left.values(), *(e.args[0] for e in sums)) for x in frame.sources(body))
-        rights = dict.fromkeys(x for body in right.values() for x in frame.sources(body))
-        if (
-            any(x in lefts for x in rights)
-            or any("n" in frame.spans(x) for x in lefts)
-            or any(x.op == "reduce" for e in ready for x in walk(e.args))
-        ):
-            raise Unfusable("one load on both sides of a product")
-        self.counter = frame.counter
-        self._stage(frame, dots, sums, left, right, list(lefts), list(rights))
-
-    def _stage(
-        self, frame: Fragments, dots: dict[Expr, Dot], sums: Sequence[Expr], left: dict[Expr, Expr], right: dict[Expr, Expr],
-        lefts: Sequence[Expr], rights: Sequence[Expr],
-    ) -> None:  # fmt: skip
-        """The stage's text: a block of its own, whose results lie in shared memory behind it."""
-        warps, dim, size = frame.warps, frame.dim, frame.extent[frame.dim]
-        base = f"{enclosed(self.place['n'])} * {self.along['n'].block} + " if self.place["n"] else ""
-        frame.line("const int m_0 = thread / 4 % 8;")
-        own = f"thread / 32 % {warps.across} * {warps.tiles * WIDTH} + " if warps.across > 1 else ""
-        frame.line(f"const int n_0 = {base}{own}thread / 4 % 8;")
-        for d in dict.fromkeys(d for x in rights for d in frame.spans(x) if d not in ("n", dim)):
-            frame.line(f"const int {d}_0 = thread / 4 % 8;")
-        chunk = CHUNK * warps.depth
-        frame.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * 8;")
-        names: dict[Expr, Local] = {}
-        for e in dots:
-            columns = next(d for d in frame.spans(right[e]) if d != dim)
-            names[e] = Local(frame.fresh("acc"), ("m", columns), "float32")
-            frame.line(f"float {names[e].name}[{frame.heights * frame.along[columns].repeat}][4] = {{}};")
-        squares = {e: two for e in sums if (two := _rows(frame, e)) is not None}
-        for e in sums:
-            names[e] = Local(frame.fresh("acc"), tuple(d for d in frame.spans(e.args[0]) if d != dim), "float32")
-            if e in squares:
-                frame.line(f"float {names[e].name}[{2 * frame.heights}][4] = {{}};")
-            else:
-                frame._begin(names[e].name, names[e].dims, "sum")
-        held = {x: frame.declare(x) for x in (*rights, *lefts)}
-        self._read(frame, rights, held, "own")
-        whole = frame.step >= size
-        at = f"{dim}_block"
-        outer = frame.scope
-        loop = Scope(2 if whole else 3, set(outer.bound), outside=outer)
-        with frame.inside(loop):
-            frame.line(f"const int {dim}_0 = {'own' if whole else f'{at} + own'};")
-            self._read(frame, lefts, held)
-            frame.scope.known |= held
-            sides = {x: self._pack(frame, x, held) for x in dict.fromkeys((*left.values(), *right.values()))}
-            packs = {e: (sides[left[e]], sides[right[e]]) for e in dots}
-            for e in sums:
-                if e in squares:
-                    self._square(frame, names[e], *(held[x] for x in squares[e]))
-                else:
-                    frame._accumulate(e, e.args[0], dim, names[e])
-            if not whole:
-                frame.line(f"const bool more = {at} + {frame.step} < {size};")
-                frame.line("{")
-                frame.line(f"const int {dim}_0 = {at} + {frame.step} + own;")
-            for columns in dict.fromkeys(names[e].dims[1] for e in dots):
-                same = [e for e in dots if names[e].dims[1] == columns]
-                later = [] if whole else [x for x in rights if held[x].dims == frame.spans(right[same[0]])]
-                self._multiply(frame, same, columns, names, packs, {x: held[x] for x in later})
-            if not whole:
-                frame.line("}")
-        if not whole:
-            frame.line("#pragma unroll 1", outer)
-            frame.line(f"for (int {at} = 0; {at} < {size}; {at} += {frame.step}) {{", outer)
-        outer.lines += loop.lines
-        if not whole:
-            frame.line("}", outer)
-        self._gather(frame, dots, sums, names, squares)
-
-    def _read(self, frame: Fragments, loads: Sequence[Expr], held: dict[Expr, Local], start: str = "") -> None:
-        """Loops that read loads, at a place of the sum if one is given; matrices past the first cache."""
-        if start:
-            frame.line("{")
-            frame.line(f"const int {frame.dim}_0 = {start};")
-        for dims in dict.fromkeys(held[x].dims for x in loads):
-            nest = Nest(frame, dims, frame.dim)
-            for x in loads:
-                if held[x].dims == dims:
-                    frame.fill(nest, x, held[x])
-            nest.close()
-        if start:
-            frame.line("}")
-
-    def _pack(self, frame: Fragments, e: Expr, held: dict[Expr, Local]) -> Local:
-        """A side of a product in 16 bits: as it was read, or computed from that."""
-        if e in held:
-            return held[e]
-        kinds = {held[x].dtype for x in frame.sources(e)}
-        if len(kinds) != 1:
-            raise Unfusable("a side of a product in two dtypes")
-        (dtype,) = kinds
-        local = Local(frame.fresh("v"), frame.spans(e), dtype, frame.dim)
-        frame.hold(local)
-        nest = Nest(frame, local.dims)
-        value = nest.scalar(e, nest.deepest, dtype=dtype)
-        nest.line(f"{frame.spot(local, nest.slot(local))}.at[{frame.dim}_v] = {value};")
-        nest.close()
-        return local
-
-    def _multiply(
-        self, frame: Fragments, dots: Sequence[Expr], columns: str, names: dict[Expr, Local],
-        packs: dict[Expr, tuple[Local, Local]], later: dict[Expr, Local],
-    ) -> None:  # fmt: skip
-        """The loop nest of products over the same columns; `later`: what is read for the next round, right behind its use."""
-        nest = Nest(frame, (frame.dim, columns), frame.dim)
-        depth, tiles = frame.along[frame.dim].repeat, frame.along[columns].repeat
-        k, tile = (f"{frame.dim}_i" if depth > 1 else "0"), (f"{columns}_i" if tiles > 1 else "0")
-        for e in dots:
-            a, b = packs[e]
-            if a.dtype != b.dtype or a.dims != ("m", frame.dim):
-                raise Unfusable("sides of a product that the matrix unit does not take")
-            for h in range(frame.heights):
-                above, below = (f"{a.name}[{_sum((2 * h + i) * depth, k)}]" for i in (0, 1))
-                place = f"{names[e].name}[{_sum(h * tiles, tile)}]"
-                nest.line(f"multiply({place}, {above}, {below}, {frame.spot(b, nest.slot(b))});")
-        for x, local in later.items():
-            frame.fill(nest, x, local, "more")
-        nest.close()
-
-    def _square(self, frame: Fragments, acc: Local, a: Local, b: Local) -> None:
-        """Sums of products of equal rows: the diagonal of one operand times the other, whose rows are columns then."""
-        nest = Nest(frame, (frame.dim,), frame.dim)
-        depth = frame.along[frame.dim].repeat
-        k = f"{frame.dim}_i" if depth > 1 else "0"
-        for h in range(frame.heights):
-            above, below = (f"{a.name}[{_sum((2 * h + i) * depth, k)}]" for i in (0, 1))
-            for i in (0, 1):
-                place = f"{acc.name}[{2 * h + i}]"
-                nest.line(f"multiply({place}, {above}, {below}, {b.name}[{_sum((2 * h + i) * depth, k)}]);")
-        nest.close()
-
-    def _gather(
-        self, frame: Fragments, dots: dict[Expr, Dot], sums: Sequence[Expr], names: dict[Expr, Local],
-        squares: Collection[Expr],
-    ) -> None:  # fmt: skip
-        """What the warps along the sum have, added through shared memory, in the kernel's layout."""
-        warps, rows = frame.warps, frame.heights * HEIGHT
-        warp = f"thread / {32 * warps.across}"
-        wanted: list[tuple[Expr, int, int, int]] = []  # reduction, first place, places of a row, of a warp
-        for e in dots:
-            columns = names[e].dims[1]
-            tiles, across = frame.along[columns].repeat, warps.across if columns == "n" else 1
-            row = tiles * WIDTH * across + (8 if tiles * across > 1 else 0)
-            first = f" + thread / 32 % {across} * {tiles * WIDTH}" if across > 1 else ""
-            alone = f"if (thread / 32 % {warps.across} == 0) " if warps.across > 1 and across == 1 else ""
-            place = f"{_sum(self.shared, 'shared')} + {warp} * {rows * row}{first}"
-            frame.line(f"{alone}put_product<{row}, {tiles}>({place}, {names[e].name});")
-            wanted.append((e, self.shared, row, rows * row))
-            self.shared += rows * row * warps.along
-        for e in sums:
-            kept = names[e].dims
-            if kept not in (("m",), ()):
-                raise Unfusable("sums over columns beside products")
-            count, place = frame.count(kept), f"{_sum(self.shared, 'shared')} + {warp} * {rows}"
-            first_ = f"thread / 32 % {warps.across} == 0" if warps.across > 1 else ""
-            if e in squares:
-                frame.line(f"{f'if ({first_}) ' if first_ else ''}put_diagonal({place}, {names[e].name});")
-            else:
-                frame.line(f"across_warp<Sum, 1, 4>({names[e].name});")
-                lane = all_of(["thread % 4 == 0", *([first_] if first_ else [])])
-                spot = f"({place})[thread / 4 % 8 + i * 8]"
-                frame.line(f"if ({lane}) for (int i = 0; i < {count}; ++i) {spot} = {names[e].name}[i];")
-            wanted.append((e, self.shared, 1, rows))
-            self.shared += rows * warps.along
+        assert self.layout.warps is not None
+        axis = max((e.axis for e in self.shape.dots if e.axis in self.shape.outer), key=lambda a: a.size)
+        frame = Fragments(self, axis, self.layout.warps)
+        if any(self.dim_of.get(a) in self.walked - {frame.dim} for e in frame.dots for a in e.axes):
+            raise Unfusable("a product along whose columns a loop walks")
+        frame.stage()
+        found: dict[Expr, Put] = {}
+        for e in (*frame.dots, *frame.sums):
+            found[e] = frame.put(e, self.shared)
+            self.shared += found[e].apart * self.layout.warps.along
         self.line("{")
         self.top.lines += frame.top.lines
         self.line("}")
         self.line("__syncthreads();")
-        self.counter = max(self.counter, frame.counter)
-        for e, begin, row, apart in wanted:
-            kept = self.spans(e)
-            local = Local(self.fresh("acc"), kept, self.wide)
-            count = self.count(kept)
-            self._check_held(4 * count)
-            self.line(f"float {local.name}[{count}];")
-            nest = Nest(self, kept)
-            spots = [nest.coordinate("m") + (f" * {row}" if row > 1 else "")] if "m" in kept else []
-            if len(kept) > 1:
-                column = nest.coordinate(kept[1])
-                spots.append(f"{column} % {self.along['n'].block}" if kept[1] == "n" else column)
-            place = " + ".join([_sum(begin, "shared"), *spots])
-            nest.line(f"{nest.at(local)} = gathered<{warps.along}, {apart}>({place});")
-            nest.close()
-            self.top.known[e] = local
+        self.counter = frame.counter
+        for e, put in found.items():
+            self.top.known[e] = self._gathered(e, put, self.layout.warps.along)
+
+    def _gathered(self, e: Expr, put: Put, parts: int) -> Local:
+        """A sum over what warps have put, in the kernel's layout."""
+        local = Local(self.fresh("acc"), self.spans(e), self.wide)
+        self._check_held(4 * self.count(local.dims))
+        self.line(f"float {local.name}[{self.count(local.dims)}];")
+        nest = Nest(self, local.dims)
+        spots = [plus("shared", put.first)]
+        if "m" in local.dims:
+            spots.append(nest.coordinate("m") + (f" * {put.row}" if put.row > 1 else ""))
+        for d in local.dims[1:]:
+            spots.append(nest.coordinate(d) + (f" % {self.along['n'].block}" if d == "n" else ""))
+        nest.line(f"{nest.at(local)} = gathered<{parts}, {put.apart}>({' + '.join(spots)});")
+        nest.close()
+        return local
 
 
-def _sum(number: int, text: str) -> str:
+def plus(text: str, number: int) -> str:
     """The text of a sum."""
     return str(number) if text == "0" else f"{text} + {number}" if number else text
-
-
-def _rows(frame: Fragments, e: Expr) -> tuple[Expr, Expr] | None:
-    """The two operands of a sum over products of equal rows, where both are read whole."""
-    over, under = factors(e.args[0])
-    whole = not under and len(over) == 2 and all(frame.read_whole(f) for f in over)
-    if not whole or any(frame.spans(f) != ("m", frame.dim) for f in over) or len({frame.dtype(f) for f in over}) > 1:
-        return None
-    return over[0], over[1]
-
-
-def _sides(frame: Fragments, dot: Dot) -> bool:
-    """Whether a product has rows on one side and other columns on the other, both along the sum."""
-    left, right = ({d for f in side for d in frame.spans(f)} for side in (dot.left, dot.right))
-    return left == {"m", frame.dim} and len(right) == 2 and frame.dim in right and "m" not in right

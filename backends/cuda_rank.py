@@ -309,11 +309,11 @@ class Few:
                 continue
             n, step = 8 * tiles * wide, 32 * along * deep
             registers = self._registers(tiles, deep)
-            if self.columns % n or self.length % 8 or registers > min(255, 65536 // (32 * along * wide)):
+            if self.columns % n or registers > min(255, 65536 // (32 * along * wide)):
                 continue
             for split in (1, 2, 4) if self.splits else (1,):
                 many = split > 1 and self.columns // n * self.batch > 2 * PROCESSORS
-                if self.length % split or self.length // split < step or many:
+                if self.length % (8 * split) or self.length // split < step or many:
                     continue
                 schedule = {"warps": along, "wide": wide, "n": n, "deep": deep, "split": split, "um": self.rows}
                 yield schedule | dict(self.own), self.us(along, wide, tiles, deep, split)

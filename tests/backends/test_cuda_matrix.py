@@ -53,7 +53,9 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
     "many": (lambda: c.gelu(_product(29, 128, 32)), ("w",), [{"warps": 2, "n": 16, "wide": 2}, {"warps": 4, "n": 8, "split": 2}]),
     "normed": (lambda: _normed(16, 256, 32), ("w",), [
         {"warps": 2, "n": 16, "deep": 2, "split": 2}, {"warps": 2, "n": 32, "wide": 4, "early": 1}]),
-    "scaled": (lambda: t.matmul(x("a", 7, 64) * x("g", 64), x("w", 64, 16)), ("w",), [{"warps": 2, "n": 8}]),
+    "scaled": (lambda: t.matmul(x("a", 7, 128) * x("g", 128), x("w", 128, 16)), ("w",), [{"warps": 2, "n": 8}]),
+    "scaled matrix": (lambda: t.matmul(x("a", 16, 128), t.permute(x("u", 16, 128) * x("g", 128), (1, 0))), (), [{"warps": 2, "n": 8}]),
+    "ragged": (lambda: _normed(9, 152, 16), ("w",), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "wide": 2}]),
     "gates": (_gates, ("w0", "w1", "w2"), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "wide": 2, "deep": 2}]),
     "low_rank": (_low_rank, ("w", "u", "v"), [{"warps": 2, "n": 8, "u1": 16}, {"warps": 2, "n": 16, "wide": 2, "u1": 2, "v1": 8}]),
 }  # fmt: skip
