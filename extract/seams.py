@@ -14,6 +14,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_, or_
 from typing import Any
 
 import numpy as np
@@ -305,9 +307,9 @@ class Seams:
         """The cheapest rows, and whether that is proved: no label was dropped, because more than `width` waited for one
         class, there were too many in all, or half the time to `deadline` (on time.perf_counter()) was over. Without a
         solution if `stop` says so, the time is over, a component can be passed in too many ways, or without `beam` as soon
-        as nothing can be proved."""
+        as nothing can be proved (all the time may then be used for that)."""
         began = time.perf_counter()
-        run = _Run(width, beam, began + (deadline - began) / 2, deadline, stop)
+        run = _Run(width, beam, began + (deadline - began) / 2 if beam else deadline, deadline, stop)
         labels: Labels = {0: 0}
         spent = 0
         passages: list[tuple[Passage, dict[int, int]]] = []
@@ -385,12 +387,13 @@ class _Run:
         buckets: list[dict[int, Label]] = [
             {} for _ in range(top + 1)
         ]  # by highest bit + 1; what leaves is in the first
+        at = [buckets[0]] * (piece.after + 1) + buckets[piece.after + 1 :]  # by length of the label
         for mask, cost in labels.items():
-            buckets[mask.bit_length() if mask >> piece.after else 0][mask] = (cost, mask, None)
+            at[mask.bit_length()][mask] = (cost, mask, None)
         for b in range(top - 1, piece.after - 1, -1):
             if buckets[b + 1]:
                 buckets[b + 1] = self._fewer(buckets[b + 1])
-                _resolve(piece, b, buckets)
+                _resolve(piece, b, buckets[b + 1], at)
         buckets[0] = self._fewer(buckets[0])
         return Passage({mask: label[0] for mask, label in buckets[0].items()}, buckets)
 
@@ -412,16 +415,22 @@ class _Run:
         return bucket
 
 
-def _resolve(piece: Piece, b: int, buckets: list[dict[int, Label]]) -> None:
-    """Make what each label that waits for b needs of b's component."""
-    inside, after = piece.groups[b], piece.after
-    for mask, (cost, _, _) in buckets[b + 1].items():
-        needed = mask & inside
-        rest = mask ^ needed
-        for move in piece.moves(needed):
+def _resolve(piece: Piece, b: int, bucket: dict[int, Label], at: Sequence[dict[int, Label]]) -> None:
+    """Make what each label that waits for b needs of b's component; `at`: the buckets by the length of labels."""
+    inside = piece.groups[b]
+    alone = inside == 1 << b
+    moves = piece.moves(inside) if alone else []
+    for mask, (cost, _, _) in bucket.items():
+        if alone:
+            rest = mask ^ inside
+        else:
+            needed = mask & inside
+            rest = mask ^ needed
+            moves = piece.moves(needed)
+        for move in moves:
             new = rest | move[1]
             total = cost + move[0]
-            target = buckets[new.bit_length() if new >> after else 0]
+            target = at[new.bit_length()]
             known = target.get(new)
             if known is None or total < known[0]:
                 target[new] = (total, mask, move)
@@ -430,12 +439,7 @@ def _resolve(piece: Piece, b: int, buckets: list[dict[int, Label]]) -> None:
 def _unbeaten(bucket: dict[int, Label]) -> dict[int, Label]:
     """Labels without those that need all that a label no dearer than them needs."""
     masks = sorted(bucket, key=lambda mask: bucket[mask][0])
-    common = masks[0]
-    union = 0
-    for mask in masks:
-        common &= mask
-        union |= mask
-    varying = bits_of(union ^ common)
+    varying = bits_of(reduce(or_, masks) ^ reduce(and_, masks))
     if len(varying) > 64:
         return bucket
     bits = _packed(masks, varying)

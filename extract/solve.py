@@ -69,8 +69,9 @@ QUICK_LABELS = 20_000
 SEAM_ROWS = 60_000
 SEAM_PARTS = 40
 SEAM_SHARE = 0.4
+EARLY_SHARE = 0.7
 """The search from seam to seam is tried first: on the whole, if it has few distinct components, and again on leaves; up to
-this size, and for at most this share of the time."""
+this size, and for at most these shares of the time (the whole is given up as soon as it cannot be proved)."""
 
 FRONTIER_ROWS = 20_000
 """Acyclic leaves up to this size are tried by the frontier search first."""
@@ -240,7 +241,7 @@ class _Search:
             if not prepared[-1].fits or self._expired():
                 return None
         picked, lower = list(reduced.fixed), reduced.constant
-        ends = time.perf_counter() + SEAM_SHARE * self.left
+        ends = time.perf_counter() + EARLY_SHARE * self.left
         for part, seams in zip(parts, prepared):
             found = seams.search(beam=False, deadline=math.inf if self.deterministic else ends, stop=self.stop)
             if found.chosen is None or not found.exact:
