@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tensor_graphs.egraph.saturate import Limits
 from tensor_graphs.egraph.union import saturate_in_stages
 from tensor_graphs.egraph.view import EGraphView, glue
 from tensor_graphs.extract.ahead import load_solvers
-from tensor_graphs.extract.kernel import Plan, Pricer
+from tensor_graphs.extract.kernel import Backend, Plan, Pricer
 from tensor_graphs.extract.plan import plan_of
 from tensor_graphs.extract.search import Choice, search
 
@@ -67,11 +67,13 @@ def run(
     max_nodes: int | None = 96,
     pricer: Pricer | None = None,
     solve_seconds: float = 1.5,
+    backends: Sequence[Backend] | None = None,
 ) -> Run:
-    """The pipeline's stages with one's own limits, block size (None: no cutting) and prices (default: the store's)."""
+    """The pipeline's stages with one's own limits, block size (None: no cutting), prices (default: the store's) and
+    backends (default: all that can be used here)."""
     session = pipeline.Session(pipeline.Options(limits=limits or Limits(), measure=False, verify=False, budget=600.0))
     seconds: dict[str, float] = {}
-    backends = select("auto")
+    backends = select("auto") if backends is None else backends
     with timed(seconds, "simplify"):
         work = pipeline.prepare(session, graph, sizes).work
     with timed(seconds, "blocks"):
