@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .index import Axis, Index, index
-from .kir import Expr, Kernel, factors, walk
+from .kir import Expr, Kernel, below_maximum, factors, walk
 
 
 def rolled(e: Expr, axis: Axis) -> Expr | None:
@@ -48,6 +48,12 @@ def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> li
         if not waits or ((top := maximum(e)) in chosen and waits <= {top}):
             chosen.append(e)
     return chosen
+
+
+def at_least_one(e: Expr) -> bool:
+    """Whether a value is the sum of exponentials below their maximum (or 0, where all of them are hidden): its reciprocal does
+    not overflow."""
+    return e.op == "reduce" and e.value[0] == "sum" and below_maximum(e.args[0]) is not None
 
 
 def power_of(kernel: Kernel, maximum: Expr) -> str:

@@ -6,7 +6,7 @@ import math
 
 from .index import index
 from .kir import Expr, Unfusable, below_maximum, walk
-from .kir_loops import allowed
+from .kir_loops import allowed, at_least_one
 from .short_erf import COARSE, FINE
 from .triton_index import Positions
 from .triton_text import CALLS, TRITON, Tile, widest
@@ -102,6 +102,9 @@ class Values(Positions):
             return self.short_erf(e)
         if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
             return safe
+        if e.op == "div" and self.narrow and at_least_one(e.args[1]):  # one division a row, not one an element
+            b = self.kernel.builder
+            e = b.make("mul", (e.args[0], b.make("recip", (e.args[1],))))
         text = CALLS.get(e.op)
         if text is None or (e.kind == "int" and e.op in ("div", "pow")):
             raise Unfusable(f"{e.op} has no text")

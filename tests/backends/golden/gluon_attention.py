@@ -90,7 +90,7 @@ def attention_compute(g, out, queries, keys, values, queries_full, queries_empty
     acc8 = warpgroup_mma_wait(0, deps=[pending])
     mbarrier.arrive(values_empty.index(slot))
     step += 1
-    t19 = acc8 / gl.convert_layout(acc9, gl.SliceLayout(1, O))[:, None]
+    t19 = acc8 * gl.convert_layout(1.0 / acc9, gl.SliceLayout(1, O))[:, None]
     gl.store(out + ((i0 * 4096) + (m_stored * 16)[:, None] + n_stored[None, :]), gl.convert_layout(t19.to(gl.float16), B))
 
 
