@@ -233,9 +233,12 @@ def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
     """Variance over axes; divides by n - correction."""
     axes = _axes(axis, x.rank)
     n = count(x.shape, axes)
-    if isinstance(n, Expr):
-        raise UsageError("the variance over a free dimension is not defined yet", hint="bind the dimension")
     centred = sub(x, mean(x, axes, True))
+    if isinstance(n, Expr):
+        if not correction:
+            return mean(square(centred), axes, keepdims)
+        left = maximum(sub(cast(sum(ones((n,), "int64")), x.dtype), correction), 0.0)
+        return div(sum(square(centred), axes, keepdims), left)
     return _squeezed(mul(sum(square(centred), axes, True), 1.0 / builtins.max(n - correction, 0.0) if n > correction
                          else float("nan")), axes, keepdims)  # fmt: skip
 

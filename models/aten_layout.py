@@ -10,7 +10,7 @@ import numpy as np
 
 from ..egraph import api as t
 from ..egraph import dtypes
-from ..egraph.dims import Dim, volume
+from ..egraph.dims import Dim, Expr, volume
 from ..egraph.graph import Tensor
 from ..errors import UnsupportedError
 from .aten_pointwise import lift, number, result_dtype
@@ -27,9 +27,14 @@ _END = (1 << 63) - 1  # what PyTorch writes for "to the end"
 
 
 # ---------------------------------------------------------------- creation
+def _full(size: Sequence[Dim], value: Any, dtype: str) -> Tensor:
+    found = number(value)
+    return t.broadcast_to(t.cast(found, dtype), size) if isinstance(found, Tensor) else t.full(size, found, dtype)
+
+
 def full(size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:
     """One number in every place; the dtype follows the number unless given"""
-    return t.full(size, number(value), dtype or result_dtype(value))
+    return _full(size, value, dtype or result_dtype(value))
 
 
 def filled(value: Any) -> Callable[..., Tensor]:
@@ -49,7 +54,7 @@ def new_filled(value: Any) -> Callable[..., Tensor]:
 
 def full_like(x: Tensor, value: Any, dtype: str | None = None) -> Tensor:
     """One number, shaped like x"""
-    return t.full(x.shape, number(value), dtype or x.dtype)
+    return _full(x.shape, value, dtype or x.dtype)
 
 
 def fill(x: Tensor, value: Any) -> Tensor:
@@ -59,18 +64,20 @@ def fill(x: Tensor, value: Any) -> Tensor:
 
 def new_full(x: Tensor, size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:
     """One number with a size, of x's dtype"""
-    return t.full(size, number(value), dtype or x.dtype)
+    return _full(size, value, dtype or x.dtype)
 
 
 def scalar_tensor(value: Any, dtype: str | None = None) -> Tensor:
     """A number as a 0-d tensor"""
-    return t.full((), number(value), dtype or "float32")
+    return _full((), value, dtype or "float32")
 
 
 def arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Tensor:
     """start, start + step, … before end"""
     if any(isinstance(v, float) for v in (start, end, step)):
-        count = ceil((number(end) - number(start)) / step)
+        if any(isinstance(v, Expr) for v in (start, end, step)):
+            raise UnsupportedError("steps of a fraction up to a free size")
+        count = ceil((end - start) / step)
         line = np.arange(count, dtype=np.float64) * step + start
         return t.constant(line.astype(dtypes.numpy_dtype(dtype or "float32")))
     count = (end - start + step - (1 if step > 0 else -1)) // step

@@ -17,6 +17,7 @@ from ..egraph import dtypes
 from ..egraph.dims import Expr
 from ..egraph.graph import Tensor
 from ..errors import UnsupportedError
+from .sizes import size_tensor
 
 _RANK = {"bool": 0, "int": 1, "float": 2}
 Value = Any  # a Tensor or a Python number
@@ -43,10 +44,8 @@ def result_dtype(*operands: Value) -> str:
 
 
 def number(value: Value) -> Value:
-    """A number as a builder takes it; a size that is still free cannot be computed with."""
-    if isinstance(value, Expr):
-        raise UnsupportedError(f"the free size {value} is used as a number", hint="bind it: dims={...}")
-    return value
+    """A number as a builder takes it; a size that is still free becomes a value that is computed."""
+    return size_tensor(value) if isinstance(value, Expr) else value
 
 
 def lift(*operands: Value, dtype: str | None = None) -> list[Tensor]:
@@ -141,9 +140,9 @@ _WHOLE_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
 def power(x: Value, y: Value) -> Tensor:
     """x ** y; small whole powers become products, as every backend would do"""
     dtype = result_dtype(x, y)
-    if isinstance(x, Tensor) and not isinstance(y, Tensor):
+    if isinstance(x, Tensor) and not isinstance(y, Tensor | Expr):
         table = _WHOLE_POWERS | (_POWERS if dtypes.is_float(dtype) else {})
-        if float(number(y)) in table:
+        if float(y) in table:
             return table[float(y)](t.cast(x, dtype))
     return t.pow(*lift(x, y))
 

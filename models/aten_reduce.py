@@ -197,7 +197,7 @@ def searchsorted(
     """How many borders of each row are below each number of the row of x"""
     if sorter is not None:
         borders = t.gather_elements(borders, sorter, -1)
-    x = x if isinstance(x, Tensor) else t.full((), number(x), borders.dtype)
+    (x,) = lift(x, dtype=borders.dtype) if not isinstance(x, Tensor) else (x,)
     right = right or side == "right"
     return bucketize(x, borders if borders.rank == 1 else t.expand_dims(borders, -2), out_int32, right)
 

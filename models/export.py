@@ -25,12 +25,19 @@ from ..errors import BadModelError, ExportError, TensorGraphsError, UnsupportedE
 from . import aten_complex as cx
 from .aten_layout import Missing
 from .aten_ops import IGNORED, TABLE
+from .aten_pointwise import number
+from .sizes import size_tensor
 from .torch_arrays import dtype_name, to_numpy
 
 #: Lifted constants up to this many bytes are known to the optimizer as constants; larger ones are params.
 CONSTANT_BYTES = 1 << 16
 #: Arguments of ATen overloads that say where and how a tensor lies, never what it holds.
 _PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "generator")
+#: What Python computes with sizes where the result is no whole number.
+_FRACTIONS: dict[str, Callable[..., Tensor]] = {
+    "sym_float": lambda x: x, "truediv": t.div, "mul": t.mul, "add": t.add, "sub": t.sub, "pow": t.pow,
+    "_sym_sqrt": t.sqrt, "sqrt": t.sqrt, "neg": t.neg,
+}  # fmt: skip
 #: Higher-order operators that only set a mode around a subgraph: name -> arguments before the subgraph.
 _MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
@@ -149,7 +156,7 @@ def _is_ready(program: Any) -> bool:
 
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            if node.op != "call_function" or type(node.meta.get("val")).__name__ in ("SymInt", "SymBool"):
+            if node.op != "call_function" or type(node.meta.get("val")).__name__ in ("SymInt", "SymBool", "SymFloat"):
                 continue
             overload = _overload(node.target)
             schema = getattr(node.target, "_schema", None)
@@ -311,6 +318,8 @@ class _Reader:
     def _output(self, value: Any) -> Tensor:
         if isinstance(value, Tensor):
             return value
+        if isinstance(value, dims_.Expr):
+            return size_tensor(value)
         if isinstance(value, bool | int | float):
             return t.full(
                 (), value, "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
@@ -425,8 +434,10 @@ class _Reader:
         try:
             if type(value).__name__ == "SymInt":
                 return self._dim(value)
-            if type(value).__name__ in ("SymBool", "SymFloat"):
+            if type(value).__name__ == "SymBool":
                 return Missing(f"the symbolic value of {node.target}")
+            if type(value).__name__ == "SymFloat":
+                return self._fraction(node, env)
             args, kwargs = self._resolve(node.args, env), self._resolve(dict(node.kwargs), env)
             if node.target is operator.getitem and isinstance(args[0], list):
                 return args[0][args[1]]  # the other results may be missing
@@ -442,6 +453,14 @@ class _Reader:
         except TensorGraphsError as error:
             error.where = f"{error.where} in {node.format_node()}"
             raise
+
+    def _fraction(self, node: Any, env: Mapping[Any, Any]) -> Any:
+        """What is computed from sizes and is no whole number, as a 0-d float32."""
+        build = _FRACTIONS.get(getattr(node.target, "__name__", ""))
+        args = self._resolve(node.args, env)
+        if build is None or list(_missing(args)):
+            return Missing(f"the symbolic value of {node.target}")
+        return build(*(t.cast(v, "float32") if isinstance(v, Tensor) else v for v in map(number, args)))
 
     def _apply(self, node: Any, args: Any, kwargs: Any, value: Any) -> Any:
         overload = _overload(node.target)

@@ -46,7 +46,7 @@ def _atom_out(atom: Atom) -> Any:
 _ENCODE: dict[str, Callable[[Any], Any]] = {
     "int": _dim_out,
     "dims": lambda v: [_dim_out(d) for d in v],
-    "float": lambda v: v if isinstance(v, bool | int) else repr(float(v)),
+    "float": lambda v: _dim_out(v) if isinstance(v, Expr) else v if isinstance(v, bool | int) else repr(float(v)),
     "bool": bool,
     "str": str,
     "dtype": str,
@@ -165,6 +165,8 @@ def _pair(value: Any, what: str) -> tuple[Any, Any]:
 def _float_in(value: Any) -> Any:
     if isinstance(value, bool):
         return value
+    if isinstance(value, dict):  # a size as a number
+        return _dim_in(value)
     if isinstance(value, int):
         return _int_in(value)
     try:

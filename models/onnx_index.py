@@ -8,7 +8,8 @@ from ..egraph import api as t
 from ..egraph.dims import Dim, Expr, volume
 from ..egraph.graph import Tensor
 from ..errors import ShapeError
-from .onnx_node import Node, Result, operator, resolve, size_tensor
+from .onnx_node import Node, Result, operator, resolve
+from .sizes import size_tensor
 
 
 def wrap(n: Node, index: Tensor, size: Dim) -> Tensor:

@@ -15,10 +15,11 @@ import numpy as np
 
 from ..egraph import api as t
 from ..egraph import dtypes
-from ..egraph.dims import Atom, Dim, Expr, concrete
+from ..egraph.dims import Dim, Expr, concrete
 from ..egraph.graph import Data, Tensor
 from ..egraph.interpret import evaluate
 from ..errors import BadModelError, ShapeError, TooLargeError, UnsupportedError
+from .sizes import size_tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -65,26 +66,6 @@ class Listed:
 
 
 Value = Tensor | Symbolic | Listed
-
-
-def size_tensor(size: Dim) -> Tensor:
-    """A dimension as a rank-0 int64 value: a named size is the number of elements of an axis of that size."""
-    if not isinstance(size, Expr):
-        return t.full((), int(size), "int64")
-    total: Tensor | None = None
-    for atoms, factor in size.terms:
-        term: Tensor = t.full((), factor, "int64")
-        for atom in atoms:
-            term = t.mul(term, _atom_tensor(atom))
-        total = term if total is None else t.add(total, term)
-    return total if total is not None else t.full((), 0, "int64")
-
-
-def _atom_tensor(atom: Atom) -> Tensor:
-    if atom.op == "size":
-        return t.sum(t.ones((Expr((((atom,), 1),)),), "int64"))
-    left, right = (size_tensor(a) for a in atom.args)
-    return t.floordiv(left, right) if atom.op == "//" else t.mod(left, right)
 
 
 @dataclass

@@ -11,7 +11,8 @@ from ..egraph.dims import Dim, Expr, volume
 from ..egraph.graph import Tensor
 from ..errors import ShapeError
 from .onnx_layout import two_way
-from .onnx_node import Node, Result, operator, size_tensor
+from .onnx_node import Node, Result, operator
+from .sizes import size_tensor
 
 
 def _inner(n: Node, x: Tensor) -> Tensor:

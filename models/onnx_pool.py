@@ -11,6 +11,7 @@ from ..egraph.dims import Expr, volume
 from ..egraph.graph import Tensor
 from .onnx_contract import same_pads, spatial
 from .onnx_node import Node, Result, operator
+from .sizes import size_tensor
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,6 @@ def _positions(n: Node, x: Tensor, w: _Window) -> Tensor:
     place = t.zeros((1,) * count, "int64")
     order = range(count) if n.attr("storage_order", 0) else reversed(range(count))
     stride = t.full((1,) * count, 1, "int64")
-    from .onnx_node import size_tensor
-
     for i in order:
         line = t.iota([space[i] if j == i else 1 for j in range(count)], i)
         place = t.add(place, t.mul(line, stride))

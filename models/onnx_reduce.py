@@ -11,8 +11,9 @@ from ..egraph import composite as c
 from ..egraph import dtypes
 from ..egraph.dims import volume
 from ..egraph.graph import Tensor
-from .onnx_node import Node, Result, operator, resolve, size_tensor
+from .onnx_node import Node, Result, operator, resolve
 from .sampling import running
+from .sizes import size_tensor
 
 Fold = Callable[[Tensor, tuple[int, ...]], Tensor]
 

@@ -190,6 +190,34 @@ class Counter(nn.Module):
         return self.total * 2
 
 
+def test_free_sizes_are_numbers_too() -> None:
+    """Sizes in arithmetic, in indices from the end, in fills, variances and results; whole ones and quotients of them."""
+
+    def f(x: Any, i: Any) -> Any:
+        n = x.shape[1]
+        return (
+            x / n,
+            x * (1 / n),
+            x / n**0.5,
+            torch.full((3,), n),
+            x[:, i],
+            x.std(1),
+            x.var(1, unbiased=False),
+            x + n,
+            n,
+        )
+
+    graph = load_module(
+        f, (torch.randn(3, 6), torch.tensor([-1, 0])), dynamic_shapes=({1: torch.export.Dim("n", min=3, max=50)}, None)
+    )
+    for size in (6, 11):
+        x, i = torch.randn(3, size), torch.tensor([-1, 2, -size])[:2]
+        for found, wanted in zip(
+            evaluate(graph.bind({"n": size}), {"x": x.numpy(), "i": i.numpy()}), f(x, i), strict=True
+        ):
+            np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-5, atol=1e-6)
+
+
 def test_mutated_buffers_become_states_with_updates() -> None:
     graph = load_module(Counter(), (X,))
     assert list(graph.updates) == ["total"] and [n.attr("name") for n in graph.leaves("state")] == ["total"]

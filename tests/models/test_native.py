@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.egraph.dims import dim
+from tensor_graphs.egraph.graph import Graph, Tensor, make
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import BadModelError, TensorGraphsError, TooLargeError, UsageError
 from tensor_graphs.models.arrays import MappedArray
@@ -85,6 +86,15 @@ def test_structures_come_back(tmp_path: Path, structure: Any) -> None:
     save_graph(Graph((x, t.neg(x)), ("a", "b"), (x,), structure=structure), tmp_path / "g.safetensors")
     found = load_graph(tmp_path / "g.safetensors").structure
     assert found == structure and type(found) is type(structure)
+
+
+def test_sizes_as_numbers_come_back(tmp_path: Path) -> None:
+    n = dim("n", max=9)
+    graph = Graph.of(
+        make("full", (), {"value": 2 * n + 1, "shape": (n,), "dtype": "int64"}), inputs=[t.input("x", (n,))]
+    )
+    save_graph(graph, tmp_path / "g.safetensors")
+    assert load_graph(tmp_path / "g.safetensors").outputs == graph.outputs
 
 
 def test_foreign_structures_are_refused_before_writing(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Sizes as values: a free dimension that a program computes with is the number of elements of an axis of that size."""
+
+from __future__ import annotations
+
+from ..egraph import api as t
+from ..egraph.dims import Atom, Dim, Expr
+from ..egraph.graph import Tensor
+
+
+def size_tensor(size: Dim) -> Tensor:
+    """A dimension as a rank-0 int64 value: a named size is the number of elements of an axis of that size."""
+    if not isinstance(size, Expr):
+        return t.full((), int(size), "int64")
+    total: Tensor | None = None
+    for atoms, factor in size.terms:
+        term: Tensor = t.full((), factor, "int64")
+        for atom in atoms:
+            term = t.mul(term, _atom_tensor(atom))
+        total = term if total is None else t.add(total, term)
+    return total if total is not None else t.full((), 0, "int64")
+
+
+def _atom_tensor(atom: Atom) -> Tensor:
+    if atom.op == "size":
+        return t.sum(t.ones((Expr((((atom,), 1),)),), "int64"))
+    left, right = (size_tensor(a) for a in atom.args)
+    return t.floordiv(left, right) if atom.op == "//" else t.mod(left, right)
+
+
+__all__ = ["size_tensor"]
