@@ -8,7 +8,7 @@ On random instances (sample.py) both sides must have one type, and then
 
 Where a side divides by zero or leaves a function's domain, both sides must: the finite positions are the same. Which of
 ±inf and NaN stands at the others is compared for `exact` rules only. A mixed-magnitude sample on which any intermediate
-value overflows says nothing. Sampling refutes or fails to refute, so the best verdict of `check` is "tested"; `verdict` asks
+value overflows, or a product vanishes, says nothing. Sampling refutes or fails to refute, so the best verdict of `check` is "tested"; `verdict` asks
 for a proof as well (smt.py).
 """
 
@@ -209,7 +209,7 @@ class Trial:
             return False
         at = {id(n): x for n, x in zip(self.order, got)}
         floats = [x for n, x in zip(self.order, got) if dtypes.is_float(n.dtype) and x.size]
-        if style == "wide" and not all(np.isfinite(x).all() for x in floats):
+        if style == "wide" and (not all(np.isfinite(x).all() for x in floats) or self.vanishes(at)):
             return False
         peak = max((float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for x in floats), default=0.0)
         said = False
@@ -219,6 +219,15 @@ class Trial:
             if problem := self.differs(i, data, left, right, peak):
                 raise self.refute(f"{problem} on {style} values", data, left, right)
         return said
+
+    def vanishes(self, at: Mapping[int, Array]) -> bool:
+        """Whether a product or quotient of numbers that are not zero is none that float64 holds in full."""
+        for node in self.order:
+            if node.op in ("mul", "div", "recip") and dtypes.is_float(node.dtype):
+                there = np.logical_and.reduce(np.broadcast_arrays(*(at[id(a)] != 0 for a in node.args)))
+                if np.any(there & (np.abs(at[id(node)]) < np.finfo(np.float64).tiny)):
+                    return True
+        return False
 
     def differs(self, i: int, data: Mapping[str, Array], left: Array, right: Array, peak: float) -> str:
         """What is wrong between two results, or ''."""

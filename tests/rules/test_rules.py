@@ -69,6 +69,14 @@ def test_rare_guard_is_needed(name: str, guard: str) -> None:
     assert guard in BY_NAME[name].when
 
 
+@pytest.mark.parametrize("name", ["sqrt-of-square", "div-div", "recip-product"])
+def test_products_that_vanish_refute_nothing(name: str) -> None:
+    """The square of 1e-300 is no number of float64: that is no counterexample."""
+    rule = BY_NAME[name]
+    for seed in (1000, 1001):
+        assert check(rule, seed=seed, samples=60).status == "tested"
+
+
 def test_mean_over_no_rows_of_a_product_over_nothing() -> None:
     rule = BY_NAME["mean-of-product"].directions[0]
     found = made({"a": (0, 0), "w": (0, 1)}, k=(0,))
