@@ -31,7 +31,8 @@ def test_the_output_has_the_shape_shown(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
     run = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True)
     shown = next(b for b in blocks("") if "proven bound" in b)
-    labels = lambda text: [line.split()[0] for line in text.splitlines()]
+    found = lambda text: [line.split()[0] for line in text.splitlines()]
+    labels = lambda text: [label for label in found(text) if label != "note"]  # a busy machine has more to say
     assert labels(run.stdout) == labels(shown)
     assert run.stdout.splitlines()[:3] == shown.splitlines()[:3]
     assert "passed" in run.stdout and "5 where each op" in run.stdout
