@@ -21,6 +21,7 @@ COUNTS = {
     "simplified": (60, 8),
     "bitwise": (4, 6),
     "blocks": (5, 6),
+    "empty": (3, 6),
     "classes": (6, 6),
     "exact": (4, 6),
     "plans": (3, 6),

@@ -29,6 +29,7 @@ CHECKS: Mapping[str, tuple[Callable[..., str], Kinds]] = {
     "narrow": (partial(checks.plans, narrow=True), Kinds(floats=("bfloat16",))),
     "optimized": (checks.optimized, Kinds()),
     "bitwise": (partial(checks.optimized, exact=True), Kinds(rules=0.4)),
+    "empty": (checks.optimized, Kinds(sizes=(0, 0, 1, 2, 3))),
     "blocks": (repeated.blocks, Kinds(floats=("float32",))),
     "sizes": (sizes.sizes, Kinds(sizes=(1, 3, 7, 11), volume=1500)),
     "specified": (generated.specified, Kinds()),
