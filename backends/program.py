@@ -294,8 +294,7 @@ class Program:
         UsageError if something else is there, or if it cannot be written.
         """
         target = Path(folder)
-        if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
-            raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
+        refuse_occupied(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
@@ -346,6 +345,12 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
 
 
 # ---------------------------------------------------------------- values out
+def refuse_occupied(target: Path) -> None:
+    """UsageError if something else than a saved program or an empty folder is there."""
+    if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
+        raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
+
+
 def _structured(structure: Any, results: Sequence[Any]) -> Any:
     """Results in their structure, in which positions stand for them; None for the only one."""
     return results[0] if structure is None else _filled(structure, results)

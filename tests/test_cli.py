@@ -86,6 +86,21 @@ def test_optimize_writes_a_program_that_runs_in_a_fresh_process(model: str, caps
         np.testing.assert_allclose(results[name], reference, rtol=1e-5, atol=1e-6)
 
 
+def test_places_for_results_are_looked_at_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the model is even opened: it does not exist."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("kept")
+    for place in ("full", "full/mine.txt"):
+        assert cli.run(["optimize", "nothere.onnx", "-o", str(tmp_path / place)]) == 2
+        assert "not a saved program" in capsys.readouterr().err
+    assert cli.run(["optimize", "nothere.onnx", "-o", str(tmp_path / "full" / "mine.txt" / "out")]) == 2
+    assert "nothing can be written" in capsys.readouterr().err
+    assert cli.run(["optimize", "nothere.onnx", "-o", str(tmp_path / "new"), "--report", str(tmp_path)]) == 2
+    assert cli.run(["saturate", "nothere.onnx", "-o", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    assert (tmp_path / "full" / "mine.txt").read_text() == "kept" and not (tmp_path / "new").exists()
+
+
 def test_optimize_as_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["optimize", model, *QUICK, "-v"]) == 0
     shown = capsys.readouterr()

@@ -185,6 +185,9 @@ def optimize(
     console = Console(verbose, quiet=as_json and not verbose)
     progress = pipeline.Progress(console.say)
     limits = Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack)
+    writable(output or default_output(model), folder=True)
+    if report is not None:
+        writable(report)
     with interruptible(progress), console.live():
         program = pipeline.optimize(
             model, dims=_sizes(dim), fixed=_sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
@@ -198,6 +201,19 @@ def optimize(
         report.write_text(found.html(), encoding="utf-8")
     stopped = Interrupted("stopped on request; the best plan so far was written", where=str(folder))
     return Answer({"report": found, "output": str(folder)}, str(found), stopped if progress.stopped else None)
+
+
+def writable(target: Path, *, folder: bool = False) -> None:
+    """Look where a result is to go before it is worked for. UsageError if something else is there, or nothing may be written."""
+    from .backends.program import refuse_occupied
+
+    if folder:
+        refuse_occupied(target)
+    elif target.is_dir():
+        raise UsageError(f"{target} is a folder", hint="name a file")
+    above = next(p for p in target.absolute().parents if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"nothing can be written in {above}", hint="name another place")
 
 
 def default_output(model: str) -> Path:
@@ -217,6 +233,7 @@ def saturate(
     from .egraph.saturate import Limits
     from .egraph_file import write
 
+    writable(output)
     console = Console(verbose, quiet=as_json and not verbose)
     progress = pipeline.Progress(console.say)
     with interruptible(progress), console.live():
@@ -256,6 +273,8 @@ def extract(
     found = read(file)
     if output is not None and not found.describes_program:
         raise UsageError("this e-graph describes no program", where=str(file), hint="leave -o out, or use `saturate`")
+    if output is not None:
+        writable(output, folder=True)
     console = Console(verbose, quiet=as_json and not verbose)
     with console.live():
         console.say("extract", f"{found.problem.n_nodes} nodes in {found.problem.n_classes} classes")
