@@ -310,11 +310,13 @@ def test_a_worker_that_dies_leaves_the_last_good_view(worker: Worker) -> None:
     assert "exit code -9" in view.report.message and len(view) == view.report.sizes[-1]
 
 
-def test_a_worker_that_answers_nonsense(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", _script("import sys; print('hello there', flush=True); sys.stdin.read()"))
+def test_a_worker_that_answers_nonsense(worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    talks = "import sys; print('hello there', flush=True); sys.stdin.read()"
+    monkeypatch.setattr(sys, "executable", _script(talks, tmp_path))
     with pytest.raises(WorkerError, match="nonsense"):
         worker.prepare()
-    monkeypatch.setattr(sys, "executable", _script("import sys; print('no such module', file=sys.stderr); sys.exit(3)"))
+    fails = "import sys; print('no such module', file=sys.stderr); sys.exit(3)"
+    monkeypatch.setattr(sys, "executable", _script(fails, tmp_path))
     with pytest.raises(WorkerError, match="no such module"):
         worker.prepare()
 
@@ -322,12 +324,12 @@ def test_a_worker_that_answers_nonsense(worker: Worker, monkeypatch: pytest.Monk
 PYTHON = sys.executable
 
 
-def _script(code: str) -> str:
+def _script(code: str, folder: Path) -> str:
     """A program that stands in for Python."""
-    with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as f:
-        f.write(f"#!/bin/sh\nexec {shlex.quote(PYTHON)} -c {shlex.quote(code)}\n")
-    Path(f.name).chmod(0o755)
-    return f.name
+    path = folder / "python.sh"
+    path.write_text(f"#!/bin/sh\nexec {shlex.quote(PYTHON)} -c {shlex.quote(code)}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def test_an_unsound_rule_is_named_an_error_and_the_worker_lives(worker: Worker) -> None:
