@@ -38,8 +38,8 @@ from .emission import device_of, emit_for, executed
 from .emit import bind_sizes
 from .emit_sizes import atoms_of, sources
 from .exchange import Exchange, OnCpu, OnTensors
-
 from .heap import trim
+
 Array = np.ndarray[Any, Any]
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 SizedSpec = tuple[str, Shape, str]  # the same, sizes may be expressions
@@ -168,8 +168,8 @@ class Program:
         """Let go of the prepared weights and the states; the next call reads the weights again."""
         with self._lock:
             self._run, self.states = None, {}
-
         trim()
+
     def reset(self) -> None:
         """Set all states to what they start as."""
         initial = {spec[0] for spec in self.manifest.initial}
