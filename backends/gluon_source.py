@@ -33,7 +33,9 @@ REGISTERS = 240, 24  # of a thread that computes, of one that copies
 IMPORTS = """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait"""
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+fetch_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # renamed after Triton 3.6"""
 
 
 @dataclass(frozen=True)
@@ -414,7 +416,7 @@ class Roles(Function):
             for group in range(self.groups):
                 lines.append(f"{pad}rows = {tile} + {group * GROUP}")
                 lines.append(
-                    f"{pad}tma.async_copy_global_to_shared({self.asked}, [{', '.join(found.origin)}], queries_full.index(0), "
+                    f"{pad}fetch_box({self.asked}, [{', '.join(found.origin)}], queries_full.index(0), "
                     f"queries.index({group}))"
                 )
         lines += [pad + text for text in self.bounds]
@@ -425,8 +427,7 @@ class Roles(Function):
             lines += [
                 f"{inner}mbarrier.wait({ring}_empty.index(slot), (step // STAGES) & 1 ^ 1)",
                 f"{inner}mbarrier.expect({ring}_full.index(slot), {2 * math.prod(found.block)})",
-                f"{inner}tma.async_copy_global_to_shared({name}, [{', '.join(found.origin)}], {ring}_full.index(slot), "
-                f"{ring}.index(slot))",
+                f"{inner}fetch_box({name}, [{', '.join(found.origin)}], {ring}_full.index(slot), {ring}.index(slot))",
             ]
         return [*lines, f"{inner}step += 1"]
 

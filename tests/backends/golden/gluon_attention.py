@@ -4,6 +4,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
+fetch_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # renamed after Triton 3.6
+
 
 @gluon.jit
 def attention_compute(g, out, queries, keys, values, queries_full, queries_empty, keys_full, keys_empty, values_full, values_empty, W: gl.constexpr):
@@ -106,9 +108,9 @@ def attention_copy(q_box0, k_box1, v_box2, queries, keys, values, queries_full, 
     mbarrier.wait(queries_empty.index(0), 0 & 1 ^ 1)
     mbarrier.expect(queries_full.index(0), 4096)
     rows = tile_m * 128 + 0
-    tma.async_copy_global_to_shared(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(0))
+    fetch_box(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(0))
     rows = tile_m * 128 + 64
-    tma.async_copy_global_to_shared(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(1))
+    fetch_box(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(1))
     free6 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
     begin = 0
     blocks = gl.maximum((gl.minimum((tile_m * 128 + 127) + 1, 256) - begin + 63) // 64, 1)
@@ -118,10 +120,10 @@ def attention_copy(q_box0, k_box1, v_box2, queries, keys, values, queries_full, 
         r256_ = begin + (blocks - 1 - block) * 64
         mbarrier.wait(keys_empty.index(slot), (step // STAGES) & 1 ^ 1)
         mbarrier.expect(keys_full.index(slot), 2048)
-        tma.async_copy_global_to_shared(k_box1, [r256_ + i0 * 256, 0], keys_full.index(slot), keys.index(slot))
+        fetch_box(k_box1, [r256_ + i0 * 256, 0], keys_full.index(slot), keys.index(slot))
         mbarrier.wait(values_empty.index(slot), (step // STAGES) & 1 ^ 1)
         mbarrier.expect(values_full.index(slot), 2048)
-        tma.async_copy_global_to_shared(v_box2, [r256_ + i0 * 256, 0], values_full.index(slot), values.index(slot))
+        fetch_box(v_box2, [r256_ + i0 * 256, 0], values_full.index(slot), values.index(slot))
         step += 1
 
 
