@@ -48,11 +48,14 @@ SURE = 1e-8
 WAYS = 2_000
 """Most ways to make what is needed of one component."""
 
-WIDTH = 8_000
+WIDTH = 5_000
 LABELS = 1_500_000
-NARROW = 60
+NARROW = 40
 """Most labels that wait for the same class, and most in all. With more nothing is proved any more, and the search goes on as
 a beam of so few."""
+
+PROOF_SHARE = 0.75
+"""Share of the time after which it becomes one in any case."""
 
 CROWD = 24
 CHAMPIONS = 400
@@ -301,15 +304,13 @@ class Seams:
         return after
 
     def search(
-        self, width: int = WIDTH, *, beam: bool = True, deadline: float = math.inf,
-        stop: Callable[[], bool] | None = None,
-    ) -> Cover:  # fmt: skip
+        self, width: int = WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None
+    ) -> Cover:
         """The cheapest rows, and whether that is proved: no label was dropped, because more than `width` waited for one
-        class, there were too many in all, or half the time to `deadline` (on time.perf_counter()) was over. Without a
-        solution if `stop` says so, the time is over, a component can be passed in too many ways, or without `beam` as soon
-        as nothing can be proved (all the time may then be used for that)."""
+        class, there were too many in all, or most of the time to `deadline` (on time.perf_counter()) was over. Without a
+        solution if `stop` says so, the time is over, or a component can be passed in too many ways."""
         began = time.perf_counter()
-        run = _Run(width, beam, began + (deadline - began) / 2 if beam else deadline, deadline, stop)
+        run = _Run(width, began + PROOF_SHARE * (deadline - began), deadline, stop)
         labels: Labels = {0: 0}
         spent = 0
         passages: list[tuple[Passage, dict[int, int]]] = []
@@ -373,7 +374,6 @@ class _Run:
     """One search: how wide it is, and how far it came. `whole`: no label was dropped."""
 
     width: int
-    beam: bool
     hurry: float
     deadline: float
     stop: Callable[[], bool] | None
@@ -406,8 +406,6 @@ class _Run:
         wide = self.whole and now < self.hurry and self.labels < LABELS
         most = self.width if wide else min(self.width, NARROW)
         if len(bucket) > most:
-            if not self.beam:
-                raise TimeoutError
             most = min(self.width, NARROW)
             bucket = dict(heapq.nsmallest(most, bucket.items(), key=lambda item: item[1][0]))
             self.whole = False

@@ -71,7 +71,7 @@ SEAM_PARTS = 40
 SEAM_SHARE = 0.4
 EARLY_SHARE = 0.7
 """The search from seam to seam is tried first: on the whole, if it has few distinct components, and again on leaves; up to
-this size, and for at most these shares of the time (the whole is given up as soon as it cannot be proved)."""
+this size, and for at most these shares of the time."""
 
 FRONTIER_ROWS = 20_000
 """Acyclic leaves up to this size are tried by the frontier search first."""
@@ -195,9 +195,11 @@ class _Search:
             reduced = detach(rows, self._short_of(rows))
             if reduced is not None and not self._expired():
                 parts = split(reduced.rows)
+                known += [choice] if (choice := one_pass(rows, expired=self._expired)) is not None else []
                 early = self._through_seams(rows, reduced, parts, known)
-                if early is not None:
+                if early is not None and early[1] >= 0:
                     return self._finish(early[0], max(early[1], lower), "presolve + seams")
+                known += [_as_choice(rows, early[0])] if early is not None else []
         cost, chosen, name = best_greedy(rows, known, expired=self._expired)
         self.stats["greedy"] = cost
         if self.method == "greedy" or cost <= lower or self.left <= 0:
@@ -227,28 +229,28 @@ class _Search:
     def _through_seams(
         self, rows: Rows, reduced: Reduced, parts: list[Part], known: list[list[int]]
     ) -> tuple[list[int], float] | None:
-        """Rows, and a bound that they meet, if each component is proved from seam to seam. None where it is not, is too
-        large, or there are many."""
+        """Rows, and a bound that they meet, if each component is proved from seam to seam; with bound -1 if some was only
+        solved. None where one is too wide, or they are many."""
         if len(parts) > SEAM_PARTS:
             return None
         self.stats.update(components=sum(len(part.copies) for part in parts), distinct_components=len(parts))
-        start = known[0] if known else bottom_up(rows)
-        kept = set(rows.walk(start) or ())
+        kept = set(best_greedy(rows, known, quick=True)[1])
         prepared = []
         for part in parts:
             upper = rows.total(r for at in part.copies[0] if (r := reduced.origin[at]) in kept)
             prepared.append(Seams(part.rows, upper))
             if not prepared[-1].fits or self._expired():
                 return None
-        picked, lower = list(reduced.fixed), reduced.constant
+        picked, lower, proved = list(reduced.fixed), reduced.constant, True
         ends = time.perf_counter() + EARLY_SHARE * self.left
         for part, seams in zip(parts, prepared):
-            found = seams.search(beam=False, deadline=math.inf if self.deterministic else ends, stop=self.stop)
-            if found.chosen is None or not found.exact:
+            found = seams.search(deadline=math.inf if self.deterministic else ends, stop=self.stop)
+            if found.chosen is None:
                 return None
+            proved &= found.exact
             lower += found.lower * len(part.copies)
             picked += [reduced.origin[copy[row]] for copy in part.copies for row in found.chosen]
-        return picked, lower
+        return picked, lower if proved else -1.0
 
     def _least(self, rows: Rows) -> float:
         """A quick lower bound, by which the machine's pace is measured. ExtractionError if a root has no finite term."""

@@ -16,6 +16,7 @@ from tensor_graphs.extract.frontier import Cover
 from tensor_graphs.extract.greedy import best_greedy
 from tensor_graphs.extract.problem import NodeSpec, Problem, Rows
 from tensor_graphs.extract.seams import Seams
+from tensor_graphs.extract.solve import solve
 
 COSTS = st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.0, 1.7, 2.0, 5.0, 40.0, 1e9])
 
@@ -149,3 +150,17 @@ def test_what_it_leaves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Seams(rows, 1e3).search().chosen is None
     monkeypatch.setattr(seams, "OPEN", 1)
     assert not Seams(rows, 1e3).fits
+
+
+@settings(deadline=None, max_examples=25)
+@given(layered(2, 2))
+def test_where_it_is_a_beam_the_others_prove(rows: Rows) -> None:
+    best = least(rows)
+    if best == math.inf:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seams, "LABELS", 0)
+        patch.setattr(seams, "NARROW", 1)
+        found = solve(Problem.build(zip(rows.cls, rows.kids, rows.cost), rows.roots, n_classes=rows.n_classes))
+    assert found.optimal and found.lower_bound <= best * (1 + 1e-9)
+    assert found.cost == pytest.approx(best, rel=1e-6)
