@@ -37,9 +37,12 @@ def key_of_schedule(schedule: Schedule) -> Key:
 
 
 def moves(schedule: Schedule) -> Iterator[Schedule]:
-    """All schedules one step away, legal or not: each parameter doubled and halved, `stages` by one, switches turned. Depths (k0, k1, …) that are
-    equal also move together, and the columns with them if they are equal too: kernels whose loops are shared need that. Where
-    nothing is split, two parts are a step away; parts are joined by the last program."""
+    """All schedules one step away, legal or not: switches turned (first: what they gain holds for most other steps too), each
+    parameter doubled and halved, `stages` by one. Depths (k0, k1, …) that are equal also move together, and the columns with
+    them if they are equal too: kernels whose loops are shared need that. Where nothing is split, two parts are a step away; parts
+    are joined by the last program."""
+    for name in SWITCHES:
+        yield {k: v for k, v in schedule.items() if k != name} if name in schedule else {**schedule, name: 1}
     for name, value in schedule.items():
         if name in FIXED or name in SWITCHES:
             continue
@@ -55,8 +58,6 @@ def moves(schedule: Schedule) -> Iterator[Schedule]:
             yield {**schedule, **dict.fromkeys(names, 2 * deepest)}
             if deepest > 1:
                 yield {**schedule, **dict.fromkeys(names, deepest // 2)}
-    for name in SWITCHES:
-        yield {k: v for k, v in schedule.items() if k != name} if name in schedule else {**schedule, name: 1}
     if "split" not in schedule:
         yield {**schedule, "split": 2, "join": 1}
 
