@@ -30,6 +30,9 @@ from .seams import Seams
 Method = Literal["auto", "greedy", "cp-sat", "highs", "frontier"]
 METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
 
+TIE = 1e-12
+"""Share of a cost by which sums of floats in another order may differ: a bound that is no further below it is the cost."""
+
 EXACT_ROWS = 20_000
 """Leaves above this size are not handed to an integer program: building it alone would take seconds."""
 
@@ -95,7 +98,7 @@ class _Leaf:
         if answer.proven or answer.lower > self.lower:
             self.lower = min(max(self.lower, answer.lower), self.cost)
             self.method = method
-        self.proven = self.proven or answer.proven or self.cost - self.lower <= 1e-12 * self.cost
+        self.proven = self.proven or answer.proven or self.cost - self.lower <= TIE * self.cost
 
 
 @dataclass
@@ -305,7 +308,7 @@ class _Search:
         cost, best, _ = best_greedy(rows, known[:8], quick=len(rows) > EXACT_ROWS, expired=self._expired)
         reduced = presolve(rows, cost, expired=self._short_of(rows))
         leaves: list[tuple[_Leaf, list[list[int]]]] = []
-        if reduced.constant >= cost * (1 - 1e-12):  # what every solution pays is what the greedy pays
+        if reduced.constant >= cost * (1 - TIE):  # what every solution pays is what the greedy pays
             return _Block(part, cost, best, Reduced(reduced.rows, [], [], cost), leaves)
         kept = set(best)
         for piece in split(reduced.rows):
@@ -477,7 +480,7 @@ class _Search:
         tight = np.full(problem.n_classes, -1, np.int32)
         tight[problem.cls[used]] = used
         cost = evaluate(problem, tight)
-        lower = min(lower, cost)
+        lower = cost if cost - lower <= TIE * cost else lower
         return Extraction(
             choice=tight,
             cost=cost,
