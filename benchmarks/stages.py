@@ -66,7 +66,7 @@ def run(
     effort: int = 1,
     max_nodes: int | None = 96,
     pricer: Pricer | None = None,
-    solve_seconds: float = 1.5,
+    solve_seconds: float = 2.5,
     backends: Sequence[Backend] | None = None,
 ) -> Run:
     """The pipeline's stages with one's own limits, block size (None: no cutting), prices (default: the store's) and

@@ -96,7 +96,7 @@ def search(
     measurer: Measurer | None = None,
     *,
     seconds: float = 60.0,
-    solve_seconds: float = 1.5,
+    solve_seconds: float = 2.5,
     deterministic: bool = False,
     budgets: Sequence[Budget] = (),
     progress: Callable[[str], None] | None = None,
