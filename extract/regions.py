@@ -24,6 +24,9 @@ from .uses import Uses
 
 ROWS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
                   "max_pool", "avg_pool"))  # fmt: skip
+AGAIN = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm"))
+"""Reductions that walk their rows more than once: what is computed below them is computed anew each time."""
+
 PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
 INDEXED = frozenset(("cast", "where", "gather", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip", "windows", "batch_norm"))  # fmt: skip
 STARTS = 4  # e-nodes of a class that start regions
@@ -38,7 +41,8 @@ BESIDE = 1  # most values on a path in a region that are needed beside it: anoth
 class Reach:
     """How far a region goes: products on a path from its output, and whether reductions are inlined above them
     (between the output and a product), at a product's operands, and beside no product at all. `left_only`: operands of a
-    product other than the first, which programs for other rows read again, are read as they lie in memory."""
+    product other than the first, which programs for other rows read again, are read as they lie in memory. `rows_bare`: so are
+    rows that are walked more than once."""
 
     name: str
     products: int
@@ -46,12 +50,14 @@ class Reach:
     rows_below: bool
     pointwise_below: bool = True
     left_only: bool = False
+    rows_bare: bool = False
 
 
 #: From the smallest to the largest.
 REACHES = (
     Reach("pointwise", 0, False, False),
     Reach("rows", 0, True, True),
+    Reach("rows as they lie", 0, True, True, rows_bare=True),
     Reach("product", 1, False, False, pointwise_below=False),
     Reach("product, prologue", 1, False, False),
     Reach("product, row prologue", 1, False, True),
@@ -305,9 +311,10 @@ class _Growth:
             self.used = max(self.used, products)
         if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
             products, below = ALL, True
-        bare = self.reach.left_only and _kind(op) == "product"
+        others = self.reach.left_only and _kind(op) == "product"
+        first = self.reach.rows_bare and op in AGAIN
         kids = enumerate(self.regions._kids[node])
-        return _Part(node, [self._class(k, beside, products, below, bare and i > 0) for i, k in kids])
+        return _Part(node, [self._class(k, beside, products, below, others if i else first) for i, k in kids])
 
     def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool) -> _Part | int:
         if bare and cls not in self.regions._formulas:
