@@ -383,6 +383,10 @@ class Extraction:
         return f"<table>{cells}</table>"
 
 
+TIE = 1e-12
+"""Share of a cost by which sums of floats in another order may differ."""
+
+
 def relative_gap(cost: float, lower: float) -> float:
-    """(cost - lower) / cost, at least 0; 0 for cost 0."""
-    return max(0.0, (cost - lower) / cost) if cost > 0 else 0.0
+    """(cost - lower) / cost, at least 0; 0 for cost 0, and where sums of floats in another order may differ as much."""
+    return (cost - lower) / cost if cost - lower > TIE * cost else 0.0

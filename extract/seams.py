@@ -36,8 +36,8 @@ APART = 6
 """A seam has at most so many open classes, and none within so many steps has fewer."""
 
 UNITS = 2.0**46
-"""All costs together are at most so many units: sums are exact in 64 bits, and what is cut off the costs is 1e-12 of them
-for a thousand classes."""
+"""All costs together are at most so many units: sums are exact in 64 bits, and what is cut off the costs is 1e-11 of them
+for a thousand classes. A unit is a power of two: of whole numbers nothing is cut off."""
 
 TOO_DEAR = 2 << 46
 """Units of a row that alone costs more than a known solution."""
@@ -260,9 +260,10 @@ class Seams:
 
     def __init__(self, rows: Rows, upper: float) -> None:
         self.rows, self.upper = rows, upper
-        self.scale = UNITS / max(upper, 1e-290)
+        self.scale = 2.0 ** math.floor(math.log2(UNITS / max(upper, 1e-290)))
         top = upper * (1 + 1e-9)
         self.units = [round(cost * self.scale) if cost <= top else TOO_DEAR for cost in rows.cost]
+        self.exact = all(n == cost * self.scale for n, cost in zip(self.units, rows.cost) if cost <= top)
         order = narrow_order(rows, colours(rows, self.units))
         self.fits = order is not None
         if order is None:
@@ -336,8 +337,9 @@ class Seams:
         chosen = self._trace(passages)
         cost = self.rows.total(chosen)
         lower = 0.0
-        if run.whole:  # each class that is made may cost half a unit less than counted
-            lower = max(0.0, min((spent + units - 0.51 * self.rows.n_classes) / self.scale, cost, self.upper))
+        if run.whole:  # each class that is made may cost half a unit less than counted, if units are no whole numbers
+            rounded = 0.0 if self.exact else 0.51 * self.rows.n_classes
+            lower = max(0.0, min((spent + units - rounded) / self.scale, cost, self.upper))
         return Cover(chosen, cost, lower, run.whole and cost - lower <= SURE * cost, run.labels)
 
     def _trace(self, passages: Sequence[tuple[Passage, dict[int, int]]]) -> list[int]:

@@ -24,14 +24,11 @@ from .highs import solve_highs
 from .limited import solve_limited
 from .local import polish, promising
 from .presolve import Part, Reduced, detach, presolve, split
-from .problem import Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
+from .problem import TIE, Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
 from .seams import Seams
 
 Method = Literal["auto", "greedy", "cp-sat", "highs", "frontier"]
 METHODS: tuple[Method, ...] = ("auto", "greedy", "cp-sat", "highs", "frontier")
-
-TIE = 1e-12
-"""Share of a cost by which sums of floats in another order may differ: a bound that is no further below it is the cost."""
 
 EXACT_ROWS = 20_000
 """Leaves above this size are not handed to an integer program: building it alone would take seconds."""
@@ -480,7 +477,7 @@ class _Search:
         tight = np.full(problem.n_classes, -1, np.int32)
         tight[problem.cls[used]] = used
         cost = evaluate(problem, tight)
-        lower = cost if cost - lower <= TIE * cost else lower
+        lower = min(lower, cost)
         return Extraction(
             choice=tight,
             cost=cost,
