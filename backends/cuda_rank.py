@@ -12,14 +12,14 @@ from itertools import product
 from math import exp, log2, prod
 from typing import Protocol
 
-from .tiling import padded
+from .tiling import MULTIPROCESSORS, padded
 
 Schedule = dict[str, int]
 Fixed = tuple[tuple[str, int], ...]
 Ranked = Iterator[tuple[Schedule, float]]
 
 COUNT = 16  # schedules of a kernel and shape that are measured
-PROCESSORS, RESIDENT = 132, 2048  # multiprocessors, and threads that one can have
+RESIDENT = 2048  # threads that a multiprocessor can have
 REGISTERS = 96  # values of 4 bytes that a thread should not exceed
 SHARED = 11 << 10  # values that a block's threads exchange at once
 WHOLE = 64  # elements of a row that a thread holds at once
@@ -78,13 +78,13 @@ def _repeats(chunks: int, threads: int) -> list[int]:
 def _busy(programs: int, threads: int) -> float:
     """How much longer the work takes because multiprocessors idle: before the first wave is full, and in the last."""
     resident = max(1, RESIDENT // threads)
-    waves = programs / (PROCESSORS * resident)
-    return -(-waves // 1) / waves if waves > 1 else max(1.0, PROCESSORS / programs)
+    waves = programs / (MULTIPROCESSORS * resident)
+    return -(-waves // 1) / waves if waves > 1 else max(1.0, MULTIPROCESSORS / programs)
 
 
 def _splits(length: int, tiles: int, step: int) -> list[int]:
     """Into how many parts a reduction can be cut so that all multiprocessors have work."""
-    most, least = max(1, 8 * PROCESSORS // tiles), max(2, min(step, length // 2))
+    most, least = max(1, 8 * MULTIPROCESSORS // tiles), max(2, min(step, length // 2))
     return [1, *(s for s in _powers(2, 512) if s <= most and length % s == 0 and length // s >= least)]
 
 
@@ -196,7 +196,7 @@ class Reduced:
                 ):
                     if vk * vm * depth > WHOLE or (split > 1 and t * vk * depth * split > self.length):
                         continue
-                    waiting = min(RESIDENT, -(-tiles * split // PROCESSORS) * block) * vm * vk * depth * 2
+                    waiting = min(RESIDENT, -(-tiles * split // MULTIPROCESSORS) * block) * vm * vk * depth * 2
                     rank = (
                         self.nbytes / BANDWIDTH * _busy(tiles * split, block) / min(1.0, waiting / IN_FLIGHT) ** 0.7
                         + (JOIN / 2 + 0.01 * split) * (split > 1) + 0.2 * (rows > 1 and not self.along_rows and t < 32)
@@ -271,7 +271,7 @@ class Product:
         """An estimate of the time. A block computes `columns`, `across` threads lie along the sum, and a thread holds `held`
         elements of the matrices at once, of which the compiler keeps the loads of some under way. Rounds of loads take as
         long as memory takes, at least its latency. With a `ring` of so many bytes, `AHEAD` of them are under way."""
-        share = -(-self.columns // columns) * self.batch * split / PROCESSORS
+        share = -(-self.columns // columns) * self.batch * split / MULTIPROCESSORS
         sums = self.rows * self.matrices * max(1.0, columns * across / threads)
         of_block = self.length // split * columns * self.matrices * self.itemsize
         rounds = of_block / (threads * held * self.itemsize)
@@ -282,7 +282,7 @@ class Product:
         found = 0.0
         while share > 0:
             blocks = -(-min(share, resident) // 1)
-            found += max(rounds * LATENCY, blocks * of_block / (BANDWIDTH / PROCESSORS))
+            found += max(rounds * LATENCY, blocks * of_block / (BANDWIDTH / MULTIPROCESSORS))
             share -= resident
         joined = JOIN + 0.03 * split if split > 1 else 0.0
         large = 0.3 * max(0, threads.bit_length() - 9)  # blocks of more than 256 threads begin and end later
@@ -312,7 +312,7 @@ class Few:
             if self.columns % n or registers > min(255, 65536 // (32 * along * wide)):
                 continue
             for split in (1, 2, 4) if self.splits else (1,):
-                many = split > 1 and self.columns // n * self.batch > 2 * PROCESSORS
+                many = split > 1 and self.columns // n * self.batch > 2 * MULTIPROCESSORS
                 if self.length % (8 * split) or self.length // split < step or many:
                     continue
                 schedule = {"warps": along, "wide": wide, "n": n, "deep": deep, "split": split, "um": self.rows}
@@ -332,8 +332,8 @@ class Few:
         resident = max(1, min(RESIDENT // (32 * warps), 65536 // registers, ALL_SHARED // (exchanged + 1024)))
         blocks = self.columns // n * self.batch * split
         total = self.length * self.columns * self.matrices * 2.0 * self.batch
-        busiest = -(-blocks // PROCESSORS) * total / blocks / FASTEST
-        flying = min(max(1.0, blocks / PROCESSORS), resident) * 32 * warps * tiles * deep * self.matrices * 16
+        busiest = -(-blocks // MULTIPROCESSORS) * total / blocks / FASTEST
+        flying = min(max(1.0, blocks / MULTIPROCESSORS), resident) * 32 * warps * tiles * deep * self.matrices * 16
         slower = (
             0.4 * max(0.0, log2((40 << 10) / flying)) + 0.27 * max(0.0, log2((96 << 10) / flying))
             + 0.065 * (split > 1) * split + 0.12 * (warps > 8) + 0.18 * (warps > 16) + 0.1 * (heights - 1)

@@ -20,13 +20,12 @@ from dataclasses import dataclass, replace
 from .index import WIDE, Axis, Index, index
 from .kir import Expr, Kernel, Store, Unfusable, walk
 from .kir_loops import rolled
-from .tiling import Shape, Tiling
+from .tiling import MULTIPROCESSORS, Shape, Tiling
 from .triton_frame import Scope
 from .triton_source import Function
 from .triton_text import ITEMSIZE, NEUTRAL, TRITON, Launch, Tile, names_it
 
 GROUP = 64  # rows of four warps: what one instruction of the matrix unit takes
-MULTIPROCESSORS = 132
 WIDEST = 256  # columns of one instruction
 REGISTERS = 240, 24  # of a thread that computes, of one that copies
 
@@ -236,7 +235,7 @@ class Roles(Function):
         if named is None or ITEMSIZE[dtype] != 2 or not at.axes & self.walked:
             raise Unfusable("keys or values that are no boxes of 16 bits")
         name, found = named
-        ring = f"{'keys' if not self.rings else 'values'}"
+        ring = "values" if self.rings else "keys"
         self.rings.append((ring, name))
         own = tuple(self.dim_of(a) for a in found.axes)
         if {*own} != {*dims}:

@@ -14,6 +14,8 @@ from typing import Any
 from .index import Axis, index
 from .kir import WINDOW, Expr, Kernel, Unfusable, factors, walk
 
+MULTIPROCESSORS = 132  # of the GPU that schedules are ranked for (an H100 or H200)
+
 
 @dataclass(frozen=True)
 class Dot:

@@ -18,12 +18,11 @@ from math import prod
 from ..egraph import dtypes
 from .index import index
 from .kir import Expr, Kernel
-from .tiling import Shape, padded
+from .tiling import MULTIPROCESSORS, Shape, padded
 
 Schedule = dict[str, int]
 Numbers = Mapping[str, int]
 
-PROGRAMS = 132  # multiprocessors to keep busy
 SHARED = 227 * 1024  # bytes of shared memory a program can have
 TILE = 1 << 15  # elements of the largest tile held in registers
 WHOLE = 1 << 14  # longest row held at once
@@ -152,7 +151,7 @@ class Facts:
         if rows and k >= padded(self.size):
             return
         for count in PARTS:
-            fine = self.size % count == 0 and self.size // count >= LEAST and programs * count <= 8 * PROGRAMS
+            fine = self.size % count == 0 and self.size // count >= LEAST and programs * count <= 8 * MULTIPROCESSORS
             if fine and (rows or self.size // count >= k):
                 yield count
 

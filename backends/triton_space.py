@@ -12,8 +12,8 @@ from itertools import product
 from math import log2, prod
 
 from .kir import Kernel
-from .tiling import Shape, Tiling, padded
-from .triton_fits import PROGRAMS, SHARED, Facts, Numbers, Schedule, each, facts_of, tiles_fit
+from .tiling import MULTIPROCESSORS, Shape, Tiling, padded
+from .triton_fits import SHARED, Facts, Numbers, Schedule, each, facts_of, tiles_fit
 
 COUNT = 16  # schedules of a kernel and shape that are measured
 Ranked = Iterator[tuple[Schedule, float]]
@@ -81,7 +81,7 @@ def _pointwise(facts: Facts) -> Ranked:
         schedule = {"m": m, "n": n, "warps": warps, "stages": 1}
         if tiles_fit(facts, schedule):
             programs = -(-facts.m // m) * -(-facts.n // n)
-            idle = (programs < PROGRAMS) * (PROGRAMS / programs) / 8
+            idle = (programs < MULTIPROCESSORS) * (MULTIPROCESSORS / programs) / 8
             yield schedule, abs(each(m * n, schedule) - 8) / 8 + idle
 
 
@@ -91,7 +91,7 @@ def _windows(facts: Facts) -> Ranked:
     for m, warps in product(_blocks(facts.m, (64, 128, 256, 512, 1024, 2048)), (1, 2, 4, 8)):
         schedule = {"m": m, "n": 1, "warps": warps, "stages": 1, **ones}
         if tiles_fit(facts, schedule):
-            idle = max(0.0, PROGRAMS / -(-facts.m // m) - 1) / 8
+            idle = max(0.0, MULTIPROCESSORS / -(-facts.m // m) - 1) / 8
             held = each(m, schedule) / (4 if facts.single else 6)
             yield schedule, abs(log2(held)) / 4 + idle + abs(warps - 4) / 16
 
@@ -106,9 +106,9 @@ def _rows(facts: Facts) -> Ranked:
         if not tiles_fit(facts, schedule):
             continue
         programs = -(-facts.m // m)
-        idle = max(0.0, PROGRAMS / programs - 1) / 8
+        idle = max(0.0, MULTIPROCESSORS / programs - 1) / 8
         for split in facts.parts(schedule):
-            narrow = 0.1 * log2(16 / warps) if programs * split <= PROGRAMS else 0.0
+            narrow = 0.1 * log2(16 / warps) if programs * split <= MULTIPROCESSORS else 0.0
             rank = abs(each(m * k, schedule) - 16) / 16 + 0.6 * (k < whole) + idle / split + 0.2 * (split > 1) + narrow
             yield _cut(schedule, split), rank
 
@@ -139,10 +139,10 @@ def _squared(facts: Facts) -> Ranked:
                 continue
             resident = max(1, min(SHARED // max(stages * staged, 1), 16 // warps))
             wide = 0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 >= size else 0
-            for split in facts.parts(schedule) if programs < 2 * PROGRAMS else (1,):
+            for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
                 if split > 1 and (facts.size // split < 4 * k or (facts.periods and facts.size // split % k)):
                     continue
-                waves = programs * split / PROGRAMS
+                waves = programs * split / MULTIPROCESSORS
                 tail = -(-waves // 1) / waves
                 ends = (128 * stages + 256) * split / facts.size / resident
                 rank = (
@@ -183,7 +183,7 @@ def _streaming(facts: Facts, s: Schedule, tile: int, k: int, split: int) -> floa
     tiles = -(-facts.n // s["n"]) * facts.batch
     shared = s["stages"] * (s["m"] * k + tile) * width if facts.rows else 0
     resident = min(SHARED // shared if shared else 16, 64 // s["warps"])
-    share = tiles * split / PROGRAMS  # programs of a multiprocessor
+    share = tiles * split / MULTIPROCESSORS  # programs of a multiprocessor
     ahead = max(1, min(s["stages"] - 1, size // split // k)) if facts.rows else 1
     waiting = min(share, resident) * tile * width * ahead
     busy = -(-share // resident) * resident / share if share > resident else -(-share // 1) / share
@@ -204,8 +204,8 @@ def _attention(facts: Facts) -> Ranked:
         if not tiles_fit(facts, schedule):
             continue
         programs, shared = facts.programs(schedule), (m + stages * 2 * k) * facts.head * facts.width
-        for split in facts.parts(schedule) if programs < 2 * PROGRAMS else (1,):
-            busy = programs * split / PROGRAMS
+        for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
+            busy = programs * split / MULTIPROCESSORS
             rank = (
                 (1 / busy if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * many
                 + 0.1 * abs(log2(k / (64 if many else 128))) + 0.1 * abs(stages - 3)

@@ -51,7 +51,7 @@ def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: Narrow, pricing
     if not rounds:
         return last
     marked = narrow.keeps(last, pricing)
-    table = {_key(last, i, last.kids(i).tolist()): i for i in range(len(last))}
+    table = {(last.what(i), *last.kids(i).tolist()): i for i in range(len(last))}
     for view in rounds[:-1]:
         marks = narrow.keeps(view, pricing)
         of = [-1] * view.n_classes
@@ -64,17 +64,13 @@ def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: Narrow, pricing
                 kids = [of[k] for k in view.kids(i).tolist()]
                 if -1 in kids:
                     later.append(i)
-                elif (at := table.get(_key(view, i, kids))) is not None:
+                elif (at := table.get((view.what(i), *kids))) is not None:
                     of[view.cls[i]] = int(last.cls[at])
                     marked[at] |= marks[i]
             if len(later) == len(rest):
                 break
             rest = later
     return last.only(marked)
-
-
-def _key(view: EGraphView, node: int, kids: Sequence[int]) -> tuple[object, ...]:
-    return (view.tensors.get(node, (view.op[node], view.attrs[node])), *kids)
 
 
 __all__ = ["Narrow", "kept"]

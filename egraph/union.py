@@ -28,7 +28,7 @@ Key = tuple[object, ...]  # an e-node over classes: its op, attributes and opera
 def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
     """What each e-node is, and the classes it reads."""
     off, kid = view.off.tolist(), view.kid.tolist()
-    return [(view.tensors.get(i, (op, view.attrs[i])), tuple(kid[off[i] : off[i + 1]])) for i, op in enumerate(view.op)]
+    return [(view.what(i), tuple(kid[off[i] : off[i + 1]])) for i in range(len(view))]
 
 
 def union(views: Sequence[EGraphView]) -> EGraphView:

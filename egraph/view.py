@@ -118,6 +118,10 @@ class EGraphView:
         """The child classes of an e-node."""
         return self.kid[self.off[node] : self.off[node + 1]]
 
+    def what(self, node: int) -> object:
+        """What an e-node is but for its operands: the leaf that it stands for, or its op and attributes."""
+        return self.tensors.get(node, (self.op[node], self.attrs[node]))
+
     def only(self, nodes: Bools) -> EGraphView:
         """The same classes with some of the e-nodes."""
         kept = np.flatnonzero(nodes).tolist()

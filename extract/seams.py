@@ -39,7 +39,7 @@ UNITS = 2.0**46
 """All costs together are at most so many units: sums are exact in 64 bits, and what is cut off the costs is 1e-11 of them
 for a thousand classes. A unit is a power of two: of whole numbers nothing is cut off."""
 
-TOO_DEAR = 2 << 46
+TOO_DEAR = 2 * int(UNITS)
 """Units of a row that alone costs more than a known solution."""
 
 SURE = 1e-8
