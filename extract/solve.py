@@ -107,13 +107,14 @@ class _Block:
     chosen: list[int]
     reduced: Reduced
     leaves: list[tuple[_Leaf, list[list[int]]]]
+    proven: float = math.inf  # what every solution pays, where nothing was left to search
 
     def answer(self) -> tuple[float, float, list[int]]:
         """Cost, lower bound and rows of the better of the greedy and the sum of the leaves."""
         total = math.fsum([self.reduced.constant, *(leaf.cost * len(copies) for leaf, copies in self.leaves)])
         lower = math.fsum([self.reduced.constant, *(leaf.lower * len(copies) for leaf, copies in self.leaves)])
         if total >= self.cost:
-            return self.cost, min(lower, self.cost), self.chosen
+            return self.cost, min(lower, self.cost, self.proven), self.chosen
         rows = [copy[row] for leaf, copies in self.leaves for copy in copies for row in leaf.chosen]
         return total, min(lower, total), self.reduced.restore(rows)
 
@@ -306,7 +307,7 @@ class _Search:
         reduced = presolve(rows, cost, expired=self._short_of(rows))
         leaves: list[tuple[_Leaf, list[list[int]]]] = []
         if reduced.constant >= cost * (1 - TIE):  # what every solution pays is what the greedy pays
-            return _Block(part, cost, best, Reduced(reduced.rows, [], [], cost), leaves)
+            return _Block(part, cost, best, Reduced(reduced.rows, [], [], cost), leaves, reduced.constant)
         kept = set(best)
         for piece in split(reduced.rows):
             leaf = self.memo.get(piece.key)

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError
@@ -105,7 +105,20 @@ def test_local_search_is_valid_and_never_worse(document: dict[str, Any]) -> None
     assert set(found) <= set(kept) and len(kept) <= len(found) + 2
 
 
+#: A greedy that pays one ulp more than what presolve proves.
+ULP = {
+    "nodes": {
+        "0.0": {"op": "f", "cost": 1.0, "eclass": "c0", "children": []},
+        "0.1": {"op": "f", "cost": 1.0, "eclass": "c0", "children": ["2.1"]},
+        "2.1": {"op": "f", "cost": 1.0, "eclass": "c2", "children": ["0.0"]},
+        "2.2": {"op": "f", "cost": 1.0000000000000004, "eclass": "c2", "children": []},
+    },
+    "root_eclasses": ["c0", "c2"],
+}
+
+
 @settings(deadline=None, max_examples=40)
+@example(ULP)
 @given(documents())
 def test_what_is_too_large_to_prove_is_still_solved_well(document: dict[str, Any]) -> None:
     problem = parse_egraph(document)
