@@ -52,6 +52,13 @@ def error(most: float, known: Uses) -> Budget:
     return Budget("error", most, known)
 
 
+def rounding(most: float, known: Uses) -> Budget:
+    """The same errors as independent ones, whose squares add up: the root of that sum is at most `most` (> 0). What rounds a
+    plan's numbers is seldom of one sign, so that this is near what the whole plan is off by, up to one factor that a run of
+    it shows."""
+    return Budget("rounding", 1.0, lambda found: [(e / most) ** 2 for e in known(found)])
+
+
 def undominated(group: Sequence[int], cost: Sequence[float], uses: Sequence[Sequence[float]]) -> list[int]:
     """Of candidates that make the same from the same: those that no other one beats in cost and in every budget."""
     kept: list[int] = []

@@ -225,8 +225,9 @@ def _until(worth: Worth, wanted: Iterable[Candidate], done: set[Token]) -> Itera
 def _lacking(
     hypergraph: Hypergraph, chosen: Iterable[int], prices: Sequence[Priced], open_: Sequence[bool]
 ) -> list[int]:
-    """Open candidates of the winner, then their best open rivals, the best of each first; equal calls once. Those without
-    schedules come before all others: they are measured at once, and bound the others."""
+    """Open candidates of the winner, then those of their open rivals that may take less than the winner is expected to, the
+    best of each first; equal calls once. Those without schedules come before all others: they are measured at once, and
+    bound the others."""
     makers: dict[Vertex, list[int]] = {}
     for i, c in enumerate(hypergraph.candidates):
         if open_[i]:
@@ -234,7 +235,8 @@ def _lacking(
                 makers.setdefault(v, []).append(i)
     wanted = [i for i in chosen if open_[i]]
     beside = [
-        sorted(makers[v], key=lambda j: prices[j].low)[:RIVALS] for i in wanted for v in hypergraph.candidates[i].outputs
+        sorted([j for j in makers[v] if prices[j].low <= prices[i].us], key=lambda j: prices[j].low)[:RIVALS]
+        for i in wanted for v in hypergraph.candidates[i].outputs
     ]  # fmt: skip
     wanted += [j for row in zip_longest(*beside) for j in row if j is not None]
     unique: dict[Token, int] = {}

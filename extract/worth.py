@@ -1,8 +1,8 @@
 """Up to which time a kernel is worth measuring on: what the same values cost by kernels whose times are certain.
 
-A kernel that takes longer than the cheapest certain way to make its outputs from what is given, or than another certain kernel
-that makes the same outputs from no more than what it reads, is in no best plan: exchanging it for that way makes any plan
-cheaper. (The way's cost is summed over its tree, which is never less than what it adds to a plan.)
+A kernel that takes longer than the cheapest certain way to make its outputs from what is given and from what it reads is in
+no best plan: exchanging it for that way makes any plan cheaper. (The way is another certain kernel that makes the same, with a
+certain tree for each value that only that one reads; a tree's cost is never less than what it adds to a plan.)
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Worth:
 
     def _at(self, place: int) -> float:
         numbered, own = self.hypergraph.numbered, token(self.hypergraph.candidates[place])
-        made, reads = numbered.made[place], set(numbered.needs[place])
-        assert self._tree is not None
+        made, reads, tree = numbered.made[place], set(numbered.needs[place]), self._tree
+        assert tree is not None
         outputs = numbered.bundles[made - len(numbered.vertices)] if made >= len(numbered.vertices) else (made,)
         rivals = [
-            self.certain[i] for i in self.alike[made]
-            if token(self.hypergraph.candidates[i]) != own and reads.issuperset(numbered.needs[i])
+            self.certain[i] + sum(tree[v] for v in numbered.needs[i] if v not in reads) for i in self.alike[made]
+            if self.certain[i] < math.inf and token(self.hypergraph.candidates[i]) != own
         ]  # fmt: skip
-        return min([sum(self._tree[v] for v in outputs), *rivals])
+        return min([sum(tree[v] for v in outputs), *rivals])
 
 
 def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:

@@ -155,6 +155,23 @@ def test_rounding_of_one_kernel_among_many_is_found(
     assert made.report.verification["dropped"] == ["np.rough_mul"] and made.report.verification["passed"]
 
 
+def test_kernels_that_round_more_are_used_as_far_as_the_tolerance_allows(
+    inject: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "np.multiply(np.rint(np.tanh({x}) * np.float32(2**20)), np.float32(2**-20), out={out})"
+    inject(kernel("np.coarse_tanh", "tanh(x)", code))
+    cheap(monkeypatch, "np.coarse_tanh")
+    terms = [tg.tanh(tg.input(f"x{i}", (1000,))) for i in range(8)]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    made = run(total)
+    verdict, kernels = made.report.verification, {k.name: k.count for k in made.report.kernels}
+    assert verdict["passed"] and verdict["error_after"] > verdict["error_before"]
+    assert [w.partition(" by ")[0] for w in verdict["dropped"]] == ["kernels that round"]
+    assert 0 < kernels["np.coarse_tanh"] < 8 and kernels["np.coarse_tanh"] + kernels["np.tanh"] == 8
+
+
 def test_no_plan_within_an_impossible_tolerance() -> None:
     with pytest.raises(NoPlanError, match="tolerance"):
         run(tg.sum(tg.exp(tg.input("x", (1000,)))), tolerance=1e-12)

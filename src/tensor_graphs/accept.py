@@ -3,14 +3,16 @@ again from less.
 
 The steps from the fastest plan to the unoptimized graph, which always passes:
 
-1. without the kernel that is least accurate by itself, one after the other;
-2. kernels of one family (contractions, reductions, …) only on values of the model as it came, so that no sum is taken in
+1. within a budget of rounding: the kernels' measured errors, against what the plan was off by;
+2. without the kernel that is least accurate by itself, one after the other;
+3. kernels of one family (contractions, reductions, …) only on values of the model as it came, so that no sum is taken in
    another order there; the family that rewriting changed most comes first;
-3. no rewriting at all.
+4. no rewriting at all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,7 @@ from .egraph.ops import OPS
 from .egraph.rule import Rule
 from .egraph.view import Bools, EGraphView
 from .errors import NoPlanError, VerificationError
+from .extract.budgets import Budget, Uses, rounding
 from .extract.candidates import Hypergraph
 from .extract.kernel import Candidate, Plan
 from .extract.plan import plan_of
@@ -35,6 +38,9 @@ from .extract.work import call_work, graph_flops
 from .verify import FACTORS, KEPT_BYTES, Tolerance, Verification, verify
 
 MAX_ATTEMPTS = 8
+TIGHTENINGS = 3  # budgets of rounding that are tried
+GROSS = 8.0  # times its fair error: a kernel that is farther off is not used at all
+MARGIN = 0.9  # of what a budget may be: random errors of other plans add up a little differently
 REWRITES = "all rewrites"
 MOVES = ("view", "copy")  # families that compute nothing
 
@@ -43,13 +49,15 @@ MOVES = ("view", "copy")  # families that compute nothing
 class Acceptance:
     """How a choice becomes a verified program.
 
-    `graph` is the model as it came, `work` the form that is optimized. `choose` solves a hypergraph, `plain` makes the
-    one without rewriting. `fired` are the rules that matched: suspects where something is wrong. `stage` times its block.
+    `graph` is the model as it came, `work` the form that is optimized. `choose` solves a hypergraph within
+    budgets, `errors` knows the relative errors of its candidates (0 where nothing does), `plain` makes the one without
+    rewriting. `fired` are the rules that matched: suspects where something is wrong. `stage` times its block.
     """
 
     graph: Graph
     work: Graph
-    choose: Callable[[Hypergraph], Choice]
+    choose: Callable[[Hypergraph, Sequence[Budget]], Choice]
+    errors: Uses
     plain: Callable[[], Hypergraph]
     stage: Callable[[str], AbstractContextManager[None]]
     say: Callable[[str], None]
@@ -60,11 +68,14 @@ class Acceptance:
     elsewhere: Callable[[Program], str] = lambda program: ""  # what is wrong with a program at other sizes
     dropped: list[str] = field(default_factory=list)  # what is not used any more, in words
     references: dict[int, Any] = field(default_factory=dict)
+    tighter: Choice | None = None  # the next choice, where it is known: one within a budget of rounding
+    tightened: int = 0  # how many budgets of rounding were tried
 
     def build(self, found: Hypergraph) -> tuple[Choice, Program]:
         """The program of the best choice. NoPlanError if nothing covers the outputs any more."""
+        choice, self.tighter = self.tighter, None
         try:
-            choice = self.choose(found)
+            choice = choice or self.choose(found, ())
         except NoPlanError:
             if self.dropped:
                 raise _beyond_tolerance() from None
@@ -110,7 +121,7 @@ class Acceptance:
                 if self.tolerance not in FACTORS:
                     break
                 return choice, program, verdict.of_unoptimized()
-            found = self._less(found, choice, finding, attempt)
+            found = self._less(found, choice, finding, verdict, attempt)
             self.say(f"over tolerance, again without {self.dropped[-1]}")
         raise _beyond_tolerance()
 
@@ -124,16 +135,44 @@ class Acceptance:
             return ""
         return f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g}"
 
-    def _less(self, found: Hypergraph, choice: Choice, finding: Diagnosis, attempt: int) -> Hypergraph:
+    def _less(
+        self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, attempt: int
+    ) -> Hypergraph:
         """The hypergraph without what is most likely to blame; notes what that was."""
         if attempt < MAX_ATTEMPTS - 1:
             if finding.inaccurate:
-                return self._drop(finding.inaccurate[0], found, finding.inaccurate[0])
+                worst = finding.inaccurate[0]
+                if finding.kernels[worst] <= GROSS and self._tighten(found, choice, finding, verdict):
+                    return found
+                return self._drop(worst, found, worst)
             if REWRITES not in self.dropped and (family := rewritten_most(choice)) is not None:
                 original = as_it_came(found.view)
                 kept = [c for c in found.candidates if c.template.family != family or original(c)]
                 return self._drop(f"rewritten {family}", replace(found, candidates=kept))
         return self._drop(REWRITES, self.plain(), *self.dropped)
+
+    def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:
+        """Choose within what kernels may round by together, and note it; whether there was such a choice.
+
+        What the plan was off by is a factor times the root of its kernels' squared errors; with that factor another plan
+        is within tolerance whose root is smaller by as much as the plan was over it."""
+        worst = verdict.worst
+
+        def errors(of: Sequence[Candidate]) -> list[float]:
+            seen = [0.0 if c.is_view else finding.errors.get(c.template.name, 0.0) for c in of]
+            return [e or s for e, s in zip(self.errors(of), seen)]  # what was not measured alone was seen in the plan
+
+        spent = math.hypot(*errors([choice.hypergraph.candidates[i] for i in choice.chosen]))
+        if self.tightened == TIGHTENINGS or not 0 < spent < math.inf or not math.isfinite(worst.plan):
+            return False
+        self.tightened += 1
+        most = spent * MARGIN * worst.allowed / worst.plan
+        try:
+            self.tighter = self.choose(found, (rounding(most, errors),))
+        except NoPlanError:
+            return False
+        self.dropped.append(f"kernels that round by more than {most:.2g} together")
+        return True
 
     def _drop(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
         self.dropped.append(what)

@@ -357,16 +357,17 @@ def _cheapest(
 
 def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: CpuMeasurer | GpuMeasurer | None,
-    share: float = 0.8,
+    share: float = 0.8, limits: Sequence[budgets.Budget] = (),
 ) -> Choice:  # fmt: skip
-    """The cheapest kernels known, measuring what the winner lacks. Without a measuring process, or where all kernels that
-    cover an output failed in it, prices are predictions, and the report says so."""
+    """The cheapest kernels known within the options' budgets and `limits`, measuring what the winner lacks. Without a
+    measuring process, or where all kernels that cover an output failed in it, prices are predictions, and the report says so.
+    """
 
     def attempt(measurer: CpuMeasurer | GpuMeasurer | None) -> Choice:
         return search(
             graph, pricer, measurer, seconds=max(0.0, session.left * share), deterministic=session.options.deterministic,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
-            budgets=_budgets(session.options, pricer),
+            budgets=[*_budgets(session.options, pricer), *limits],
         )  # fmt: skip
 
     with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
@@ -376,7 +377,7 @@ def choose(
             session.warnings.append(f"nothing more was measured: {error.message}")
             choice = attempt(None)
         except NoPlanError:
-            if measurer is None or pricer.forgiving:
+            if measurer is None or pricer.forgiving or limits:
                 raise
             session.warnings.append("kernels that failed when measured are in the plan: no others cover the outputs")
             pricer.forgiving = True
@@ -589,14 +590,14 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
                 chosen[id(found)] = choice
             graphs.clear()  # those that lost take memory
 
-            def chosen_of(found: Hypergraph) -> Choice:
-                choice = chosen.pop(id(found), None) or choose(session, found, pricer, measurer)
+            def chosen_of(found: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
+                choice = chosen.pop(id(found), None) or choose(session, found, pricer, measurer, limits=limits)
                 if isinstance(measurer, CpuMeasurer):
                     measurer.close()  # what it holds is free for verification; where more is to be measured, it starts again
                 return choice
 
             acceptance = Acceptance(
-                prepared.graph, work, chosen_of,
+                prepared.graph, work, chosen_of, pricer.errors,
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
                 partial(session.progress.say, "verify"), options.tolerance, options.seed, _fired(session, views),
             )  # fmt: skip

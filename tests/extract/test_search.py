@@ -270,6 +270,12 @@ def test_kernels_without_schedules_are_measured_first() -> None:
     for c in graph.candidates:
         if c.template.name in ("exp0", "exp1"):
             object.__setattr__(c.template, "space", lambda call: [{}])
-    prices = Prices({"exp0": 1.0, "exp1": 2.0, "exp2": 3.0, "exp3": 4.0})
+    prices = Prices({"exp0": 1.0, "exp1": 2.0, "exp2": 3.0, "exp3": 4.0}, spread=0.9)
     search(graph, prices, prices)
     assert prices.asked[0] == ["exp2", "exp3", "exp0", "exp1"]
+
+
+def test_rivals_are_measured_beside_the_winner_only_where_they_may_beat_what_is_expected_of_it() -> None:
+    prices = Prices({"exp0": 1.0, "exp1": 2.0, "exp2": 3.0, "exp3": 4.0})  # half of it at best, 1.1 times it expected
+    assert chosen(search(variants(4), prices, prices)) == ["exp0"]
+    assert prices.asked == [["exp0", "exp1"]]

@@ -41,6 +41,13 @@ def test_a_kernel_is_compared_with_the_way_around_it_and_with_those_that_read_no
     assert worth(none) == 5.0 and worth(whole) == 9.0 and worth(part) == 4.0
 
 
+def test_what_a_rival_reads_beside_is_paid_for() -> None:
+    graph = hypergraph([0, 1, 2, 2], [(), (), (0,), (0, 1)], 3)
+    slow = graph.candidates[2]
+    assert Worth(graph, None, priced(50.0, 3.0, None, 4.0))(slow) == 7.0  # type: ignore[arg-type]
+    assert Worth(graph, None, priced(50.0, None, None, 4.0))(slow) == math.inf  # type: ignore[arg-type]
+
+
 def test_bounds_tighten_while_kernels_are_measured() -> None:
     graph = hypergraph([0, 0], [(), ()], 1)
     first, second = graph.candidates
