@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..egraph import api as t
 from ..egraph import dtypes
 from ..egraph.dims import Dim
 from ..egraph.graph import Data, Tensor
 from ..errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
+
+T = TypeVar("T")
+NAMED = 12  # names in one warning
+
+
+class UnusedWeightsWarning(UserWarning):
+    """Tensors of a checkpoint that the model which its config names does without."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +107,21 @@ class Config:
                 raise UnsupportedError(f"{name}={self.fields[name]!r} has no meaning here", where=self.where)
 
     @property
-    def bare(self) -> bool:
-        """Whether the class that the config names is the model without a head (`LlamaModel`, not `GPT2LMHeadModel`)."""
-        classes = self.texts("architectures") or []
-        return bool(classes) and all(c.endswith("Model") and not c.endswith("HeadModel") for c in classes)
+    def model_class(self) -> str:
+        """The class that the config names (the first of `architectures`); empty where it names none."""
+        return (self.texts("architectures") or [""])[0]
+
+    def by_class(self, known: Mapping[str, T], default: str) -> T:
+        """What `known` has for the longest ending of the class's name, for `default` where the config names no class.
+        UnsupportedError where no ending fits: what such a model computes is not known."""
+        name = self.model_class or default
+        fits = [ending for ending in known if name.endswith(ending)]
+        if not fits:
+            raise UnsupportedError(
+                f"the class {name[:80]!r} has no builder here", where=self.where,
+                hint=f"known are classes that end in {', '.join(known)}; others come in as ONNX or torch.export files",
+            )  # fmt: skip
+        return known[max(fits, key=len)]
 
     def dtype(self, fallback: str) -> str:
         """The dtype that activations have: `dtype` or `torch_dtype`, else the fallback (that of the weights)."""
@@ -115,7 +135,8 @@ class Config:
 
 @dataclass
 class Weights:
-    """The tensors of a checkpoint, taken one by one under their Hugging Face names; what is left over is an error.
+    """The tensors of a checkpoint, taken one by one under their Hugging Face names; what is left over is an error, or where
+    `unused` knows why, a warning.
 
     `prefixes` may stand before a name in the file (`model.layers…` and `layers…` are the same tensor). With `dtype`
     instead of `data`, every tensor asked for exists with that dtype: `taken` then lists what a checkpoint needs.
@@ -123,7 +144,7 @@ class Weights:
 
     data: Mapping[str, Data]
     prefixes: Sequence[str] = ()
-    ignored: Sequence[str] = ()  # regular expressions of names that need not be used
+    unused: Mapping[str, str] = field(default_factory=dict)  # regular expression of names that need not be used: why
     aliases: Sequence[tuple[str, str]] = ()  # (ending, older ending) of the same tensor
     where: str = ""
     invented: str = ""  # the dtype of tensors in a checkpoint that is still to be written
@@ -168,9 +189,13 @@ class Weights:
         return t.cast(t.param(spelled, wanted, stored), dtype)
 
     def finish(self) -> None:
-        """BadWeightsError naming the tensors that nothing asked for."""
-        extra = [n for n in sorted(set(self.data) - set(self.params)) if not any(re.search(p, n) for p in self.ignored)]
-        if extra:
+        """BadWeightsError naming the tensors that nothing asked for; for those that `unused` knows a warning that names
+        them and says why."""
+        left: dict[str, list[str]] = {}
+        for name in sorted(set(self.data) - set(self.params)):
+            why = next((why for pattern, why in self.unused.items() if re.search(pattern, name)), "")
+            left.setdefault(why, []).append(name)
+        if extra := left.pop("", []):
             raise BadWeightsError(
                 f"{len(extra)} tensors have no place in this architecture: "
                 + ", ".join(repr(n[:120]) for n in extra[:5])
@@ -178,3 +203,12 @@ class Weights:
                 where=self.where,
                 hint="is model_type in config.json right?",
             )
+        for why, names in left.items():
+            warnings.warn(f"not used, {why}: {listed(names)}", UnusedWeightsWarning, stacklevel=2)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of tensors in a line: those that differ in a layer's number alone once, with their count."""
+    counts = Counter(re.sub(r"\.\d+\.", ".*.", name[:120]) for name in names)
+    shown = [f"{name!r} ×{count}" if count > 1 else repr(name) for name, count in counts.items()]
+    return ", ".join(shown[:NAMED]) + (f" and {len(shown) - NAMED} more" if len(shown) > NAMED else "")

@@ -1,12 +1,13 @@
 """Decoder-only language models: gpt2, and the family of llama, mistral, qwen2, qwen3, gemma3 with rotary positions.
 
 Both builders take `input_ids` [batch, sequence] (int64) to `logits` [batch, sequence, vocabulary], or to
-`last_hidden_state` where the config names the class without a head; masks and positions are computed inside. Low-precision models compute norms in float32 and cast back, as the original eager code does.
+`last_hidden_state` where the config names the class without a head; masks and positions are computed inside.
+Low-precision models compute norms in float32 and cast back, as the original eager code does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, floor, log, pi, sqrt
 from typing import Any
@@ -23,6 +24,8 @@ from .checkpoint import Config, Weights
 #: Bounds on what is built before the first tensor's shape can contradict it
 MAX_LAYERS, MAX_HEAD = 10_000, 65_536
 Norm = Callable[[str, Tensor], Tensor]
+#: Endings of class names: whether the model has a language head
+HEADS: Mapping[str, bool] = {"ForCausalLM": True, "LMHeadModel": True, "Model": False}
 #: Names of activations in config files
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": c.gelu, "gelu_python": c.gelu, "gelu_new": c.gelu_tanh, "gelu_pytorch_tanh": c.gelu_tanh,
@@ -101,7 +104,7 @@ def build_gpt2(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
         inside = activation(conv1d(f"{at}.mlp.c_fc", layer_norm(w, f"{at}.ln_2", x, eps), inner))
         x = x + conv1d(f"{at}.mlp.c_proj", inside, hidden)
     x = layer_norm(w, "ln_f", x, eps)
-    if config.bare:
+    if not config.by_class(HEADS, "ForCausalLM"):
         return {"last_hidden_state": x}, [ids]
     return {"logits": _head(config, w, x, table, tied=True)}, [ids]
 
@@ -327,7 +330,7 @@ def build_rotary(kind: str, config: Config, w: Weights) -> tuple[dict[str, Tenso
         y = _gated(w, f"{at}.mlp", norm(f"{at}.{before}", x), s, activation)
         x = x + (norm(f"{at}.post_feedforward_layernorm", y) if family.post_norms else y)
     x = norm("norm", x)
-    if config.bare:
+    if not config.by_class(HEADS, "ForCausalLM"):
         return {"last_hidden_state": x}, [ids]
     logits = _head(config, w, x, table, tied=family.tied)
     cap = config.number("final_logit_softcapping", 0.0)
@@ -362,6 +365,7 @@ def _gated(w: Weights, at: str, x: Tensor, s: _Sizes, activation: Callable[[Tens
     return part("down", activation(part("gate", x, s.inner)) * part("up", x, s.inner), s.hidden)
 
 
-#: Names in gpt2 files that hold masks, not weights
-GPT2_IGNORED: Sequence[str] = (r"\.attn\.(masked_)?bias$",)
-ROTARY_IGNORED: Sequence[str] = (r"rotary_emb\.inv_freq$",)
+_COMPUTED = "as the program computes it"
+#: Tensors in files that are no weights, and why they are not used
+GPT2_UNUSED: Mapping[str, str] = {r"\.attn\.(masked_)?bias$": _COMPUTED}
+ROTARY_UNUSED: Mapping[str, str] = {r"rotary_emb\.inv_freq$": _COMPUTED}

@@ -1,7 +1,9 @@
-"""BERT: bidirectional encoder with learned positions, post-norm layers and an optional pooler."""
+"""BERT: bidirectional encoder with learned positions and post-norm layers, and what its classes compute on top of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -15,16 +17,79 @@ from ..errors import BadModelError
 from .checkpoint import Config, Weights
 from .decoder import ACTIVATIONS, MAX_LAYERS, dense, heads, joined, layer_norm
 
-#: Heads of pre-training, position numbers: not part of the encoder
-BERT_IGNORED = (r"^cls\.", r"embeddings\.position_ids$")
+#: Position numbers, which the program computes; the bias of a tied head, which files may repeat
+BERT_UNUSED: Mapping[str, str] = {
+    r"embeddings\.position_ids$": "as the program computes it",
+    r"^cls\.predictions\.decoder\.bias$": "'cls.predictions.bias' stands for it",
+}
 #: Endings of layer norms in files converted from the first release
 BERT_ALIASES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
-#: Classes whose checkpoints may come without a pooler
-_POOLERLESS = {"BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering", "BertLMHeadModel"}
+BERT_HEADS = ("cls.", "classifier.", "qa_outputs.")
+BERT_PARTS = r"^(cls|classifier|qa_outputs|(bert\.)?pooler)\."
+BERT_COPY = r"^cls\.predictions\.decoder\.weight$"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The encoder's states [batch, sequence, hidden], and what heads take beside them."""
+
+    config: Config
+    weights: Weights
+    states: Tensor
+    words: Tensor  # the embedding table
+    eps: float
+    activation: Callable[[Tensor], Tensor]
+
+    def dense(self, name: str, x: Tensor, outputs: int) -> Tensor:
+        """A linear layer with a bias."""
+        return dense(self.weights, name, x, outputs, bias=True, dtype=x.dtype)
+
+    def pooled(self) -> Tensor:
+        """[batch, hidden], of the first position."""
+        first = t.squeeze(t.slice_axis(self.states, 1, 0, 1), 1)
+        return t.tanh(self.dense("pooler.dense", first, int(first.shape[-1])))  # type: ignore[arg-type]
+
+    def vocabulary(self) -> Tensor:
+        """Logits over the vocabulary [batch, sequence, vocabulary], by the embedding table unless the head has its own."""
+        w, at, (vocab, hidden) = self.weights, "cls.predictions", self.words.shape
+        x = self.activation(self.dense(f"{at}.transform.dense", self.states, int(hidden)))  # type: ignore[arg-type]
+        x = layer_norm(w, f"{at}.transform.LayerNorm", x, self.eps)
+        tied = self.config.flag("tie_word_embeddings", True)
+        table = self.words if tied else w.take(f"{at}.decoder.weight", (vocab, hidden), x.dtype)
+        bias = f"{at}.bias" if w.has(f"{at}.bias") else f"{at}.decoder.bias"
+        return c.linear(x, t.transpose(table), w.take(bias, (vocab,), x.dtype))
+
+    def follows(self) -> Tensor:
+        """Logits [batch, 2] of whether the second sentence follows the first."""
+        return self.dense("cls.seq_relationship", self.pooled(), 2)
+
+    def labels(self, x: Tensor) -> Tensor:
+        """Logits over the config's labels."""
+        named = len(self.config.section("id2label").fields)
+        return self.dense("classifier", x, self.config.size("num_labels", named or 2))
+
+    def spans(self) -> dict[str, Tensor]:
+        """Where an answer starts and ends: logits [batch, sequence] each."""
+        ends = t.split(self.dense("qa_outputs", self.states, 2), (1, 1), -1)
+        return {n: t.squeeze(v, 2) for n, v in zip(("start_logits", "end_logits"), ends, strict=True)}
+
+
+#: Outputs by the ending of the class's name
+HEADS: Mapping[str, Callable[[Encoded], dict[str, Tensor]]] = {
+    "Model": lambda e: {"last_hidden_state": e.states, "pooler_output": e.pooled()},
+    "ForMaskedLM": lambda e: {"logits": e.vocabulary()},
+    "LMHeadModel": lambda e: {"logits": e.vocabulary()},
+    "ForPreTraining": lambda e: {"prediction_logits": e.vocabulary(), "seq_relationship_logits": e.follows()},
+    "ForNextSentencePrediction": lambda e: {"logits": e.follows()},
+    "ForSequenceClassification": lambda e: {"logits": e.labels(e.pooled())},
+    "ForTokenClassification": lambda e: {"logits": e.labels(e.states)},
+    "ForQuestionAnswering": Encoded.spans,
+}
 
 
 def build_bert(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Outputs `last_hidden_state` [batch, sequence, hidden] and `pooler_output` [batch, hidden], and the inputs.
+    """Outputs by name, as the class that the config names has them (HEADS), and the inputs. Where it names none,
+    `last_hidden_state` [batch, sequence, hidden] and, if the file has a pooler, `pooler_output` [batch, hidden].
 
     Inputs, all int64 [batch, sequence]: `input_ids`, `attention_mask` (0 hides a position), `token_type_ids`.
     """
@@ -55,11 +120,10 @@ def build_bert(config: Config, w: Weights) -> tuple[dict[str, Tensor], list[Tens
         y = activation(dense(w, f"{at}.intermediate.dense", x, inner, bias=True, dtype=dtype))
         y = dense(w, f"{at}.output.dense", y, hidden, bias=True, dtype=dtype)
         x = layer_norm(w, f"{at}.output.LayerNorm", y + x, eps)
-    outputs = {"last_hidden_state": x}
-    if w.has("pooler.dense.weight") or not set(config.texts("architectures") or ()) & _POOLERLESS:
-        first = t.squeeze(t.slice_axis(x, 1, 0, 1), 1)
-        outputs["pooler_output"] = t.tanh(dense(w, "pooler.dense", first, hidden, bias=True, dtype=dtype))
-    return outputs, [ids, mask, kinds]
+    if not config.model_class and not w.has("pooler.dense.weight"):
+        return {"last_hidden_state": x}, [ids, mask, kinds]
+    found = config.by_class(HEADS, "Model")(Encoded(config, w, x, words, eps, activation))
+    return found, [ids, mask, kinds]
 
 
 def _attend(w: Weights, at: str, x: Tensor, n_heads: int, hide: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ Only data is read: a config that points to code of its own is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,18 +25,35 @@ class Architecture:
 
     build: Builder
     prefixes: Sequence[str]
-    ignored: Sequence[str] = ()
+    unused: Mapping[str, str] = field(default_factory=dict)  # pattern of tensors that are no weights: why
     aliases: Sequence[tuple[str, str]] = ()
-    tied: bool = False  # the default of tie_word_embeddings; a tied head need not be used where the file repeats it
+    tied: bool = False  # the default of tie_word_embeddings
+    heads: tuple[str, ...] = ("lm_head.",)  # how names of what stands on top of the network begin: no prefix
+    parts: str = r"^(lm_head|score)\."  # what one class has and another does without
+    copy: str = r"^lm_head\.weight$"  # a tied head in a file that repeats it
+
+    def without(self, config: Config) -> dict[str, str]:
+        """Patterns of tensors that the class in the config does without, and why."""
+        tied = {self.copy: "the embedding table stands for it"} if config.flag("tie_word_embeddings", self.tied) else {}
+        return {**self.unused, **tied, self.parts: f"no part of {config.model_class or 'this architecture'}"}
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "gpt2": Architecture(decoder.build_gpt2, ("transformer.",), decoder.GPT2_IGNORED, tied=True),
+    "gpt2": Architecture(decoder.build_gpt2, ("transformer.",), decoder.GPT2_UNUSED, tied=True),
     **{
-        kind: Architecture(partial(decoder.build_rotary, kind), ("model.",), decoder.ROTARY_IGNORED, tied=family.tied)
+        kind: Architecture(partial(decoder.build_rotary, kind), ("model.",), decoder.ROTARY_UNUSED, tied=family.tied)
         for kind, family in decoder.FAMILIES.items()
     },
-    "bert": Architecture(encoder.build_bert, ("bert.",), encoder.BERT_IGNORED, encoder.BERT_ALIASES),
+    "bert": Architecture(
+        encoder.build_bert,
+        ("bert.",),
+        encoder.BERT_UNUSED,
+        encoder.BERT_ALIASES,
+        tied=True,
+        heads=encoder.BERT_HEADS,
+        parts=encoder.BERT_PARTS,
+        copy=encoder.BERT_COPY,
+    ),
 }
 
 
@@ -68,9 +85,9 @@ def build(config: Config, weights: Weights) -> Graph:
     try:
         weights.finish()
     except BadWeightsError as error:
-        if classes := config.texts("architectures"):
+        if config.model_class:
             error.hint = (
-                f"config.json names {', '.join(classes)[:120]}; heads for classes or answers are not built here"
+                f"config.json names {config.model_class[:80]}, a {config.text('model_type', '')}: is this its file?"
             )
         raise
     return Graph.of(outputs, params=weights.params, inputs=inputs, name=config.text("model_type", "graph"))
@@ -79,8 +96,9 @@ def build(config: Config, weights: Weights) -> Graph:
 def load_folder(path: Path | str) -> Graph:
     """The graph of a folder with config.json and *.safetensors, weights left in their files until they are used.
 
-    BadModelError for a malformed config, BadWeightsError naming a tensor that is missing, extra or of another shape,
-    UnsupportedError for an architecture or an option without a meaning here.
+    What is computed is what the class that config.json names computes; tensors of the files that it does without are named
+    by an UnusedWeightsWarning. BadModelError for a malformed config, BadWeightsError naming a tensor that is missing, of
+    another shape, or known to no class, UnsupportedError for an architecture, a class or an option without a meaning here.
     """
     folder = Path(path)
     config_file = folder / "config.json"
@@ -90,7 +108,5 @@ def load_folder(path: Path | str) -> Graph:
         raise BadModelError("the folder has no config.json", where=str(folder), hint=hint)
     config = Config(read_json_file(config_file), str(config_file))
     entry = architecture(config)
-    ignored = list(entry.ignored)
-    if config.flag("tie_word_embeddings", entry.tied):
-        ignored.append(r"^lm_head\.weight$")
-    return build(config, Weights({**read_folder(folder)}, entry.prefixes, ignored, entry.aliases, str(folder)))
+    unused = entry.without(config)
+    return build(config, Weights({**read_folder(folder)}, entry.prefixes, unused, entry.aliases, str(folder)))

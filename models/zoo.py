@@ -38,7 +38,7 @@ def write_checkpoint(folder: Path | str, config: Mapping[str, Any], *, seed: int
     tied = checked.flag("tie_word_embeddings", entry.tied)
     arrays: dict[str, Data] = {}
     for name, shape in wanted.taken.items():
-        spelled = name if name.startswith("lm_head.") else entry.prefixes[0] + name
+        spelled = name if name.startswith(entry.heads) else entry.prefixes[0] + name
         scale, mean = _spread(name, shape, str(config["model_type"]), layers, tied)
         arrays[spelled] = RandomArray(shape, wanted.invented, scale, mean, seed, name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def write_bert(
     folder: Path | str, *, layers: int = 12, hidden: int = 768, heads: int = 12, intermediate: int = 3072,
     vocab: int = 30522, positions: int = 512, dtype: str = "float32", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """BERT-base (109 M parameters)."""
+    """BERT-base (109 M parameters). `architectures=["BertForMaskedLM"]` and others say what stands on top."""
     config = {
         "model_type": "bert", "architectures": ["BertModel"], "num_hidden_layers": layers, "hidden_size": hidden,
         "num_attention_heads": heads, "intermediate_size": intermediate, "vocab_size": vocab,

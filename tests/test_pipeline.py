@@ -161,6 +161,20 @@ def test_a_folder(tmp_path: Path) -> None:
     made = tg.optimize(tmp_path, dims=sizes, limits=SMALL, **FAST)
     assert made.report.verification["passed"]
     assert made.report.kernels_after <= made.report.kernels_before
+    assert not [w for w in made.report.warnings if "not used" in w]
+
+
+def test_tensors_of_a_folder_that_are_not_used_are_in_the_report(tmp_path: Path) -> None:
+    from tensor_graphs.models import zoo
+
+    folder = zoo.write_bert(tmp_path, layers=1, hidden=16, heads=2, intermediate=16, vocab=11, positions=8,
+                            architectures=["BertForPreTraining"])  # fmt: skip
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
+    made = tg.optimize(folder, dims={"sequence": 4}, limits=SMALL, **FAST)
+    assert list(made.report.sizes) == ["batch", "sequence"]
+    (said,) = [w for w in made.report.warnings if "not used" in w]
+    assert "no part of BertForMaskedLM: 'bert.pooler.dense.bias'" in said and said in str(made.report)
 
 
 @pytest.mark.parametrize("wrong", [3, None, object(), [], {}, [1, 2]])

@@ -453,7 +453,7 @@ def optimize(
         again=again,
     )
     session = Session(options, progress or Progress())
-    with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
+    with session.stage("load", str(source) if isinstance(source, str | Path) else ""), kept_warnings(session):
         given = fixed if isinstance(fixed, Mapping) else {}
         graph = as_graph(
             source, example_inputs, params=params, dims=given, dynamic_shapes=dynamic_shapes, example_kwargs=example_kwargs,

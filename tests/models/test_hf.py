@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
 from tensor_graphs.models import zoo
 from tensor_graphs.models.arrays import MappedArray
-from tensor_graphs.models.checkpoint import Config
+from tensor_graphs.models.checkpoint import Config, UnusedWeightsWarning
 from tensor_graphs.models.decoder import layer_windows
 from tensor_graphs.models.hf import load_folder
 from tensor_graphs.models.safetensors import read_folder, write_arrays
@@ -106,16 +107,82 @@ def test_older_spellings(tmp_path: Path) -> None:
     folder = WRITERS["bert"](tmp_path)
     before = run(folder)
     older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    head: dict[str, Data] = {"cls.predictions.bias": np.zeros(20, np.float32),
-                             "bert.embeddings.position_ids": np.zeros((1, 32), np.int64)}  # fmt: skip
-    respell(folder, lambda n: next((n.removesuffix(a) + b for a, b in older.items() if n.endswith(a)), n), head)
+    respell(folder, lambda n: next((n.removesuffix(a) + b for a, b in older.items() if n.endswith(a)), n))
     np.testing.assert_array_equal(run(folder)[0], before[0])
 
 
-def test_masks_in_gpt2_files_are_not_weights(tmp_path: Path) -> None:
-    folder = WRITERS["gpt2"](tmp_path)
-    respell(folder, lambda n: n, {"transformer.h.0.attn.bias": np.ones((1, 1, 32, 32), np.uint8)})
-    assert load_folder(folder).names == ("logits",)
+def unused(folder: Path) -> list[str]:
+    """What loading a folder says of tensors that are not used."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_folder(folder)
+    assert {w.category for w in caught} <= {UnusedWeightsWarning}
+    return [str(w.message) for w in caught]
+
+
+def test_a_whole_file_is_used_without_a_word(folder: Path) -> None:
+    assert unused(folder) == []
+
+
+def zeros(*shape: int) -> Data:
+    return np.zeros(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "more", "words"),
+    [
+        ("gpt2", {}, {f"transformer.h.{i}.attn.bias": zeros(1, 1, 32, 32) for i in range(2)},
+         "as the program computes it: 'transformer.h.*.attn.bias' ×2"),
+        ("llama", {}, {"model.layers.1.self_attn.rotary_emb.inv_freq": zeros(4)},
+         "as the program computes it: 'model.layers.*.self_attn.rotary_emb.inv_freq'"),
+        ("llama", {}, {"score.weight": zeros(2, 16)}, "no part of LlamaForCausalLM: 'score.weight'"),
+        ("gpt2", {}, {"lm_head.weight": zeros(20, 16)}, "the embedding table stands for it: 'lm_head.weight'"),
+        ("gemma3", {}, {"lm_head.weight": zeros(20, 16)}, "the embedding table stands for it: 'lm_head.weight'"),
+        ("qwen3", {"architectures": ["Qwen3Model"], "tie_word_embeddings": False}, {"lm_head.weight": zeros(20, 16)},
+         "no part of Qwen3Model: 'lm_head.weight'"),
+        ("bert", {}, {"bert.embeddings.position_ids": np.zeros((1, 32), np.int64)},
+         "as the program computes it: 'bert.embeddings.position_ids'"),
+        ("bert", {}, {"cls.predictions.bias": zeros(20), "cls.seq_relationship.bias": zeros(2)},
+         "no part of BertModel: 'cls.predictions.bias', 'cls.seq_relationship.bias'"),
+        ("bert", {"architectures": None}, {"cls.predictions.bias": zeros(20)},
+         "no part of this architecture: 'cls.predictions.bias'"),
+        ("bert", {}, {f"cls.{'abcdefghijklmn'[i]}": zeros(1) for i in range(14)}, " and 2 more"),
+    ],
+)  # fmt: skip
+def test_unused_tensors_are_named(
+    tmp_path: Path, kind: str, changes: dict[str, Any], more: dict[str, Data], words: str
+) -> None:
+    folder = WRITERS[kind](tmp_path)
+    edit(folder, **changes)
+    respell(folder, lambda n: n, more)
+    (found,) = unused(folder)
+    assert found.startswith("not used, ") and words in found
+
+
+def test_a_checkpoint_of_pre_training_serves_each_class(tmp_path: Path) -> None:
+    """One file as the first release had it, with all heads and the copies of the tied ones."""
+    folder = zoo.write_bert(tmp_path, **SIZES, intermediate=24, architectures=["BertForPreTraining"])
+    respell(
+        folder,
+        lambda n: n,
+        {"cls.predictions.decoder.weight": zeros(20, 16), "cls.predictions.decoder.bias": zeros(20)},
+    )
+    said = {}
+    for name in ("BertForPreTraining", "BertForMaskedLM", "BertModel", "BertForNextSentencePrediction"):
+        edit(folder, architectures=[name])
+        said[name] = " ".join(unused(folder))
+        assert "'cls.predictions.decoder.weight'" in said[name] and "'cls.predictions.decoder.bias'" in said[name]
+    assert "seq_relationship" not in said["BertForPreTraining"] and "pooler" not in said["BertForPreTraining"]
+    assert (
+        "'cls.seq_relationship.weight'" in said["BertForMaskedLM"]
+        and "'bert.pooler.dense.weight'" in said["BertForMaskedLM"]
+    )
+    assert "'cls.predictions.bias'" in said["BertModel"] and "pooler" not in said["BertModel"]
+    edit(folder, architectures=["BertForMaskedLM"])
+    before = run(folder)
+    bias = read_folder(folder)["cls.predictions.bias"].load().copy()
+    respell(folder, lambda n: None if n == "cls.predictions.bias" else n, {"cls.predictions.decoder.bias": bias})
+    np.testing.assert_array_equal(run(folder)[0], before[0])  # under its other name
 
 
 def test_pooler_may_lack_only_where_the_class_has_none(tmp_path: Path) -> None:
@@ -123,8 +190,11 @@ def test_pooler_may_lack_only_where_the_class_has_none(tmp_path: Path) -> None:
     respell(folder, lambda n: None if "pooler" in n else n)
     with pytest.raises(BadWeightsError, match=r"'pooler\.dense\.weight'"):
         load_folder(folder)
-    edit(folder, architectures=["BertForMaskedLM"])
+    edit(folder, architectures=None)
     assert load_folder(folder).names == ("last_hidden_state",)
+    edit(folder, architectures=["BertForMaskedLM"])
+    with pytest.raises(BadWeightsError, match=r"'cls\.predictions\.transform\.dense\.weight'"):
+        load_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -136,17 +206,17 @@ def test_classes_without_a_head_give_the_last_state(tmp_path: Path, kind: str, b
     respell(folder, lambda n: None if n == "lm_head.weight" else n.removeprefix("model.").removeprefix("transformer."))
     graph = load_folder(folder)
     assert graph.names == ("last_hidden_state",) and graph.outputs[0].rank == 3
-    edit(folder, architectures=["LlamaForSequenceClassification"])
-    respell(folder, lambda n: n, {"score.weight": np.zeros((2, 16), np.float32)})
-    with pytest.raises(BadWeightsError, match=r"score\.weight|lm_head") as caught:
+
+
+@pytest.mark.parametrize("name", ["ForSequenceClassification", "ForMultipleChoice", "Anything"])
+def test_classes_without_a_builder_are_refused(folder: Path, name: str) -> None:
+    bert = json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+    if bert and name == "ForSequenceClassification":
+        pytest.skip("BERT has it")
+    edit(folder, architectures=[f"Some{name}"])
+    with pytest.raises(UnsupportedError, match=f"Some{name}") as caught:
         load_folder(folder)
-    assert kind == "llama" or "LlamaForSequenceClassification" in caught.value.hint
-
-
-def test_a_repeated_tied_head_is_not_extra(tmp_path: Path) -> None:
-    folder = WRITERS["gemma3"](tmp_path)
-    respell(folder, lambda n: n, {"lm_head.weight": np.zeros((20, 16), np.float32)})
-    assert load_folder(folder).names == ("logits",)
+    assert ("ForMaskedLM" if bert else "ForCausalLM") in caught.value.hint
 
 
 def test_sequence_is_bounded_by_the_positions(folder: Path) -> None:

@@ -53,6 +53,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}}),
     "bert": ("bert", {}),
     "bert-relu": ("bert", {"hidden_act": "relu"}),
+    "bert-words": ("bert", {"architectures": ["BertForMaskedLM"]}),
+    "bert-words-untied": ("bert", {"architectures": ["BertLMHeadModel"], "tie_word_embeddings": False}),
+    "bert-both": ("bert", {"architectures": ["BertForPreTraining"]}),
+    "bert-next": ("bert", {"architectures": ["BertForNextSentencePrediction"]}),
+    "bert-text": ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 3}),
+    "bert-tokens": ("bert", {"architectures": ["BertForTokenClassification"],
+                             "id2label": {str(i): f"L{i}" for i in range(5)}}),
+    "bert-answers": ("bert", {"architectures": ["BertForQuestionAnswering"]}),
 }  # fmt: skip
 
 
@@ -211,7 +219,34 @@ def bert(cfg: dict[str, Any], sd: dict[str, Any], ids: Any, mask: Any, kinds: An
         x = norm(y + x, f"{at}.attention.output.LayerNorm")
         y = ACTIVATIONS[cfg["hidden_act"]](linear(sd, f"bert.{at}.intermediate.dense", x))
         x = norm(linear(sd, f"bert.{at}.output.dense", y) + x, f"{at}.output.LayerNorm")
-    return [x, torch.tanh(linear(sd, "bert.pooler.dense", x[:, 0]))]
+    return bert_head(cfg, sd, x)
+
+
+def bert_head(cfg: dict[str, Any], sd: dict[str, Any], x: Any) -> list[Any]:
+    pooled = lambda: torch.tanh(linear(sd, "bert.pooler.dense", x[:, 0]))
+
+    def words() -> Any:
+        y = ACTIVATIONS[cfg["hidden_act"]](linear(sd, "cls.predictions.transform.dense", x))
+        norm = [sd[f"cls.predictions.transform.LayerNorm.{p}"] for p in ("weight", "bias")]
+        y = F.layer_norm(y, (cfg["hidden_size"],), *norm, 1e-12)
+        tied = cfg.get("tie_word_embeddings", True)
+        table = sd["bert.embeddings.word_embeddings.weight" if tied else "cls.predictions.decoder.weight"]
+        return F.linear(y, table, sd["cls.predictions.bias"])
+
+    match cfg["architectures"][0].removeprefix("Bert"):
+        case "ForMaskedLM" | "LMHeadModel":
+            return [words()]
+        case "ForPreTraining":
+            return [words(), linear(sd, "cls.seq_relationship", pooled())]
+        case "ForNextSentencePrediction":
+            return [linear(sd, "cls.seq_relationship", pooled())]
+        case "ForSequenceClassification":
+            return [linear(sd, "classifier", pooled())]
+        case "ForTokenClassification":
+            return [linear(sd, "classifier", x)]
+        case "ForQuestionAnswering":
+            return list(linear(sd, "qa_outputs", x).unbind(-1))
+    return [x, pooled()]
 
 
 # ---------------------------------------------------------------- comparing
