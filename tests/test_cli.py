@@ -98,7 +98,32 @@ def test_places_for_results_are_looked_at_first(tmp_path: Path, capsys: pytest.C
     assert cli.run(["optimize", "nothere.onnx", "-o", str(tmp_path / "new"), "--report", str(tmp_path)]) == 2
     assert cli.run(["saturate", "nothere.onnx", "-o", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
+    for arguments in (["profile", "nothere.onnx", "--jobs"], ["rules", "synthesize", "--ops", "add", "-o"]):
+        assert cli.run([*arguments, str(tmp_path)]) == 2
+        assert "is a folder" in capsys.readouterr().err
     assert (tmp_path / "full" / "mine.txt").read_text() == "kept" and not (tmp_path / "new").exists()
+    assert {p.name for p in tmp_path.iterdir()} <= {"full", "home"}, "looking leaves nothing behind"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no files")
+@pytest.mark.parametrize(
+    "arguments", [["optimize", "x.onnx"], ["saturate", "x.onnx"], ["optimize", "x.onnx", "-o", "y", "--report"]]
+)
+def test_a_place_that_takes_no_files_is_found_out_at_once(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even by root, who has every permission there."""
+    where = [] if arguments[-1] == "--report" else ["-o"]
+    found = document(capsys, *arguments, *where, "/proc/self/found", code=2)
+    assert found["error"]["code"] == "usage" and "nothing can be written in /proc/self" in found["error"]["message"]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib import metadata
+
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"tensor-graphs {tg.__version__}\n"
+    assert metadata.version("tensor-graphs") == tg.__version__
 
 
 def test_optimize_as_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,15 +13,18 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
+from . import __version__
 from .errors import Interrupted, TensorGraphsError, UsageError, VerificationError
 
 SCHEMA = 1
@@ -166,6 +169,19 @@ def _tolerance(text: str) -> str | float:
 
 
 # ---------------------------------------------------------------- commands
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"tensor-graphs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")] = False,
+) -> None:  # fmt: skip
+    """What may stand before a command."""
+
+
 @app.command()
 def optimize(
     model: Model, output: Out = None, dim: Dims = None, fix: Fix = None, backend: Backend = "auto", budget: Budget = 60.0,
@@ -212,8 +228,11 @@ def writable(target: Path, *, folder: bool = False) -> None:
     elif target.is_dir():
         raise UsageError(f"{target} is a folder", hint="name a file")
     above = next(p for p in target.absolute().parents if p.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"nothing can be written in {above}", hint="name another place")
+    try:  # not by asking for permissions: root has them all, in places too that hold no files
+        with TemporaryDirectory(prefix=".tensor_graphs-", dir=above):
+            pass
+    except OSError as problem:
+        raise UsageError(f"nothing can be written in {above}: {problem.strerror}", hint="name another place") from None
 
 
 def default_output(model: str) -> Path:
@@ -319,6 +338,8 @@ def profile(
     """Measure kernels that the store lacks, then time the best few whole plans end to end."""
     from . import pipeline, sweep
 
+    if jobs is not None:
+        writable(jobs)
     console = Console(verbose, quiet=as_json and not verbose)
     progress = pipeline.Progress(console.say)
     with interruptible(progress), console.live():
@@ -521,6 +542,8 @@ def rules_synthesize(
     from .rules import ALL, check_file, derive_file
     from .rules.synthesize import synthesize
 
+    if output is not None:
+        writable(output)
     names = tuple(op.strip() for op in ops.split(",") if op.strip())
     lines = check_file.read(_text(compare), pairs=pairs) if compare is not None else []
     console, progress = Console(verbose, quiet=as_json and not verbose), SimpleNamespace(stopped=False)
@@ -566,6 +589,7 @@ def rules_list(as_json: Json = False) -> Answer:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; never returns normally, exits with the code of the outcome."""
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # which line of ours it is helps nobody
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
