@@ -42,7 +42,7 @@ ROOM = 200 << 10  # bytes that it can ask for
 
 def emit(kernel: Kernel, layout: Layout, name: str, shape: Shape) -> CudaLaunch:
     """The launch of a kernel in a layout. Unfusable where it has something that this emitter does not write."""
-    return _Emitter(kernel, layout, name, shape).launch()
+    return Function(kernel, layout, name, shape).launch()
 
 
 def emit_joined(
@@ -50,10 +50,10 @@ def emit_joined(
 ) -> CudaLaunch:
     """One launch of a split kernel: the block that is last to store the states of a tile joins them. Both halves cover the
     same tile with as many threads. Blocks count themselves in the buffer `counters`, which is zero before and after."""
-    return _Emitter(first, layouts[0], name, shapes[0]).launch(_Emitter(second, layouts[1], name, shapes[1]))
+    return Function(first, layouts[0], name, shapes[0]).launch(Function(second, layouts[1], name, shapes[1]))
 
 
-class _Emitter(Matrix):
+class Function(Matrix):
     """A whole kernel."""
 
     def store_all(self) -> None:
@@ -114,7 +114,7 @@ class _Emitter(Matrix):
             nest.line(f"{condition}{target}[{place}] = {text};")
         nest.close()
 
-    def launch(self, last: _Emitter | None = None) -> CudaLaunch:
+    def launch(self, last: Function | None = None) -> CudaLaunch:
         """The function's text and its grid. `last` is what the last block of each tile does after its part."""
         s = self.shape
         tiles = {d: 1 if d in self.walked else -(-self.extent[d] // self.along[d].block) for d in ("m", "n")}

@@ -222,6 +222,14 @@ def _code(template: Generated, call: Call) -> str:
     return "\n".join(launch.call(names) for launch in launches(template, call))
 
 
+def _definitions(template: Generated, call: Call) -> dict[str, str]:
+    """What a call's launches define, and what they say that they need beside: name -> text."""
+    found: dict[str, str] = {}
+    for launch in launches(template, call):
+        found |= getattr(launch, "definitions", {launch.name: launch.source})
+    return found
+
+
 def _scratch(template: Generated, call: Call) -> int:
     found = template.lower(call)
     parts = call.schedule.get("split", 1)
@@ -261,7 +269,7 @@ def template_of(
         pattern=SEPARATOR.join(map(spelled, (first, *others))),
         code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
-        source=lambda call: {x.name: x.source for x in launches(made[0], call)},
+        source=lambda call: _definitions(made[0], call),
         fits=partial(_fits, made) if hasattr(emitter, "fits") else None,
         space=lambda call: _space(made[0], call), version=emitter.version, root=first, others=tuple(others), emitter=emitter,
         setup=emitter.setup, prep={name: prepared(name) for name in transposed},
