@@ -9,20 +9,25 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .short_erf import FINE
+from .short_erf import COARSE, FINE, ShortErf
 
 if TYPE_CHECKING:
     import torch
 
 
-def _short_erf() -> str:
-    """The error function as exact as results of 16 bits need, in C++."""
-    power = re.sub(r"\d+\.\d+(e-?\d+)?", r"\g<0>f", FINE.horner("u"))
+def _short_erf(name: str, short: ShortErf) -> str:
+    """An error function as exact as results of 16 bits need, in C++."""
+    power = re.sub(r"\d+\.\d+(e-?\d+)?", r"\g<0>f", short.horner("u"))
     return (
-        "\n// As exact as results of 16 bits need.\nnamespace op {\nDEVICE float short_erf(float x) {\n"
-        f"    const float y = min(max(x, -{FINE.limit}f), {FINE.limit}f), u = y * y * {FINE.scale!r}f - 1.0f;\n"
-        f"    return y * ({power});\n}}\n}}  // namespace op\n"
+        f"DEVICE float {name}(float x) {{\n"
+        f"    const float y = min(max(x, -{short.limit}f), {short.limit}f), u = y * y * {short.scale!r}f - 1.0f;\n"
+        f"    return y * ({power});\n}}\n"
     )
+
+
+def _short_erfs() -> str:
+    functions = _short_erf("short_erf", FINE) + _short_erf("coarse_erf", COARSE)
+    return f"\n// As exact as results of 16 bits, and of bfloat16, need.\nnamespace op {{\n{functions}}}  // namespace op\n"
 
 
 CUDA_LIBRARY = (
@@ -30,7 +35,7 @@ CUDA_LIBRARY = (
         Path(__file__).with_name(name).read_text(encoding="utf-8")
         for name in ("cuda_intrinsics.cuh", "cuda_library.cuh")
     )
-    + _short_erf()
+    + _short_erfs()
 )
 
 
@@ -39,27 +44,82 @@ class CudaKernel:
     the tensors' addresses are multiples of: up to 16 bytes move at once. Calls go to Torch's current stream.
 
     `early` lets the kernel be started before the one before it has ended, where the GPU can; it waits itself before it reads
-    anything. `room` is how many bytes of shared memory it asks for.
+    anything. `room` is how many bytes of shared memory it asks for, `beside` what its text needs beside the library. `boxes` are
+    (tensor of 16 bits, shape and box as a matrix) of those that it knows as the copy unit does.
     """
 
     known: ClassVar[dict[str, Any]] = {}
     modules: ClassVar[dict[Any, Any]] = {}
 
-    def __init__(self, name: str, grid: int, block: int, *, text: str, early: bool = False, room: int = 0) -> None:
+    def __init__(
+        self, name: str, grid: int, block: int, *, text: str, early: bool = False, room: int = 0, beside: str = ""
+    ) -> None:
         self.name, self.grid, self.block, self.early, self.text, self.room = name, grid, block, early, text, room
+        self.beside = beside
         self.ready: dict[Any, Any] = {}
+        self.maps: dict[Any, Any] = {}
         self.known[name] = self
 
-    def __call__(self, *tensors: Any) -> None:
+    def __call__(self, *tensors: Any, boxes: Any = ()) -> None:
         from cuda.core import launch
 
         places = [x.data_ptr() for x in tensors]
         aligned = min([16, *(x & -x for x in places if x)])
-        key = tensors[0].device.index, aligned
+        key = [*tensors, *(x for x, *_ in boxes)][0].device.index, aligned
         if key not in self.ready:
             self.ready[key] = self.made(*key)
         kernel, config = self.ready[key]
-        launch(self, config, kernel, *places)
+        if boxes:
+            self.launch_described(kernel, places, [self.described(*b) for b in boxes])
+        else:
+            launch(self, config, kernel, *places)
+
+    def described(self, x: Any, shape: tuple[int, int], box: tuple[int, int]) -> Any:
+        """A tensor as a matrix that the copy unit reads or writes boxes of, 128 bytes wide (cuTensorMapEncodeTiled)."""
+        from cuda.bindings import driver
+
+        key = x.data_ptr(), shape, box
+        if key not in self.maps:
+            if len(self.maps) >= 256:  # tensors come and go
+                self.maps.clear()
+            sizes, steps = [driver.cuuint64_t(n) for n in shape[::-1]], [driver.cuuint64_t(2 * shape[1])]
+            block, ones = [driver.cuuint32_t(n) for n in box[::-1]], [driver.cuuint32_t(1)] * 2
+            failed, found = driver.cuTensorMapEncodeTiled(
+                driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x.data_ptr(), sizes, steps, block, ones,
+                driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+                driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )  # fmt: skip
+            if failed:
+                raise RuntimeError(f"{self.name} cannot read boxes of {tuple(x.shape)}: {failed.name}")
+            self.maps[key] = found
+        return self.maps[key]
+
+    def launch_described(self, kernel: Any, places: list[int], maps: list[Any]) -> None:
+        """A launch with matrices for the copy unit behind the addresses."""
+        import ctypes
+
+        from cuda.bindings import driver
+
+        numbers = [ctypes.c_uint64(p) for p in places]
+        given = [*(ctypes.addressof(n) for n in numbers), *(m.getPtr() for m in maps)]
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
+        config.sharedMemBytes, config.hStream = self.room, driver.CUstream(self.__cuda_stream__()[1])
+        if self.early:
+            attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            value.programmaticStreamSerializationAllowed = 1
+            attribute.value = value
+            config.attrs, config.numAttrs = [attribute], 1
+        function = driver.CUfunction(int(kernel.handle))
+        (failed,) = driver.cuLaunchKernelEx(
+            config, function, ctypes.addressof((ctypes.c_void_p * len(given))(*given)), 0
+        )
+        if failed:
+            raise RuntimeError(f"{self.name} cannot be launched: {failed.name}")
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Where launches go."""
@@ -87,7 +147,8 @@ class CudaKernel:
     @classmethod
     def source(cls) -> str:
         """The text of all kernels, complete."""
-        return "\n".join((CUDA_LIBRARY, *(kernel.text.lstrip("\n") for kernel in cls.known.values())))
+        beside = dict.fromkeys(kernel.beside for kernel in cls.known.values() if kernel.beside)
+        return "\n".join((CUDA_LIBRARY, *beside, *(kernel.text.lstrip("\n") for kernel in cls.known.values())))
 
     @classmethod
     def compiled(cls, arch: str, aligned: int = 16) -> Any:
@@ -95,6 +156,7 @@ class CudaKernel:
         from cuda.core import Program, ProgramOptions
         from cuda.core.utils import FileStreamProgramCache
 
+        arch = "sm_90a" if arch == "sm_90" else arch  # with what only this one has
         options = ProgramOptions(std="c++17", arch=arch, define_macro=("BYTES", str(aligned)))
         try:
             cache = FileStreamProgramCache()
@@ -106,7 +168,8 @@ class CudaKernel:
 def cuda_text(source: str) -> str:
     """The CUDA C++ that an emitted source holds, complete, as a file for readers and compilers; empty if it holds none."""
     kernels = re.findall(r'= CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
-    return "\n".join((CUDA_LIBRARY, *kernels)) if kernels else ""
+    beside = re.findall(r'^CUDA_ROLES = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
+    return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""
 
 
 #: name -> source text.

@@ -214,7 +214,7 @@ class Nest:
             return f"op::{e.op}({enclosed(self.scalar(a, depth))} - {enclosed(top)})"
         args = [self.scalar(a, depth) for a in e.args]
         if e.op == "erf" and self.emitter.narrow:
-            return f"op::short_erf({args[0]})"
+            return f"op::{'coarse' if self._coarse else 'short'}_erf({args[0]})"
         if e.op == "cast":
             if e.value == "bool":
                 return f"{enclosed(args[0])} != 0"
@@ -222,6 +222,12 @@ class Nest:
             return f"{spelled(CTYPES[target])}({args[0]})"
         text = self.emitter.spelling.text(e.op, e.args[-1].kind)
         return text.format(*(args if text.startswith("op::") else map(enclosed, args)))
+
+    @property
+    def _coarse(self) -> bool:
+        """Whether all results are bfloat16."""
+        kernel = self.emitter.kernel
+        return {kernel.buffers[s.buffer].dtype for s in kernel.stores} == {"bfloat16"}
 
     def _safe(self, m: Expr, top: str) -> str:
         level = self.depth(self.emitter.spans(m))

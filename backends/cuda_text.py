@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .c_expr import Spelling
@@ -14,7 +14,8 @@ from .index import WIDE, Index
 @dataclass(frozen=True)
 class CudaLaunch:
     """One kernel call: name, CUDA text, blocks, threads of each, argument names, whether it may start early, and bytes of
-    shared memory beyond what a block has without asking."""
+    shared memory beyond what a block has without asking; (operand, shape, box) of the matrices that the copy unit knows, which
+    follow the arguments; and what else the text needs beside the library of all: name -> text."""
 
     name: str
     text: str
@@ -23,16 +24,28 @@ class CudaLaunch:
     args: tuple[str, ...]
     early: bool = False
     room: int = 0
+    boxes: tuple[tuple[str, tuple[int, int], tuple[int, int]], ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
         """The definition in Python."""
-        early = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
-        return f'{self.name} = CudaKernel("{self.name}", {self.grid}, {self.block}{early}, text=r"""\n{self.text}""")\n'
+        options = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
+        options += f", beside={' + '.join(self.beside)}" if self.beside else ""
+        return (
+            f'{self.name} = CudaKernel("{self.name}", {self.grid}, {self.block}{options}, text=r"""\n{self.text}""")\n'
+        )
+
+    @property
+    def definitions(self) -> dict[str, str]:
+        """All definitions in Python."""
+        return {name: f'{name} = r"""{text}"""\n' for name, text in self.beside.items()} | {self.name: self.source}
 
     def call(self, names: Mapping[str, str]) -> str:
         """The statement that launches it."""
-        return f"{self.name}({', '.join(names[a] for a in self.args)})"
+        described = ", ".join(f"({names[o]}, {shape}, {block})" for o, shape, block in self.boxes)
+        boxes = [f"boxes=[{described}]"] if self.boxes else []
+        return f"{self.name}({', '.join([*(names[a] for a in self.args), *boxes])})"
 
 
 CTYPES = {

@@ -16,7 +16,7 @@ pointwise_pointwise(const bf16* a_, const bf16* b_, bf16* out) {
     #pragma unroll
     for (int n_v = 0; n_v < 8; ++n_v) {
         const auto t3 = wide(v1.at[n_v]);
-        const auto t4 = (t3 * 0.5f) * (op::short_erf(t3 * 0.7071067811865475f) + 1.0f);
+        const auto t4 = (t3 * 0.5f) * (op::coarse_erf(t3 * 0.7071067811865475f) + 1.0f);
         y5.at[n_v] = stored<bf16>(t4 * wide(v2.at[n_v]));
     }
     if (m_0 < 20 && n_0 < 48) write(out + m_0 * 48 + n_0, y5);

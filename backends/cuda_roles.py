@@ -1,0 +1,355 @@
+"""Products of large matrices in CUDA C++ whose warps have roles: one copies, two groups of four multiply and write (Hopper).
+
+Tiles of both sides come through the copy unit (descriptors.py) into a ring in shared memory, from where the matrix unit takes
+them; of the two blocks of a cluster, each fetches half of the side that both read. Blocks stay and take one tile after the other.
+Groups either share a tile's rows or take tiles in turns, so that what follows the product of one is computed beside the
+product of the other. That is written in a layout as everywhere: 64 columns at a time, each thread two neighbours of two rows
+in every 8 columns, as the matrix unit leaves them; results of 16 bits leave through the copy unit as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from ..egraph.dtypes import itemsize
+from .cuda_frame import Local, Scope, nest_of
+from .cuda_layout import Along, Layout
+from .cuda_nest import Nest
+from .cuda_role_library import COLUMNS, GROUP, GROUPS, ROLE_LIBRARY
+from .cuda_source import Function
+from .cuda_text import CTYPES, CudaLaunch
+from .descriptors import Box, box
+from .index import Axis, Index, index
+from .kir import Expr, Kernel, Store, Unfusable
+from .tiling import MULTIPROCESSORS, Shape
+
+DEPTH = 64  # elements of the sum in a stage: 128 bytes, over which lines of shared memory are exchanged
+PIECE = 64  # columns of results that leave together
+ROOM = 226 << 10  # bytes of shared memory that a block can ask for, less than a KiB rounded off
+REGISTERS = 24, 240  # of a thread that copies, of one that multiplies
+EARLY = 176  # registers of a thread for sums and what is read before they are there
+THREADS = 128 * (1 + GROUPS)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The numbers of a schedule. Tiles of `m` rows and `n` columns, `stages` deep; with `turns` of 2 groups take tiles in turns;
+    in clusters of two, `down` blocks lie below each other, or `across` beside each other; tiles of `group` rows are taken together."""
+
+    m: int
+    n: int
+    stages: int
+    turns: int = 1
+    down: int = 1
+    across: int = 1
+    group: int = 8
+    early: bool = False
+
+    @staticmethod
+    def of(schedule: Mapping[str, int]) -> Roles:
+        """Those of a schedule (cuda_role_space.py)."""
+        names = {k: v for k, v in schedule.items() if k not in ("roles", "early")}
+        return Roles(**names, early=bool(schedule.get("early")))
+
+    @property
+    def height(self) -> int:
+        """Rows of a group."""
+        return self.m if self.turns > 1 else self.m // GROUPS
+
+    def held(self, rights: int) -> int:
+        """Sums that a thread holds."""
+        return rights * self.height * self.n // 128
+
+    def waiting(self, rights: int) -> int:
+        """Pieces of results that can lie in shared memory, for each group; 0: there is no room."""
+        left = ROOM - self.stages * 128 * (self.m + rights * self.n) - 64 * self.stages
+        return min(2, left // (GROUPS * self.height * 2 * PIECE))
+
+
+@dataclass(frozen=True)
+class Side:
+    """A side of a product: its box, the name of that, and whether neighbours in memory lie along the sum."""
+
+    name: str
+    box: Box
+    along: bool
+
+
+def emit_roles(kernel: Kernel, shape: Shape, roles: Roles, name: str) -> CudaLaunch:
+    """The launch of a product with given tiles; Unfusable where it is not one over plain matrices of 16 bits."""
+    return _Roles(kernel, shape, roles, name).roles()
+
+
+class _Roles(Function):
+    """A kernel of roles: the frame is that of what follows the product."""
+
+    def __init__(self, kernel: Kernel, shape: Shape, roles: Roles, name: str) -> None:
+        layout = Layout({"n": Along(4, 2, PIECE // 8), "m": Along(8, 1, 2)}, roles.early)
+        super().__init__(kernel, layout, name, shape)
+        self.r, self.tile = roles, {"m": roles.m, "n": roles.n}
+        self.boxes: dict[tuple[str, Box], str] = {}
+        self.ahead: dict[
+            Expr, tuple[str, Local]
+        ] = {}  # what is read before the product: array of all pieces, one's places
+        self.dots = list(shape.dots)
+        axes = {e.axis for e in self.dots}
+        if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots}:
+            raise Unfusable("roles are for products along one axis, with nothing beside them")
+        (self.axis,) = axes
+        lefts = {shape.dots[e].left for e in self.dots}
+        if len(lefts) != 1 or self.axis.size % DEPTH or not shape.rows or not shape.cols:
+            raise Unfusable("products of different rows, or sums in no whole tiles")
+        self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
+        if self.r.n not in COLUMNS or roles.height % GROUP or not roles.waiting(len(self.rights)):
+            raise Unfusable("tiles that groups of warps cannot share, or that leave no room")
+        self.tiles = -(-shape.m // roles.m), -(-shape.n // roles.n)
+        if self.tiles[0] % roles.down or self.tiles[1] % roles.across:
+            raise Unfusable("an odd number of tiles for pairs of blocks")
+        (left,) = lefts
+        self.dtype = self._read(left).value[3]
+        self.left = self._side(left, "m", roles.across)
+        self.right = [self._side(r, "n", roles.down) for r in self.rights]
+        if len({s.along for s in self.right}) > 1 or any(self._read(r).value[3] != self.dtype for r in self.rights):
+            raise Unfusable("right sides that lie differently")
+
+    def ragged(self, dim: str) -> bool:
+        """Whether some of a dimension's tiles lie beyond the end."""
+        return self.extent[dim] % self.tile.get(dim, DEPTH) != 0
+
+    def reduction(self, e: Expr) -> None:
+        """There is none but the products."""
+        raise Unfusable("a reduction beside products")
+
+    # ------------------------------------------------------------ boxes
+    def _read(self, side: Sequence[Expr]) -> Expr:
+        """The load that a side of a product is."""
+        if len(side) != 1 or side[0].op != "load" or side[0].args or side[0].value[3] not in ("bfloat16", "float16"):
+            raise Unfusable("a side of a product that is no matrix of 16 bits")
+        return side[0]
+
+    def _box(self, at: Index, dtype: str, origins: Mapping[str, str]) -> tuple[Box, str] | None:
+        """The matrix that an index walks, its tile beginning at `origins` of dimensions; and the dimension of neighbours in memory."""
+        ones = {d: Axis(f"{d}_all", prod(a.size for a in self.groups[d])) for d in origins}
+        for d, one in ones.items():
+            moved = as_one(at, self.groups[d], one)
+            if moved is None:
+                return None
+            at = moved
+        tiles = {one: (origins[d], self.tile.get(d, DEPTH)) for d, one in ones.items()}
+        found = box(at, tiles, itemsize(dtype), lambda a: a.name)
+        if found is None or at.axes - {*ones.values(), *self.shape.batch}:
+            return None
+        fast = next(d for d, one in ones.items() if one == found.axes[1])
+        slow = next(d for d in ones if d != fast)
+        across, down = self.extent[fast], self.extent[slow]
+        if self.ragged(fast) and (
+            found.shape[1] != across or at.const
+        ):  # what is beyond the end is nothing, or another's
+            return None
+        if self.ragged(slow) and (found.shape[0] != down or at.const):
+            return None
+        return found, fast
+
+    def _side(self, side: Sequence[Expr], dim: str, shared: int) -> Side:
+        """A side as boxes of which each block of a cluster fetches its part."""
+        e, inner = self._read(side), self.axis.name
+        found = self._box(e.value[1], e.value[3], {dim: f"at.{dim}", inner: "k"})
+        if found is None:
+            raise Unfusable("a side of a product that is no box")
+        whole, fast = found
+        along = fast == inner
+        block = (self.tile[dim] // shared, DEPTH) if along else (DEPTH // shared, PIECE)
+        return Side(self._described(e.value[0], Box(whole.shape, block, whole.axes, whole.origin)), whole, along)
+
+    def _described(self, operand: str, found: Box) -> str:
+        """The parameter that describes a matrix to the copy unit."""
+        key = operand, Box(found.shape, found.block, found.axes, ("", ""))
+        return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
+
+    # ------------------------------------------------------------ the function
+    def roles(self) -> CudaLaunch:
+        """The function's text and its grid."""
+        r, s = self.r, self.shape
+        blocks, batch = r.down * r.across, prod(a.size for a in s.batch)
+        count = prod(self.tiles) // blocks * batch
+        stages = self.axis.size // DEPTH
+        clusters = min(count, MULTIPROCESSORS // blocks)
+        self.early = self._early()
+        lines = self._results()
+        numbers = (
+            CTYPES[self.dtype], r.m, r.n, len(self.rights), _truth(r.turns > 1), r.down, r.across, r.stages,
+            _truth(self.left.along), _truth(self.right[0].along), r.waiting(len(self.rights)),
+        )  # fmt: skip
+        few, many = REGISTERS
+        walk = [
+            f"for (int tile = roles.first(); tile < {count}; tile += {clusters}) {{",
+            f"    const Spot at = roles.spot<{self.tiles[0]}, {self.tiles[1]}, {r.group}>(tile);",
+            *("    " + line for line in self._batch()),
+        ]
+        rights = [
+            f"roles.right<{i}>({side.name}, {side.box.origin[1]}, {side.box.origin[0]});"
+            for i, side in enumerate(self.right)
+        ]
+        copying = [
+            *walk,
+            f"    for (int k = 0; k < {self.axis.size}; k += {DEPTH}, roles.next()) {{",
+            "        roles.begin_stage();",
+            f"        roles.left({self.left.name}, {self.left.box.origin[1]}, {self.left.box.origin[0]});",
+            *("        " + line for line in rights),
+            "    }",
+            "}",
+        ]
+        own = [*walk, *([f"    if (!roles.mine({stages})) continue;"] if r.turns > 1 else [])]
+        own += [*self.early, f"    roles.multiply(sums, {stages});", *lines, "}"]
+        body = [
+            "ROOM(float, room);",
+            f"Roles<{', '.join(map(str, numbers))}> roles(room);",
+            *(["begin_next();", "await_previous();"] if r.early else []),
+            "if (roles.group == 0) {",
+            f"    fewer_registers<{few}>();",
+            "    if (threadIdx.x == 0) {",
+            *("        " + line for line in copying),
+            "    }",
+            "} else {",
+            f"    more_registers<{many}>();",
+            f"    float sums[{len(self.rights)}][{r.height // GROUP}][{r.n // PIECE}][32];",
+            *("    " + line for line in own),
+            "    roles.end_results();",
+            "}",
+            "roles.leave();",
+        ]
+        text = ["    " + line for line in body]
+        written = {x.buffer for x in self.kernel.stores}
+        used = [
+            n for n in self.kernel.buffers if any(re.search(rf"(?<![.\w]){self.param[n]}\b", line) for line in body)
+        ]
+        parameters = [self._parameter(n, self.kernel.buffers[n], n in written) for n in used]
+        parameters += [f"DESCRIBED {name}" for name in self.boxes.values()]
+        function = [
+            f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)' + (f" __cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""),
+            f"{self.name}({', '.join(parameters)}) {{", *text, "}", "",
+        ]  # fmt: skip
+        boxes = tuple((operand, b.shape, b.block) for operand, b in self.boxes)
+        room = 1024 + r.stages * 128 * (r.m + len(self.rights) * r.n) + 16 * r.stages + 8 * GROUPS
+        room += r.waiting(len(self.rights)) * GROUPS * r.height * 2 * PIECE
+        beside = {"CUDA_ROLES": ROLE_LIBRARY}
+        return CudaLaunch(
+            self.name, "\n".join(function), clusters * blocks, THREADS, tuple(used), r.early, room, boxes, beside
+        )
+
+    def _batch(self) -> list[str]:
+        """The values of batch axes."""
+        found, step = [], 1
+        for a in reversed(self.shape.batch):
+            text = f"at.batch / {step}" if step > 1 else "at.batch"
+            found.append(f"const int {a.name} = {text}{'' if a is self.shape.batch[0] else f' % {a.size}'};")
+            step *= a.size
+        return found
+
+    def _pieces(self, lines: Sequence[str], before: Sequence[str] = (), after: Sequence[str] = ()) -> list[str]:
+        """Loops over the pieces of a tile and the heights of the matrix unit in it."""
+        r = self.r
+        return [
+            "    #pragma unroll", f"    for (int c = 0; c < {r.n // PIECE}; ++c) {{", *before,
+            "        #pragma unroll", f"        for (int i = 0; i < {r.height // GROUP}; ++i) {{",
+            f"            const int m_0 = at.m + roles.base() + i * {GROUP} + roles.row();",
+            f"            const int n_0 = at.n + c * {PIECE} + roles.column();",
+            *lines, "        }", *after, "    }",
+        ]  # fmt: skip
+
+    def _early(self) -> list[str]:
+        """Reads of what lies as the result does are under way before the product, where there are registers for them."""
+        r, found = self.r, []
+        loads = dict.fromkeys(
+            e for s in self.kernel.stores for e in nest_of(s.value)
+            if e.op == "load" and not e.args and self.spans(e) == ("m", "n") and itemsize(e.value[3]) == 2
+        )  # fmt: skip
+        each = r.height * r.n // 256
+        if not loads or r.held(len(self.rights)) + each * len(loads) > EARLY:
+            return []
+        scope = Scope(3, set(self.top.bound))
+        for e in loads:
+            with self.inside(scope):
+                local = self.load(e)
+                if not local.lanes:
+                    return []
+                name = self.fresh("early")
+                self.line(f"fill_from({name}[i][c], {local.name});")
+                self.ahead[e] = name, local
+            found.append(f"    Pack<{CTYPES[local.dtype]}, 2> {name}[{r.height // GROUP}][{r.n // PIECE}][16];")
+        return [*found, *self._pieces(scope.lines)]
+
+    def _results(self) -> list[str]:
+        """What is written of a tile, in pieces of 64 columns."""
+        found: list[str] = []
+        for store in self.kernel.stores:
+            target = self._target(store)
+            scope = Scope(3, set(self.top.bound) | {self.axis})
+            with self.inside(scope):
+                for e in self.dots:
+                    which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")
+                    self.line(f"const float (&{name})[32] = sums[{which}][i][c];")
+                    scope.known[e] = Local(name, ("m", "n"), "float32")
+                for e, (early, local) in self.ahead.items():
+                    name = self.fresh("v")
+                    self.line(f"const Pack<{CTYPES[local.dtype]}, 2> (&{name})[16] = {early}[i][c];")
+                    scope.known[e] = replace(local, name=name)
+                if target is None:
+                    self.write(store)
+                else:
+                    self._keep(store)
+            if target is None:
+                found += self._pieces(scope.lines)
+                continue
+            name, origin = target
+            found += self._pieces(
+                scope.lines,
+                ["        const Place piece = roles.begin_piece();"],
+                [f"        roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"],
+            )
+        return found
+
+    def _target(self, store: Store) -> tuple[str, tuple[str, str]] | None:
+        """The box that a piece of a result leaves as, and where it goes; None where threads write it."""
+        dtype = self.kernel.buffers[store.buffer].dtype
+        if store.guards or getattr(store, "parts", ()) or itemsize(dtype) != 2:
+            return None
+        found = self._box(store.at, dtype, {"m": "at.m + roles.base()", "n": f"at.n + c * {PIECE}"})
+        if found is None or found[1] != "n":
+            return None
+        whole = found[0]
+        name = self._described(store.buffer, Box(whole.shape, (GROUP, PIECE), whole.axes, whole.origin))
+        return name, whole.origin
+
+    def _keep(self, store: Store) -> None:
+        """A piece of a result, rounded, into shared memory."""
+        self.need(store.value)
+        if self.spans(store.value) != ("m", "n"):
+            raise Unfusable("a result that is no tile of rows and columns")
+        ctype = CTYPES[self.kernel.buffers[store.buffer].dtype]
+        nest = Nest(self, ("m", "n"), "n", inner="n")
+        text = nest.scalar(store.value, nest.deepest, dtype=self.kernel.buffers[store.buffer].dtype)
+        name = self.fresh("y")
+        nest.before(f"Pack<{ctype}, 2> {name};")
+        nest.line(f"{name}.at[n_v] = {text};")
+        nest.after(f"roles.keep(piece + i * {GROUP * 2 * PIECE}, m_i, n_i, {name});")
+        nest.close()
+
+
+def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
+    """An index with one axis in the place of several that it walks as if they were one; None where it does not."""
+    step = at.coefficient(group[-1])
+    rest, size = at, 1
+    for a in reversed(group):
+        if at.coefficient(a) != step * size:
+            return None
+        rest = rest - index(a) * (step * size)
+        size *= a.size
+    return None if rest.axes & {*group} else rest + index(one) * step
+
+
+def _truth(value: bool) -> str:
+    return str(value).lower()
