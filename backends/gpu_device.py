@@ -7,7 +7,6 @@ Its times say nothing; that everything runs is the point.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -133,14 +132,6 @@ class Host:
     longest_us: float = 100.0
     rounds: int = 3
     sound: bool = True
-
-    def __post_init__(self) -> None:
-        """Let Triton's interpreter take kernels that are started early: it runs one after the other, and has nothing to wait for."""
-        if os.environ.get("TRITON_INTERPRET") == "1":
-            with contextlib.suppress(ImportError):
-                from triton.language.extra import cuda
-
-                cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None
 
     def synchronize(self) -> None:
         """Everything is done when its call returns."""

@@ -110,7 +110,10 @@ class Loops(Products):
         ]  # fmt: skip
         chosen = sharing(same, lambda e: rolled(e, axis))
         if wanted not in chosen:  # its own operands first
-            self.loop(next(x for x in walk(wanted.args) if x in same))
+            first = next((x for x in walk(wanted.args) if x in same), None)
+            if first is None:  # the loop would lie inside one that its own value is to be ready for
+                raise Unfusable("a loop over what no block around it binds")
+            self.loop(first)
             return self.together(wanted)
         return chosen
 

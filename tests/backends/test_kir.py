@@ -204,6 +204,15 @@ def test_what_has_no_index_expression_is_refused(root: Tensor) -> None:
         kernel(root)
 
 
+def test_a_loop_over_what_no_block_binds_is_refused() -> None:
+    """The norm of a sum of two products of different lengths: each of its reductions waits inside the other's loop."""
+    rows = t.matmul(x("a", 128, 64), x("w", 64, 64)) + t.matmul(x("b", 128, 256), x("u", 256, 64))
+    root = c.layer_norm(x("r", 128, 64) + rows, x("g", 64), x("h", 64), eps=1e-5)
+    template, out = generated(root), Operand(Type(root.shape, "float32"), contiguous(root.shape))  # type: ignore[arg-type]
+    kinds = {str(n.attr("name")): Operand(Type(n.shape, "float32"), contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
+    assert template.lower(Call({o: kinds[o] for o in template.operands}, out, {})) is None
+
+
 # ---------------------------------------------------------------- what the algebra of the IR does
 def test_a_row_scale_leaves_the_product_behind_it() -> None:
     """DEFER: the normalisation's scale is applied to the result, not to what is multiplied."""
