@@ -1,7 +1,9 @@
 """Dimensions: plain ints, or integer polynomials in named sizes (`tg.dim("n")`) with floor division and modulo.
 
 A symbolic dimension is kept in a canonical form, a sum of coefficient × sorted product of atoms, so that equal
-expressions compare equal and hash alike. An atom is a named size or an opaque `a // b`, `a % b`.
+expressions compare equal and hash alike. An atom is a named size or an opaque `a // b`, `a % b`. What a number divides goes
+out of them, and quotients of quotients are one: `(8*h - 1) // 2 + 1` is `4*h`, `(n // 2 + 1) // 2` is `(n + 2) // 4`, so
+that sizes meet which took different ways.
 """
 
 from __future__ import annotations
@@ -100,7 +102,32 @@ class Expr:
 
     def __floordiv__(self, other: Dim) -> Dim:
         exact = self._exact_quotient(other)
-        return exact if exact is not None else Expr((((Atom("//", args=(self, other)),), 1),))
+        if exact is not None:
+            return exact
+        if not isinstance(other, int) or other < 1:
+            return Expr((((Atom("//", args=(self, other)),), 1),))
+        whole, rest = self._divided(other)
+        if not isinstance(rest, Expr):
+            return whole + rest // other
+        inner = rest._quotient_within()
+        if inner is None:
+            return whole + Expr((((Atom("//", args=(rest, other)),), 1),))
+        below, least = inner.args  # (r + a // b) // c is (r * b + a) // (b * c)
+        shifted = (rest - Expr((((inner,), 1),))) * least + below
+        return whole + shifted // (least * other)
+
+    def _divided(self, number: int) -> tuple[Dim, Dim]:
+        """(q, r) with self = q * number + r and the coefficients of r in 0..number - 1."""
+        whole = Expr._collect((a, f // number) for a, f in self.terms)
+        return whole, Expr._collect((a, f % number) for a, f in self.terms)
+
+    def _quotient_within(self) -> Atom | None:
+        """The one quotient by a number that is added to the rest, whose other terms are sums of whole sizes."""
+        found = [
+            (atoms[0], factor) for atoms, factor in self.terms
+            if len(atoms) == 1 and atoms[0].op == "//" and isinstance(atoms[0].args[1], int) and atoms[0].args[1] > 0
+        ]  # fmt: skip
+        return found[0][0] if len(found) == 1 and found[0][1] == 1 else None
 
     def __rfloordiv__(self, other: int) -> Dim:
         return Expr((((Atom("//", args=(other, self)),), 1),)) if other else 0
@@ -112,7 +139,8 @@ class Expr:
         return Expr.of(other)._remainder(self) if other else 0
 
     def _remainder(self, other: Dim) -> Dim:
-        return Expr((((Atom("%", args=(self, other)),), 1),))
+        rest = self._divided(other)[1] if isinstance(other, int) and other > 0 else self
+        return Expr((((Atom("%", args=(rest, other)),), 1),)) if isinstance(rest, Expr) else rest
 
     def __str__(self) -> str:
         def term(atoms: tuple[Atom, ...], factor: int) -> str:

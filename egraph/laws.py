@@ -23,7 +23,8 @@ def broadcast(*shapes: Shape) -> Shape:
     for position, sizes in enumerate(zip(*shapes, strict=True)):
         wide = {d for d in sizes if d != 1} or {1}
         if len(wide) != 1:
-            raise ShapeError(f"sizes {sizes} at axis {position} do not broadcast: {', '.join(map(str, shapes))}")
+            text = f"sizes {sizes} at axis {position} do not broadcast: {', '.join(map(str, shapes))}"
+            raise ShapeError(text, sizes=sizes)
         found.append(wide.pop())
     return tuple(found)
 
@@ -106,7 +107,8 @@ def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     if a.rank < 2 or b.rank not in (2, a.rank):
         raise ShapeError("matmul needs operands of rank >= 2, the second of equal rank or of rank 2")
     if a.shape[-1] != b.shape[-2]:
-        raise ShapeError(f"contracted sizes differ: {a.shape[-1]} and {b.shape[-2]}")
+        sizes = a.shape[-1], b.shape[-2]
+        raise ShapeError(f"contracted sizes differ: {sizes[0]} and {sizes[1]}", sizes=sizes)
     batch = a.shape[:-2] if b.rank == 2 else broadcast(a.shape[:-2], b.shape[:-2])
     return Type((*batch, a.shape[-2], b.shape[-1]), _same_dtype(types))
 
@@ -170,7 +172,8 @@ def broadcast_to(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """The shape asked for, of equal rank; sizes of 1 stretch."""
     shape = attrs["shape"]
     if len(shape) != types[0].rank or any(a not in (1, b) for a, b in zip(types[0].shape, shape)):
-        raise ShapeError(f"{types[0].shape} does not broadcast to {shape}")
+        sizes = [d for pair in zip(types[0].shape, shape) if pair[0] not in (1, pair[1]) for d in pair]
+        raise ShapeError(f"{types[0].shape} does not broadcast to {shape}", sizes=sizes)
     return Type(shape, types[0].dtype)
 
 
@@ -190,7 +193,8 @@ def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     a, b = types
     axis = axis_of(attrs["axis"], a.rank)
     if a.rank != b.rank or any(p != q for i, (p, q) in enumerate(zip(a.shape, b.shape)) if i != axis):
-        raise ShapeError(f"{a.shape} and {b.shape} differ beside axis {axis}")
+        sizes = [d for i, pair in enumerate(zip(a.shape, b.shape)) if i != axis and pair[0] != pair[1] for d in pair]
+        raise ShapeError(f"{a.shape} and {b.shape} differ beside axis {axis}", sizes=sizes)
     return Type(_replace(a.shape, axis, a.shape[axis] + b.shape[axis]), _same_dtype(types))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..egraph import api as t
 from ..egraph import composite as c
 from ..egraph import dtypes
-from ..egraph.dims import Dim, concrete, volume
+from ..egraph.dims import Dim, Expr, concrete, volume
 from ..egraph.graph import Graph, Tensor, topological
 from ..egraph.interpret import evaluate
 from ..errors import UnsupportedError
@@ -398,17 +398,30 @@ def grid_sampler(x: Tensor, grid: Tensor, mode: int = 0, padding: int = 0, align
     return grid_sample(x, grid, _GRID_MODES[mode], _GRID_PADDINGS[padding], bool(align))
 
 
+def _whole_factors(x: Tensor, output_size: Any, factors: Sequence[float | None]) -> list[int]:
+    """How often each spatial axis goes into what it is resampled to; empty where that is not a whole number at all sizes."""
+    found = []
+    for i, factor in enumerate(factors):
+        size, times = x.shape[2 + i], factor
+        if output_size is not None:
+            times = output_size[i] // size if size != 0 else 0
+            if output_size[i] != times * size or factor not in (None, times):
+                return []
+        if not isinstance(times, int | float) or times < 1 or int(times) != times:
+            return []
+        found.append(int(times))
+    return found
+
+
 def upsample_nearest(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
     """The nearest element at each position of a new grid"""
     n = x.rank - 2
     factors = _scales(scales, n)
-    if output_size is None and all(f is not None and float(f).is_integer() for f in factors):
-        return upsample(x, [int(f) for f in factors if f is not None])
+    whole = _whole_factors(x, output_size, factors)
+    if whole:
+        return upsample(x, whole)
     wanted = _targets(x, output_size, factors)
     sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
-    exact = [w % s == 0 and (f is None or float(f) == w // s) for w, s, f in zip(wanted, sizes, factors)]
-    if all(exact):
-        return upsample(x, [w // s for w, s in zip(wanted, sizes)])
     for i, (want, size, factor) in enumerate(zip(wanted, sizes, factors)):
         step = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(want)
         line = np.minimum(np.floor(np.arange(want, dtype=np.float32) * step).astype(np.int64), size - 1)
@@ -430,10 +443,27 @@ def _interpolation(size: int, want: int, align: bool, factor: float | None) -> n
     return matrix
 
 
+def _between(x: Tensor, axis: int, times: int) -> Tensor:
+    """An axis made longer by a whole factor, linearly between neighbours, the edges kept: the `times` elements for each one
+    have the same weights everywhere."""
+    size = x.shape[axis]
+    before, after = (t.slice_axis(x, axis, i, i + 1) for i in (0, size - 1))
+    left = t.concat([before, t.slice_axis(x, axis, 0, size - 1)], axis)
+    right = t.concat([t.slice_axis(x, axis, 1, size), after], axis)
+    spots = [(k + 0.5) / times - 0.5 for k in range(times)]
+    parts = [t.expand_dims(x * (1 - abs(s)) + (left if s < 0 else right) * abs(s), axis + 1) for s in spots]
+    return t.reshape(t.concat(parts, axis + 1), (*x.shape[:axis], size * times, *x.shape[axis + 1 :]))
+
+
 def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
     """Linear interpolation along every spatial axis"""
     n = x.rank - 2
     factors = _scales(scales, n)
+    whole = _whole_factors(x, output_size, factors)
+    if not align_corners and whole and any(isinstance(d, Expr) for d in x.shape[2:]):
+        for i, times in enumerate(whole):
+            x = x if times == 1 else _between(x, 2 + i, times)
+        return x
     wanted = _targets(x, output_size, factors)
     sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
     return resample(x, [_interpolation(s, w, align_corners, f) for s, w, f in zip(sizes, wanted, factors)])

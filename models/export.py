@@ -21,7 +21,15 @@ from ..egraph import api as t
 from ..egraph import dims as dims_
 from ..egraph.dims import Dim
 from ..egraph.graph import Data, Graph, Tensor
-from ..errors import BadModelError, ExportError, TensorGraphsError, UnsupportedError, UntrustedModelError, UsageError
+from ..errors import (
+    BadModelError,
+    ExportError,
+    ShapeError,
+    TensorGraphsError,
+    UnsupportedError,
+    UntrustedModelError,
+    UsageError,
+)
 from . import aten_complex as cx
 from .aten_layout import Missing
 from .aten_ops import IGNORED, TABLE
@@ -31,6 +39,8 @@ from .torch_arrays import dtype_name, to_numpy
 
 #: Lifted constants up to this many bytes are known to the optimizer as constants; larger ones are params.
 CONSTANT_BYTES = 1 << 16
+#: Sizes are taken as multiples of at most this number.
+MAX_PART = 64
 #: Arguments of ATen overloads that say where and how a tensor lies, never what it holds.
 _PLACEMENT = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad", "generator")
 #: What Python computes with sizes where the result is no whole number.
@@ -110,7 +120,64 @@ def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[
                 program = program.run_decompositions(_decompositions(program))
             except Exception as error:
                 raise _export_error(error, name) from error
-    return _Reader(program, sizes).graph(name)
+    return _read(program, sizes, name)
+
+
+def _read(program: Any, sizes: Sequence[Mapping[int, str]], name: str) -> Graph:
+    """The graph. A model may mean something at some sizes only: a U-Net joins what it has halved and doubled again with what
+    it had before. PyTorch keeps guards for that; here such a size is written as a multiple of another one, of the least number
+    that divides the example's size and lets the model's sizes meet, with a warning that names it."""
+    parts: dict[str, int] = {}
+    error: ShapeError | None = None
+    loose: Graph | None = None  # what was read first, with reshapes that fit at some sizes only
+    while True:
+        reader = _Reader(program, sizes, parts)
+        try:
+            graph = reader.graph(name)
+            apart = _reshapes_apart(graph)
+        except ShapeError as problem:
+            error, apart = error or problem, problem.sizes
+        else:
+            if not apart:
+                break
+            loose = loose or graph
+        names = {n for d in apart for n in dims_.symbols(d)}
+        if not _step(parts, {title: n for title, (d, n) in reader.examples.items() if names & dims_.symbols(d).keys()}):
+            if loose is None:
+                assert error is not None
+                raise error
+            return loose
+    for title in parts:
+        warnings.warn(f"the model's sizes meet at multiples only: {title} is {reader.examples[title][0]}", stacklevel=3)
+    return graph
+
+
+def _reshapes_apart(graph: Graph) -> tuple[Dim, ...]:
+    """The numbers of elements before and after the first reshape for which they differ at some sizes."""
+    for node in graph.nodes():
+        if node.op == "reshape":
+            before, after = dims_.volume(node.args[0].shape), dims_.volume(node.shape)
+            if before != after and _differ(before, after):
+                return before, after
+    return ()
+
+
+def _differ(a: Dim, b: Dim) -> bool:
+    """Whether two sizes differ anywhere among small ones."""
+    atoms = {**dims_.symbols(a), **dims_.symbols(b)}
+    tried = ({n: min(s.min + k + i, s.max) for i, (n, s) in enumerate(atoms.items())} for k in range(2 * MAX_PART))
+    return any(dims_.bind(a, sizes) != dims_.bind(b, sizes) for sizes in tried)
+
+
+def _step(parts: dict[str, int], examples: Mapping[str, int]) -> bool:
+    """Take those of the named sizes whose examples it divides as multiples of the next number that divides one. False where
+    there is none."""
+    least = max((parts.get(title, 1) for title in examples), default=1) + 1
+    for part in range(least, MAX_PART + 1):
+        if found := [title for title, size in examples.items() if size % part == 0]:
+            parts |= dict.fromkeys(found, part)
+            return True
+    return False
 
 
 # ---------------------------------------------------------------- around torch.export
@@ -269,8 +336,12 @@ def _inspect_archive(path: Path) -> None:
 class _Reader:
     """One pass over an exported program's nodes, calling builders. Unsupported nodes are collected, not raised."""
 
-    def __init__(self, program: Any, sizes: Sequence[Mapping[int, str]]) -> None:
+    def __init__(self, program: Any, sizes: Sequence[Mapping[int, str]], parts: Mapping[str, int]) -> None:
         self.program, self.sizes = program, sizes
+        self.parts = parts  # name of a size -> what it is to be a multiple of
+        self.examples: dict[
+            str, tuple[Dim, int]
+        ] = {}  # name of a size -> what it is here, and its example (0: unknown)
         self.inputs: list[Tensor] = []
         self.params: dict[str, Data] = {}
         self.missing: dict[str, int] = {}
@@ -385,10 +456,20 @@ class _Reader:
                     low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)
                     top = int(high) if high is not None and high.is_finite and high < 1 << 31 else 1 << 31
                     title = hints.get(axis, f"{name}_{axis}")
-                    self._symbols[str(symbol)] = dims_.dim(title, min=max(low, 1), max=top)
+                    self._symbols[str(symbol)] = self._free(title, max(low, 1), top)
+                    if (
+                        axis not in hints and size.node.expr == symbol
+                    ):  # torch.export has looked at named ranges as a whole
+                        self.examples[title] = self._symbols[str(symbol)], getattr(size.node, "hint", None) or 0
         leaf = t.input(name, [self._dim(d) for d in value.shape], dtype_name(value.dtype))
         self.inputs.append(leaf)
         return leaf
+
+    def _free(self, title: str, low: int, high: int) -> Dim:
+        """A size that the program leaves free."""
+        part = self.parts.get(title, 1)
+        name = title if part == 1 else f"{title}_by_{part}"
+        return part * dims_.dim(name, min=-(-low // part), max=high // part)
 
     def _weight(self, name: str, tensor: Any) -> Any:
         if type(tensor).__name__ == "FakeTensor":

@@ -445,3 +445,92 @@ def test_a_residual_network_of_any_batch(backend: str) -> None:
         x = torch.randn(n, 3, 16, 16)
         with torch.no_grad():
             torch.testing.assert_close(program(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def small_unet(kind: str) -> Any:
+    """Halved twice and doubled again, each time joined with what it was before."""
+    torch = pytest.importorskip("torch")
+    nn, f = torch.nn, torch.nn.functional
+
+    class Net(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.d = nn.Conv2d(3, 8, 3, padding=1), nn.ModuleList(nn.Conv2d(8, 8, 3, 2, 1) for _ in (0, 1))
+            self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
+
+        def forward(self, x: Any) -> Any:
+            a = torch.relu(self.a(x))
+            b = torch.relu(self.d[0](a))
+            u = b + (
+                self.up(self.d[1](b))
+                if kind == "transposed"
+                else f.interpolate(self.d[1](b), scale_factor=2, mode=kind)
+            )
+            return torch.cat(
+                [f.interpolate(u, size=a.shape[2:], mode="bilinear" if kind == "bilinear" else "nearest"), a], 1
+            )
+
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def agrees_with(program: Any, module: Any, shapes: list[tuple[int, ...]]) -> None:
+    torch = pytest.importorskip("torch")
+    for shape in shapes:
+        x = torch.randn(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(program(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["transposed", "nearest", "bilinear"])
+def test_a_network_of_any_height_and_width(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    module, of = small_unet(kind), torch.export.Dim
+    size = {2: 4 * of("h", min=2, max=64), 3: 4 * of("w", min=2, max=64)}
+    program = tg.optimize(module, torch.randn(1, 3, 32, 48), dynamic_shapes=(size,), dims={"h": 8, "w": 12}, **FAST)
+    assert not [w for w in program.report.warnings if "one size only" in w]
+    assert program.report.sizes == {"h": "2..64 (searched at 8)", "w": "2..64 (searched at 12)"}
+    agrees_with(program, module, [(1, 3, 32, 48), (1, 3, 8, 8), (1, 3, 20, 28)])
+
+
+def test_sizes_that_meet_at_multiples_only_are_found_and_said() -> None:
+    torch = pytest.importorskip("torch")
+    module, auto = small_unet("nearest"), torch.export.Dim.AUTO
+    program = tg.optimize(
+        module, torch.randn(2, 3, 32, 24), dynamic_shapes=({0: auto, 2: auto, 3: auto},),
+        dims={"x_0": 2, "x_2_by_4": 8, "x_3_by_4": 6}, **FAST,
+    )  # fmt: skip
+    assert set(program.report.sizes) == {"x_0", "x_2_by_4", "x_3_by_4"}
+    said = [w for w in program.report.warnings if "multiples" in w]
+    assert said == [f"the model's sizes meet at multiples only: {n} is 4*{n}_by_4" for n in ("x_2", "x_3")]
+    agrees_with(program, module, [(2, 3, 32, 24), (3, 3, 8, 20)])
+    with pytest.raises(UsageError):
+        program(torch.randn(1, 3, 30, 24))
+
+
+@pytest.mark.parametrize(("example", "multiple"), [(56, 7), (16, 8)])
+def test_pieces_of_an_axis_are_found_by_its_multiples(example: int, multiple: int) -> None:
+    torch = pytest.importorskip("torch")
+    from tensor_graphs.models.export import load_module
+
+    def pieces(x: Any) -> Any:
+        n, size, c = x.shape
+        parts = x.reshape(n, size // multiple, multiple, c)
+        return (parts - parts.mean(2, keepdim=True)).reshape(n, size, c) + x
+
+    auto = torch.export.Dim.AUTO
+    with pytest.warns(UserWarning, match=f"x_1 is {multiple}[*]x_1_by_{multiple}$"):
+        graph = load_module(pieces, (torch.randn(2, example, 6),), dynamic_shapes=({1: auto},))
+    assert [str(d) for d in graph.inputs[0].shape] == ["2", f"{multiple}*x_1_by_{multiple}", "6"]
+
+
+def test_sizes_that_never_meet_are_an_error_as_before() -> None:
+    torch = pytest.importorskip("torch")
+    from tensor_graphs.models.export import _step
+
+    assert torch is not None
+    parts: dict[str, int] = {}
+    assert _step(parts, {"a": 12, "b": 9}) and parts == {"a": 2}
+    assert _step(parts, {"a": 12, "b": 9}) and parts == {"a": 3, "b": 3}
+    assert _step(parts, {"a": 12}) and parts == {"a": 4, "b": 3}
+    assert not _step({"a": 12}, {"a": 12}) and not _step({}, {})

@@ -7,8 +7,8 @@ Each class carries the process exit code that the command line returns for it:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 
 class TensorGraphsError(Exception):
@@ -41,9 +41,13 @@ class UsageError(TensorGraphsError):
 
 
 class ShapeError(UsageError):
-    """Operands whose shapes or dtypes do not fit the operation."""
+    """Operands whose shapes or dtypes do not fit the operation. `sizes` are those that differ, where it is about some."""
 
     code = "shape"
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "", sizes: Iterable[Any] = ()) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.sizes: tuple[Any, ...] = tuple(sizes)
 
 
 class BadModelError(TensorGraphsError):
