@@ -104,6 +104,7 @@ class CudaKernel:
 
         numbers = [ctypes.c_uint64(p) for p in places]
         given = [*(ctypes.addressof(n) for n in numbers), *(m.getPtr() for m in maps)]
+        arguments = (ctypes.c_void_p * len(given))(*given)
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
@@ -115,9 +116,7 @@ class CudaKernel:
             attribute.value = value
             config.attrs, config.numAttrs = [attribute], 1
         function = driver.CUfunction(int(kernel.handle))
-        (failed,) = driver.cuLaunchKernelEx(
-            config, function, ctypes.addressof((ctypes.c_void_p * len(given))(*given)), 0
-        )
+        (failed,) = driver.cuLaunchKernelEx(config, function, ctypes.addressof(arguments), 0)
         if failed:
             raise RuntimeError(f"{self.name} cannot be launched: {failed.name}")
 

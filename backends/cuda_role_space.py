@@ -51,7 +51,8 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
         or not 2 <= schedule["stages"] <= 8
     ):
         return False
-    return _readable(kernel, shape, schedule)
+    rights = len({d.right for d in shape.dots.values()})
+    return Roles.of(schedule).held(rights) <= HELD and _readable(kernel, shape, schedule)
 
 
 def _readable(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:

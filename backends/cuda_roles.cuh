@@ -17,7 +17,7 @@ struct Roles {
     static constexpr int LEFT = ROWS * 128, RIGHT = COLUMNS * 128, STAGE = LEFT + RIGHTS * RIGHT, PIECE = HEIGHT * 128;
     static constexpr int BARRIERS = STAGES * STAGE + GROUPS * WAITING * PIECE, ROOM = 1024 + BARRIERS + 16 * STAGES + 8 * GROUPS;
 
-    Place ring, full, empty, order;
+    Address ring, full, empty, order;
     int group, block, slot = 0, parity = 0, turn = 0, put = 0;
 
     DEVICE explicit Roles(const void* room) {
@@ -58,7 +58,7 @@ struct Roles {
     template <int WHICH> DEVICE void right(const Box& box, int column, int row) const {
         side<RIGHT_ALONG, COLUMNS, DOWN>(box, column, row, ring + slot * STAGE + LEFT + WHICH * RIGHT);
     }
-    template <bool ALONG, int SIZE, int SHARED> DEVICE void side(const Box& box, int column, int row, Place to) const {
+    template <bool ALONG, int SIZE, int SHARED> DEVICE void side(const Box& box, int column, int row, Address to) const {
         const int part = SHARED > 1 ? block : 0;
         if constexpr (ALONG) {
             fetch_box<SHARED>(to + part * (SIZE / SHARED * 128), box, column, row + part * (SIZE / SHARED), full + 8 * slot);
@@ -96,7 +96,7 @@ struct Roles {
 #pragma unroll 1
         for (int k = 0; k < stages; ++k) {
             await(full + 8 * slot, parity);
-            const Place left = ring + slot * STAGE + (TURNS ? 0 : (group - 1) * HEIGHT * 128), right = ring + slot * STAGE + LEFT;
+            const Address left = ring + slot * STAGE + (TURNS ? 0 : (group - 1) * HEIGHT * 128), right = ring + slot * STAGE + LEFT;
             settle_all(sums);
             begin_products();
 #pragma unroll
@@ -124,17 +124,17 @@ struct Roles {
     DEVICE int row() const { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
     DEVICE int column() const { return threadIdx.x % 4 * 2; }
     DEVICE int base() const { return TURNS ? 0 : (group - 1) * HEIGHT; }
-    DEVICE Place begin_piece() {
+    DEVICE Address begin_piece() {
         if (threadIdx.x % 128 == 0) await_puts<WAITING - 1>();
         meet_group(group);
-        const Place at = ring + STAGES * STAGE + ((group - 1) * WAITING + put) * PIECE;
+        const Address at = ring + STAGES * STAGE + ((group - 1) * WAITING + put) * PIECE;
         put = (put + 1) % WAITING;
         return at;
     }
-    template <class P> DEVICE void keep(Place piece, int below, int beside, const P& pair) const {
+    template <class P> DEVICE void keep(Address piece, int below, int beside, const P& pair) const {
         hold(piece + (row() + 8 * below) * 128 + (beside ^ threadIdx.x % 32 / 4) * 16 + threadIdx.x % 4 * 4, pair);
     }
-    DEVICE void end_piece(Place piece, const Box& box, int column, int row) const {
+    DEVICE void end_piece(Address piece, const Box& box, int column, int row) const {
         shown_to_copies();
         meet_group(group);
         if (threadIdx.x % 128 == 0) {

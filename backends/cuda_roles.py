@@ -307,7 +307,7 @@ class _Roles(Function):
             name, origin = target
             found += self._pieces(
                 scope.lines,
-                ["        const Place piece = roles.begin_piece();"],
+                ["        const Address piece = roles.begin_piece();"],
                 [f"        roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"],
             )
         return found

@@ -1,23 +1,23 @@
 // What warps with roles need of the hardware (Hopper): boxes that the copy unit moves, barriers in shared memory, products of groups of four warps.
-typedef unsigned Place;  // an address in shared memory
+typedef unsigned Address;  // an address in shared memory
 struct alignas(64) Box { unsigned long long words[16]; };  // a matrix as the copy unit knows it
 #define DESCRIBED const __grid_constant__ Box
 
-DEVICE Place place_of(const void* x) { return (Place)__cvta_generic_to_shared(x); }
+DEVICE Address place_of(const void* x) { return (Address)__cvta_generic_to_shared(x); }
 DEVICE int alike(int x) { return __shfl_sync(0xffffffff, x, 0); }
 DEVICE int block_of_cluster() { int x; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(x)); return x; }
 template <int N> DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 template <int N> DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 
 // A barrier's phase ends when so many have arrived and all bytes are there that were announced.
-DEVICE void make_barrier(Place at, int arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(arrivals) : "memory"); }
+DEVICE void make_barrier(Address at, int arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(arrivals) : "memory"); }
 DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-DEVICE void announce(Place at, int bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory"); }
-DEVICE void arrive(Place at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }
-DEVICE void arrive_in(Place at, int block) {
+DEVICE void announce(Address at, int bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory"); }
+DEVICE void arrive(Address at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }
+DEVICE void arrive_in(Address at, int block) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(at), "r"(block) : "memory");
 }
-DEVICE void await(Place at, int parity) {
+DEVICE void await(Address at, int parity) {
     unsigned done = 0;
     while (!done) asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(at), "r"(parity) : "memory");
 }
@@ -26,7 +26,7 @@ DEVICE void meet_cluster() { asm volatile("barrier.cluster.arrive;\nbarrier.clus
 DEVICE void leave_cluster() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory"); }
 
 // A box into shared memory, of all BLOCKS of the cluster; results back to memory.
-template <int BLOCKS> DEVICE void fetch_box(Place to, const Box& box, int column, int row, Place barrier) {
+template <int BLOCKS> DEVICE void fetch_box(Address to, const Box& box, int column, int row, Address barrier) {
     if constexpr (BLOCKS > 1)
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
                      :: "r"(to), "l"(&box), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)((1 << BLOCKS) - 1)) : "memory");
@@ -34,17 +34,17 @@ template <int BLOCKS> DEVICE void fetch_box(Place to, const Box& box, int column
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                      :: "r"(to), "l"(&box), "r"(column), "r"(row), "r"(barrier) : "memory");
 }
-DEVICE void put_box(const Box& box, int column, int row, Place from) {
+DEVICE void put_box(const Box& box, int column, int row, Address from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" :: "l"(&box), "r"(column), "r"(row), "r"(from) : "memory");
 }
 DEVICE void end_puts() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N> DEVICE void await_puts() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
 DEVICE void await_all_puts() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 DEVICE void shown_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-template <class P> DEVICE void hold(Place at, const P& pair) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(*reinterpret_cast<const unsigned*>(&pair)) : "memory"); }
+template <class P> DEVICE void hold(Address at, const P& pair) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(*reinterpret_cast<const unsigned*>(&pair)) : "memory"); }
 
 // Products are under way until they are waited for.
-DEVICE unsigned long long strip(Place at, unsigned apart, unsigned next) {
+DEVICE unsigned long long strip(Address at, unsigned apart, unsigned next) {
     return (unsigned long long)((at & 0x3ffff) >> 4) | (unsigned long long)(apart >> 4) << 16 | (unsigned long long)(next >> 4) << 32 | 1ull << 62;
 }
 DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
