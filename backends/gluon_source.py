@@ -162,11 +162,12 @@ class Roles(Function):
             "slot = step % STAGES",
             "mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)",
             f"coming = warpgroup_mma(queries.index(W), {keys.replace('ahead', 'slot')}, {self._zeros()}, use_acc=False, is_async=True)",
-            f"{score_name} = warpgroup_mma_wait(0, deps=[coming])",
-            "mbarrier.arrive(keys_empty.index(slot))",
             f"{axis.name}_ = begin + (blocks - 1) * {self.block[axis.name]}",
         ):
             self.line(text, first)
+        self._read_beside(first, ready)
+        self.line(f"{score_name} = warpgroup_mma_wait(0, deps=[coming])", first)
+        self.line("mbarrier.arrive(keys_empty.index(slot))", first)
         first.known[score] = Tile(score_name, ("m", axis.name), "float32")
         self._body(first, outer, ready, top, product, names, {}, narrow)
         self.line(f"{acc} = tl.zeros([{GROUP}, {self.block['n']}], tl.float32, layout=O)", outer)
@@ -180,11 +181,12 @@ class Roles(Function):
             f"coming = warpgroup_mma(queries.index(W), {keys}, {self._zeros()}, use_acc=False, is_async=True)",
             "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
             f"pending = warpgroup_mma(weights, {values}, {acc}, is_async=True)",
-            f"{score_name} = warpgroup_mma_wait(1, deps=[coming])",
-            "mbarrier.arrive(keys_empty.index(ahead))",
             f"{axis.name}_ = begin + (blocks - 1 - block) * {self.block[axis.name]}",
         ):
             self.line(text, inner)
+        self._read_beside(inner, ready)
+        self.line(f"{score_name} = warpgroup_mma_wait(1, deps=[coming])", inner)
+        self.line("mbarrier.arrive(keys_empty.index(ahead))", inner)
         arrived = f"{acc} = warpgroup_mma_wait(0, deps=[pending])"
         self._body(inner, None, ready, top, product, names, split or {}, narrow, arrived)
         self.line("slot = ahead", inner)
@@ -266,15 +268,27 @@ class Roles(Function):
         rooms = [r.rest for r in self._rooms(top, self.axis) if r.side == -1]
         return self.block[self.axis.name] % self.tall == 0 and rooms == [index(row)]
 
+    def _read_beside(self, scope: Scope, ready: Sequence[Expr]) -> None:
+        """The keys of a tile, and what is read for each beside the products: under way while these are waited for."""
+        axis, seen, stack = self.axis, set[Expr](), [a for e in ready for a in e.args]
+        keys = f"tl.arange(0, {self.block[axis.name]}, layout=tl.SliceLayout(0, S))"
+        self.line(f"{axis.name} = {axis.name}_ + {keys}", scope)
+        while stack:
+            e = stack.pop()
+            if e in seen or e.op == "reduce":
+                continue
+            seen.add(e)
+            stack += e.args
+            if e.op == "load" and not e.args and axis in e.axes <= {*self.shape.batch, axis}:
+                with self.inside(scope):
+                    self.value(e)
+
     def _body(
         self, inner: Scope, outer: Scope | None, ready: Sequence[Expr], top: Expr, product: Expr, names: dict[Expr, str],
         masks: dict[Expr, Expr], narrow: str, arrived: str = "",
     ) -> None:  # fmt: skip
         """From scores to weights: the maximum, the sums, and where a product `arrived`, its scale."""
         axis = self.axis
-        self.line(
-            f"{axis.name} = {axis.name}_ + tl.arange(0, {self.block[axis.name]}, layout=tl.SliceLayout(0, S))", inner
-        )
         body = top.args[0]
         if masks and self.cut:
             inner.bound.discard(axis)  # what a mask needs stays where it is needed

@@ -26,6 +26,7 @@ from ..egraph.interpret import expand_all
 from .index import Axis, Division, Index, index, linear, unravelled
 
 Strides = tuple[int, ...]
+LANES = 8  # elements of the longest vector in memory
 WINDOW = "w"  # names of axes that run over the elements of a window begin so: other axes move the window
 
 
@@ -709,10 +710,12 @@ def _merged(kernel: Kernel) -> Kernel:
 
 
 def _split(kernel: Kernel) -> Kernel:
-    position = 0
+    """Without reductions nothing wants rows of an axis' parts, and vectors that end with such a part would be short."""
+    position, whole = 0, not kernel.reductions
     while position < len(kernel.axes):
         axis = kernel.axes[position]
-        by = min((n for n in _divided(kernel, axis) if 1 < n < axis.size and axis.size % n == 0), default=0)
+        fits = (n for n in _divided(kernel, axis) if 1 < n < axis.size and axis.size % n == 0)
+        by = min((n for n in fits if not whole or n < LANES or n % LANES == 0), default=0)
         if by:
             high, low = Axis(axis.name + "a", axis.size // by), Axis(axis.name + "b", by)
             axes = (*kernel.axes[:position], high, low, *kernel.axes[position + 1 :])

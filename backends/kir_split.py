@@ -14,6 +14,7 @@ from math import prod
 from .index import Axis, Index, index, linear
 from .kir import Buffer, Expr, Kernel, Store, Unfusable, walk
 from .kir_loops import rolled
+from .kir_moments import in_one_walk
 
 ALIGNMENT = 256  # bytes between which states begin
 COUNTERS = 1 << 16  # tiles whose parts can be counted
@@ -21,10 +22,12 @@ HELD = 64  # longest axis of a reduction around a split one: the split one's sta
 
 
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
-    """(partial, joining) kernels: the partial one has a first parallel axis `part`, the joining one reduces over `parts`. The states are buffers `part0`, `part1`, … of float32. Unfusable where a reduction
-    over the axis waits for another one in a way that only whole rows allow, or the axis does not divide."""
+    """(partial, joining) kernels: the partial one has a first parallel axis `part`, the joining one reduces over `parts`. The
+    states are buffers `part0`, `part1`, … of float32. Unfusable where a reduction over the axis waits for another one in a way
+    that only whole rows allow (distances from a mean do not: kir_moments.py), or the axis does not divide."""
     if axis.size % parts or parts < 2:
         raise Unfusable(f"{axis.size} elements in {parts} parts")
+    kernel = in_one_walk(kernel, axis)
     b = kernel.builder
     states = [e for e in kernel.reductions if e.axis == axis]
     maxima: dict[Expr, Expr | None] = {}

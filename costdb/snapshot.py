@@ -11,7 +11,8 @@ from .schema import REGIMES, run_id
 
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
-LABELS = ("kernel", "name", "family", "backend", "device", "dtypes", "schedule", "source", "toolchain", "shapes")
+LABELS = ("kernel", "name", "family", "backend", "device", "dtypes", "schedule", "source", "toolchain", "shapes",
+          "strides")  # fmt: skip
 LOADED = {
     "timing": ("digest", "regime", "run", "time_us", "median_us", "mad_us", "n", "threads", "flops", "bytes", *LABELS),
     "accuracy": ("digest", "run", "time_us", "reference", "rel_fro", "max_abs", "max_rel", "max_ulp", "seeds"),

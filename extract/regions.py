@@ -7,6 +7,9 @@ reach allows. What a kernel can do with a region is the backend's business; what
 Growth is bounded: per class the few cheapest e-nodes start regions (by the tree cost that saturation prunes with), inside a
 region each class is its cheapest e-node of the kind that the reach admits. A value that is needed beside the region (a
 residual stream) is where regions end: each is grown up to the first ones on its paths, and up to the next ones behind them.
+
+A value that many others read (the statistics of a norm, a scale of each channel) may lie in memory although it is computed nowhere
+else: that of rows too few or too long for one kernel, that of keys which every tile of queries would compute anew.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 from ..egraph.api import input as placeholder
+from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, topological
 from ..egraph.ops import OPS
 from ..egraph.pricing import Pricing, Roofline, node_prices
@@ -31,6 +36,7 @@ PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv
 INDEXED = frozenset(("cast", "where", "gather", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip", "windows", "batch_norm"))  # fmt: skip
 STARTS = 4  # e-nodes of a class that start regions
 SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
+DEARER, DEARER_LEAN = 2, 16  # the same inside one; where statistics are read, what they cost is not the region's
 MAX_NODES, MAX_LEAVES = 48, 10
 ALL = 99  # products on a path beyond which there are no more
 DEAR = 2  # operations of an element beyond which it is not computed anew for every window that it is in
@@ -42,7 +48,8 @@ class Reach:
     """How far a region goes: products on a path from its output, and whether reductions are inlined above them
     (between the output and a product), at a product's operands, and beside no product at all. `left_only`: operands of a
     product other than the first, which programs for other rows read again, are read as they lie in memory. `rows_bare`: so are
-    rows that are walked more than once."""
+    rows that are walked more than once. `spread_bare`: so are values spread over more elements that no pointwise operations
+    alone compute; of the operands that `left_only` names, these and nothing else."""
 
     name: str
     products: int
@@ -51,6 +58,7 @@ class Reach:
     pointwise_below: bool = True
     left_only: bool = False
     rows_bare: bool = False
+    spread_bare: bool = False
 
 
 #: From the smallest to the largest.
@@ -64,19 +72,24 @@ REACHES = (
     Reach("product, row prologue on the left", 1, False, True, left_only=True),
     Reach("two products", 2, True, False, pointwise_below=True),
     Reach("two products, row prologue", 2, True, True),
+    Reach("pointwise, statistics as they lie", 0, False, False, spread_bare=True),
+    Reach("product, spread as it lies", 1, False, False, pointwise_below=False, spread_bare=True),
+    Reach("product, row prologue on the left, statistics as they lie", 1, False, True, left_only=True, spread_bare=True),
 )
 
 
 @dataclass(frozen=True)
 class Region:
     """A class as a term over leaves; `leaves` maps the term's inputs to their classes, in order of first use; `inner` are
-    the classes that the term computes on its way, with their terms."""
+    the classes that the term computes on its way, with their terms; `statistics` those leaves that are spread over more
+    elements and read as they lie for that."""
 
     cls: int
     term: Tensor
     leaves: tuple[tuple[Tensor, int], ...]
     reach: str
     inner: tuple[tuple[Tensor, int], ...] = ()
+    statistics: tuple[int, ...] = ()
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -97,7 +110,10 @@ class Regions:
     given: frozenset[int]
     pricing: Pricing = field(default_factory=Roofline)
     reaches: tuple[Reach, ...] = REACHES
+    beside: dict[int, set[int]] = field(default_factory=dict)  # statistics that some region reads together
+    shared: set[int] = field(default_factory=set)  # of which they are, and that is read beside them
     _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    _below: dict[int, set[int]] = field(default_factory=dict)
 
     @cached_property
     def _kids(self) -> list[list[int]]:
@@ -137,7 +153,7 @@ class Regions:
                     continue
                 kind = _kind(self.view.op[choice[cls]])
                 used += kind == "product"
-                if kind != "opaque" and used <= min(products, found.get(cls, ALL) - 1):
+                if kind not in ("opaque", "written") and used <= min(products, found.get(cls, ALL) - 1):
                     found[cls] = used
                     todo += [(k, used) for k in self._kids[choice[cls]]]
             self._insides[key] = set(found)
@@ -164,7 +180,15 @@ class Regions:
     @cached_property
     def _formulas(self) -> set[int]:
         """Classes that are index formulas: made of numbers and counters alone, computed where they are needed."""
-        found: set[int] = set()
+        return self._cheap_from(set())
+
+    @cached_property
+    def flat(self) -> set[int]:
+        """Classes that pointwise operations and views compute from what is given."""
+        return self._cheap_from(set(self.given))
+
+    def _cheap_from(self, found: set[int]) -> set[int]:
+        """These classes, and all that pointwise operations and views compute from them, from numbers and from counters."""
         grown = True
         while grown:
             grown = False
@@ -175,6 +199,22 @@ class Regions:
                         found.add(cls)
                         grown = True
         return found
+
+    def below(self, cls: int) -> set[int]:
+        """The classes that a class is computed from by reductions, pointwise operations and views."""
+        if cls not in self._below:
+            choice, todo, found = self._costs[2], [cls], set[int]()
+            while todo:
+                node = choice[todo.pop()]
+                if node >= 0 and _kind(self.view.op[node]) in ("rows", "cheap"):
+                    todo += [k for k in self._kids[node] if k not in found and k not in self.given]
+                    found.update(self._kids[node])
+            self._below[cls] = found
+        return self._below[cls]
+
+    def elements(self, cls: int) -> int:
+        """How many elements a class has."""
+        return prod(concrete(self.view.types[cls].shape))
 
     def slides(self, node: int) -> bool:
         """Whether an e-node reads its operand through windows of more than one element."""
@@ -215,15 +255,29 @@ class Regions:
         return list(order)
 
     def __iter__(self) -> Iterator[Region]:
-        """Every region, each term once."""
-        for cls in self.reachable():
-            seen: set[Tensor] = set()
-            for node in self.starts(cls):
-                for reach in self.reaches:
-                    for region in self._grown(cls, node, reach):
-                        if region is not None and region.term not in seen:
-                            seen.add(region.term)
-                            yield region
+        """Every region, each term once; statistics that regions read are made by regions as well."""
+        order = dict.fromkeys(self.reachable())
+        todo = list(order)
+        while todo:
+            statistics: dict[int, None] = {}
+            for region in (r for cls in todo for r in self._of(cls)):
+                if region.statistics:
+                    statistics |= dict.fromkeys(region.statistics)
+                    for c in region.statistics:
+                        self.beside.setdefault(c, set()).update(region.statistics)
+                yield region
+            todo = [c for c in statistics if c not in order]
+            order |= dict.fromkeys(todo)
+
+    def _of(self, cls: int) -> Iterator[Region]:
+        """The regions of a class."""
+        seen: set[Tensor] = set()
+        for node in self.starts(cls):
+            for reach in self.reaches:
+                for region in self._grown(cls, node, reach):
+                    if region is not None and region.term not in seen:
+                        seen.add(region.term)
+                        yield region
 
     def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[Region | None]:
         """Regions of one reach, the largest first: up to as many values as may be that are needed beside, and up to fewer."""
@@ -240,6 +294,8 @@ def _kind(op: str) -> str:
         return "rows"
     if op in PRODUCTS:
         return "product"
+    if op == "scatter_elements":  # a region may end with it: values go to places of what is in memory
+        return "written"
     return "cheap" if op in INDEXED or OPS[op].pointwise else "opaque"
 
 
@@ -262,7 +318,8 @@ class _Growth:
     reach: Reach
     room: int = ALL  # how many values that are needed beside may be computed on a path
     leaves: dict[int, Tensor | None] = field(default_factory=dict)
-    done: dict[tuple[int, int, int, bool], _Part | int] = field(default_factory=dict)
+    spread: dict[int, None] = field(default_factory=dict)  # leaves that are spread over more elements
+    done: dict[tuple[int, int, int, bool, bool], _Part | int] = field(default_factory=dict)
     made: dict[_Part, Tensor] = field(default_factory=dict)
     nodes: int = 0
     used: int = 0  # most products on a path
@@ -273,16 +330,20 @@ class _Growth:
         """The region that starts with an e-node; None if it is too large, trivial or not of this reach."""
         self.inside = self.regions.inside(node, self.reach.products) | {self.cls}
         try:
-            root = self._node(node, 0, 0, False)
+            root = self._node(node, 0, 0, False, self.reach.spread_bare)
         except _Large:
             return None
         if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
+            return None
+        if self.reach.spread_bare and not self.spread:  # the same as without
             return None
         term = self._term(root)
         order = {leaf: cls for cls, leaf in self.leaves.items()}
         leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
         inner = {c: self._term(part) for (c, *_), part in self.done.items() if not isinstance(part, int)}
-        return Region(self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner.items()))
+        return Region(
+            self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner.items()), tuple(self.spread)
+        )
 
     def _term(self, part: _Part | int) -> Tensor:
         """The tensor of a part. Most regions turn out too large before one is made."""
@@ -300,7 +361,8 @@ class _Growth:
             self.made[part] = made
         return self.made[part]
 
-    def _node(self, node: int, beside: int, products: int, below: bool) -> _Part:
+    def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> _Part:
+        """`lean`: what is spread over the node's elements is read as it lies, and so are rows."""
         view = self.regions.view
         op = view.op[node]
         self.nodes += 1
@@ -311,49 +373,68 @@ class _Growth:
             self.used = max(self.used, products)
         if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
             products, below = ALL, True
-        others = self.reach.left_only and _kind(op) == "product"
+        product, bare_spread = _kind(op) == "product", self.reach.spread_bare
+        others = self.reach.left_only and product and not bare_spread
         first = self.reach.rows_bare and op in AGAIN
-        kids = enumerate(self.regions._kids[node])
-        return _Part(node, [self._class(k, beside, products, below, others if i else first) for i, k in kids])
+        size = self.regions.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
+        kids, r = self.regions._kids[node], self.regions
+        spread = [k for k in kids if size and k not in r.flat and r.elements(k) < size]
+        self.spread |= dict.fromkeys(spread)
+        parts = []
+        for i, k in enumerate(kids):
+            thin = bool(i) or not self.reach.rows_below if product and bare_spread else lean
+            bare = k in spread or (others if i else first or _kind(op) == "written")
+            parts.append(self._class(k, beside, products, below, bare, thin))
+        return _Part(node, parts)
 
-    def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool) -> _Part | int:
+    def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> _Part | int:
         if bare and cls not in self.regions._formulas:
             return self._leaf(cls)
-        key = (cls, beside, products, below)
+        key = (cls, beside, products, below, lean)
         found = self.done.get(key)
         if found is None:
-            node = self._inlined(cls, products, below)
+            node = self._inlined(cls, products, below, lean)
             if node is not None and self._needed_beside(cls):
                 beside += 1
                 self.met = max(self.met, beside)
                 node = node if beside <= self.room else None
-            found = self.done[key] = self._leaf(cls) if node is None else self._node(node, beside, products, below)
+            found = self.done[key] = (
+                self._leaf(cls) if node is None else self._node(node, beside, products, below, lean)
+            )
         return found
 
-    def _inlined(self, cls: int, products: int, below: bool) -> int | None:
+    def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
         """The e-node that stands for a class inside the region, None where the class is read from memory."""
         r, reach = self.regions, self.reach
         if cls == self.cls or (cls in r.given and cls not in r._formulas):
             return None
         kinds = {"cheap"} if reach.pointwise_below or not below or cls in r._formulas else set()
-        if products < ALL and (reach.rows_below if below and products >= reach.products else reach.rows_above):
+        rows = reach.rows_below if below and products >= reach.products else reach.rows_above
+        if products < ALL and rows and not lean:
             kinds.add("rows")
         if products < reach.products:
             kinds.add("product")
+        dearest = (DEARER_LEAN if lean else DEARER) * r._costs[1][cls] + 1000
         for n in r._by_class[cls]:
             kind = _kind(r.view.op[n])
             if (products >= ALL and OPS[r.view.op[n]].flops > DEAR) or (below and r.spreads(n)):
                 continue
-            if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= 2 * r._costs[1][cls] + 1000:
+            if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= dearest:
                 return n
         return None
 
     def _needed_beside(self, cls: int) -> bool:
         """Whether something that this region cannot compute reads a class as well."""
         r = self.regions
-        if r.uses.count.get(cls, 0) < 2 or r.stored(cls) or cls in r._formulas:
+        if r.stored(cls) or cls in r._formulas:
             return False
-        return not r.uses.readers[cls] <= self.inside
+        shows = OPS[r.view.op[r._costs[2][cls]]].kind == "view"
+        if r.view.original[cls] and not shows and any(cls in r.below(k) for k in self.spread):
+            r.shared.add(cls)
+            return True
+        if self.cls in r.beside and cls in r.shared:
+            return True
+        return r.uses.count.get(cls, 0) >= 2 and not r.uses.readers[cls] <= self.inside
 
     def _leaf(self, cls: int) -> int:
         if cls not in self.leaves:

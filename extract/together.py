@@ -24,6 +24,8 @@ from .regions import MAX_LEAVES, REACHES, Region, Regions
 
 MOST = 3  # outputs of a kernel
 SIDES = 3  # choices of further outputs for a class, of each kind
+PRODUCTS = frozenset(r.name for r in REACHES if r.products)
+POINTWISE = frozenset(r.name for r in REACHES if not (r.products or r.rows_above))
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,11 @@ class Together:
         """Values inside a region that a plan may need elsewhere, at most `MOST - 1`: those first that take most reading."""
         if r.term.entry.kind == "view":  # what it looks at is another region
             return []
+        beside, read_beside = self.regions.uses.beside, self.regions.beside.get(r.cls, ())
         wanted = [
             (t, c) for t, c in r.inner
-            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and not self.regions.stored(c) and self.regions.uses.beside(c, r.cls)
-            and self._fits(self._shape(c), self._shape(r.cls))
+            if t.op != "cast" and t.entry.kind not in ("view", "layout") and c in self._smallest and not self.regions.stored(c)
+            and (c in read_beside or beside(c, r.cls)) and self._fits(self._shape(c), self._shape(r.cls))
         ]  # fmt: skip
         return sorted(wanted, key=lambda tc: -self._smallest[tc[1]])[: MOST - 1]
 
@@ -113,7 +116,7 @@ class Together:
             read = [c for _, c in r.leaves if not self.view.weight[c]]
             largest = max((self._bytes(c) for c in read), default=0)
             if r.cls in self.regions.uses and self._asked_for(r.cls) and largest and r.term.entry.kind != "view":
-                product = r.reach not in (REACHES[0].name, REACHES[1].name)
+                product = r.reach in PRODUCTS
                 for c in read:
                     if self._bytes(c) == largest:
                         known = alike.setdefault((product, self._shape(r.cls), c), {})
@@ -154,13 +157,13 @@ class Together:
         alike: dict[tuple[int, ...], list[Group]] = {}
         for r in self.found:
             if (
-                r.reach == REACHES[0].name or r.term.entry.kind == "view"
+                r.reach in POINTWISE or r.term.entry.kind == "view"
             ):  # nothing is saved, or the whole is another class
                 continue
             for axis in range(len(self._shape(r.cls))):
                 if prod(self._shape(r.cls)[:axis]) == 1:  # slices along it are row-major as they lie
                     continue
-                parts = _apart(self._slices_of(r.cls, axis))
+                parts = self.slices(r.cls, axis)
                 if 2 <= len(parts) <= MOST:
                     attrs = [{"axis": axis, "start": start, "stop": stop, "step": 1} for start, stop, _ in parts]
                     terms = tuple(make("slice", (r.term,), a) for a in attrs)
@@ -172,6 +175,10 @@ class Together:
     def _least(self, groups: list[Group]) -> list[Group]:
         """The `SIDES` groups that read least."""
         return sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))[:SIDES]
+
+    def slices(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
+        """(start, stop, class) of slices of a class along an axis that the model asks for, none of which overlap."""
+        return _apart(self._slices_of(cls, axis))
 
     @cached_property
     def _slice_nodes(self) -> dict[int, list[tuple[int, int, int]]]:

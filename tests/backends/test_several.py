@@ -15,7 +15,7 @@ import pytest
 
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import c as c_backend
-from tensor_graphs.backends import cuda_cpp, kir, kir_numpy
+from tensor_graphs.backends import cuda_cpp, index, kir, kir_numpy
 from tensor_graphs.backends.jobs import job_of, kernel_of
 from tensor_graphs.backends.kernel_text import call_json, call_of_json
 from tensor_graphs.backends.keys import key_of
@@ -58,6 +58,13 @@ def _statistics() -> list[Tensor]:
     return [h, t.rsqrt(t.mean(h * h, axis=1, keepdims=True) + 1e-6), t.sum(h, axis=1, keepdims=True)]
 
 
+def _distances() -> list[Tensor]:
+    """How far rows are spread, and around what: far from zero beside their spread."""
+    h = x("a", 12, 64) + 30.0
+    mean = t.mean(h, axis=1, keepdims=True)
+    return [t.sqrt(t.mean((h - mean) * (h - mean), axis=1, keepdims=True) + 1e-6), mean]
+
+
 def _cell() -> list[Tensor]:
     """A recurrent cell's new state and output, from gates side by side."""
     gates = x("gates", 6, 4 * 32)
@@ -84,7 +91,7 @@ def _turned() -> list[Tensor]:
 
 SEVERAL: dict[str, Callable[[], list[Tensor]]] = {
     "residual": _residual, "statistics": _statistics, "cell": _cell, "projections": _projections, "gated": _gated,
-    "turned": _turned,
+    "turned": _turned, "distances": _distances,
     "moments": lambda: [t.sum(x("a", 20, 48) * k, axis=1, keepdims=True) for k in (x("a", 20, 48), x("b", 48))],
     "columns": lambda: [t.sum(x("a", 64, 48), axis=0, keepdims=True), t.max(x("a", 64, 48), axis=0, keepdims=True)],
     "two norms": lambda: [c.rms_norm(x(n, 4, 6, 16), x(g, 16), eps=1e-6) for n, g in ("qg", "kh")],
@@ -142,7 +149,7 @@ def test_shared_values_are_there_once() -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-@pytest.mark.parametrize("name", ["projections", "gated", "moments", "columns"])
+@pytest.mark.parametrize("name", ["projections", "gated", "moments", "columns", "distances"])
 def test_split_reductions_store_every_output(name: str, parts: int) -> None:
     roots = SEVERAL[name]()
     one, given = kernel(roots), values(roots)
@@ -210,6 +217,12 @@ TILES = {"m": 16, "n": 16, "k0": 16, "warps": 4, "stages": 2}
 @pytest.mark.parametrize("name", ["projections", "gated"])
 def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
     assert interpreted(name, TILES | more) < 2e-6
+
+
+def test_distances_from_a_mean_lose_nothing_to_it_in_one_walk() -> None:
+    assert interpreted("distances", {"m": 2, "n": 1, "k0": 16, "warps": 1, "stages": 2, "split": 2, "join": 1}) < 2e-6
+    _, second = split(kernel(_distances()), index.Axis("r64", 64), 2)
+    assert [e.value[0] for e in second.reductions] == ["sum", "sum"]
 
 
 def test_rows_that_are_walked_are_stored_in_one_loop() -> None:

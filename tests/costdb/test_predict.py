@@ -70,6 +70,15 @@ def test_shapes_of_one_kernel_beat_the_family_mean(tmp_path: Path, timing: Make,
     assert np.mean(inside) > 0.8
 
 
+def test_what_is_slow_in_one_layout_may_be_fast_in_another(tmp_path: Path, timing: Make, key: Keys) -> None:
+    rows, columns = {"shapes": ((64, 64),), "strides": ((64, 1),)}, {"shapes": ((64, 64),), "strides": ((1, 64),)}
+    bound = DEFAULTS["numpy"].us(work(4096))
+    store = Store(tmp_path)
+    store.add([timing(20 * bound, 4096, work=work(4096), **rows, toolchain="other")])
+    alike, other = store.price([Query(key(4096, **x), work(4096)) for x in (rows, columns)])
+    assert 10 * bound < alike.low < alike.us and bound <= other.low < 3 * bound < other.us
+
+
 def test_an_unseen_kernel_is_priced_like_its_family_with_a_wider_interval(
     tmp_path: Path, timing: Make, key: Keys
 ) -> None:

@@ -45,10 +45,10 @@ def attention_compute(g, out, queries, keys, values, queries_full, queries_empty
     slot = step % STAGES
     mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)
     coming = warpgroup_mma(queries.index(W), keys.index(slot).permute((1, 0)), gl.zeros([64, 64], gl.float32, layout=S), use_acc=False, is_async=True)
-    score10 = warpgroup_mma_wait(0, deps=[coming])
-    mbarrier.arrive(keys_empty.index(slot))
     r256_ = begin + (blocks - 1) * 64
     r256 = r256_ + gl.arange(0, 64, layout=gl.SliceLayout(0, S))
+    score10 = warpgroup_mma_wait(0, deps=[coming])
+    mbarrier.arrive(keys_empty.index(slot))
     t11 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
     t12 = score10 + t11
     max7_new = gl.maximum(max7, gl.max(t12, 1))
@@ -64,10 +64,10 @@ def attention_compute(g, out, queries, keys, values, queries_full, queries_empty
         coming = warpgroup_mma(queries.index(W), keys.index(ahead).permute((1, 0)), gl.zeros([64, 64], gl.float32, layout=S), use_acc=False, is_async=True)
         mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)
         pending = warpgroup_mma(weights, values.index(slot), acc8, is_async=True)
-        score10 = warpgroup_mma_wait(1, deps=[coming])
-        mbarrier.arrive(keys_empty.index(ahead))
         r256_ = begin + (blocks - 1 - block) * 64
         r256 = r256_ + gl.arange(0, 64, layout=gl.SliceLayout(0, S))
+        score10 = warpgroup_mma_wait(1, deps=[coming])
+        mbarrier.arrive(keys_empty.index(ahead))
         if block < cut:
             t15 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
             t16 = score10 + t15
