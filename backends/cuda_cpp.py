@@ -30,7 +30,7 @@ class CudaEmitter:
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
         """Whether a schedule can be written: a block's threads, registers and shared memory suffice."""
-        if not legal(schedule) or (schedule.get("split", 1) > 1 and not splits):
+        if not legal(schedule, shape) or (schedule.get("split", 1) > 1 and not splits):
             return False
         try:
             self.launches(Lowered(kernel, shape, ()), schedule, "probe")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import exp, log2, prod
+from math import ceil, exp, log2, prod
 from typing import Protocol
 
 from .tiling import MULTIPROCESSORS, padded
@@ -117,6 +117,8 @@ class Pass:
                 rest = min(threads // t, padded(-(-self.breadth // w)))
                 down = self.breadth // w >= rest * repeat and (t == whole or crossed)
                 long, broad = t * v * (1 if down else repeat), rest * w * (repeat if down else 1)
+                if long > 2 * padded(self.length):
+                    continue
                 tiles = -(-self.length // long), -(-self.breadth // broad)
                 lost = tiles[0] * long / max(1, self.length) * tiles[1] * broad / max(1, self.breadth)
                 narrow = 0.3 * (8 / v + 8 / w - 2) + abs(t - 8) / 16 if crossed else 0.5 * (t < min(32, whole))
@@ -308,12 +310,12 @@ class Few:
             if along * wide > 32:
                 continue
             n, step = 8 * tiles * wide, 32 * along * deep
-            registers = self._registers(tiles, deep)
-            if self.columns % n or registers > min(255, 65536 // (32 * along * wide)):
+            if self.columns % n or self._registers(tiles, deep) > min(255, 65536 // (32 * along * wide)):
                 continue
             for split in (1, 2, 4) if self.splits else (1,):
                 many = split > 1 and self.columns // n * self.batch > 2 * MULTIPROCESSORS
-                if self.length % (8 * split) or self.length // split < step or many:
+                part = self.length // split
+                if self.length % (8 * split) or step >= 2 * max(part, 32 * along) or many:
                     continue
                 schedule = {"warps": along, "wide": wide, "n": n, "deep": deep, "split": split, "um": self.rows}
                 yield schedule | dict(self.own), self.us(along, wide, tiles, deep, split)
@@ -325,19 +327,25 @@ class Few:
 
     def us(self, along: int, wide: int, tiles: int, deep: int, split: int) -> float:
         """An estimate of the time, fitted to kernels of all these kinds: what memory takes, or a multiprocessor of which more
-        is asked than of others, times what too little under way costs, joining, and rows that are read too often."""
+        is asked than of others, times what too little under way costs, joining, and rows that are read too often; at least the
+        latency of its rounds."""
         warps, n, heights = along * wide, 8 * tiles * wide, -(-self.rows // 16)
-        registers = 32 * warps * self._registers(tiles, deep)
+        part, step = self.length / split, 32 * along * deep
+        rounds = ceil(part / step)
+        registers = 32 * warps * min(255, self._registers(tiles, deep))
         exchanged = along * 64 * heights * (n + 8) * self.matrices
         resident = max(1, min(RESIDENT // (32 * warps), 65536 // registers, ALL_SHARED // (exchanged + 1024)))
         blocks = self.columns // n * self.batch * split
         total = self.length * self.columns * self.matrices * 2.0 * self.batch
         busiest = -(-blocks // MULTIPROCESSORS) * total / blocks / FASTEST
-        flying = min(max(1.0, blocks / MULTIPROCESSORS), resident) * 32 * warps * tiles * deep * self.matrices * 16
+        used = part / (rounds * step)  # of what its rounds could read
+        flying = min(max(1.0, blocks / MULTIPROCESSORS), resident) * n * along * deep * self.matrices * 64 * used
+        share = min(1.0, total / MULTIPROCESSORS / (96 << 10))  # where all there is is little, little must be under way
         slower = (
-            0.4 * max(0.0, log2((40 << 10) / flying)) + 0.27 * max(0.0, log2((96 << 10) / flying))
+            share * (0.4 * max(0.0, log2((40 << 10) / flying)) + 0.27 * max(0.0, log2((96 << 10) / flying)))
             + 0.065 * (split > 1) * split + 0.12 * (warps > 8) + 0.18 * (warps > 16) + 0.1 * (heights - 1)
-            + {1: -0.25, 2: -0.1, 4: 0.0, 8: 0.22, 16: 0.4}[deep]
+            + {1: -0.25, 2: -0.1, 4: 0.0, 8: 0.22, 16: 0.4}[deep] * share
             + {1: 0.25, 2: -0.04, 4: 0.0}.get(tiles * self.matrices, 0.14)
         )  # fmt: skip
-        return 2.2 + max(total / BANDWIDTH, busiest) * exp(slower)
+        waves = ceil(blocks / (MULTIPROCESSORS * resident))
+        return 1.6 + max(max(total / BANDWIDTH, busiest) * exp(slower), LATENCY * rounds * waves)

@@ -10,6 +10,7 @@ sum at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from math import prod
 
@@ -56,18 +57,29 @@ def _of_warps(shape: Shape, schedule: Mapping[str, int]) -> Layout:
     return Layout(dims, bool(schedule.get("early")), 0, threads, warps)
 
 
-def legal(schedule: Mapping[str, int]) -> bool:
-    """Whether the numbers mean a layout: threads that a block can have, lengths of vectors, switches that are on or off."""
+OF_WARPS = {"warps", "wide", "n", "deep", "split", "early", "um"}
+OF_THREADS = {"split", "early", "ahead"}
+_ALONG = re.compile(r"[tvu](m|n|\d+)")
+
+
+def legal(schedule: Mapping[str, int], shape: Shape) -> bool:
+    """Whether the numbers mean a layout, and no other than a schedule with smaller ones: threads that a block can have, lengths of
+    vectors, no more along rows and columns than there are (but for the next power of two), switches that are on or off."""
+    along = {k: v for k, v in schedule.items() if _ALONG.fullmatch(k)}
+    named = OF_WARPS if "warps" in schedule else OF_THREADS
+    if not set(schedule) <= named | set(along) or schedule.get("early", 0) > 1:
+        return False
     if "warps" in schedule:
         wide, n = schedule.get("wide", 1), schedule.get("n", 0)
         sizes = [schedule["warps"], wide, n, schedule.get("deep", 1)]
         return all(v > 0 and v & (v - 1) == 0 for v in sizes) and n % (8 * wide) == 0 and n <= 256 \
-            and schedule["warps"] * wide <= 32 and schedule.get("early", 0) <= 1 and "ahead" not in schedule  # fmt: skip
-    threads = [v for k, v in schedule.items() if k[0] == "t"]
-    vectors = [v for k, v in schedule.items() if k[0] == "v"]
+            and schedule["warps"] * wide <= 32 and schedule.get("um", shape.m) == shape.m  # fmt: skip
+    threads, vectors = ([v for k, v in along.items() if k[0] == x] for x in "tv")
     powers = all(v & (v - 1) == 0 for v in (*threads, *vectors))
-    small = max(vectors, default=1) <= 8 and schedule.get("early", 0) <= 1 and schedule.get("ahead", 0) <= MOST_AHEAD
-    return powers and small and prod(threads) <= 1024
+    covered = {d: prod(along.get(f"{x}{d}", 1) for x in "tvu") for d in "mn"}
+    within = all(covered[d] <= (2 * padded(size) if size > 1 else 1) for d, size in (("m", shape.m), ("n", shape.n)))
+    small = max(vectors, default=1) <= 8 and schedule.get("ahead", 0) <= MOST_AHEAD
+    return powers and within and small and prod(threads) <= 1024
 
 
 def joining(first: Layout, shape: Shape) -> Layout:

@@ -28,7 +28,7 @@ NEAR = 1.15  # times the fastest one's time that the second centre may take
 SLACK = 0.75  # share above `worth` that is hoped for at first; less with every schedule measured. (On an H200 the best of five
 # guesses took 1.07 times as long as the best of 24 on average, 1.7 times at most.)
 FIXED = ("join", "precision")  # parameters that stay as they are
-SWITCHES = ("boxes", "early")  # parameters that are there or not
+SWITCHES = ("boxes", "inside", "early")  # parameters that are there or not
 
 
 def key_of_schedule(schedule: Schedule) -> Key:

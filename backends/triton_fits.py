@@ -3,7 +3,8 @@
 A schedule is a mapping of small integers: rows `m` and columns `n` of a program's tile, `k0`, `k1`, … of each reduction axis in
 the order of `Shape.inner`, `warps`, `stages`, `group` (rows of tiles that programs take together, for reuse in the L2 cache),
 `split` (programs that share one reduction; with `join`, the last of them joins the parts), `precision` of products of float32,
-`boxes` (tiles come through the copy unit), `early` (started before the kernel before it has ended, for which it waits itself).
+`boxes` (tiles come through the copy unit), `inside` (beside boxes, what a loop does not move is read in it all the same, behind
+them), `early` (started before the kernel before it has ended, for which it waits itself).
 
 This is the one place that says what is legal: `triton_space` ranks what it allows, a search moves within it (schedule_search.py).
 """
@@ -29,10 +30,11 @@ WHOLE = 1 << 14  # longest row held at once
 WARPS, STAGES, GROUP = 16, 8, 32  # most of a program; rows of tiles that are taken together
 EACH = 256  # most elements of an accumulator that a thread holds
 FEW = 32  # rows of a product that is bound by reading its right side once
+LITTLE = 16  # rows of a tile that is read in every round of a loop at no cost
 PARTS = (2, 3, 4, 8, 16, 32, 64)
 LEAST = 64  # elements of a part
-OPTIONAL = {"group", "split", "join", "precision", "boxes", "early"}
-COUNTS = {"stages", "split", "join", "precision", "boxes", "early"}  # all others are powers of two
+OPTIONAL = {"group", "split", "join", "precision", "boxes", "inside", "early"}
+COUNTS = {"stages", "split", "join", "precision", "boxes", "inside", "early"}  # all others are powers of two
 
 
 def each(elements: float, schedule: Numbers) -> float:
@@ -195,6 +197,8 @@ def legal(facts: Facts, schedule: Numbers) -> bool:
     wanted = {"m", "n", "warps", "stages", *(f"k{i}" for i in range(len(facts.inner)))}
     if not wanted <= set(schedule) <= wanted | OPTIONAL or ("boxes" in schedule and not facts.boxed):
         return False
+    if "inside" in schedule and facts.kind != "attention":
+        return False
     sizes = [v for name, v in schedule.items() if name not in COUNTS]
     if any(v < 1 or v & (v - 1) for v in sizes) or not 1 <= schedule["stages"] <= STAGES or schedule["warps"] > WARPS:
         return False
@@ -260,6 +264,8 @@ def _contraction(facts: Facts, s: Numbers) -> bool:
 def _attention(facts: Facts, s: Numbers) -> bool:
     k = s[f"k{facts.main}"]
     if facts.rest.items() - s.items() or s["n"] != facts.columns or "group" in s:
+        return False
+    if "inside" in s and ("boxes" not in s or s["m"] > LITTLE or k * s.get("split", 1) >= facts.size):
         return False
     if not within(k, facts.size, 16) or k > 256 or not (within(s["m"], facts.m, 16) if facts.rows else s["m"] == 1):
         return False

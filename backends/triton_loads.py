@@ -12,8 +12,18 @@ from .triton_values import Values
 class Loads(Values):
     """Loads of a kernel."""
 
-    def load(self, e: Expr) -> Tile:
-        """The tile that a load reads: a box where it may be one, else behind the masks of what is not there."""
+    def read_inside(self, e: Expr) -> None:
+        """Read what the loop around this place does not move in it all the same: behind the copies that the loop begins with,
+        which otherwise wait until it is there. (One row in 16 of 8 heads of 4096 keys: 7.8 to 7.2 µs on an H200.) Its place is
+        written as if it moved, or the compiler would move it out."""
+        outside = self.scope.outside
+        (axis,) = self.scope.bound - outside.bound if outside is not None else ()
+        if e not in self.scope.known and e.axes <= outside.bound and axis not in self.single:  # type: ignore[union-attr]
+            self.scope.known[e] = self.named(self.load(e, f"{axis.name}_ // {axis.size}"))
+
+    def load(self, e: Expr, moving: str = "") -> Tile:
+        """The tile that a load reads: a box where it may be one, else behind the masks of what is not there. `moving` is a text
+        for 0 that is added to its place."""
         operand, at, steps, dtype = e.value
         if self.tiling.options.get("boxes") and not e.args and (tile := self.boxed(operand, at, dtype)) is not None:
             return tile
@@ -24,6 +34,7 @@ class Loads(Values):
         dims = self.union([where, *(p for p, _ in picks), *guards])
         parts = [
             operand,
+            *([moving] if moving else []),
             *([self.spread(where, dims) if where.dims != dims else where.text] if where.text != "0" else []),
         ]
         parts += [

@@ -13,7 +13,7 @@ from math import log2, prod
 
 from .kir import Kernel
 from .tiling import MULTIPROCESSORS, Shape, Tiling, padded
-from .triton_fits import SHARED, Facts, Numbers, Schedule, each, facts_of, tiles_fit
+from .triton_fits import LITTLE, SHARED, Facts, Numbers, Schedule, each, facts_of, tiles_fit
 
 COUNT = 16  # schedules of a kernel and shape that are measured
 Ranked = Iterator[tuple[Schedule, float]]
@@ -27,6 +27,7 @@ def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
     options = {
         "precision": ("ieee", "tf32x3", "tf32")[schedule.get("precision", 0)],
         "boxes": bool(schedule.get("boxes", 0)),
+        "inside": bool(schedule.get("inside", 0)),
         "early": bool(schedule.get("early", 0)),
     }
     return Tiling(m, n, k, schedule["warps"], schedule["stages"], schedule.get("group", 1), options)
@@ -219,9 +220,10 @@ def _attention(facts: Facts) -> Ranked:
                 + (0.3 if each(m * n, schedule) > 64 else 0) + 0.1 * (split > 1)
                 + (0.4 if many and min(SHARED // shared, 2) * warps < 8 else 0)
             )  # fmt: skip
-            yield schedule | ({"split": split} if split > 1 else {}), rank
+            beside = {"inside": 1} if facts.boxed and m <= LITTLE and k * split < facts.size else {}
+            yield schedule | beside | ({"split": split} if split > 1 else {}), rank
             if split > 1:
-                yield _cut(schedule, split), rank + 0.05 * split
+                yield _cut(schedule | beside, split), rank + 0.05 * split
 
 
 _KINDS: Mapping[str, Callable[[Facts], Ranked]] = {

@@ -321,6 +321,16 @@ def test_tiles_read_in_boxes_are_the_same(name: str, more: dict[str, int]) -> No
     assert interpreted(name, TILES | more | {"boxes": 1}) < 2e-6
 
 
+@pytest.mark.parametrize("more", [{}, {"split": 2}, {"split": 2, "join": 1}], ids=["one", "split", "joined by the last"])
+def test_what_a_loop_does_not_move_may_be_read_in_it(more: dict[str, int]) -> None:
+    """Queries are read behind the first copies of keys and values, at a place that looks as if it moved."""
+    tiles = {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2, "boxes": 1} | more
+    first, after = (launches(*_call("decode", s))[0].source for s in (tiles, tiles | {"inside": 1}))
+    loads = [[line for line in text.splitlines() if "tl.load(q" in line] for text in (first, after)]
+    assert all(len(found) == 1 for found in loads) and loads[1][0].startswith("        ") > loads[0][0].startswith("        ")
+    assert "_ // " in loads[1][0] and interpreted("decode", tiles | {"inside": 1}) < 2e-6
+
+
 def test_a_box_is_a_tile_of_a_matrix_in_memory() -> None:
     """Heads side by side in a row are columns of it; what would leave the row, or is not next to each other, is no box."""
     row, col, head = Axis("m", 64), Axis("k", 32), Axis("h", 4)

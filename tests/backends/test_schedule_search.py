@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from math import prod
 
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import triton_fits
+from tensor_graphs.backends import cuda_cpp, triton_fits
+from tensor_graphs.backends.kernel_text import kernel_text
 from tensor_graphs.backends.measure_gpu import Measured, Try, rows_of, search_of
 from tensor_graphs.backends.schedule_search import COUNT, LOOK, SEEDS, Schedule, ScheduleSearch, key_of_schedule, moves
 from tensor_graphs.backends.triton import generated
@@ -152,6 +154,25 @@ def test_what_is_ranked_fits_and_so_do_moves_that_can_be_written(kind: str) -> N
     assert legal and all(template.source(replace(call, schedule=s)) for s in legal)  # type: ignore[misc]
     for wrong in ({"m": 3}, {"warps": 64}, {"n": 1 << 20}, {"stages": 0}, {"what": 2}):
         assert not fitting({**ranked[0], **wrong})
+
+
+@pytest.mark.parametrize("kind", terms())
+def test_moves_in_cuda_give_other_kernels(kind: str) -> None:
+    """What is ranked fits; no legal move gives the text that was there before, which would cost a measurement."""
+    root = terms()[kind]
+    template = cuda_cpp.generated(root, ["x393216"] if kind == "few rows" else [])
+    call = Call({str(n): operand(leaf) for n, leaf in leaves(root).items()}, operand(root), {})
+    assert template.space is not None and template.fits is not None
+    ranked = [dict(s) for s in template.space(call)]
+    fitting = lambda s: template.fits(replace(call, schedule=s))  # type: ignore[misc]
+    assert bool(ranked) or kind in ("many rows", "attention", "a short sum")
+    ranked = [s for s in ranked if "roles" not in s]
+    assert all(map(fitting, ranked)) and not any(
+        fitting({**s, **more}) for s in ranked for more in ({"boxes": 1}, {"stages": 2}, {"um": 64})
+    )
+    text = lambda s: re.sub(r"_[0-9a-f]{10}", "", kernel_text(template, replace(call, schedule=s)).text)
+    for s in ranked[:3]:
+        assert text(s) not in {text(m) for m in moves(s) if fitting(m)}
 
 
 def leaves(root: Tensor) -> dict[str, Tensor]:
