@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import random_graphs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,8 @@ from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.unfold import GAP
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
+
+from ..fuzz.strategies import graphs
 
 LIMITS = Limits(nodes=3000, iterations=6, seconds=20)
 SESSION = InProcess()
@@ -156,7 +157,7 @@ def test_terms_that_no_rule_connects() -> None:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(random_graphs.graphs(), st.integers(0, 1 << 30))
+@given(graphs(), st.integers(0, 1 << 30))
 def test_any_extraction_of_a_random_graph_is_explained(graph: Graph, seed: int) -> None:
     limits = Limits(nodes=600, iterations=3, seconds=20)
     view = saturate_block(graph, ALL, limits, session=SESSION)

@@ -7,7 +7,6 @@ import itertools
 
 import numpy as np
 import pytest
-import random_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,8 @@ from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import InProcess, Limits, decode, saturate_block
 from tensor_graphs.egraph.view import view_of
 from tensor_graphs.errors import RuleError
+
+from ..fuzz.strategies import ANY, graphs
 
 ONCE = Limits(iterations=1)
 WIDE = Type((2, 3, 4), "float32")
@@ -92,7 +93,7 @@ def test_laws_agree_on_every_op_kind() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(random_graphs.graphs())
+@given(graphs(kinds=ANY))
 def test_laws_agree_on_random_graphs(graph: Graph) -> None:
     _agrees(graph)
 

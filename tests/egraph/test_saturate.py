@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import random_graphs
 from hypothesis import HealthCheck, given, settings
 
 from tensor_graphs.egraph import api as t
@@ -34,6 +33,8 @@ from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block, sat
 from tensor_graphs.egraph.view import EGraphView, view_of
 from tensor_graphs.egraph.worker import Pool, Worker
 from tensor_graphs.errors import RuleError, UsageError, WorkerError
+
+from ..fuzz.strategies import data, graphs
 
 _LAST = "axis=rank(x) - 1"
 _WIDE = "matmul(x, concat(a, b, axis=1))"
@@ -98,7 +99,7 @@ def assert_sound(graph: Graph, view: EGraphView) -> None:
             forms.append((int(view.cls[i]), view.node_tensor(i, [terms[k] for k in kids])))
     originals = {cls: node for node, cls in view.classes.items()}
     references = [originals.get(cls, terms[cls]) for cls, _ in forms]
-    values, params = random_graphs.data(graph)
+    values, params = data(graph)
     with np.errstate(all="ignore"):
         found = evaluate([*references, *(f for _, f in forms)], values, params=params, float64=True)
     for (cls, form), a, b in zip(forms, found, found[len(forms) :]):
@@ -107,7 +108,7 @@ def assert_sound(graph: Graph, view: EGraphView) -> None:
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-@given(random_graphs.graphs())
+@given(graphs())
 def test_every_form_of_every_class_is_equal(graph: Graph) -> None:
     assert_sound(graph, saturate_block(graph, RULES, Limits(iterations=4, nodes=2000), session=InProcess()))
 
@@ -232,7 +233,7 @@ def test_more_search_never_gives_a_dearer_plan(name: str, knob: str) -> None:
 
 @pytest.mark.parametrize("options", [{"slack": 0}, {"limits": Limits(beam=1)}, {"slack": 0, "limits": Limits(beam=1)}])
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(graph=random_graphs.graphs())
+@given(graph=graphs())
 def test_pruning_never_loses_the_graph(graph: Graph, options: dict[str, Any]) -> None:
     limits = options.get("limits", Limits(iterations=4))
     view = saturate_block(graph, RULES, limits, slack=options.get("slack"), session=InProcess())
@@ -442,8 +443,8 @@ def test_a_pool_keeps_order_and_is_deterministic() -> None:
 
 
 def test_views_do_not_depend_on_hash_seeds() -> None:
-    code = (f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport json\n"
-            "from test_saturate import *\n"
+    code = (f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\nimport json\n"
+            "from tests.egraph.test_saturate import *\n"
             "v = [saturate_block(g, RULES, Limits(iterations=4, beam=b), session=InProcess()) for g in SAMPLES.values() "
             "for b in (0, 2)]\n"
             "print(json.dumps([everything(x)[:8] for x in v], default=str))")  # fmt: skip
@@ -511,7 +512,7 @@ class _Ungated(InProcess):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(graph=random_graphs.graphs())
+@given(graph=graphs())
 def test_leaving_out_rules_that_cannot_match_changes_nothing(graph: Graph) -> None:
     limits = Limits(nodes=600, iterations=4, seconds=30)
     found = [saturate_block(graph, RULES, limits, session=s()) for s in (InProcess, _Ungated)]

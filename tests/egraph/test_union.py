@@ -7,10 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import random_graphs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_saturate import RULES, SAMPLES, assert_sound, everything, long_sum, qkv
 
 from tensor_graphs.egraph import union as unions
 from tensor_graphs.egraph.graph import Graph
@@ -23,6 +21,9 @@ from tensor_graphs.egraph.view import EGraphView, view_of
 from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.problem import Problem
 from tensor_graphs.extract.solve import solve
+
+from ..fuzz.strategies import graphs
+from .test_saturate import RULES, SAMPLES, assert_sound, everything, long_sum, qkv
 
 WIDTHS = (Limits(iterations=2, beam=1), Limits(iterations=4, beam=2), Limits(iterations=3, beam=8, slack=9))
 
@@ -61,7 +62,7 @@ def missing(small: EGraphView, large: EGraphView) -> int:
 
 
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
-@given(random_graphs.graphs())
+@given(graphs())
 def test_a_union_holds_every_view_and_is_sound(graph: Graph) -> None:
     views = [view_of(graph), *(saturate_block(graph, RULES, limits, session=InProcess()) for limits in WIDTHS)]
     whole = union(views)
@@ -133,7 +134,7 @@ WIDER = st.tuples(st.sampled_from((1, 2, 3, 4, 5, 8, 0)), st.sampled_from((0, 0.
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
-@given(random_graphs.graphs(steps=6), WIDER, WIDER)
+@given(graphs(steps=6), WIDER, WIDER)
 def test_more_beam_slack_and_rounds_never_cost_quality(
     here: list[Limits], graph: Graph, one: tuple[int, float, int], other: tuple[int, float, int]
 ) -> None:

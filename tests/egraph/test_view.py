@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import random_graphs
 from hypothesis import HealthCheck, given, settings
 
 from tensor_graphs.egraph import api as t
@@ -20,6 +19,8 @@ from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block, saturate_blocks
 from tensor_graphs.egraph.view import EGraphView, SaturationReport, glue, merged, view_of
 from tensor_graphs.errors import ExtractionError
+
+from ..fuzz.strategies import ANY, data, graphs
 
 RULES = (
     Rule("add-commutes", "x + y", "y + x", exact=True),
@@ -64,7 +65,7 @@ def glued(graph: Graph) -> EGraphView:
 
 # ---------------------------------------------------------------- one view
 @settings(deadline=None, max_examples=40)
-@given(random_graphs.graphs())
+@given(graphs(kinds=ANY))
 def test_a_graph_is_its_own_view(graph: Graph) -> None:
     view = view_of(graph)
     assert view.best_terms() == list(graph.roots) and view.extractable()
@@ -142,7 +143,7 @@ def test_the_glued_view_computes_the_model() -> None:
     graph = model()
     view = glued(graph)
     assert len(find_blocks(graph, max_nodes=24).instances) > 1
-    values, params = random_graphs.data(graph)
+    values, params = data(graph)
     expected = evaluate(graph, values, params=params, float64=True)
     rng = np.random.default_rng(0)
     for _ in range(5):  # other prices, other forms
@@ -153,7 +154,7 @@ def test_the_glued_view_computes_the_model() -> None:
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(random_graphs.graphs(steps=14))
+@given(graphs(steps=14))
 def test_gluing_random_graphs_keeps_roots_types_and_values(graph: Graph) -> None:
     blocks = find_blocks(graph, max_nodes=4)
     views = saturate_blocks([b.graph for b in blocks.unique], RULES, Limits(iterations=2), pool=_Inline())
@@ -162,7 +163,7 @@ def test_gluing_random_graphs_keeps_roots_types_and_values(graph: Graph) -> None
     assert [view.types[r] for r in view.roots] == [r.type for r in graph.roots]
     assert [view.classes[r] for r in graph.roots] == list(view.roots)
     assert view.off[-1] == len(view.kid) and len(view.off) == len(view) + 1
-    values, params = random_graphs.data(graph)
+    values, params = data(graph)
     with np.errstate(all="ignore"):
         a = evaluate(graph, values, params=params, float64=True)
         b = evaluate(view.best_terms(), values, params=params, float64=True)

@@ -171,7 +171,7 @@ class Grower:
 
     def step(self) -> None:
         """One more value, where one is found."""
-        names = self.kinds.ops or OPS.keys()
+        names = sorted(self.kinds.ops) or OPS  # a set's order is not the same in each process
         for _ in range(20):
             try:
                 if self.rng.random() < self.kinds.rules:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,19 +12,12 @@ from tensor_graphs.rules import check_file
 from tensor_graphs.rules.derive_file import derive
 from tensor_graphs.rules.prove import Prover
 
-ROOT = Path(__file__).parents[2]
 Form = tuple[str, str, str]
 
 
 @pytest.fixture(scope="module")
-def forms() -> list[Form]:
-    if not (ROOT / "benchmarks").is_dir():
-        pytest.skip("benchmarks/ is not part of the installed package")
-    sys.path.insert(0, str(ROOT))
-    try:
-        return list(importlib.import_module("benchmarks.rule_fuzz").forms())
-    finally:
-        sys.path.remove(str(ROOT))
+def forms(rule_fuzz: Any) -> list[Form]:
+    return list(rule_fuzz.forms())
 
 
 def line(text: str) -> check_file.Line:
