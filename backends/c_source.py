@@ -296,6 +296,8 @@ class _Writer:
             elif e.axes <= place.bound:
                 self.value(e, place)
         for store in self.kernel.stores:
+            if store.parts:
+                raise Unfusable("a result at a place that depends on data")
             value, guards = self.value(store.value, place), [f"({self.value(g, place)})" for g in store.guards]
             here = self._place_of(store, place)
             line = f"{store.buffer}[{self._at(store.at)}] = {_stored(value, self.kernel.buffers[store.buffer].dtype)};"

@@ -9,7 +9,7 @@ from ..egraph.graph import Tensor
 from .cuda_helpers import HELPERS
 from .cuda_source import emit, emit_joined
 from .cuda_space import FEW, joining, layout_of, legal, schedules
-from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
+from .generated import CARRYING, COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
 from .kir import Kernel, Unfusable
 from .kir_split import split
 from .tiling import Shape, shape_of
@@ -25,8 +25,8 @@ class CudaEmitter:
     needs: tuple[str, ...] = ("torch", "cuda.core")
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """See cuda_space.py."""
-        return schedules(kernel, shape, splits=splits)
+        """See cuda_space.py, and cuda_role_space.py for what it leaves."""
+        return schedules(kernel, shape, splits=splits) or role_schedules(kernel, shape, COUNT)
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
         """Whether a schedule can be written: a block's threads, registers and shared memory suffice."""
@@ -70,6 +70,6 @@ class Cuda(Generator):
     """The backend."""
 
 
-BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING}, several=True, vectors=FEW)
+BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)
 
 __all__ = ["BACKEND", "Cuda", "CudaEmitter", "generated"]

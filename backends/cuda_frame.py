@@ -104,7 +104,7 @@ class Frame(Writer[Scope]):
         """In how many loop nests each value is needed: bodies of reductions, and results."""
         found: dict[Expr, int] = {}
         roots = [self.in_column(e.args[0]) for e in self.kernel.reductions]
-        roots += [e for s in self.kernel.stores for e in (s.value, *s.guards)]
+        roots += [e for s in self.kernel.stores for e in s.exprs]
         for root in dict.fromkeys(roots):
             for e in nest_of(root):
                 found[e] = found.get(e, 0) + 1

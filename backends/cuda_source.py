@@ -83,18 +83,19 @@ class Function(Matrix):
     def write(self, store: Store) -> None:
         """One result."""
         value, buffer = store.value, self.kernel.buffers[store.buffer]
-        for e in (value, *store.guards):
+        for e in store.exprs:
             self.need(e)
-        axes = frozenset(store.at.axes).union(*(g.axes for g in store.guards))
+        axes = frozenset(store.at.axes).union(*(e.axes for e in store.exprs[1:]))
         dims = self.dims(axes)
         if not set(self.spans(value)) <= set(dims):
             raise Unfusable("a result with more axes than its place")
-        guarded = {d for g in store.guards for d in self.spans(g)}
+        guarded = {d for e in store.exprs[1:] for d in self.spans(e)}
         lanes = next((d for d in dims if d not in guarded and self.groups[d] and together(
-            store.at, self.groups[d][-1], self.along[d].vector, itemsize(buffer.dtype))), "")  # fmt: skip
+            store.at, self.groups[d][-1], self.along[d].vector, itemsize(buffer.dtype))
+            and all(step % self.along[d].vector == 0 for _, step in store.parts)), "")  # fmt: skip
         nest = Nest(self, dims, lanes, inner=lanes)
         ctype, target = CTYPES[buffer.dtype], self.param[store.buffer]
-        place = nest.position(store.at, (), store.at.range[1], True)
+        place = nest.position(store.at, store.parts, store.at.range[1], True)
         masks = [*nest.masks(dims), *(nest.scalar(g, nest.depth(self.spans(g))) for g in store.guards)]
         masks += [
             f"{enclosed(self._lane(d))} == 0"

@@ -18,7 +18,8 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
-from ..extract.kernel import SEPARATOR, Call, Operand, Template, contiguous
+from ..extract.kernel import SEPARATOR, Call, Operand, Template, contiguous, output_names
+from ..extract.onward import Onward
 from ..extract.regions import REACHES, Reach, Region, Regions
 from ..extract.together import Group, Together
 from ..extract.work import graph_flops
@@ -36,6 +37,10 @@ def counters(device):
     if device not in _counters:
         _counters[device] = torch.zeros({COUNTERS}, dtype=torch.int32, device=device)
     return _counters[device]'''
+CARRYING = '''def carried(x, out):
+    """What a kernel that writes some places of out leaves there otherwise: x, which may be out."""
+    if x.data_ptr() != out.data_ptr():
+        out.copy_(x)'''
 BODIES = 2  # ways to compute one value from the same others that are kept
 Schedule = dict[str, int]
 
@@ -126,6 +131,12 @@ class Generated(Template):
     def roots(self) -> list[Tensor]:
         """What each output is."""
         return [self.root, *self.others]
+
+    @cached_property
+    def bases(self) -> dict[str, str]:
+        """Outputs of which only some places are written, and the operands that hold the rest."""
+        outputs = zip(output_names(len(self.roots)), self.roots)
+        return {name: str(t.args[0].attr("name")) for name, t in outputs if _partial(t)}
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
@@ -219,7 +230,14 @@ def _code(template: Generated, call: Call) -> str:
         for name, (start, size) in places(first.buffers)[0].items():
             names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
         names["counters"] = f"counters({names['out']}.device)"
-    return "\n".join(launch.call(names) for launch in launches(template, call))
+    pairs = [(names[base], names[output]) for output, base in template.bases.items()]
+    kept = [f"carried({base}, {output})" for base, output in pairs if base != output]
+    return "\n".join([*kept, *(launch.call(names) for launch in launches(template, call))])
+
+
+def _partial(t: Tensor) -> bool:
+    """Whether a term is a tensor in memory with some values written into it."""
+    return t.op == "scatter_elements" and t.args[0].op == "input"
 
 
 def _definitions(template: Generated, call: Call) -> dict[str, str]:
@@ -259,6 +277,7 @@ def template_of(
     made: list[Generated] = []
     first, *others = [root] if isinstance(root, Tensor) else root
     family = _family([first, *others])
+    bases = [(str(t.args[0].attr("name")),) if _partial(t) else () for t in (first, *others)]
 
     def applies(call: Call) -> bool:
         written = Operand(call.output.type, channels_last(call)) if last else call.output
@@ -272,7 +291,8 @@ def template_of(
         source=lambda call: _definitions(made[0], call),
         fits=partial(_fits, made) if hasattr(emitter, "fits") else None,
         space=lambda call: _space(made[0], call), version=emitter.version, root=first, others=tuple(others), emitter=emitter,
-        setup=emitter.setup, prep={name: prepared(name) for name in transposed},
+        setup=(*emitter.setup, *(["carried"] if any(bases) else [])), prep={name: prepared(name) for name in transposed},
+        inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),
     )  # fmt: skip
     made.append(template)
     return template
@@ -287,7 +307,8 @@ def _family(roots: Sequence[Tensor]) -> str:
         return "conv"
     if ops & {"matmul", "linear"}:
         return "contraction"
-    return "pointwise" if all(t.is_leaf or t.entry.pointwise or t.entry.kind == "view" for t in nodes) else "reduction"
+    plain = (t.is_leaf or t.entry.pointwise or t.entry.kind == "view" or _partial(t) for t in nodes)
+    return "pointwise" if all(plain) else "reduction"
 
 
 @dataclass
@@ -330,12 +351,14 @@ class Generator:
         for region, template in kept:
             yield template, region.classes, tuple(c for _, c in region.leaves)
         if self.several:
-            for group, template in self._lowered(
-                Together(regions, [r for r, _ in kept if isinstance(r, Region)]), types
-            ):
-                yield template, group.classes, tuple(c for _, c in group.leaves)
+            together = Together(regions, [r for r, _ in kept if isinstance(r, Region)])
+            for several in (together, Onward(together)):
+                for group, template in self._lowered(several, types):
+                    yield template, group.classes, tuple(c for _, c in group.leaves)
 
-    def _lowered(self, found: Regions | Together, types: Sequence[Type]) -> Iterator[tuple[Region | Group, Generated]]:
+    def _lowered(
+        self, found: Regions | Together | Onward, types: Sequence[Type]
+    ) -> Iterator[tuple[Region | Group, Generated]]:
         """The regions or groups that a kernel can be generated for, each with its template."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view

@@ -328,12 +328,27 @@ class Buffer:
 @dataclass(frozen=True)
 class Store:
     """One result: `value` at each point of the kernel's axes where all `guards` hold goes to position `at` of a buffer. What
-    does not depend on an axis is the same along it."""
+    does not depend on an axis is the same along it. `parts` are further terms of the position, with their strides, that depend
+    on data: the rest of the buffer stays as it was."""
 
     buffer: str
     at: Index
     value: Expr
     guards: tuple[Expr, ...] = ()
+    parts: tuple[tuple[Expr, int], ...] = ()
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        """All expressions in it."""
+        return (self.value, *self.guards, *(e for e, _ in self.parts))
+
+    def moved(self, at: Index, exprs: Sequence[Expr]) -> Store:
+        """The same with other expressions, in the order of `exprs`."""
+        value, *more = exprs
+        guards, picks = more[: len(self.guards)], more[len(self.guards) :]
+        return replace(
+            self, at=at, value=value, guards=tuple(guards), parts=tuple((e, c) for e, (_, c) in zip(picks, self.parts))
+        )
 
 
 @dataclass(frozen=True)
@@ -348,7 +363,7 @@ class Kernel:
     @cached_property
     def exprs(self) -> list[Expr]:
         """All expressions, operands first."""
-        return walk(e for s in self.stores for e in (s.value, *s.guards))
+        return walk(e for s in self.stores for e in s.exprs)
 
     @cached_property
     def reductions(self) -> list[Expr]:
@@ -377,7 +392,8 @@ class Kernel:
                 names[e] = text
         for s in self.stores:
             guard = f" if {' and '.join(names[g] for g in s.guards)}" if s.guards else ""
-            lines.append(f"  {s.buffer}[{s.at!r}] = {names[s.value]}{guard}")
+            place = " + ".join([repr(s.at), *(f"{names[e]} * {c}" for e, c in s.parts)])
+            lines.append(f"  {s.buffer}[{place}] = {names[s.value]}{guard}")
         return "\n".join(lines)
 
 
@@ -596,43 +612,125 @@ def kernel_of(
     tensors, the others into `out1`, `out2`, ….
 
     Several are computed over the axes of the largest one: each has as many elements, or is one value along some of its
-    axes; or all are slices of one tensor, which then is computed once. Raises Unfusable for others, and for ops that have
-    no index expression (sorting, scatter, argmax).
+    axes; or all are slices of one tensor, which then is computed once; or they agree in all axes but one, along which they lie
+    side by side. Values that are written into a tensor in memory (`scatter_elements`) count by themselves: only their places
+    are written, and what else the buffer should hold must be there. Raises Unfusable for others, and for ops that have
+    no index expression (sorting, argmax).
     """
+    from .kir_halves import cut, halved
+
     builder = Builder()
     roots = [root] if isinstance(root, Tensor) else list(root)
     atomic = expand_all(roots)
     for leaf in topological(atomic):
         if leaf.is_leaf and leaf not in operands:
             raise Unfusable(f"{leaf!r} is no operand")
-    sliced = sliced_alike(atomic)
-    space, first = (
-        atomic[0].args[0] if sliced else max(atomic, key=lambda t: math.prod(concrete(t.shape))),
-        buffers[out],
-    )
-    shape = concrete(space.shape)
-    largest = first if sliced else buffers[out if space is atomic[0] else f"out{atomic.index(space)}"]
+    names = [f"out{n}" if n else out for n in range(len(atomic))]
+    spaces = [t.args[2] if t.op == "scatter_elements" else t for t in atomic]
+    sliced, joined = sliced_alike(atomic), side_by_side(spaces)
+    widest = max(range(len(spaces)), key=lambda n: (math.prod(concrete(spaces[n].shape)), -n))
+    shape = concrete(atomic[0].args[0].shape if sliced else spaces[widest].shape)
+    if joined is not None and not sliced:
+        shape = (*shape[:joined], sum(concrete(x.shape)[joined] for x in spaces), *shape[joined + 1 :])
+    largest = buffers[out if sliced else names[widest]]
     if 0 in shape:
         raise Unfusable("no elements")
     lying = sorted(range(len(shape)), key=lambda n: -largest.strides[n])  # axes in the order of the result's memory
     axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
     at = tuple(map(index, axes))
     reader = _Reader(builder, operands, buffers)
-    stores = []
-    for n, t in enumerate(atomic):
-        name = f"out{n}" if n else out
+    stores: list[Store] = []
+    lying_in: dict[str, tuple[dict[Axis, Index], tuple[Expr, ...]]] = {}
+    before = 0
+    for t, own, name in zip(atomic, spaces, names):
+        guards: tuple[Expr, ...] = ()
+        change: dict[Axis, Index] = {}
         if sliced:
             here, guards = _within_slice(builder, t, at)
-            value = reader.value(space, at)
+            value = reader.value(t.args[0], at)
+        elif joined is not None:
+            size = concrete(own.shape)[joined]
+            (*_, moved), guards = _within(builder, (at[joined],), 0, before, size)
+            before += size
+            local = Axis(
+                f"{axes[joined].name}_", size
+            )  # where an index lies in one result is known, so that nothing is divided
+            here = (*at[:joined], index(local), *at[joined + 1 :])
+            change = {local: moved}
+            value = reader.value(own, here, guards)
         else:
-            here, guards = _along(t, at, shape), ()
-            value = reader.value(t, here)
-        place = Index()
-        for i, stride, size in zip(here, buffers[name].strides, concrete(t.shape), strict=True):
-            place = place + i * stride if size > 1 else place
-        stores.append(Store(name, place, value, guards))
-    kernel = Kernel(tuple(a for n in lying if (a := axes[n]).size > 1), tuple(stores), buffers, builder)
-    return normalized(kernel)
+            here = _along(own, at, shape)
+            value = reader.value(own, here)
+        stores.append(_placed(reader, t, here, name, value, guards))
+        lying_in[name] = change, guards
+    kernel = cut(Kernel(tuple(a for n in lying if (a := axes[n]).size > 1), tuple(stores), buffers, builder))
+    kernel = replace(kernel, stores=tuple(_joined(reader, s, *lying_in[s.buffer]) for s in kernel.stores))
+    overwritten = {operands[t.args[0]] for t in atomic if t.op == "scatter_elements"}
+    if any(e.op == "load" and e.value[0] in overwritten for e in kernel.exprs):
+        raise Unfusable("it reads what it writes into")
+    return halved(normalized(kernel))
+
+
+def _joined(r: _Reader, store: Store, change: Mapping[Axis, Index], guards: tuple[Expr, ...]) -> Store:
+    """A store over the axes that results side by side share."""
+    if not change:
+        return store
+    moved = r.b.substituted(store.exprs, change)
+    return store.moved(store.at.replaced(change), _loosened(r, moved, guards))
+
+
+def _placed(
+    r: _Reader, t: Tensor, here: tuple[Index, ...], name: str, value: Expr, guards: tuple[Expr, ...]
+) -> Store:  # fmt: skip
+    """Where an element of a root goes: its index is in the root, or in what is written into a tensor."""
+    buffer, place, parts = r.buffers[name], Index(), []
+    axis = t.attr("axis") if t.op == "scatter_elements" else -1
+    if axis >= 0:
+        base = r.of.get(t.args[0])
+        if base is None or t.attr("mode") != "set" or r.buffers[base] != buffer:
+            raise Unfusable("values written into what is not in memory, or not in their place")
+        where = r.value(t.args[1], here, guards)
+        if where.op in ("index", "const"):
+            place = _as_index(where) * buffer.strides[axis]
+        else:
+            parts.append((where, buffer.strides[axis]))
+    for n, (i, stride, size) in enumerate(zip(here, buffer.strides, buffer.shape, strict=True)):
+        place = place + i * stride if size > 1 and n != axis else place
+    return Store(name, place, value, guards, tuple(parts))
+
+
+def side_by_side(spaces: Sequence[Tensor]) -> int | None:
+    """The axis along which results lie side by side: they agree in all others, and none is one value along it."""
+    shapes = [concrete(x.shape) for x in spaces]
+    if len({len(s) for s in shapes}) > 1:
+        return None
+    found = [a for a, sizes in enumerate(zip(*shapes)) if len({*sizes}) > 1]
+    return found[0] if len(found) == 1 and all(s[found[0]] > 1 for s in shapes) else None
+
+
+def _within(
+    b: Builder, at: tuple[Index, ...], axis: int, before: int, size: int
+) -> tuple[tuple[Index, ...], tuple[Expr, ...]]:
+    """The index in one of several results side by side, and the conditions that it is there."""
+    guards = b.less(index(before - 1), at[axis]), b.less(at[axis], index(before + size))
+    return (*at[:axis], at[axis] - before, *at[axis + 1 :]), tuple(g for g in guards if g.op != "const")
+
+
+def _loosened(r: _Reader, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
+    """Expressions that are used where guards hold, without these guards of loads that stay inside their buffers anyway: what
+    several results share is then one value."""
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op != "load":
+            return None
+        operand, at, steps, _ = e.value
+        buffer, (low, high) = r.buffers[operand], at.range
+        if low < 0 or high > sum((d - 1) * s for d, s in zip(buffer.shape, buffer.strides)):
+            return None
+        kept = (g for g in args[len(steps) :] if g not in guards)
+        return r.b.make("load", (*args[: len(steps)], *kept), e.value, e.kind)
+
+    return r.b.rebuilt(exprs, one)
 
 
 def sliced_alike(roots: Sequence[Tensor]) -> bool:
@@ -648,9 +746,7 @@ def sliced_alike(roots: Sequence[Tensor]) -> bool:
 def _within_slice(b: Builder, t: Tensor, at: tuple[Index, ...]) -> tuple[tuple[Index, ...], tuple[Expr, ...]]:
     """The index in a slice of an element of the whole, and the conditions that it is there."""
     a, start = t.attr("axis"), t.attr("start")
-    stop = start + int(t.shape[a])
-    guards = b.less(index(start - 1), at[a]), b.less(at[a], index(stop))
-    return (*at[:a], at[a] - start, *at[a + 1 :]), tuple(g for g in guards if g.op != "const")
+    return _within(b, at, a, start, int(t.shape[a]))
 
 
 def _along(t: Tensor, at: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
@@ -680,9 +776,7 @@ def _indices(kernel: Kernel) -> Iterator[Index]:
 
 def _with_axes(kernel: Kernel, axes: tuple[Axis, ...], change: Mapping[Axis, Index]) -> Kernel:
     moved = partial(kernel.builder.substituted, change=change)
-    stores = tuple(
-        Store(s.buffer, s.at.replaced(change), moved([s.value])[0], tuple(moved(s.guards))) for s in kernel.stores
-    )
+    stores = tuple(s.moved(s.at.replaced(change), moved(s.exprs)) for s in kernel.stores)
     return replace(kernel, axes=axes, stores=stores)
 
 

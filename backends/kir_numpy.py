@@ -27,7 +27,10 @@ def run(kernel: Kernel, memory: Mapping[str, Array]) -> None:
             values.known[e] = values.value(e)
         for store in kernel.stores:
             guards = [values.known[g] for g in store.guards]
-            place, value, *there = np.broadcast_arrays(values.position(store.at), values.known[store.value], *guards)
+            spot = values.position(store.at)
+            for e, step in store.parts:
+                spot = spot + values.known[e].astype(np.int64) * step
+            place, value, *there = np.broadcast_arrays(spot, values.known[store.value], *guards)
             kept = np.logical_and.reduce(there) if there else ...
             memory[store.buffer][place[kept]] = value[kept]
 

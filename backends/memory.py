@@ -148,10 +148,10 @@ def _last_uses(plan: Plan, root: Mapping[int, int], end: int) -> dict[int, int]:
     return last
 
 
-def _same_place(plan: Plan, step: Step, operand: int, root: Mapping[int, int]) -> bool:
-    """Whether writing the output over this operand is safe: equal bytes in equal order, and no other operand looks at
+def _same_place(plan: Plan, step: Step, operand: int, root: Mapping[int, int], output: int) -> bool:
+    """Whether writing an output over this operand is safe: equal bytes in equal order, and no other operand looks at
     the same memory in another way."""
-    a, b = plan.values[operand], plan.values[step.output]
+    a, b = plan.values[operand], plan.values[output]
     whole = plan.values[root[operand]]
     if (a.type, a.strides) != (b.type, b.strides) or symbolic_bytes(whole.type) != symbolic_bytes(a.type):
         return False
@@ -177,15 +177,16 @@ def _reusable(plan: Plan, step: Step, i: int, root: Mapping[int, int], last: Map
         if (
             last[victim] == i
             and victim in buffer
-            and _same_place(plan, step, v, root)
-            and _all_inplace(step, victim, root)
+            and _same_place(plan, step, v, root, step.output)
+            and _all_inplace(step, victim, root, step.output)
         ):
             return victim
     return None
 
 
-def _all_inplace(step: Step, victim: int, root: Mapping[int, int]) -> bool:
-    return all(o in step.template.inplace for o, v in step.inputs if root[v] == victim)
+def _all_inplace(step: Step, victim: int, root: Mapping[int, int], output: int) -> bool:
+    reused = step.template.reused_by(step.outputs.index(output))
+    return all(o in reused for o, v in step.inputs if root[v] == victim)
 
 
 def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int], end: int) -> dict[int, int]:  # fmt: skip
@@ -198,10 +199,8 @@ def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: 
             continue
         state, step = states[name], plan.steps[made[v]]
         reads = [u for _, u in step.inputs if root[u] == state]
-        if reads and v != step.output:  # `inplace` speaks of the first output
-            continue
         legal = plan.values[v].type == plan.values[state].type and plan.values[v].strides == plan.values[state].strides
         if legal and step.template.writes_out(step.call) and last.get(state, -1) <= made[v]:
-            if all(_same_place(plan, step, u, root) for u in reads) and _all_inplace(step, state, root):
+            if all(_same_place(plan, step, u, root, v) for u in reads) and _all_inplace(step, state, root, v):
                 found[v] = state
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..egraph.graph import Tensor
-from .generated import COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, template_of
+from .generated import CARRYING, COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, template_of
 from .gluon_source import emit_roles
 from .gluon_space import role_schedules, roles_fit
 from .kir import Kernel
@@ -27,14 +27,32 @@ DESCRIBING = '''def described(x, shape, block, swizzle=0):
 
     return TensorDescriptor(x, list(shape), [shape[1], 1], list(block))'''
 
+LARGER, SMALLER = (
+    f'''@triton.jit
+def {name}(a, b):
+    """The {name} of two numbers; NaN is not lost."""
+    return tl.{op}(a, b, tl.PropagateNan.ALL)'''
+    for name, op in (("larger", "maximum"), ("smaller", "minimum"))
+)
+
+HELD = '''INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def held(x):
+    """A product that the matrix unit has done with: what uses it waits."""
+    if INTERPRETED:
+        return x
+    return tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=True, pack=1)'''
+
 
 @dataclass
 class TritonEmitter:
     """One function for each kernel; a split reduction is two, or one whose last programs join."""
 
     name: str = "triton"
-    version: str = "2"
-    setup: tuple[str, ...] = ("counters", "described")
+    version: str = "3"
+    setup: tuple[str, ...] = ("counters", "described", "larger", "smaller", "held")
     needs: tuple[str, ...] = ("torch", "triton")
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
@@ -79,6 +97,14 @@ class Triton(Generator):
 
 FEW = 32  # rows of a product that is bound by reading its weights: 16 rows of 4096 ran 4 to 9 % faster along the sum
 
-BACKEND = Triton(TritonEmitter(), {"counters": COUNTING, "described": DESCRIBING}, several=True, vectors=FEW)
+HELPERS = {
+    "counters": COUNTING,
+    "described": DESCRIBING,
+    "larger": LARGER,
+    "smaller": SMALLER,
+    "held": HELD,
+    "carried": CARRYING,
+}
+BACKEND = Triton(TritonEmitter(), HELPERS, several=True, vectors=FEW)
 
 __all__ = ["BACKEND", "Triton", "TritonEmitter", "generated", "launches"]

@@ -22,6 +22,7 @@ class Scope(Block[Tile]):
     """A block with values widened in it."""
 
     widened: dict[Expr, Tile] = field(default_factory=dict)  # values that several others need in float32
+    held: list[str] = field(default_factory=list)  # sums of products that the block ends by waiting for
 
 
 class Frame(Writer[Scope]):

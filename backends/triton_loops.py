@@ -91,6 +91,8 @@ class Loops(Products):
                 maximum = rolled(e, axis)
                 scale = scales.get(maximum) if maximum is not None else None
                 finals[e] = self._accumulate(e, axis, names[e], inner, outer, scale)
+        for name in inner.held:  # all products first, then what waits for them
+            self.line(f"{name} = held({name})", inner)
         return finals
 
     def _operands_first(self, ready: Sequence[Expr], axis: Axis) -> None:
@@ -129,11 +131,11 @@ class Loops(Products):
                 a = Tile(self.neutral(e, a, dim), a.dims, a.dtype)
             a = self.named(a)
             kept = tuple(d for d in a.dims if d != dim)
-            peak = f"tl.max({a.text}, {a.dims.index(dim)})"
+            peak = ACROSS["max"].format(a.text, a.dims.index(dim))
             if factor != 1.0:  # of the maximum only; below it, the product and the difference are one instruction
                 peak, a = f"{peak} * {factor!r}", Tile(f"{a.text} * {factor!r}", a.dims, a.dtype)
             inner.known[e.args[0]] = a
-            self.line(f"{name}_new = tl.maximum({name}, {peak})")
+            self.line(f"{name}_new = {COMBINE['max'].format(name, peak)}")
             self.line(f"{name}_safe = tl.where({name}_new == float('-inf'), 0.0, {name}_new)")
             scale = self.fresh("scale")
             self.line(f"{scale} = tl.{power}({name} - {name}_safe)")
@@ -172,6 +174,8 @@ class Loops(Products):
                 tile = self.dot(e, dot, start)
                 if tile is not None:
                     self.line(f"{name} = {tile.text}")
+                    if scale is None and self.overtaken(dot, tile.dims[0]):
+                        inner.held.append(name)
                     if outer is not None:
                         self.line(f"{name} = tl.zeros({self.sizes(tile.dims)}, tl.float32)", outer)
                     return lambda: Tile(name, tile.dims, "float32")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .index import Axis
-from .kir import Expr, Unfusable, factors
+from .kir import Expr, Unfusable, factors, walk
 from .tiling import Dot
 from .triton_frame import Scope
 from .triton_loads import Loads
 from .triton_text import TRITON, Tile
 
 FEW = 32  # rows whose sums of products are taken from the diagonal of a matrix product
+TALL = 64  # rows from which a product is one that the loop around it does not wait for (wgmma)
 
 
 class Products(Loads):
@@ -44,6 +45,19 @@ class Products(Loads):
         )
         start = f", {acc}" if acc else ""
         return Tile(f"tl.dot({a.text}, {b.text}{start}{precision})", dims, "float32")
+
+    def overtaken(self, dot: Dot, rows: str) -> bool:
+        """Whether a loop that sums products, `rows` being the dimension of theirs, must wait for each of them.
+
+        A left side that is computed lies in registers. Triton's loop goes on while the matrix unit reads them, and the next
+        tile is written into the same ones: 7 % of the elements of a product after a ReLU came out wrong on an H200, others at
+        each run (triton-lang/triton issue 9433; ptxas before 13.3). A tile that is loaded comes by shared memory; one made
+        of another product waits for that one anyway.
+        """
+        left = dot.left if rows in {self.dim_of(a) for a in dot.rows} else dot.right
+        plain = len(left) == 1 and left[0].op == "load" and left[0].value[3] == self.narrowest()
+        tall = self.block[rows] >= TALL and self.tiling.warps >= 4 and self.tiling.stages > 1
+        return tall and not plain and not any(x in self.shape.dots for x in walk(left))
 
     def side(self, parts: Sequence[Expr]) -> Tile:
         """The tile of one side of a product."""

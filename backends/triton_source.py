@@ -217,10 +217,13 @@ class Function(Loops):
         spot = self.kernel.buffers[buffer]
         where = self.position(at, at.range[1] >= WIDE)
         guards = [self.value(g) for g in store.guards]
-        dims = self.union([where, tile, *guards])
+        picks = [(self.value(e), step) for e, step in store.parts]
+        placed = self.union([where, *(p for p, _ in picks)])
+        dims = self.union([Tile("", placed, ""), tile, *guards])
         target = f"{buffer} + {self.spread(where, dims)}" if where.text != "0" else buffer
+        target += "".join(f" + {self.spread(p, dims)}.to(tl.int64) * {step}" for p, step in picks)
         mask = self.mask(dims, dims, guards)
-        extra = [d for d in tile.dims if d not in where.dims]
+        extra = [d for d in tile.dims if d not in placed]
         if extra:
             raise Unfusable("a result with more axes than its place")
         text = f"{tile.atom}.to({TRITON[spot.dtype]})" if tile.dtype not in ("const", spot.dtype) else tile.text

@@ -73,7 +73,8 @@ CALLS = {
     "where": "tl.where({0}, {1}, {2})", "pow": "tl.exp2({1} * tl.log2(tl.abs({0})))",  # of what is not negative: see `power`
 }  # fmt: skip
 COMBINE = {"sum": "{0} + {1}", "max": _MAXIMUM, "min": _MINIMUM, "prod": "{0} * {1}"}
-ACROSS = {"sum": "tl.sum({0}, {1})", "max": "tl.max({0}, {1})", "min": "tl.min({0}, {1})"}
+#: tl.max and tl.min would lose NaN; the functions are helpers of the backend (triton.py).
+ACROSS = {"sum": "tl.sum({0}, {1})", "max": "tl.reduce({0}, {1}, larger)", "min": "tl.reduce({0}, {1}, smaller)"}
 NEUTRAL = {"sum": "0.0", "max": "float('-inf')", "min": "float('inf')", "prod": "1.0"}
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # of what can be read in boxes
 TRITON = {

@@ -95,7 +95,7 @@ class Template:
     `{out}` writes into a given buffer; other code is an expression whose value is a fresh array that aliases nothing.
     `prep` maps operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load, whose
     value the code then receives in the weight's place: a packed or transposed layout.
-    `inplace` lists operands whose buffer `out` may reuse. `dense` lists operands that must be contiguous ("*": all).
+    `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further output. `dense` lists operands that must be contiguous ("*": all).
     `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain.
     `layout(call)` gives the strides of the output where they are not row-major (such as channels last).
     `scratch(call)` is how many bytes of workspace the code uses for its own intermediates: it gets them as `{scratch}`, an
@@ -125,6 +125,11 @@ class Template:
     space: Callable[[Call], Sequence[Mapping[str, int]]] | None = None
     fits: Callable[[Call], bool] | None = None
     version: str = "1"
+    beside: tuple[tuple[str, ...], ...] = ()
+
+    def reused_by(self, output: int) -> tuple[str, ...]:
+        """Operands whose buffer an output, by its number, may reuse."""
+        return ((self.inplace, *self.beside)[output : output + 1] or ((),))[0]
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:

@@ -74,7 +74,9 @@ REACHES = (
     Reach("two products, row prologue", 2, True, True),
     Reach("pointwise, statistics as they lie", 0, False, False, spread_bare=True),
     Reach("product, spread as it lies", 1, False, False, pointwise_below=False, spread_bare=True),
-    Reach("product, row prologue on the left, statistics as they lie", 1, False, True, left_only=True, spread_bare=True),
+    Reach(
+        "product, row prologue on the left, statistics as they lie", 1, False, True, left_only=True, spread_bare=True
+    ),
 )
 
 

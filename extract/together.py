@@ -156,9 +156,7 @@ class Together:
     def _slices(self) -> Iterator[Group]:
         alike: dict[tuple[int, ...], list[Group]] = {}
         for r in self.found:
-            if (
-                r.reach in POINTWISE or r.term.entry.kind == "view"
-            ):  # nothing is saved, or the whole is another class
+            if r.reach in POINTWISE or r.term.entry.kind == "view":  # nothing is saved, or the whole is another class
                 continue
             for axis in range(len(self._shape(r.cls))):
                 if prod(self._shape(r.cls)[:axis]) == 1:  # slices along it are row-major as they lie

@@ -198,8 +198,13 @@ def _unary(op: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:
     return lambda x: Tensor(op(x.data).astype(x.data.dtype), x.layout)
 
 
-def _binary(op: Callable[[Any, Any], Any], plain: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
-    return lambda a, b: (
+def _reduce(x: Tensor, axis: int, combine: Any) -> Tensor:
+    """By one of the functions that a kernel's text defines for it."""
+    return _reduced({"larger": np.max, "smaller": np.min}[combine.__name__])(x, axis)
+
+
+def _binary(op: Callable[[Any, Any], Any], plain: Callable[[int, int], int]) -> Callable[..., Any]:
+    return lambda a, b, nan=None: (
         a._with(b, op) if isinstance(a, Tensor) else b._with(a, op) if isinstance(b, Tensor) else plain(a, b)
     )
 
@@ -283,7 +288,7 @@ def host(multiprocessors: int) -> Iterator[None]:
         arange=lambda a, b, layout: Tensor(np.arange(a, b), layout), full=_filled,
         zeros=lambda shape, dtype, layout: _filled(shape, 0, dtype, layout), program_id=lambda axis: _here.program,
         load=_load, store=_store, where=_where, convert_layout=lambda x, layout: Tensor(x.data, layout),
-        max=_reduced(np.max), sum=_reduced(np.sum), maximum=_binary(np.maximum, max), minimum=_binary(np.minimum, min),
+        max=_reduced(np.max), reduce=_reduce, sum=_reduced(np.sum), maximum=_binary(np.maximum, max), minimum=_binary(np.minimum, min),
         exp2=_unary(np.exp2), exp=_unary(np.exp), sqrt_rn=_unary(np.sqrt), rsqrt=_unary(lambda x: 1 / np.sqrt(x)),
         allocate_shared_memory=_allocate, warp_specialize=_specialize, SliceLayout=_slice,
         **{n: _layout(n) for n in ("NVMMADistributedLayout", "BlockedLayout", "DotOperandLayout", "NVMMASharedLayout")},

@@ -233,6 +233,24 @@ def test_schedules_compute_the_same_in_the_interpreter(name: str, last: bool) ->
         assert interpreted(root, dict(schedule), "float32", last) < 3e-6, schedule
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_pools_do_not_lose_nan(last: bool) -> None:
+    root = KERNELS["max_pool"]()
+    given = values(root)["a"]
+    given[1, 2, 4, 4] = np.nan
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    template, call = call_of(root, "float32", last)
+    want = evaluate([root], {"a": given})[0]
+    for schedule in list(template.space(call))[:2]:
+        text = kernel_text(template, replace(call, schedule=schedule))
+        o = call.operands["a"]
+        a = torch.empty_strided(o.type.shape, o.strides).copy_(torch.from_numpy(given))
+        out = torch.zeros(prod(want.shape)).as_strided(want.shape, call.output.strides)
+        module_of(text).run(a, out, torch.zeros(text.scratch, dtype=torch.uint8))
+        np.testing.assert_array_equal(out.numpy(), want)
+
+
 @pytest.mark.parametrize("name", ["conv", "depthwise", "norm_relu", "prologue", "max_pool"])
 def test_sixteen_bits_in_memory(name: str) -> None:
     root = KERNELS[name]()

@@ -321,13 +321,17 @@ def test_tiles_read_in_boxes_are_the_same(name: str, more: dict[str, int]) -> No
     assert interpreted(name, TILES | more | {"boxes": 1}) < 2e-6
 
 
-@pytest.mark.parametrize("more", [{}, {"split": 2}, {"split": 2, "join": 1}], ids=["one", "split", "joined by the last"])
+@pytest.mark.parametrize(
+    "more", [{}, {"split": 2}, {"split": 2, "join": 1}], ids=["one", "split", "joined by the last"]
+)
 def test_what_a_loop_does_not_move_may_be_read_in_it(more: dict[str, int]) -> None:
     """Queries are read behind the first copies of keys and values, at a place that looks as if it moved."""
     tiles = {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2, "boxes": 1} | more
     first, after = (launches(*_call("decode", s))[0].source for s in (tiles, tiles | {"inside": 1}))
     loads = [[line for line in text.splitlines() if "tl.load(q" in line] for text in (first, after)]
-    assert all(len(found) == 1 for found in loads) and loads[1][0].startswith("        ") > loads[0][0].startswith("        ")
+    assert all(len(found) == 1 for found in loads) and loads[1][0].startswith("        ") > loads[0][0].startswith(
+        "        "
+    )
     assert "_ // " in loads[1][0] and interpreted("decode", tiles | {"inside": 1}) < 2e-6
 
 
@@ -434,17 +438,18 @@ def test_regions_of_a_saturated_graph_compute_their_class() -> None:
 
 
 # ---------------------------------------------------------------- what tiles of text must not lose
-def ran(root: Tensor, given: dict[str, np.ndarray]) -> np.ndarray:
-    """A term's kernel of the first schedule, in Triton's interpreter."""
+def ran(root: Tensor, given: dict[str, np.ndarray], schedule: dict[str, int] | None = None) -> np.ndarray:
+    """A term's kernel of a schedule, the first one if none is given, in Triton's interpreter."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from tensor_graphs.backends.kernel_text import kernel_text, module_of
 
     template = generated(root)
     kinds = {str(n.attr("name")): Operand(n.type, contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
-    call = Call(kinds, Operand(root.type, contiguous(root.shape)), {})  # type: ignore[arg-type]
+    call = Call(kinds, Operand(root.type, contiguous(root.shape)), {}, schedule=schedule or {})  # type: ignore[arg-type]
     out = torch.zeros(tuple(root.shape), dtype=getattr(torch, root.dtype))
-    module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, None)
+    scratch = torch.full((template.scratch(call),), 255, dtype=torch.uint8)  # type: ignore[misc]
+    module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, scratch)
     return np.asarray(out.numpy())
 
 
@@ -458,6 +463,60 @@ def test_nan_is_not_lost() -> None:
         c.clip(x("a", 4), lo=-1.0, hi=1.0),
     ):
         np.testing.assert_array_equal(ran(root, {"a": a}), evaluate([root], {"a": a})[0])
+
+
+#: kernel -> (schedules that walk its reductions in another way, operand that has a NaN)
+ROWS = {"m": 4, "n": 1, "k0": 16, "warps": 1, "stages": 2}
+WALKED = [{}, ROWS, ROWS | {"n": 16}, ROWS | {"split": 2}, ROWS | {"split": 2, "join": 1}]
+LOST = {
+    "row_max": (lambda: t.max(x("a", 7, 128), axis=1, keepdims=True), WALKED[:2] + WALKED[3:], "a"),
+    "row_min": (lambda: t.min(x("a", 7, 128), axis=1, keepdims=True), WALKED[:2] + WALKED[3:], "a"),
+    "ragged": (lambda: t.max(x("a", 5, 50), axis=1, keepdims=True), WALKED[:2], "a"),
+    "columns": (lambda: t.max(x("a", 64, 12), axis=0, keepdims=True), WALKED[:2], "a"),
+    "softmax": (lambda: c.softmax(x("a", 7, 128), axis=1), [{}, WALKED[2]], "a"),
+    "log_softmax": (lambda: c.log_softmax(x("a", 7, 128), axis=1), [{}, WALKED[2]], "a"),
+    "logsumexp": (lambda: c.logsumexp(x("a", 7, 128), axes=(1,)), WALKED[:2], "a"),
+    "queries": (KERNELS["attention"], [{}, TILES, TILES | {"split": 2, "join": 1}], "q"),
+    "keys": (KERNELS["attention"], [{}, TILES, TILES | {"split": 2}], "k"),
+    "decode": (KERNELS["decode"], [{}, TILES | {"split": 2}, TILES | {"split": 2, "join": 1}], "k"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_nan_is_not_lost_by_reductions(name: str) -> None:
+    """However a reduction is tiled, walked, rolled or split: NaN comes out where the specification has it, and nowhere else."""
+    make, schedules, operand = LOST[name]
+    root = make()
+    given = values(root)
+    place = tuple(d // 3 for d in given[operand].shape)
+    given[operand][place] = np.nan
+    with np.errstate(invalid="ignore"):
+        want = evaluate([root], given)[0]
+    assert 0 < np.isnan(want).sum() < want.size
+    for schedule in schedules:
+        got = ran(root, given, schedule)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=str(schedule))
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+def test_a_loop_waits_for_products_of_computed_rows() -> None:
+    """What a left side computed in registers must not overtake; one that is loaded, or few rows, take another way."""
+
+    def text(root: Tensor, **more: int) -> str:
+        template = generated(root)
+        kinds = {str(n.attr("name")): Operand(Type(n.shape, "float16"), contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
+        schedule = {"m": 64, "n": 64, "k0": 32, "warps": 4, "stages": 2} | more
+        out = Operand(Type(root.shape, "float16"), contiguous(root.shape))  # type: ignore[arg-type]
+        return launches(template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule=schedule))[0].source
+
+    a, w, v = x("a", 128, 64), x("w", 64, 128), x("v", 64, 128)
+    after = text(t.matmul(c.relu(a), w))
+    assert "acc1 = held(acc1)" in after and after.index("held(") > after.index("tl.dot(")
+    both = text(c.silu(t.matmul(c.relu(a), w)) * t.matmul(c.relu(a), v))
+    assert both.count("= held(") == 2 and both.rindex("tl.dot(") < both.index("held(")
+    assert "held(" not in text(t.matmul(a, w)) + text(t.matmul(c.relu(a), w), m=32) + text(
+        t.matmul(c.relu(a), w), stages=1
+    )
 
 
 @pytest.mark.parametrize("power", [0.0, 4.0, 5.0, -3.0, 1.5, None])

@@ -163,10 +163,9 @@ def test_split_reductions_store_every_output(name: str, parts: int) -> None:
 
 
 @pytest.mark.parametrize("roots", [
-    [x("a", 4, 6) + 1.0, x("b", 5, 6) + 1.0],
-    [x("a", 4, 6)[:, :4], x("a", 4, 6)[:, 1:]],
+    [x("a", 4, 6) + 1.0, x("b", 5, 7) + 1.0],
     [t.matmul(x("a", 4, 6), x("w", 6, 6)), t.sum(x("a", 4, 6), axis=0)],
-], ids=["other sizes", "slices that overlap", "other rank"])  # fmt: skip
+], ids=["other sizes", "other rank"])  # fmt: skip
 def test_results_over_other_axes_are_refused(roots: list[Tensor]) -> None:
     with pytest.raises(kir.Unfusable, match="results"):
         kernel(roots)

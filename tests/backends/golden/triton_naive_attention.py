@@ -22,7 +22,7 @@ def attention(q, g, k, v, out):
         r32 = r32_ + tl.arange(0, 16)
         t10 = tl.load(k + (i0 * 512) + r16[:, None] + (r32 * 16)[None, :])
         t11 = tl.dot(t9, t10, input_precision='ieee')
-        max3_new = tl.maximum(max3, tl.max(t11, 1))
+        max3_new = tl.maximum(max3, tl.reduce(t11, 1, larger), tl.PropagateNan.ALL)
         max3_safe = tl.where(max3_new == float('-inf'), 0.0, max3_new)
         scale12 = tl.exp2(max3 - max3_safe)
         max3 = max3_new
@@ -35,7 +35,7 @@ def attention(q, g, k, v, out):
         t15 = tl.load(k + (i0 * 512) + r16[:, None] + (r32 * 16)[None, :])
         t16 = tl.dot(t9, t15, input_precision='ieee')
         t17 = tl.where((r32[None, :] <= m[:, None]), t16, float('-inf'))
-        max3_new = tl.maximum(max3, tl.max(t17, 1))
+        max3_new = tl.maximum(max3, tl.reduce(t17, 1, larger), tl.PropagateNan.ALL)
         max3_safe = tl.where(max3_new == float('-inf'), 0.0, max3_new)
         scale18 = tl.exp2(max3 - max3_safe)
         max3 = max3_new

@@ -7,6 +7,6 @@ def rows(a, out):
     n = tl.arange(0, 64)
     t1 = tl.load(a + (m * 48)[:, None] + n[None, :], mask=(n < 48)[None, :], other=0)
     t2 = t1 * 0.5
-    t3 = tl.max(tl.where((n < 48)[None, :], t2, float('-inf')), 1)
+    t3 = tl.reduce(tl.where((n < 48)[None, :], t2, float('-inf')), 1, larger)
     t4 = tl.sum(tl.where((n < 48)[None, :], tl.exp((t2 - t3[:, None])), 0.0), 1)
     tl.store(out + ((m * 48)[:, None] + n[None, :]), tl.exp(((t1 * 0.5) - t3[:, None])) / t4[:, None], mask=(n < 48)[None, :])

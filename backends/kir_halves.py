@@ -1,0 +1,78 @@
+"""HALVES: an axis whose halves are computed from each other's sums is cut in two, and both halves are computed together.
+
+A rotation, as rotary positions are applied to queries and keys, makes every element from two columns of a product that lie half
+a head apart, or next to each other; a condition on the element's place says which is the other one. As it stands there are two
+products, and matrices are read twice. Over half of the axis, with a result for each half, both are the same two columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .index import Axis, Index, index
+from .kir import Builder, Expr, Kernel, Store, normalized, walk
+
+
+def halved(kernel: Kernel) -> Kernel:
+    """The kernel with such axes cut in two, its axes in normal form; as it was where there are none."""
+    found = cut(kernel)
+    return kernel if found is kernel else normalized(found)
+
+
+def cut(kernel: Kernel) -> Kernel:
+    """The kernel with such axes cut in two."""
+    for axis in kernel.axes:
+        if axis.size % 2 == 0 and _turns(kernel, axis):
+            return cut(_cut(kernel, axis))
+    return kernel
+
+
+def _turns(kernel: Kernel, axis: Axis) -> bool:
+    """Whether what a sum reads depends on the half of an axis."""
+    first = [
+        e for e in kernel.exprs
+        if e.op == "lt" and e.args[0].op == "index" and e.args[0].value == index(axis)
+        and e.args[1].op == "const" and 2 * e.args[1].value == axis.size
+    ]  # fmt: skip
+    sides = {*first, *(e for e in kernel.exprs if e.op == "not" and e.args[0] in first)}
+    sides -= {g for s in kernel.stores for g in s.guards}  # where one result ends and the next begins
+    return bool(sides) and any(
+        x.op == "load" and not sides.isdisjoint(x.args) for r in kernel.reductions for x in walk(r.args)
+    )
+
+
+def _cut(kernel: Kernel, axis: Axis) -> Kernel:
+    """Every store twice, over half of the axis."""
+    half = Axis(f"{axis.name}h", axis.size // 2)
+    stores: list[Store] = []
+    for store in kernel.stores:
+        for start in (0, half.size):
+            change = {axis: index(half) + start}
+            moved = store.moved(store.at.replaced(change), simplified(kernel.builder, store.exprs, change))
+            if all(g.op != "const" or g.value for g in moved.guards):
+                stores.append(replace(moved, guards=tuple(g for g in moved.guards if g.op != "const")))
+    axes = tuple(half if a == axis else a for a in kernel.axes)
+    return replace(kernel, axes=tuple(a for a in axes if a.size > 1), stores=tuple(stores))
+
+
+def simplified(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
+    """The roots with indices in place of axes; what that decides is decided."""
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op == "index":
+            return b.index(e.value.replaced(change))
+        if e.op == "load":
+            operand, at, steps, dtype = e.value
+            guards = args[len(steps) :]
+            if any(g.op == "const" and not g.value for g in guards):
+                return b.const(0, e.kind)
+            kept = (g for g in guards if g.op != "const")
+            return b.make("load", (*args[: len(steps)], *kept), (operand, at.replaced(change), steps, dtype), e.kind)
+        if args == e.args:
+            return None
+        if e.op == "reduce":
+            return b.reduce(e.value[0], e.axis, args[0])
+        return None if e.op == "cast" else b.pointwise(e.op, args)
+
+    return b.rebuilt(roots, one)

@@ -1,0 +1,149 @@
+"""What slices of one value become, computed with it: queries, keys and values of one product, rotated, and written into caches.
+
+Slices of one value that are read apart may be stored by the kernel that computes it (together.py). What they are needed for is often
+little more: other places, a rotation, a row of a cache. Where a value is needed only for a later one that pointwise operations and
+views make of it, the later one takes its place.
+
+Growth is bounded: at most `MOST` outputs, for each slice its `ENDS` last later values, `CHOICES` groups of each value's slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from ..egraph.api import input as placeholder
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, make, rebuild, topological
+from ..egraph.view import EGraphView
+from .regions import MAX_LEAVES, PRODUCTS, Region
+from .together import MOST, Group, Together
+
+ENDS, CHOICES = 4, 2
+
+
+class End(NamedTuple):
+    """A later value of a slice: its class, its term over leaves, of which `start` is the slice; the class of each leaf."""
+
+    cls: int
+    term: Tensor
+    start: Tensor
+    leaves: dict[Tensor, int]
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """The sizes of what is computed: of what is written into a tensor, where it is that."""
+        return concrete((self.term.args[2] if self.term.op == "scatter_elements" else self.term).shape)
+
+
+@dataclass(frozen=True)
+class Onward:
+    """All such groups of a view's regions, of which `together` finds those without later values."""
+
+    together: Together
+
+    @property
+    def view(self) -> EGraphView:
+        """The view."""
+        return self.together.view
+
+    def __iter__(self) -> Iterator[Group]:
+        seen = set()
+        for whole in self.together.found:
+            if not _has_product(whole.term) or whole.term.entry.kind == "view":
+                continue
+            for axis in range(whole.term.rank):
+                for group in self._of(whole, axis):
+                    key = frozenset(group.classes), frozenset(c for _, c in group.leaves)
+                    if key not in seen:
+                        seen.add(key)
+                        yield group
+
+    def _of(self, whole: Region, axis: int) -> Iterator[Group]:
+        """The groups of a value's slices along an axis."""
+        parts = self.together.slices(whole.cls, axis)
+        if not 2 <= len(parts) <= MOST:
+            return
+        options = [[*self._ends(cls), self._itself(cls)] for *_, cls in parts]
+        count = 0
+        for first in options[0]:
+            others = [next((e for e in ends if _beside(first.space, e.space)), None) for ends in options[1:]]
+            chosen = [first, *(e for e in others if e is not None)]
+            if len(chosen) == len(parts) and any(e.term is not e.start for e in chosen):
+                group = self._group(whole, axis, parts, chosen)
+                if group is not None and count < CHOICES:
+                    count += 1
+                    yield group
+
+    def _itself(self, cls: int) -> End:
+        kind = self.view.types[cls]
+        start = placeholder("slice", kind.shape, kind.dtype)
+        return End(cls, start, start, {start: cls})
+
+    def _ends(self, cls: int) -> list[End]:
+        """Later values for which alone a class is needed, the last ones first."""
+        uses, found = self.together.regions.uses, dict[int, End]()
+        for region in self._through.get(cls, ()):
+            if region.cls in found or region.cls not in uses or uses.beside(cls, region.cls):
+                continue
+            inside = next((t for t, c in (*region.leaves, *region.inner) if c == cls), None)
+            if inside is None:
+                continue
+            start = placeholder("slice", inside.shape, inside.dtype)
+            (term,) = rebuild([region.term], partial(_exchanged, {inside: start}))
+            if start in topological([term]) and not _has_product(term):
+                found[region.cls] = End(region.cls, term, start, {start: cls, **dict(region.leaves)})
+        return sorted(found.values(), key=lambda e: self._depth(e.cls))[:ENDS]
+
+    @cached_property
+    def _through(self) -> dict[int, list[Region]]:
+        """The regions in which a class is computed or read."""
+        found: dict[int, list[Region]] = {}
+        for region in self.together.found:
+            for c in {c for _, c in (*region.leaves, *region.inner)}:
+                found.setdefault(c, []).append(region)
+        return found
+
+    def _depth(self, cls: int) -> int:
+        """How many values every way from the roots to a class passes."""
+        above, count = self.together.regions.uses.above, 0
+        while (cls := above.get(cls, -1)) != -1:
+            count += 1
+        return count
+
+    def _group(
+        self, whole: Region, axis: int, parts: Sequence[tuple[int, int, int]], ends: Sequence[End]
+    ) -> Group | None:
+        classes: dict[int, None] = dict.fromkeys(c for _, c in whole.leaves)
+        for end in ends:
+            used = topological([end.term])
+            classes |= dict.fromkeys(c for t, c in end.leaves.items() if t in used and t is not end.start)
+        if len(classes) > MAX_LEAVES or not classes.keys().isdisjoint(e.cls for e in ends):
+            return None
+        types = self.view.types
+        named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
+        (computed,) = rebuild([whole.term], partial(_exchanged, {t: named[c] for t, c in whole.leaves}))
+        terms = []
+        for (start, stop, _), end in zip(parts, ends, strict=True):
+            part = make("slice", (computed,), {"axis": axis, "start": start, "stop": stop, "step": 1})
+            change = {t: named[c] for t, c in end.leaves.items() if t is not end.start and c in named}
+            change[end.start] = part
+            terms += rebuild([end.term], partial(_exchanged, change))
+        order = {leaf: c for c, leaf in named.items()}
+        leaves = tuple((t, order[t]) for t in topological(terms) if t in order)
+        return Group(tuple(e.cls for e in ends), tuple(terms), leaves, whole.reach)
+
+
+def _exchanged(change: Mapping[Tensor, Tensor], t: Tensor, args: Sequence[Tensor]) -> Tensor | None:
+    return change.get(t)
+
+
+def _has_product(term: Tensor) -> bool:
+    return any(t.op in PRODUCTS for t in topological([term]))
+
+
+def _beside(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether results of these sizes can lie side by side: they agree in all axes but one."""
+    return len(a) == len(b) and sum(x != y for x, y in zip(a, b)) <= 1
