@@ -25,8 +25,8 @@ class CudaEmitter:
     needs: tuple[str, ...] = ("torch", "cuda.core")
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """See cuda_space.py, and cuda_role_space.py for what it leaves."""
-        return schedules(kernel, shape, splits=splits) or role_schedules(kernel, shape, COUNT)
+        """See cuda_space.py."""
+        return schedules(kernel, shape, splits=splits)
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
         """Whether a schedule can be written: a block's threads, registers and shared memory suffice."""
