@@ -212,11 +212,13 @@ def _attention(facts: Facts) -> Ranked:
         if not tiles_fit(facts, schedule):
             continue
         programs, shared = facts.programs(schedule), (m + stages * 2 * k) * facts.head * facts.width
+        resident = min(SHARED // (shared - 2 * k * facts.head * facts.width), 64 // warps)  # all stages but one are held
         for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
             busy = programs * split / MULTIPROCESSORS
+            later = 0 if many else -(-busy // resident) - 1  # waves whose first loads nothing hides
             rank = (
                 (1 / busy if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * many
-                + 0.1 * abs(log2(k / (64 if many else 128))) + 0.1 * abs(stages - 3)
+                + 0.1 * abs(log2(k / (64 if many else 128))) + 0.1 * abs(stages - 3) + 0.12 * later
                 + (0.3 if each(m * n, schedule) > 64 else 0) + 0.1 * (split > 1)
                 + (0.4 if many and min(SHARED // shared, 2) * warps < 8 else 0)
             )  # fmt: skip
