@@ -51,7 +51,7 @@ def attention_compute(g, out, queries, keys, values, queries_full, queries_empty
     mbarrier.arrive(keys_empty.index(slot))
     t11 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
     t12 = score10 + t11
-    max7_new = gl.maximum(max7, gl.max(t12, 1))
+    max7_new = gl.maximum(max7, gl.reduce(t12, 1, larger), tl.PropagateNan.ALL)
     max7_safe = gl.where(max7_new == float('-inf'), 0.0, max7_new)
     scale13 = gl.exp2(max7 - max7_safe)
     max7 = max7_new
@@ -74,7 +74,7 @@ def attention_compute(g, out, queries, keys, values, queries_full, queries_empty
             logits = t16
         else:
             logits = score10
-        max7_new = gl.maximum(max7, gl.max(logits, 1))
+        max7_new = gl.maximum(max7, gl.reduce(logits, 1, larger), tl.PropagateNan.ALL)
         max7_safe = gl.where(max7_new == float('-inf'), 0.0, max7_new)
         scale17 = gl.exp2(max7 - max7_safe)
         max7 = max7_new
