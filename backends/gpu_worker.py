@@ -133,8 +133,8 @@ class Bench:
         size = tried.text.scratch
         if not 0 < size <= self.nbytes:
             return [self._call(tried, one) for one in where]
-        room = lambda: torch.empty(size, dtype=torch.uint8, device=self.device.name)
-        return [self._call(tried, one, room()) for one in where]
+        rooms = torch.empty((len(where), -(-size // 256) * 256), dtype=torch.uint8, device=self.device.name)
+        return [self._call(tried, one, room[:size]) for one, room in zip(where, rooms, strict=True)]
 
     def check(self, tried: Tried, result: Any) -> dict[str, float]:
         """The error norms of an answer in the first set's outputs (or given fresh), the largest of each; Wrong says what is

@@ -63,7 +63,7 @@ class Products(Loads):
         """The tile of one side of a product."""
         found = self.kernel.builder.product(list(parts), [])
         self.uses.setdefault(found, 2)
-        if self.tiling.options.get("inside") and found.op == "load" and self.scope.outside is not None:
+        if self.tiling.options.get("inside") and found.op == "load":
             self.read_inside(found)
         return self.value(found)
 

@@ -211,8 +211,9 @@ def _attention(facts: Facts) -> Ranked:
         schedule = {"m": m, "n": n, "warps": warps, "stages": stages, f"k{facts.main}": k, **own}
         if not tiles_fit(facts, schedule):
             continue
-        programs, shared = facts.programs(schedule), (m + stages * 2 * k) * facts.head * facts.width
-        resident = min(SHARED // (shared - 2 * k * facts.head * facts.width), 64 // warps)  # all stages but one are held
+        programs, stage = facts.programs(schedule), 2 * k * facts.head * facts.width
+        shared = m * facts.head * facts.width + stages * stage
+        resident = min(SHARED // (shared - stage), 64 // warps)  # all stages but one are held
         for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
             busy = programs * split / MULTIPROCESSORS
             later = 0 if many else -(-busy // resident) - 1  # waves whose first loads nothing hides
