@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from ..egraph.graph import Tensor
 from .cuda_helpers import HELPERS
+from .cuda_rank import COUNT
+from .cuda_role_space import role_schedules, roles_fit
+from .cuda_roles import Roles, emit_roles
 from .cuda_source import emit, emit_joined
 from .cuda_space import FEW, joining, layout_of, legal, schedules
 from .generated import CARRYING, COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
@@ -25,11 +28,13 @@ class CudaEmitter:
     needs: tuple[str, ...] = ("torch", "cuda.core")
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """See cuda_space.py."""
-        return schedules(kernel, shape, splits=splits)
+        """See cuda_space.py, and cuda_role_space.py for what it leaves."""
+        return schedules(kernel, shape, splits=splits) or role_schedules(kernel, shape, COUNT)
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
         """Whether a schedule can be written: a block's threads, registers and shared memory suffice."""
+        if "roles" in schedule:
+            return roles_fit(kernel, shape, schedule)
         if not legal(schedule, shape) or (schedule.get("split", 1) > 1 and not splits):
             return False
         try:
@@ -39,7 +44,9 @@ class CudaEmitter:
         return True
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """See cuda_source.py."""
+        """See cuda_source.py and cuda_roles.py."""
+        if "roles" in schedule:
+            return [emit_roles(found.kernel, found.shape, Roles.of(schedule), name)]
         layout = layout_of(found.kernel, found.shape, schedule)
         parts = schedule.get("split", 1)
         if parts == 1:
