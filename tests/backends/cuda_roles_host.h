@@ -1,0 +1,173 @@
+// Roles of warps on a CPU: every thread of a cluster's blocks is a fiber that goes on where it need not wait. Boxes are copied at once,
+// products and results as late as they may be: memory that is given back too early shows. Lines of shared memory are exchanged as
+// the copy unit and the matrix unit do.
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+
+#define __cluster_dims__(...)
+typedef unsigned Address;
+struct Box { char* data; int64_t rows, columns, height, width; };  // a matrix of 16-bit elements, and the box
+struct Described {
+    const Box* box;
+    explicit Described(void* x) : box(static_cast<const Box*>(x)) {}
+    operator const Box&() const { return *box; }
+};
+#define DESCRIBED Described
+
+namespace host {
+struct Barrier { int arrivals = 0, here = 0, phase = 0; int64_t bytes = 0; };
+struct Group { int here = 0, turn = 0; };
+struct Work {  // of one thread: groups of products, and of results, under way
+    std::deque<std::vector<std::function<void()>>> products, puts;
+};
+static int cluster = 1, changes;
+static bool stuck;
+static std::vector<std::vector<unsigned char>> memory;
+static std::map<std::pair<int, Address>, Barrier> barriers;
+static std::map<std::pair<int, int>, Group> groups;
+static std::vector<Work> works;
+static std::vector<Fiber> threads_of_cluster;
+static int threads_of_block, now;
+
+inline int block() { return blockIdx.x % cluster; }
+inline unsigned char* at(int block, Address a) { return &memory[block].at(a); }
+inline Address exchanged(Address a) { return a ^ (a >> 3 & 0x70); }
+inline float value(int block, Address a, bf16) { bf16 x; std::memcpy(&x, at(block, exchanged(a)), 2); return wide(x); }
+inline float value(int block, Address a, f16) { f16 x; std::memcpy(&x, at(block, exchanged(a)), 2); return wide(x); }
+inline void give_way() { swapcontext(&threads_of_cluster[now].context, &scheduler); }
+template <class F> void wait_for(F ready) {
+    while (!ready()) stuck = true, give_way();
+    ++changes;
+}
+inline void step(Barrier& b, int here, int64_t bytes) {
+    b.here += here, b.bytes += bytes, ++changes;
+    if (b.here == b.arrivals && b.bytes == 0) b.here = 0, ++b.phase;
+}
+inline void finish(std::deque<std::vector<std::function<void()>>>& under_way, size_t left) {
+    for (; under_way.size() > left; under_way.pop_front())
+        for (auto& one : under_way.front()) one();
+}
+
+template <class F> void begin(unsigned low, unsigned high) {
+    (*reinterpret_cast<F*>((size_t(high) << 32) | low))();
+    threads_of_cluster[now].done = true;
+    give_way();
+}
+// All blocks of a cluster; whether they ended, and nobody waits for ever.
+template <class F> bool blocks(int first, int threads, F body) {
+    memory.assign(cluster, std::vector<unsigned char>(227 << 10));
+    barriers.clear(), groups.clear(), works.assign(cluster * threads, Work());
+    threads_of_cluster.resize(cluster * threads), threads_of_block = threads;
+    for (auto& f : threads_of_cluster) {
+        f.stack.resize(1 << 16), f.done = false;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size(), f.context.uc_link = nullptr;
+        size_t at = reinterpret_cast<size_t>(&body);
+        makecontext(&f.context, reinterpret_cast<void (*)()>(begin<F>), 2, unsigned(at), unsigned(at >> 32));
+    }
+    for (bool more = true; more;) {
+        const int before = changes;
+        more = stuck = false;
+        for (now = 0; now < cluster * threads; ++now) {
+            if (threads_of_cluster[now].done) continue;
+            threadIdx.x = now % threads, blockIdx.x = first + now / threads;
+            swapcontext(&scheduler, &threads_of_cluster[now].context);
+            more |= !threads_of_cluster[now].done;
+        }
+        if (more && stuck && changes == before) return false;
+    }
+    return true;
+}
+template <class... A, size_t... I> bool clusters(void (*kernel)(A...), void** args, int grid, int threads, int size, std::index_sequence<I...>) {
+    cluster = size;
+    for (int first = 0; first < grid; first += size)
+        if (!blocks(first, threads, [&] { kernel(static_cast<A>(args[I])...); })) return false;
+    return true;
+}
+template <class... A> bool run_roles(void (*kernel)(A...), void** args, int grid, int threads, int size) {
+    return clusters(kernel, args, grid, threads, size, std::index_sequence_for<A...>{});
+}
+}  // namespace host
+
+#define __syncthreads() (++host::changes, host::give_way())
+inline Address place_of(const void*) { return 0; }
+inline int alike(int x) { return x; }
+inline int block_of_cluster() { return host::block(); }
+template <int N> void fewer_registers() {}
+template <int N> void more_registers() {}
+inline void make_barrier(Address at, int arrivals) { host::barriers[{host::block(), at}].arrivals = arrivals; }
+inline void barriers_made() {}
+inline void announce(Address at, int bytes) { host::step(host::barriers.at({host::block(), at}), 1, bytes); }
+inline void arrive(Address at) { host::step(host::barriers.at({host::block(), at}), 1, 0); }
+inline void arrive_in(Address at, int block) { host::step(host::barriers.at({block, at}), 1, 0); }
+inline void await(Address at, int parity) {
+    const host::Barrier& b = host::barriers.at({host::block(), at});
+    host::wait_for([&] { return (b.phase & 1) != parity; });
+}
+inline void meet_group(int group) {
+    host::Group& g = host::groups[{host::block(), group}];
+    const int turn = g.turn;
+    if (++g.here == 128) g.here = 0, ++g.turn;
+    host::wait_for([&] { return g.turn != turn; });
+}
+inline void meet_cluster() { ++host::changes, host::give_way(); }
+inline void leave_cluster() {}
+
+template <int BLOCKS> void fetch_box(Address to, const Box& box, int column, int row, Address barrier) {
+    for (int block = BLOCKS > 1 ? 0 : host::block(), i = 0; i < BLOCKS; ++i, ++block) {
+        for (int r = 0; r < box.height; ++r)
+            for (int c = 0; c < box.width; ++c) {
+                const bool there = row + r >= 0 && row + r < box.rows && column + c >= 0 && column + c < box.columns;
+                unsigned short x = 0;
+                if (there) std::memcpy(&x, box.data + ((row + r) * box.columns + column + c) * 2, 2);
+                std::memcpy(host::at(block, host::exchanged(to + r * 128 + c * 2)), &x, 2);
+            }
+        host::step(host::barriers.at({block, barrier}), 0, -box.height * 128);
+    }
+}
+inline std::deque<std::vector<std::function<void()>>>& puts() { return host::works[host::now].puts; }
+inline std::deque<std::vector<std::function<void()>>>& products() { return host::works[host::now].products; }
+static std::map<int, std::vector<std::function<void()>>> open_puts, open_products;
+inline void put_box(const Box& box, int column, int row, Address from) {
+    const int block = host::block();
+    open_puts[host::now].push_back([=, &box] {
+        for (int r = 0; r < box.height; ++r)
+            for (int c = 0; c < box.width; ++c)
+                if (row + r < box.rows && column + c < box.columns)
+                    std::memcpy(box.data + ((row + r) * box.columns + column + c) * 2, host::at(block, host::exchanged(from + r * 128 + c * 2)), 2);
+    });
+}
+inline void end_puts() { puts().push_back(std::move(open_puts[host::now])), open_puts[host::now].clear(); }
+template <int N> void await_puts() { host::finish(puts(), N); }
+inline void await_all_puts() { host::finish(puts(), 0); }
+inline void shown_to_copies() {}
+template <class P> void hold(Address at, const P& pair) { std::memcpy(host::at(host::block(), at), &pair, 4); }
+
+inline unsigned long long strip(Address at, unsigned apart, unsigned next) {
+    return (unsigned long long)((at & 0x3ffff) >> 4) | (unsigned long long)(apart >> 4) << 16 | (unsigned long long)(next >> 4) << 32;
+}
+inline void begin_products() {}
+inline void end_products() { products().push_back(std::move(open_products[host::now])), open_products[host::now].clear(); }
+template <int N> void await_products() { host::finish(products(), N); }
+template <int N> void settle(float (&)[N][32]) {}
+template <class T, int COLUMNS> struct Product {
+    template <bool LEFT_DOWN, bool RIGHT_DOWN> static void add(float (&x)[COLUMNS / 64][32], unsigned long long a, unsigned long long b, bool more) {
+        const int thread = threadIdx.x % 128, block = host::block();
+        auto element = [block](unsigned long long strip, bool down, int i, int k) {
+            const unsigned start = (strip & 0x3fff) << 4, apart = (strip >> 16 & 0x3fff) << 4, next = (strip >> 32 & 0x3fff) << 4;
+            return host::value(block, down ? start + i / 64 * apart + k / 8 * next + k % 8 * 128 + i % 64 * 2 : start + i / 8 * next + i % 8 * 128 + k * 2, T());
+        };
+        open_products[host::now].push_back([=, &x] {
+            for (int j = 0; j < COLUMNS / 8; ++j)
+                for (int i = 0; i < 2; ++i)
+                    for (int c = 0; c < 2; ++c) {
+                        const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * i, column = j * 8 + thread % 4 * 2 + c;
+                        float& sum = x[j / 8][i * 16 + j % 8 * 2 + c];
+                        if (!more) sum = 0;
+                        for (int k = 0; k < 16; ++k) sum += element(a, LEFT_DOWN, row, k) * element(b, RIGHT_DOWN, column, k);
+                    }
+        });
+    }
+};

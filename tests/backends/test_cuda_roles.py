@@ -1,0 +1,246 @@
+"""Products of large matrices whose warps have roles: run on a CPU (cuda_roles_host.h), what is refused, and the text."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import cuda_roles
+from tensor_graphs.backends.cuda_cpp import generated
+from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY, cuda_text
+from tensor_graphs.backends.cuda_role_library import ROLE_INTRINSICS, ROLE_LIBRARY
+from tensor_graphs.backends.cuda_role_space import role_schedules, roles_fit
+from tensor_graphs.backends.cuda_text import CudaLaunch
+from tensor_graphs.backends.generated import Generated, launches
+from tensor_graphs.backends.kernel_text import kernel_text, module_of
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Tensor, topological
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.extract.kernel import Call, Operand, contiguous
+
+from .cuda_host import HERE, INTRINSICS, compiler
+
+GOLDEN = Path(__file__).parent / "golden"
+BASE = {"roles": 1, "m": 128, "n": 64, "stages": 3, "turns": 1, "down": 1, "across": 1, "group": 2}
+NAME = re.compile(r'extern "C" __global__ void __launch_bounds__\(384, 1\)[^\n]*\n(\w+)\(')
+
+
+def x(name: str, *shape: int) -> Tensor:
+    return t.input(name, shape)
+
+
+def _gated() -> Tensor:
+    rows = x("x", 128, 128)
+    return c.silu(t.matmul(rows, x("w", 128, 128))) * t.matmul(rows, x("v", 128, 128))
+
+
+def _batched() -> Tensor:
+    return t.matmul(x("x", 2, 128, 64), t.permute(x("w", 2, 128, 64), (0, 2, 1)))
+
+
+#: name -> (term, what its schedules have beside BASE)
+CASES: dict[str, tuple[Callable[[], Tensor], list[dict[str, int]]]] = {
+    "gelu": (lambda: c.gelu(t.matmul(x("x", 256, 192), x("w", 192, 256)) + x("b", 256)), [
+        {}, {"n": 128, "turns": 2}, {"m": 64, "turns": 2, "down": 2}, {"across": 2, "early": 1}, {"n": 192, "down": 2}]),
+    "residual": (lambda: t.matmul(x("x", 256, 256), x("w", 256, 128)) + x("b", 128) + x("r", 256, 128), [
+        {"n": 128, "stages": 2}, {"down": 2}, {"m": 256, "across": 2}, {"turns": 2, "across": 2, "stages": 4}]),
+    "gated": (_gated, [{}, {"turns": 2, "m": 64, "down": 2}]),
+    "batched": (_batched, [{}, {"down": 1, "across": 2}, {"m": 64, "turns": 2}, {"n": 128}]),
+    "turned": (lambda: t.matmul(t.permute(x("x", 128, 128), (1, 0)), t.permute(x("w", 128, 128), (1, 0))), [
+        {}, {"n": 128}, {"across": 2}, {"m": 64, "turns": 2, "down": 2}]),
+    "ragged": (lambda: t.matmul(x("x", 200, 64), x("w", 64, 152)) + x("r", 200, 152), [{}, {"n": 192}, {"m": 64, "turns": 2, "n": 128}]),
+    "three": (lambda: t.matmul(x("x", 2, 64, 64), x("w", 64, 128)) * x("g", 2, 1, 128), [{}, {"n": 128}]),
+    "wide": (lambda: t.cast(t.matmul(x("x", 128, 64), x("w", 64, 128)), "float32") * 2.0, [{}]),
+}  # fmt: skip
+
+
+def called(name: str, dtype: str = "bfloat16", **more: int) -> tuple[Generated, Call]:
+    root = CASES[name][0]()
+    kinds = {
+        str(n.attr("name")): Operand(Type(n.shape, dtype), contiguous(n.shape))
+        for n in topological([root])
+        if n.op == "input"
+    }  # type: ignore[arg-type]
+    template = generated(root)
+    out = Operand(Type(root.shape, "float32" if name == "wide" else dtype), contiguous(root.shape))  # type: ignore[arg-type]
+    return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule={**BASE, **more})
+
+
+def launched(template: Generated, call: Call) -> CudaLaunch:
+    (launch,) = launches(template, call)
+    assert isinstance(launch, CudaLaunch)
+    return launch
+
+
+class Described(ctypes.Structure):
+    """A matrix as the host's copy unit knows it."""
+
+    _fields_ = [(n, ctypes.c_int64) for n in ("data", "rows", "columns", "height", "width")]
+
+
+def compiled(texts: list[str], folder: Path, change: Mapping[str, str] = {}) -> Any:
+    """The kernels of some texts: name -> function of (places, blocks, threads, blocks of a cluster)."""
+    library = ROLE_LIBRARY
+    for before, after in change.items():
+        library = library.replace(before, after)
+    source = "\n".join([CUDA_LIBRARY, library, *texts])
+    source = source.replace(INTRINSICS, (HERE / "cuda_host.h").read_text(encoding="utf-8"))
+    source = source.replace(ROLE_INTRINSICS, (HERE / "cuda_roles_host.h").read_text(encoding="utf-8"))
+    for name in NAME.findall(source):
+        source += (
+            f'extern "C" bool run_{name}(void** args, int blocks, int threads, int cluster) '
+            f"{{ return host::run_roles({name}, args, blocks, threads, cluster); }}\n"
+        )
+    file, built = folder / "roles.cpp", folder / "roles.so"
+    file.write_text(source, encoding="utf-8")
+    done = subprocess.run(
+        [compiler(), "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", built, file], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(built))
+
+
+def run(library: Any, template: Generated, call: Call, seed: int = 0) -> float:
+    """The relative error of a kernel."""
+    launch, rng = launched(template, call), np.random.default_rng(seed)
+    torch = pytest.importorskip("torch")
+    arrays = {
+        n: torch.from_numpy(rng.standard_normal(o.type.shape).astype(np.float32)).to(getattr(torch, o.type.dtype))
+        for n, o in call.operands.items()
+    }
+    given = {n: v.double().numpy() for n, v in arrays.items()}
+    want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]
+    arrays["out"] = torch.full(want.shape, float("nan"), dtype=getattr(torch, call.output.type.dtype))
+    boxes = [Described(arrays[o].data_ptr(), *shape, *block) for o, shape, block in launch.boxes]
+    places = [*(arrays[a].data_ptr() for a in launch.args), *(ctypes.addressof(b) for b in boxes)]
+    cluster = call.schedule["down"] * call.schedule["across"]
+    function = getattr(library, f"run_{launch.name}")
+    function.restype = ctypes.c_bool
+    assert function((ctypes.c_void_p * len(places))(*places), launch.grid, launch.block, cluster), "roles wait for ever"
+    return float(np.linalg.norm(arrays["out"].double().numpy() - want) / np.linalg.norm(want))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU with so few multiprocessors that blocks take several tiles."""
+    monkeypatch.setattr(cuda_roles, "MULTIPROCESSORS", 2)
+
+
+@pytest.mark.usefixtures("few")
+def test_roles_compute_what_the_term_means(tmp_path: Path) -> None:
+    found = [called(name, **more) for name, (_, own) in CASES.items() for more in own]
+    found += [called("gelu", "float16"), called("turned", "float16", m=64, turns=2)]
+    for template, call in found:
+        lowered = template.lower(call)
+        assert lowered is not None
+        assert roles_fit(lowered.kernel, lowered.shape, call.schedule), call.schedule
+    library = compiled([launched(*one).text for one in found], tmp_path)
+    for template, call in found:
+        limit = {"bfloat16": 6e-3, "float16": 8e-4, "float32": 1e-6}[call.output.type.dtype]
+        assert run(library, template, call) < limit, (template.pattern, call.schedule)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("await(empty + 8 * slot, parity ^ 1);", ""), ("await_puts<WAITING - 1>();", "await_puts<WAITING>();"),
+     ("if (TURNS && turn > 1) await(", "if (TURNS && turn > 9) await(")],
+    ids=["full ring", "results overwritten", "out of turn"],
+)  # fmt: skip
+def test_what_would_race_or_hang_is_found(right: str, wrong: str, tmp_path: Path) -> None:
+    """The CPU's units notice roles that do not wait for each other."""
+    template, call = called("gelu", n=128, turns=2, down=2, stages=2, m=64)
+    text = launched(template, call).text
+    assert right in ROLE_LIBRARY
+    library = compiled([text], tmp_path, {right: wrong})
+    try:
+        assert run(library, template, call) > 1e-2
+    except AssertionError as error:
+        assert "for ever" in str(error)
+
+
+def test_roles_are_proposed_where_they_are_legal() -> None:
+    for name in ("gelu", "gated", "batched", "turned", "three"):
+        template, call = called(name)
+        found = template.lower(call)
+        assert found is not None
+        proposed = role_schedules(found.kernel, found.shape, 8)
+        assert proposed and list(found.space) == role_schedules(found.kernel, found.shape, len(found.space))
+        fits = template.fits
+        assert fits is not None and all(fits(replace(call, schedule=s)) for s in proposed)
+        for change in ({"m": 96}, {"n": 96}, {"n": 512}, {"stages": 9}, {"turns": 4}, {"down": 2, "across": 2}, {"roles": 2},
+                       {"warps": 4}, {"m": 256, "n": 256}, {"m": 64, "turns": 1}):  # fmt: skip
+            assert not roles_fit(found.kernel, found.shape, {**BASE, **change}), change
+
+
+@pytest.mark.parametrize(
+    ("root", "dtype"),
+    [(t.matmul(x("a", 256, 128), x("w", 128, 256)), "float32"), (t.matmul(x("a", 256, 72), x("w", 72, 256)), "bfloat16"),
+     (t.matmul(x("a", 48, 128), x("w", 128, 256)), "bfloat16"), (t.matmul(x("a", 256, 128) * x("g", 128), x("w", 128, 256)), "bfloat16"),
+     (t.matmul(x("a", 256, 128), x("w", 128, 252)), "bfloat16"),
+     (t.matmul(x("a", 256, 128), x("w", 128, 256)) * t.sum(x("a", 256, 128), axis=1, keepdims=True), "bfloat16")],
+    ids=["float32", "no whole stages", "few rows", "scaled rows", "steps of 8 bytes", "a sum beside"],
+)  # fmt: skip
+def test_what_has_no_roles_is_left_to_others(root: Tensor, dtype: str) -> None:
+    template = generated(root)
+    kinds = {str(n.attr("name")): Operand(Type(n.shape, dtype), contiguous(n.shape)) for n in topological([root]) if n.op == "input"}  # type: ignore[arg-type]  # fmt: skip
+    call = Call({o: kinds[o] for o in template.operands}, Operand(Type(root.shape, dtype), contiguous(root.shape)), {})  # type: ignore[arg-type]
+    assert template.lower(call) is None
+
+
+def test_a_ragged_result_inside_a_wider_one_is_written_by_threads() -> None:
+    """What lies beyond the columns there belongs to another; the copy unit would write it."""
+    template, call = called("ragged")
+    wide = replace(call, output=Operand(call.output.type, (160, 1)))
+    assert "roles.keep(" in launched(template, call).text and "roles.keep(" not in launched(template, wide).text
+
+
+def test_the_source_of_roles_is_the_golden_file(update_golden: bool) -> None:
+    template, call = called("residual", n=128, turns=2, down=2, early=1)
+    text = re.sub(r"_[0-9a-f]{10}\b", "", launched(template, call).text)
+    path = GOLDEN / "cuda_roles.cu"
+    if update_golden:
+        path.write_text(f"// Generated; see test_cuda_roles.py.\n{text}", encoding="utf-8")
+    assert path.read_text(encoding="utf-8").partition("\n")[2] == text
+
+
+def test_the_text_of_a_kernel_brings_its_library_and_describes_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    template, call = called("gelu", down=2)
+    text = kernel_text(template, call)
+    assert text.text.count('CUDA_ROLES = r"""') == 1 and "tensor_graphs" not in text.text
+    module = module_of(text)
+    ((_, kernel),) = module.CudaKernel.known.items()
+    assert (
+        module.CudaKernel.source()
+        == cuda_text(text.text)
+        == "\n".join((CUDA_LIBRARY, ROLE_LIBRARY, kernel.text.lstrip("\n")))
+    )
+    seen: list[Any] = []
+    kernel.ready = {(None, 16): ("kernel", "config")}
+    monkeypatch.setattr(kernel, "described", lambda x, shape, box: (tuple(x.shape), shape, box))
+    monkeypatch.setattr(kernel, "launch_described", lambda *given: seen.append(given))
+    core = ModuleType("cuda.core")
+    core.launch = None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    torch = pytest.importorskip("torch")
+    tensors = [torch.empty(call.operands[o].type.shape, dtype=torch.bfloat16) for o in template.operands]
+    module.run(*tensors, torch.empty(256, 256, dtype=torch.bfloat16), None)
+    ((made, places, maps),) = seen
+    assert made == "kernel" and len(places) == 1  # the bias is read by threads
+    assert maps == [
+        ((256, 192), (256, 192), (128, 64)),
+        ((192, 256), (192, 256), (32, 64)),
+        ((256, 256), (256, 256), (64, 64)),
+    ]
