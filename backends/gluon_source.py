@@ -6,6 +6,9 @@ which goes on to the next tile of rows while the last one is written. Within a g
 keys and that of the present weights with their values are under way together, and the exponentials of the next scores run
 beside the latter (the schedule of FlashAttention-3, Shah et al. 2024, without its turns between groups).
 
+A row's own factor of its scores (the norm of a query, the scale) is no part of the product: it is computed while that is under
+way, and joins the difference from the maximum in one instruction.
+
 What is computed follows from the same expressions as in the files before: only products, waiting and layouts are said here.
 Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, their width), P weights as an operand, B what is stored.
 """
@@ -14,16 +17,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .index import WIDE, Axis, Index, index
 from .kir import Expr, Kernel, Store, Unfusable, walk
-from .kir_loops import rolled
+from .kir_loops import power_of, rolled
 from .tiling import MULTIPROCESSORS, Shape, Tiling
 from .triton_frame import Scope
 from .triton_source import Function
-from .triton_text import ITEMSIZE, NEUTRAL, TRITON, Launch, Tile, names_it
+from .triton_text import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Launch, Tile, names_it
 
 GROUP = 64  # rows of four warps: what one instruction of the matrix unit takes
 WIDEST = 256  # columns of one instruction
@@ -65,6 +68,29 @@ def emit_roles(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleL
     return Roles(kernel, replace(tiling, m=GROUP), name, alone, groups).roles()
 
 
+def _positive(e: Expr) -> bool:
+    """Whether a value is certainly not negative, so that a maximum may be taken before it is a factor."""
+    if e.op in ("mul", "div"):
+        return all(map(_positive, e.args))
+    return e.op in ("rsqrt", "sqrt", "exp", "exp2") or (e.op == "const" and e.value > 0)
+
+
+def _scales(e: Expr, score: Expr) -> bool:
+    """Whether what softmax sees is a score that may be masked: a factor of the score is one of it."""
+    if e is score:
+        return True
+    hidden = (-math.inf, 0.0)
+    if e.op == "add":
+        masks = [
+            x for x in e.args if x.op == "where" and all(a.op == "const" and a.value in hidden for a in x.args[1:])
+        ]
+        return len(masks) == 1 and any(_scales(x, score) for x in e.args if x is not masks[0])
+    if e.op == "where":
+        kept = [x for x in e.args[1:] if not (x.op == "const" and x.value == -math.inf)]
+        return len(kept) == 1 and _scales(kept[0], score)
+    return False
+
+
 class Roles(Function):
     """A kernel of two roles. `tall`: rows of a program."""
 
@@ -81,6 +107,7 @@ class Roles(Function):
         self.cut = False  # whether tiles beyond the last one are cut by a mask
         self.width = 0
         self.asked = ""  # the descriptor of queries that are copied too
+        self.factor: Tile | None = None  # of each row's scores, which are known without it
 
     # ------------------------------------------------------------ layouts
     def parent(self, dims: Sequence[str]) -> str:
@@ -142,9 +169,16 @@ class Roles(Function):
             raise Unfusable("sums that do not follow a maximum")
         outer, deep = self.scope, self.dim_of(score.axis)
         self.width = self.block[deep]
-        raw = self._copied_queries(dots[score].left, deep)
-        self._operands_first(ready, axis)
-        left = self.side(dots[score].left)
+        own = (
+            [f for f in dots[score].left if score.axis not in f.axes and _positive(f)]
+            if _scales(top.args[0], score)
+            else []
+        )
+        own = own if any(f.axes for f in own) else []
+        sides = tuple(f for f in dots[score].left if f not in own)
+        raw = self._copied_queries(sides, own, deep)
+        self._operands_first([e for e in ready if not own], axis)
+        left = self.side(sides)
         keys, dtype = self.ring(dots[score].right, (deep, axis.name), "ahead")
         values, other = self.ring(dots[product].right, (axis.name, "n"), "slot")
         if left.dims != ("m", deep) or dtype != other:
@@ -166,6 +200,13 @@ class Roles(Function):
         ):
             self.line(text, first)
         self._read_beside(first, ready)
+        if own:
+            before = len(outer.lines)
+            factor = self.floated(self.kernel.builder.product(own, []))
+            first.lines += outer.lines[before:]  # now, not before the product
+            del outer.lines[before:]
+            self.line(f"factor = {factor.text}", first)
+            self.factor = Tile("factor", ("m",), "float32")
         self.line(f"{score_name} = warpgroup_mma_wait(0, deps=[coming])", first)
         self.line("mbarrier.arrive(keys_empty.index(slot))", first)
         first.known[score] = Tile(score_name, ("m", axis.name), "float32")
@@ -205,11 +246,11 @@ class Roles(Function):
         for e in ready:
             outer.known[e] = Tile(names[e], ("m", "n") if e is product else ("m",), "float32")
 
-    def _copied_queries(self, left: Sequence[Expr], deep: str) -> str:
+    def _copied_queries(self, left: Sequence[Expr], own: Sequence[Expr], deep: str) -> str:
         """Queries come through the copy unit as well, before their turn, where they are one box of 16 bits in memory; the name
         of that tile, empty where there is none."""
         (row,) = self.shape.rows
-        loads = [e for e in walk(left) if e.op == "load" and row in e.axes and not e.args]
+        loads = [e for e in walk([*left, *own]) if e.op == "load" and row in e.axes and not e.args]
         if len(loads) != 1 or ITEMSIZE.get(loads[0].value[3]) != 2:
             return ""
         named = self.box_of(loads[0].value[0], loads[0].value[1], loads[0].value[3])
@@ -220,7 +261,7 @@ class Roles(Function):
             if e.op == "load" and e is not loads[0] and e.axes <= self.top.bound:
                 self.value(e)
         self.line(f"mbarrier.wait(queries_full.index(0), {self.turn} & 1)")
-        if left != (loads[0],):
+        if left != (loads[0],) or own:
             self.line("raw = queries.index(W).load(Q)")
         self.top.known[loads[0]] = Tile("raw", ("m", deep), loads[0].value[3])
         return "raw"
@@ -282,6 +323,30 @@ class Roles(Function):
             if e.op == "load" and not e.args and axis in e.axes <= {*self.shape.batch, axis}:
                 with self.inside(scope):
                     self.value(e)
+
+    def _running_max(
+        self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None
+    ) -> tuple[Callable[[], Tile], Tile]:
+        """As everywhere, but where rows have a factor of their own, of scores without it."""
+        if self.factor is None:
+            return super()._running_max(e, axis, name, inner, outer)
+        power, scale = power_of(self.kernel, e), self.fresh("scale")
+        with self.inside(inner):
+            body, _ = self._factored(e.args[0], inner)
+            a = self.named(self.floated(body))
+            peak = f"{ACROSS['max'].format(a.text, a.dims.index(self.dim_of(axis)))} * {self.factor.text}"
+            for text in (
+                f"{name}_new = {COMBINE['max'].format(name, peak)}",
+                f"{name}_safe = tl.where({name}_new == float('-inf'), 0.0, {name}_new)",
+                f"{scale} = tl.{power}({name} - {name}_safe)",
+                f"{name} = {name}_new",
+            ):
+                self.line(text)
+            inner.known[e.args[0]] = Tile(f"{a.text} * {self.spread(self.factor, a.dims)}", a.dims, a.dtype)
+            inner.known[e] = Tile(f"{name}_safe", ("m",), self.wide)
+        if outer is not None:
+            self.line(self._started(name, ("m",), "max"), outer)
+        return (lambda: Tile(name, ("m",), self.wide)), Tile(scale, ("m",), self.wide)
 
     def _body(
         self, inner: Scope, outer: Scope | None, ready: Sequence[Expr], top: Expr, product: Expr, names: dict[Expr, str],

@@ -30,70 +30,70 @@ def attention_compute(g, out, queries, keys, values, queries_full, queries_empty
     mbarrier.wait(queries_full.index(0), 0 & 1)
     raw = queries.index(W).load(Q)
     t2 = raw.to(gl.float32)
-    t3 = gl.convert_layout(gl.sum(t2 * t2, 1), gl.SliceLayout(1, S))
-    t4 = t2 * gl.convert_layout(gl.rsqrt(((t3 * 0.0625) + 1e-06)), gl.SliceLayout(1, Q))[:, None]
-    t5 = (t4 * t1.to(gl.float32)[None, :]) * 0.36067376022224085
-    queries.index(W).store(t5.to(gl.float16))
+    queries.index(W).store((t2 * t1.to(gl.float32)[None, :]).to(gl.float16))
     fence_async_shared()
-    free6 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
+    free3 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
     begin = 0
     blocks = gl.maximum((gl.minimum((tile_m * 128 + 127) + 1, 256) - begin + 63) // 64, 1)
-    cut = blocks - free6 // 64
-    max7 = gl.full([64], float('-inf'), gl.float32, layout=gl.SliceLayout(1, S))
-    acc9 = gl.full([64], 0.0, gl.float32, layout=gl.SliceLayout(1, S))
-    acc8 = gl.zeros([64, 16], gl.float32, layout=O)
+    cut = blocks - free3 // 64
+    max4 = gl.full([64], float('-inf'), gl.float32, layout=gl.SliceLayout(1, S))
+    acc6 = gl.full([64], 0.0, gl.float32, layout=gl.SliceLayout(1, S))
+    acc5 = gl.zeros([64, 16], gl.float32, layout=O)
     slot = step % STAGES
     mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)
     coming = warpgroup_mma(queries.index(W), keys.index(slot).permute((1, 0)), gl.zeros([64, 64], gl.float32, layout=S), use_acc=False, is_async=True)
     r256_ = begin + (blocks - 1) * 64
     r256 = r256_ + gl.arange(0, 64, layout=gl.SliceLayout(0, S))
-    score10 = warpgroup_mma_wait(0, deps=[coming])
+    t8 = gl.convert_layout(gl.sum(t2 * t2, 1), gl.SliceLayout(1, S))
+    t9 = gl.rsqrt(((t8 * 0.0625) + 1e-06)) * 0.36067376022224085
+    factor = t9
+    score7 = warpgroup_mma_wait(0, deps=[coming])
     mbarrier.arrive(keys_empty.index(slot))
     t11 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
-    t12 = score10 + t11
-    max7_new = gl.maximum(max7, gl.reduce(t12, 1, larger), tl.PropagateNan.ALL)
-    max7_safe = gl.where(max7_new == float('-inf'), 0.0, max7_new)
-    scale13 = gl.exp2(max7 - max7_safe)
-    max7 = max7_new
-    t14 = gl.exp2((t12 - max7_safe[:, None]))
-    acc9 = acc9 * scale13 + gl.sum(t14, 1)
-    weights = gl.convert_layout(t14.to(gl.float16), P)
+    t12 = score7 + t11
+    max4_new = gl.maximum(max4, gl.reduce(t12, 1, larger) * factor, tl.PropagateNan.ALL)
+    max4_safe = gl.where(max4_new == float('-inf'), 0.0, max4_new)
+    scale10 = gl.exp2(max4 - max4_safe)
+    max4 = max4_new
+    t13 = gl.exp2(((t12 * factor[:, None]) - max4_safe[:, None]))
+    acc6 = acc6 * scale10 + gl.sum(t13, 1)
+    weights = gl.convert_layout(t13.to(gl.float16), P)
     for block in range(1, blocks):
         ahead = (step + 1) % STAGES
         mbarrier.wait(keys_full.index(ahead), ((step + 1) // STAGES) & 1)
         coming = warpgroup_mma(queries.index(W), keys.index(ahead).permute((1, 0)), gl.zeros([64, 64], gl.float32, layout=S), use_acc=False, is_async=True)
         mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)
-        pending = warpgroup_mma(weights, values.index(slot), acc8, is_async=True)
+        pending = warpgroup_mma(weights, values.index(slot), acc5, is_async=True)
         r256_ = begin + (blocks - 1 - block) * 64
         r256 = r256_ + gl.arange(0, 64, layout=gl.SliceLayout(0, S))
-        score10 = warpgroup_mma_wait(1, deps=[coming])
+        score7 = warpgroup_mma_wait(1, deps=[coming])
         mbarrier.arrive(keys_empty.index(ahead))
         if block < cut:
-            t15 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
-            t16 = score10 + t15
-            logits = t16
+            t14 = gl.where((0 < ((m * -1)[:, None] + r256[None, :])), float('-inf'), 0.0)
+            t15 = score7 + t14
+            logits = t15
         else:
-            logits = score10
-        max7_new = gl.maximum(max7, gl.reduce(logits, 1, larger), tl.PropagateNan.ALL)
-        max7_safe = gl.where(max7_new == float('-inf'), 0.0, max7_new)
-        scale17 = gl.exp2(max7 - max7_safe)
-        max7 = max7_new
-        t18 = gl.exp2((logits - max7_safe[:, None]))
-        acc9 = acc9 * scale17 + gl.sum(t18, 1)
-        acc8 = warpgroup_mma_wait(0, deps=[pending])
+            logits = score7
+        max4_new = gl.maximum(max4, gl.reduce(logits, 1, larger) * factor, tl.PropagateNan.ALL)
+        max4_safe = gl.where(max4_new == float('-inf'), 0.0, max4_new)
+        scale16 = gl.exp2(max4 - max4_safe)
+        max4 = max4_new
+        t17 = gl.exp2(((logits * factor[:, None]) - max4_safe[:, None]))
+        acc6 = acc6 * scale16 + gl.sum(t17, 1)
+        acc5 = warpgroup_mma_wait(0, deps=[pending])
         mbarrier.arrive(values_empty.index(slot))
-        acc8 = acc8 * gl.convert_layout(scale17, gl.SliceLayout(1, O))[:, None]
-        weights = gl.convert_layout(t18.to(gl.float16), P)
+        acc5 = acc5 * gl.convert_layout(scale16, gl.SliceLayout(1, O))[:, None]
+        weights = gl.convert_layout(t17.to(gl.float16), P)
         slot = ahead
         step += 1
     mbarrier.arrive(queries_empty.index(0))
     mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)
-    pending = warpgroup_mma(weights, values.index(slot), acc8, is_async=True)
-    acc8 = warpgroup_mma_wait(0, deps=[pending])
+    pending = warpgroup_mma(weights, values.index(slot), acc5, is_async=True)
+    acc5 = warpgroup_mma_wait(0, deps=[pending])
     mbarrier.arrive(values_empty.index(slot))
     step += 1
-    t19 = acc8 * gl.convert_layout(1.0 / acc9, gl.SliceLayout(1, O))[:, None]
-    gl.store(out + ((i0 * 4096) + (m_stored * 16)[:, None] + n_stored[None, :]), gl.convert_layout(t19.to(gl.float16), B))
+    t18 = acc5 * gl.convert_layout(1.0 / acc6, gl.SliceLayout(1, O))[:, None]
+    gl.store(out + ((i0 * 4096) + (m_stored * 16)[:, None] + n_stored[None, :]), gl.convert_layout(t18.to(gl.float16), B))
 
 
 @gluon.jit
@@ -111,10 +111,10 @@ def attention_copy(q_box0, k_box1, v_box2, queries, keys, values, queries_full, 
     fetch_box(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(0))
     rows = tile_m * 128 + 64
     fetch_box(q_box0, [rows + i0 * 256, 0], queries_full.index(0), queries.index(1))
-    free6 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
+    free3 = gl.minimum((tile_m * 128) + 1, 256) // 64 * 64
     begin = 0
     blocks = gl.maximum((gl.minimum((tile_m * 128 + 127) + 1, 256) - begin + 63) // 64, 1)
-    cut = blocks - free6 // 64
+    cut = blocks - free3 // 64
     for block in range(blocks):
         slot = step % STAGES
         r256_ = begin + (blocks - 1 - block) * 64
