@@ -5,6 +5,7 @@ into it: it may use `torch`, `cuda.core` and the library's text beside it, nothi
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,18 +16,23 @@ if TYPE_CHECKING:
     import torch
 
 
-def _short_erf(name: str, short: ShortErf) -> str:
-    """An error function as exact as results of 16 bits need, in C++."""
-    power = re.sub(r"\d+\.\d+(e-?\d+)?", r"\g<0>f", short.horner("u"))
+def _short(name: str, short: ShortErf) -> str:
+    """An error function as exact as results of 16 bits need, and x/2 * (1 + erf(x / sqrt(2))), in C++."""
+    erf, normal = (
+        re.sub(r"\d+\.?\d*(e-?\d+)?", r"\g<0>f", short.horner("u", times)) for times in (1.0, 0.5 * math.sqrt(0.5))
+    )
     return (
-        f"DEVICE float {name}(float x) {{\n"
+        f"DEVICE float {name}_erf(float x) {{\n"
         f"    const float y = min(max(x, -{short.limit}f), {short.limit}f), u = y * y * {short.scale!r}f - 1.0f;\n"
-        f"    return y * ({power});\n}}\n"
+        f"    return y * ({erf});\n}}\n"
+        f"DEVICE float {name}_gelu(float x) {{\n"
+        f"    const float u = min(x * {0.5 * short.scale!r}f * x - 1.0f, 1.0f);\n"
+        f"    return x * held_sum(x, {normal}, 0.5f);\n}}\n"
     )
 
 
-def _short_erfs() -> str:
-    functions = _short_erf("short_erf", FINE) + _short_erf("coarse_erf", COARSE)
+def _shorts() -> str:
+    functions = _short("short", FINE) + _short("coarse", COARSE)
     return f"\n// As exact as results of 16 bits, and of bfloat16, need.\nnamespace op {{\n{functions}}}  // namespace op\n"
 
 
@@ -35,7 +41,7 @@ CUDA_LIBRARY = (
         Path(__file__).with_name(name).read_text(encoding="utf-8")
         for name in ("cuda_intrinsics.cuh", "cuda_library.cuh")
     )
-    + _short_erfs()
+    + _shorts()
 )
 
 

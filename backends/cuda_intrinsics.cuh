@@ -17,6 +17,7 @@ DEVICE float min(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=
 DEVICE float exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float div(float a, float b) { float y; asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 DEVICE float rsqrt(float x) { return rsqrtf(x); }
+DEVICE float held_sum(float a, float b, float c) { float y; asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c)); return y; }  // a * b + c in [0, 1]
 DEVICE double rsqrt(double x) { return ::rsqrt(x); }
 }  // namespace op
 

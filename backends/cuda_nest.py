@@ -10,6 +10,7 @@ from .cuda_frame import Frame, Local, nest_of
 from .cuda_text import CTYPES, enclosed, integer, spelled
 from .index import WIDE, Axis, Index
 from .kir import Expr, Unfusable, below_maximum
+from .short_erf import gelu_of
 
 
 class Nest:
@@ -212,6 +213,9 @@ class Nest:
             if not self.emitter.is_safe(m):
                 top = self._safe(m, top)
             return f"op::{e.op}({enclosed(self.scalar(a, depth))} - {enclosed(top)})"
+        narrow = self.emitter.narrow and self.emitter.wide == "float32"
+        if narrow and e.op == "mul" and (x := gelu_of(e)) is not None:
+            return f"op::{'coarse' if self._coarse else 'short'}_gelu({self.scalar(x, depth)})"
         args = [self.scalar(a, depth) for a in e.args]
         if e.op == "erf" and self.emitter.narrow:
             return f"op::{'coarse' if self._coarse else 'short'}_erf({args[0]})"

@@ -3,11 +3,17 @@
 erf(x) = y * p(u) with y = x held to [-limit, limit] and u = y * y * scale - 1 in [-1, 1]. The coefficients minimise the
 largest relative error (Lawson's reweighted least squares over Chebyshev points); it is below `error` for every x, in float32
 arithmetic too. Where a product's result goes through it, the arithmetic shows: it is no longer than the dtype needs.
+
+x/2 * (1 + erf(x / sqrt(2))) is shorter still: erf is held to [-1, 1] by an addition that saturates, and numbers are multiplied
+into the coefficients.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isclose, prod, sqrt
+
+from .kir import Expr, factors
 
 
 @dataclass(frozen=True)
@@ -23,10 +29,11 @@ class ShortErf:
         """What squares are multiplied by, to lie in [0, 2]."""
         return 2.0 / (self.limit * self.limit)
 
-    def horner(self, u: str) -> str:
-        """p(u) as text over the name of u."""
-        text = repr(self.coefficients[-1])
-        for c in self.coefficients[-2::-1]:
+    def horner(self, u: str, times: float = 1.0) -> str:
+        """p(u), times a number, as text over the name of u."""
+        coefficients = [float(f"{times * c:.9g}") for c in self.coefficients]
+        text = repr(coefficients[-1])
+        for c in coefficients[-2::-1]:
             text = f"({text} * {u} + {c!r})" if c >= 0 else f"({text} * {u} - {-c!r})"
         return text[1:-1]
 
@@ -41,3 +48,25 @@ COARSE = ShortErf(2.65, 1.9e-4, (
     0.529382338, -0.248433747, 0.156265264, -0.0907419927, 0.0522595405, -0.0362496953, 0.0148688906,
 ))  # fmt: skip
 """A tenth of what bfloat16 rounds by."""
+
+
+def gelu_of(e: Expr) -> Expr | None:
+    """The x of which a value is x/2 * (1 + erf(x / sqrt(2))), in any order; None where it is another."""
+    numbers, (*rest,) = _parted(e)
+    if not isclose(numbers, 0.5) or len(rest) != 2:
+        return None
+    for x, y in (rest, rest[::-1]):
+        erf = [a for a in y.args if a.op == "erf"]
+        ones = [a for a in y.args if a.op == "const" and a.value == 1]
+        if y.op == "add" and len(erf) == len(ones) == 1:
+            scale, inner = _parted(erf[0].args[0])
+            if isclose(scale, sqrt(0.5), rel_tol=1e-6) and inner == [x]:
+                return x
+    return None
+
+
+def _parted(e: Expr) -> tuple[float, list[Expr]]:
+    """The number in a product, and its other factors; no number where it is a quotient."""
+    over, under = factors(e)
+    numbers = [f.value for f in over if f.op == "const"]
+    return 0.0 if under else prod(numbers), [f for f in over if f.op != "const"]

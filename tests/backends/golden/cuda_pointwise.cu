@@ -12,12 +12,11 @@ pointwise_pointwise(const bf16* a_, const bf16* b_, bf16* out) {
     v1 = m_0 < 20 && n_0 < 48 ? read<8>(a_ + m_0 * 48 + n_0) : Pack<bf16, 8>{};
     Pack<bf16, 8> v2;
     v2 = n_0 < 48 ? read<8>(b_ + n_0) : Pack<bf16, 8>{};
-    Pack<bf16, 8> y5;
+    Pack<bf16, 8> y4;
     #pragma unroll
     for (int n_v = 0; n_v < 8; ++n_v) {
         const auto t3 = wide(v1.at[n_v]);
-        const auto t4 = (t3 * 0.5f) * (op::coarse_erf(t3 * 0.7071067811865475f) + 1.0f);
-        y5.at[n_v] = stored<bf16>(t4 * wide(v2.at[n_v]));
+        y4.at[n_v] = stored<bf16>(op::coarse_gelu(t3) * wide(v2.at[n_v]));
     }
-    if (m_0 < 20 && n_0 < 48) write(out + m_0 * 48 + n_0, y5);
+    if (m_0 < 20 && n_0 < 48) write(out + m_0 * 48 + n_0, y4);
 }
