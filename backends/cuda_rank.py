@@ -54,12 +54,14 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
 
 
 def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
-    """First the best of each kind: of those that differ in the depth of a sum, or in how many columns stand beside it, alone."""
+    """First the best of each kind: of those that differ in the depth of a sum, or in how many columns stand beside it, alone; for
+    the matrix unit, of each number of columns."""
     alike: dict[tuple[int, ...], int] = {}
     turns: list[tuple[int, Schedule]] = []
     for s in ordered:
         beside = 0 if any(k.startswith("t") and k[1:].isdigit() for k in s) else s.get("tn", 1)
         key = (beside, *(s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split", "ahead")))
+        key = (s["n"],) if "warps" in s else key
         turns.append((alike.get(key, 0), s))
         alike[key] = alike.get(key, 0) + 1
     return [s for _, s in sorted(turns, key=lambda pair: pair[0])]

@@ -1,0 +1,199 @@
+"""How close a schedule search comes to the best there is: `python -m benchmarks.schedule_replay [measure CASE ...]`.
+
+With `measure`, on a GPU: schedules of each case, its guesses and what lies around them, are timed as a search times them, and
+results/raw/schedules.json keeps (schedule, µs). Without, anywhere: the search runs against that table, in which it finds the
+time of what it proposes; what is not in the table does not exist. Printed is how much longer than the table's best the best
+takes after 1, 3 (a first look), 5, 8 and 16 schedules.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import cuda_cpp, triton
+from tensor_graphs.backends.keys import key_of
+from tensor_graphs.backends.schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule, moves
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Tensor, topological
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
+
+TABLE = Path(__file__).parent / "results/raw/schedules.json"
+COUNT = 150  # schedules of a case
+AFTER = (1, 3, 5, 8, 16)
+Times = dict[Key, float]
+
+
+def x(name: str, *shape: int) -> Tensor:
+    """An operand."""
+    return t.input(name, shape, "bfloat16")
+
+
+def decode(batch: int, heads: int, own: int, keys: int, width: int) -> Tensor:
+    """One step of attention: queries of `heads` heads over `own` heads of keys."""
+    q = t.reshape(x("q", batch, heads, 1, width), (batch, own, heads // own, 1, width))
+    k, v = (t.reshape(x(n, batch, own, keys, width), (batch, own, 1, keys, width)) for n in "kv")
+    return t.reshape(c.attention(q, k, v, scale=width**-0.5), (batch, heads, 1, width))
+
+
+def cell(rows: int, width: int) -> Tensor:
+    """Eight products of one side with weights of their own, joined as in a NasRNN cell."""
+    a = t.concat([x("a", rows, width), x("h", rows, width)], 1)
+    s, th, r = c.sigmoid, t.tanh, c.relu
+    g = [t.matmul(a, x(f"w{i}", 2 * width, width)) for i in range(8)]
+    second, third = s(s(g[1]) + th(g[2])), th(s(g[4]) * th(g[5]))
+    return th(th(second + third) * th(th(r(g[0]) + s(g[3])) * th(s(g[6]) * r(g[7]))))
+
+
+def linear(rows: int, length: int, columns: int) -> Tensor:
+    """A product."""
+    return t.matmul(x("a", rows, length), x("w", length, columns))
+
+
+def gated(rows: int, width: int) -> Tensor:
+    """Two products and a gate."""
+    a = x("a", rows, width)
+    return c.silu(t.matmul(a, x("w", width, width))) * t.matmul(a, x("u", width, width))
+
+
+def normed(rows: int, width: int) -> Tensor:
+    """A product of rows that are scaled to norm one."""
+    a = x("a", rows, width)
+    return t.matmul(a, x("w", width, width)) * t.rsqrt(t.mean(a * a, axis=1, keepdims=True) + 1e-6)
+
+
+CASES: dict[str, tuple[Any, tuple[str, ...], Callable[[], Tensor]]] = {
+    "decode_4096": (triton, (), lambda: decode(1, 32, 8, 4096, 128)),
+    "decode_b4_2048": (triton, (), lambda: decode(4, 32, 8, 2048, 128)),
+    "decode_mqa_16k": (triton, (), lambda: decode(1, 8, 1, 16384, 64)),
+    "decode_512": (triton, (), lambda: decode(1, 32, 8, 512, 128)),
+    "nas_16": (cuda_cpp, tuple(f"w{i}" for i in range(8)), lambda: cell(16, 1024)),
+    "linear_16": (cuda_cpp, ("w",), lambda: linear(16, 4096, 4096)),
+    "small_16": (cuda_cpp, ("w",), lambda: linear(16, 640, 2048)),
+    "gated_16": (cuda_cpp, ("w", "u"), lambda: gated(16, 4096)),
+    "norm_1": (cuda_cpp, ("w",), lambda: normed(1, 4096)),
+    "linear_16t": (triton, ("w",), lambda: linear(16, 4096, 4096)),
+    "softmax_128": (triton, (), lambda: c.softmax(x("x", 131072, 128), axis=1)),
+    "gelu_4096": (triton, (), lambda: c.gelu(c.linear(x("h", 4096, 768), x("w", 768, 3072), x("b", 3072)))),
+}  # fmt: skip
+"""Name: emitter, weights that are laid out anew, term. (`_16t`: the product of `_16`, in Triton.)"""
+
+
+def kernel(case: str) -> tuple[Template, Call]:
+    """A case's template, and the call of it."""
+    emitter, laid, term = CASES[case]
+    root = term()
+    template: Template = emitter.generated(root, laid)
+    leaves = {str(n.attr("name")): n for n in topological([root]) if n.op == "input"}
+    place = lambda n: Operand(Type(n.shape, "bfloat16"), contiguous(n.shape))
+    return template, Call({o: place(leaves[o]) for o in template.operands}, place(root), {})
+
+
+def around(ranked: Sequence[Schedule], fits: Callable[[Schedule], bool], count: int = COUNT) -> list[Schedule]:
+    """The guesses, their legal neighbours, the neighbours' and so on: at most `count`, the same each time."""
+    found: dict[Key, Schedule] = {key_of_schedule(s): s for s in ranked}
+    ring, draw = list(ranked), random.Random(7)
+    while ring and len(found) < count:
+        steps = [s for one in ring for s in moves(one)]
+        draw.shuffle(steps)
+        ring = []
+        for s in steps:
+            if len(found) < count and key_of_schedule(s) not in found and fits(s):
+                found[key_of_schedule(s)] = s
+                ring.append(s)
+    return list(found.values())
+
+
+# ---------------------------------------------------------------- the table
+def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", count: int = COUNT) -> None:
+    """Time the schedules of some cases on this machine's GPU, side by side, and put them into the table."""
+    from tensor_graphs.backends.measure_gpu import GpuMeasurer
+    from tensor_graphs.costdb.schema import Timing
+    from tensor_graphs.extract.kernel import Candidate, Vertex
+
+    places, rows = {}, list[Any]()
+    for case in cases:
+        template, call = kernel(case)
+        wanted = around(*searched(template, call), count)
+        every: Any = replace(template, space=lambda call, wanted=wanted: wanted, fits=None)
+        places[case] = Candidate(every, Vertex(0, call.output.strides), (), call)
+    sink: Any = type("Rows", (), {"add": lambda self, some: rows.extend(some)})()
+    with GpuMeasurer(sink, device=device, schedules=count) as measurer:
+        measurer.measure(places.values())
+    tables = read(path) if path.exists() else {}
+    for case, place in places.items():
+        own = key_of(place.template, place.call)
+        same = [r for r in rows if (r.key.kernel, r.key.shapes) == (own.kernel, own.shapes)]
+        timed = [r for r in same if isinstance(r, Timing) and r.regime == "cold"]
+        tables[case] = {tuple(sorted(r.key.schedule)): median(r.samples) for r in timed}
+        print(f"{case}: {len(timed)} timed, {min(tables[case].values()):.2f} µs", flush=True)
+    write({case: tables[case] for case in CASES if case in tables}, path)
+
+
+def write(tables: Mapping[str, Times], path: Path) -> None:
+    """Cases as columns: names of parameters once, then rows of numbers, 0 for a parameter that is not there, and µs."""
+    lines = []
+    for case, times in tables.items():
+        names = sorted({name for key in times for name, _ in key})
+        rows = [[*(dict(key).get(n, 0) for n in names), round(us, 3)] for key, us in sorted(times.items())]
+        text = ",\n".join(json.dumps(r, separators=(",", ":")) for r in rows)
+        lines.append(f'{json.dumps(case)}: {{"names": {json.dumps(names)}, "rows": [\n{text}]}}')
+    path.write_text("{" + ",\n".join(lines) + "}\n")
+
+
+def read(path: Path = TABLE) -> dict[str, Times]:
+    """The times of each case."""
+    found = json.loads(path.read_text())
+    return {
+        case: {tuple((n, v) for n, v in zip(one["names"], row) if v): row[-1] for row in one["rows"]}
+        for case, one in found.items()
+    }
+
+
+# ---------------------------------------------------------------- replaying
+def searched(template: Template, call: Call) -> tuple[list[Schedule], Callable[[Schedule], bool]]:
+    """What a search of a kernel begins with: its guesses, and what is legal."""
+    assert template.space is not None and template.fits is not None
+    fits = template.fits
+    return [dict(s) for s in template.space(call)], lambda s: fits(replace(call, schedule=s))
+
+
+def replayed(
+    times: Times, ranked: Sequence[Schedule], make: Callable[..., ScheduleSearch] = ScheduleSearch
+) -> list[float]:
+    """µs of what a search asks for, in order, where all that exists is in a table."""
+    exists = lambda s: key_of_schedule(s) in times
+    search, asked = make([s for s in ranked if exists(s)], exists), []
+    while wanted := search.more():
+        for schedule in wanted:
+            asked.append(times[key_of_schedule(schedule)])
+            search.told(schedule, asked[-1])
+    return asked
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure some cases, or replay all."""
+    if arguments[:1] == ["measure"]:
+        measure(arguments[1:] or CASES)
+        return
+    tables, logs = read(), [0.0] * len(AFTER)
+    print(f"| case | schedules | best µs | {' | '.join(f'after {n}' for n in AFTER)} |\n{'|---' * (3 + len(AFTER))}|")
+    for case, times in tables.items():
+        asked, best = replayed(times, searched(*kernel(case))[0]), min(times.values())
+        ratios = [min(asked[:n]) / best for n in AFTER]
+        logs = [a + math.log(r) / len(tables) for a, r in zip(logs, ratios)]
+        print(f"| {case} | {len(times)} | {best:.2f} | {' | '.join(f'{r:.3f}' for r in ratios)} |")
+    print(f"| all (geometric mean) | | | {' | '.join(f'{math.exp(v):.3f}' for v in logs)} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
