@@ -405,7 +405,7 @@ class Generator:
         """The template over transposed weights, where few rows meet matrices. Without it there may be no kernel at all."""
         matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
         if plain is None:
-            few = 1 < prod(concrete(call.output.type.shape)[:-1]) <= self.vectors
+            few = 1 < _rows(region.terms) <= self.vectors
             if not few or not matrices or _family(region.terms) != "contraction":
                 return
             plain = self._template(region.terms, matrices).lower(call)
@@ -422,6 +422,12 @@ class Generator:
         if key not in self.known:
             self.known[key] = template_of(self.emitter, key[0], transposed, last)
         return self.known[key]
+
+
+def _rows(terms: Sequence[Tensor]) -> int:
+    """The most rows of a product in some terms."""
+    products = (t for t in topological(terms) if t.op in ("matmul", "linear"))
+    return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
 
 
 def _operand(kind: Type) -> Operand:

@@ -23,6 +23,7 @@ from ..egraph import dtypes
 from ..egraph.ops import Type
 from ..extract.kernel import Call, parse_terms
 from ..extract.meaning import meanings
+from ..extract.work import written_into
 from . import gpu_operands
 from .gpu_calibrate import calibrate
 from .gpu_device import Device, Run, device_of, facts
@@ -77,8 +78,12 @@ class Bench:
         operands = {
             n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.Role()), device.name) for n, o in call.operands.items()
         }
-        self.sets = [self._set(operands)]
-        tensors = (*operands.values(), *self.sets[0].outputs)
+        self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
+        self.sets: list[Arguments] = []
+        self.sets.append(self._set(operands))
+        untouched = {*self.bases.values()}, {*self.bases}
+        tensors = [x for n, x in operands.items() if n not in untouched[0]]
+        tensors += [x for n, x in enumerate(self.sets[0].outputs) if n not in untouched[1]]
         self.nbytes = sum(x.numel() * x.itemsize for x in tensors) or 1  # of one set
         self.want = [evaluate(root, operands) for root in self.roots]
         self.before = self._sums()
@@ -87,7 +92,12 @@ class Bench:
         self.tolerance = max((TOLERANCE[d] for d in floats), default=0.0)
 
     def _set(self, operands: Mapping[str, Any]) -> Arguments:
-        return Arguments(operands, [gpu_operands.room(o, self.device.name) for o in self.call.outputs])
+        """Operands with outputs; an output that is an operand with some values written into it is all sets' one."""
+        rooms = [
+            self.sets[0].rooms[n] if self.sets and n in self.bases else gpu_operands.room(o, self.device.name)
+            for n, o in enumerate(self.call.outputs)
+        ]
+        return Arguments(operands, rooms)
 
     def _sums(self) -> Any:
         """A checksum of each operand's bytes."""
@@ -112,14 +122,17 @@ class Bench:
         self.device.synchronize()
         accuracy = self.check(tried, result)
         self.tried[index] = tried
-        once = min(self.device.laps(self._call(tried, self.sets[0]), 3))
+        once = min(self.device.laps(self._call(tried, self.sets[0], inplace=True), 3))
         samples = self._sampled(tried, self._turn(_within(QUICK_US / once, 1, QUICK_CALLS)), QUICK_SAMPLES)
         tried.us = sorted(samples)[len(samples) // 2]
         return {"accuracy": accuracy, "cold": samples}
 
-    def _call(self, tried: Tried, where: Arguments, scratch: Any = None) -> Run:
-        """The kernel on one set of operands, as a call without arguments; in scratch memory of its own where some is given."""
+    def _call(self, tried: Tried, where: Arguments, scratch: Any = None, *, inplace: bool = False) -> Run:
+        """The kernel on one set of operands, as a call without arguments; in scratch memory of its own where some is given.
+        `inplace`: what values are written into is there already, as the state that it is in programs."""
         operands = {**where.operands, **{n: p(where.operands[n]) for n, p in tried.prepare.items()}}
+        if inplace:
+            operands |= {o: where.outputs[n] for n, o in self.bases.items()}
         if scratch is None:
             scratch = tried.scratch[gpu_operands.ZONE : gpu_operands.ZONE + tried.text.scratch]
         arguments = [*(operands[n] for n in tried.text.operands), *where.outputs, scratch]
@@ -132,9 +145,9 @@ class Bench:
 
         size = tried.text.scratch
         if not 0 < size <= self.nbytes:
-            return [self._call(tried, one) for one in where]
+            return [self._call(tried, one, inplace=True) for one in where]
         rooms = torch.empty((len(where), -(-size // 256) * 256), dtype=torch.uint8, device=self.device.name)
-        return [self._call(tried, one, room[:size]) for one, room in zip(where, rooms, strict=True)]
+        return [self._call(tried, one, room[:size], inplace=True) for one, room in zip(where, rooms, strict=True)]
 
     def check(self, tried: Tried, result: Any) -> dict[str, float]:
         """The error norms of an answer in the first set's outputs (or given fresh), the largest of each; Wrong says what is
@@ -174,7 +187,10 @@ class Bench:
         wanted = min(calls, -(-5 * self.device.cache_bytes // self.nbytes), max(1, most))
         while len(self.sets) < wanted:
             first = self.sets[0].operands
-            copies = {n: gpu_operands.place(first[n], o, self.device.name) for n, o in self.call.operands.items()}
+            copies = {
+                n: first[n] if n in self.bases.values() else gpu_operands.place(first[n], o, self.device.name)
+                for n, o in self.call.operands.items()
+            }
             self.sets.append(self._set(copies))
         return self.sets[:wanted]
 

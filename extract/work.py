@@ -36,19 +36,32 @@ def graph_flops(roots: list[Tensor]) -> float:
 
 
 def call_work(template: Template, call: Call) -> tuple[float, float]:
-    """(flops, bytes) of one call: every operand read once and each output written once; a gather reads what it picks."""
+    """(flops, bytes) of one call: every operand read once and each output written once; a gather reads what it picks, and of a
+    tensor that values are written into, only these count."""
     if template.family == "copy":
         return 0.0, 2.0 * call.output.type.nbytes
     read = {o: float(call.operands[o].type.nbytes) for o in template.operands}
-    written = sum(o.type.nbytes for o in call.outputs)
-    if template.flops is not None and "gather" not in template.pattern:
-        return template.flops(call), sum(read.values()) + written
+    written = [float(o.type.nbytes) for o in call.outputs]
+    if template.flops is not None and not any(op in template.pattern for op in ("gather", "scatter")):
+        return template.flops(call), sum(read.values()) + sum(written)
     roots = meanings(template.terms, call, placeholder)
     for name, picked in _picked(roots).items():
         itemsize = call.operands[name].type.nbytes // max(1, prod(concrete(call.operands[name].type.shape)))
         read[name] = min(read[name], float(picked * itemsize))
+    for n, base in written_into(roots).items():
+        updates, whole = (prod(concrete(roots[n].args[i].shape)) for i in (2, 0))
+        read[base], written[n] = 0.0, written[n] * updates / max(1, whole)
     flops = template.flops(call) if template.flops is not None else graph_flops(roots)
-    return flops, sum(read.values()) + written
+    return flops, sum(read.values()) + sum(written)
+
+
+def written_into(roots: Sequence[Tensor]) -> dict[int, str]:
+    """Outputs of a kernel, by number, that are an operand with values written into it: its name."""
+    return {
+        n: str(t.args[0].attr("name"))
+        for n, t in enumerate(roots)
+        if t.op == "scatter_elements" and t.args[0].op in ("input", "param")
+    }
 
 
 def _picked(roots: Sequence[Tensor]) -> dict[str, int]:
