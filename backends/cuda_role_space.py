@@ -11,17 +11,18 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from math import ceil, prod
 
-from .cuda_role_library import COLUMNS
-from .cuda_roles import DEPTH, ROOM, Roles, emit_roles
+from .cuda_role_library import COLUMNS, GROUP
+from .cuda_roles import Roles, emit_roles
 from .kir import Kernel, Unfusable
 from .tiling import MULTIPROCESSORS, Shape
 
 LEAST = 128  # rows and columns of a product that roles are worth measuring for
-HELD = 192  # sums of a thread
+HELD, HELD_TOGETHER = 192, 128  # sums of a thread; where both groups have a tile: 256 x 192 took a fifth longer
 NAMES = {"roles", "m", "n", "stages", "turns", "down", "across", "group"}
 RATE = 4096  # operations of a multiprocessor in a cycle, for ranking only
 BYTES = 60  # of tiles that reach a multiprocessor in a cycle, for ranking only
-BEGIN, END = 3000, 20  # cycles before the first product; for each pair of results of a thread behind the last one
+LONG = 2048  # elements of a sum over which it pays that two blocks wait for each other
+BEGIN, END = 3000, 24  # cycles before the first product; for each pair of results of a thread behind the last one
 
 
 def role_schedules(kernel: Kernel, shape: Shape, count: int) -> list[dict[str, int]]:
@@ -68,40 +69,32 @@ def _ranked(shape: Shape) -> Iterator[tuple[float, dict[str, int]]]:
     rights = len({d.right for d in shape.dots.values()})
     size = max(a.size for a in shape.inner)
     batch = prod(a.size for a in shape.batch)
-    pairs = ((1, 1), (2, 1), (1, 2))
-    for m, n, turns, (down, across) in product((128, 256, 64), COLUMNS, (1, 2), pairs):
+    for m, n, turns, (down, across) in product((64, 128, 256), COLUMNS, (1, 2), ((1, 1), (2, 1), (1, 2))):
         tiles_m, tiles_n = ceil(shape.m / m), ceil(shape.n / n)
-        height = m if turns == 2 else m // 2
-        if height % 64 or rights * height * n // 128 > HELD or tiles_m % down or tiles_n % across or n * rights < 128:
+        programs, height = tiles_m * tiles_n * batch, m if turns == 2 else m // 2
+        most = HELD if turns == 2 else HELD_TOGETHER
+        if (
+            height % GROUP
+            or rights * height * n // 128 > most
+            or tiles_m % down
+            or tiles_n % across
+            or n * rights < LEAST
+        ):
             continue
         stage = 128 * (m + rights * n)
-        stages = min(5, (ROOM - 2 * 128 * 2 * height) // (stage + 64)) or 0
-        if stages < 3:
-            stages = (ROOM - 2 * 128 * height) // (stage + 64)
-        programs = tiles_m * tiles_n * batch
-        if stages < 3 or (turns == 2 and programs <= MULTIPROCESSORS):
+        stages = next((s for s in (5, 4, 3) if Roles(m, n, s, turns).waiting(rights) >= (2 if s > 4 else 1)), 0)
+        if not stages or (turns == 2 and programs <= MULTIPROCESSORS):
             continue
         rounds = ceil(programs / MULTIPROCESSORS)
         brought = (m / across + rights * n / down) * 2 * size / BYTES
         multiplied = 2 * m * n * rights * size / RATE
-        end = END * height * n * rights // 256
-        behind = end if turns == 2 else end * rounds
-        begin = BEGIN * (1.3 if down * across > 1 else 1.0) + stage * 2 / BYTES
-        cycles = rounds * max(brought, multiplied) * (1.03 if down * across > 1 else 1.0) + behind + begin
-        group = 4 if rounds > 4 else 8
-        yield (
-            cycles,
-            {
-                "roles": 1,
-                "m": m,
-                "n": n,
-                "stages": stages,
-                "turns": turns,
-                "down": down,
-                "across": across,
-                "group": group,
-            },
-        )
+        power = 0.2 * (m + rights * n) * 2 * size / BYTES  # what is brought costs the clock, too
+        pairs = 1.0 if down * across == 1 else (0.98 if size >= LONG and rounds > 1 else 1.04) + 0.01 * (across - 1)
+        behind = END * height * n * rights // 256 * (1 if turns == 2 else rounds)
+        cycles = (rounds * (max(brought, multiplied) + power) + behind) * pairs * (1.05 if m == 64 else 1.0)
+        cycles += BEGIN + stage / BYTES
+        schedule = {"roles": 1, "m": m, "n": n, "stages": stages, "turns": turns, "down": down, "across": across}
+        yield cycles, schedule | {"group": 4 if rounds > 4 and size >= LONG else 8}
 
 
-__all__ = ["DEPTH", "role_schedules", "roles_fit"]
+__all__ = ["role_schedules", "roles_fit"]
