@@ -2,7 +2,8 @@
 
 `roles` is 1. `m` rows and `n` columns of a tile (of each of several matrices), `stages` of the ring, `group` rows of tiles that are
 taken together. `turns` is 2 where the two groups of warps take tiles in turns; of a cluster's two blocks, `down` or `across` is
-2 where they lie below or beside each other. `early` lets the kernel start before the one before it has ended.
+2 where they lie below or beside each other. `early` lets the kernel start before the one before it has ended: behind
+itself that gains nothing, since a block fills a multiprocessor; behind a small kernel it hides the first microsecond.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _ranked(shape: Shape) -> Iterator[tuple[float, dict[str, int]]]:
         cycles = (rounds * (max(brought, multiplied) + power) + behind) * pairs * (1.05 if m == 64 else 1.0)
         cycles += BEGIN + stage / BYTES
         schedule = {"roles": 1, "m": m, "n": n, "stages": stages, "turns": turns, "down": down, "across": across}
-        yield cycles, schedule | {"group": 4 if rounds > 4 and size >= LONG else 8}
+        yield cycles, schedule | {"group": 4 if rounds > 4 and size >= LONG else 8, "early": 1}
 
 
 __all__ = ["role_schedules", "roles_fit"]
