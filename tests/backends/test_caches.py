@@ -1,0 +1,284 @@
+"""Queries, keys and values of one product, rotated, and written into caches: results side by side, halves computed together and
+places that depend on data, in the IR, in both emitters, and in programs whose states are written where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import cuda_cpp, kir, kir_numpy, memory
+from tensor_graphs.backends.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.program import Program, load_program
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.tiling import shape_of
+from tensor_graphs.backends.triton import Generated, generated
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.extract.candidates import candidates
+from tensor_graphs.extract.kernel import Call, Operand, Plan, Priced, contiguous
+from tensor_graphs.extract.plan import plan_of
+from tensor_graphs.extract.search import search
+from tensor_graphs.extract.work import call_work
+from tensor_graphs.rules import ALL
+from tensor_graphs.verify import relative_error
+
+from .test_cuda_cpp import _compiled_alone
+from .test_cuda_cpp import memory as cuda_memory
+
+B, T, H, K, D, L, W = 2, 3, 4, 2, 16, 32, 64  # samples, tokens, heads of queries, of keys, their width, places, hidden
+
+
+def x(name: str, *shape: int) -> Tensor:
+    return t.input(name, shape)
+
+
+def heads(y: Tensor, before: int, count: int) -> Tensor:
+    part = t.slice_axis(y, 2, before * D, (before + count) * D)
+    return t.permute(t.reshape(part, (y.shape[0], y.shape[1], count, D)), (0, 2, 1, 3))
+
+
+def kept(name: str, values: Tensor, places: Tensor) -> Tensor:
+    b, k, n, d = values.shape
+    spot = t.broadcast_to(t.reshape(places, (1, 1, n, 1)), values.shape)
+    return t.scatter_elements(x(name, b, k, L, d), spot, values, 2)  # type: ignore[arg-type]
+
+
+def interleaved(y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions over neighbours: (a, b) becomes (a cos - b sin, b cos + a sin)."""
+    pairs = t.reshape(y, (*y.shape[:-1], D // 2, 2))
+    a, b = t.slice_axis(pairs, -1, 0, 1), t.slice_axis(pairs, -1, 1, 2)
+    turned = t.reshape(t.concat([-b, a], -1), y.shape)
+    return y * cos + turned * sin
+
+
+def step(tokens: int = T, samples: int = B, turn: Callable[..., Tensor] = c.rope) -> list[Tensor]:
+    """Rotated queries, and caches that keys and values have been written into."""
+    h = c.rms_norm(x("x", samples, tokens, W), x("g", W), eps=1e-6)
+    y = t.matmul(h, x("w", W, (H + 2 * K) * D))
+    cos, sin, places = x("cos", 1, 1, tokens, D), x("sin", 1, 1, tokens, D), t.input("at", (tokens,), "int64")
+    q, k, v = (heads(y, n, count) for n, count in ((0, H), (H, K), (H + K, K)))
+    return [turn(q, cos, sin), kept("keys", turn(k, cos, sin), places), kept("values", v, places)]
+
+
+CASES: dict[str, Callable[[], list[Tensor]]] = {
+    "prefill": step, "one token": lambda: step(1), "one row": lambda: step(1, 1),
+    "neighbours": lambda: step(turn=interleaved)[:1],
+    "keys alone": lambda: step()[1:2],
+    "rotated": lambda: [c.rope(x("q", B, H, T, D), x("cos", 1, 1, T, D), x("sin", 1, 1, T, D))],
+    "a known place": lambda: [t.scatter_elements(x("a", 4, 9), t.full((4, 1), 5, "int64"), t.tanh(x("b", 4, 1)), 1)],
+    "rows": lambda: [t.scatter_elements(x("a", 9, 6), t.broadcast_to(t.reshape(t.input("at", (3,), "int64"), (3, 1)), (3, 6)), c.softmax(x("b", 3, 6), axis=1), 0)],
+    "side by side": lambda: [t.tanh(x("a", 4, 6)), t.exp(x("b", 4, 10)), x("c", 4, 3) * 2.0],
+}  # fmt: skip
+
+
+def leaves(roots: list[Tensor]) -> dict[str, Tensor]:
+    return {str(n.attr("name")): n for n in topological(roots) if n.op == "input"}
+
+
+def names(roots: list[Tensor]) -> list[str]:
+    return [f"out{n}" if n else "out" for n in range(len(roots))]
+
+
+def values(roots: list[Tensor], dtype: str = "float32") -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        n: rng.permutation(8)[: leaf.shape[0]] if leaf.dtype == "int64" else rng.standard_normal(leaf.shape).astype(dtype)
+        for n, leaf in leaves(roots).items()
+    }  # fmt: skip
+
+
+def kernel(roots: list[Tensor]) -> kir.Kernel:
+    known = leaves(roots)
+    buffers = {n: kir.Buffer(k.dtype, tuple(k.shape), contiguous(k.shape)) for n, k in {**known, **dict(zip(names(roots), roots))}.items()}  # type: ignore[arg-type]  # fmt: skip
+    return kir.kernel_of(roots, {leaf: n for n, leaf in known.items()}, buffers)
+
+
+def base(root: Tensor) -> str:
+    return str(root.args[0].attr("name")) if root.op == "scatter_elements" else ""
+
+
+# ---------------------------------------------------------------- the IR
+@pytest.mark.parametrize("name", CASES)
+def test_every_result_means_what_its_term_means(name: str) -> None:
+    roots = CASES[name]()
+    one, given = kernel(roots), values(roots)
+    held = {n: v.reshape(-1).astype(np.float64 if v.dtype.kind == "f" else v.dtype) for n, v in given.items()}
+    for n, root in zip(names(roots), roots):
+        held[n] = held[base(root)].copy() if base(root) else np.full(root.type.nbytes // 4, np.nan)
+    kir_numpy.run(one, held)
+    for n, want in zip(names(roots), evaluate(roots, given, float64=True)):
+        np.testing.assert_allclose(held[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["prefill", "one token", "one row", "neighbours", "keys alone"])
+def test_halves_share_two_products(name: str) -> None:
+    """As many as there are columns to read, though every rotated element needs two of them; and none divides an index."""
+    one = kernel(CASES[name]())
+    assert len(shape_of(one).dots) == 2
+    assert not any(d for e in one.exprs if e.op == "load" for d in e.value[1].divisions())
+
+
+def test_what_is_written_into_is_not_read() -> None:
+    a, at = x("a", 4, 9), t.input("at", (4, 1), "int64")
+    with pytest.raises(kir.Unfusable, match="reads what it writes"):
+        kernel([t.scatter_elements(a, at, t.sum(a, axis=1, keepdims=True), 1)])
+    with pytest.raises(kir.Unfusable, match="in their place"):
+        kernel([t.scatter_elements(a, at, x("b", 4, 1), 1, "add")])
+
+
+# ---------------------------------------------------------------- Triton and CUDA C++
+def call_of(template: Generated, dtype: str) -> Call:
+    def operand(n: Tensor) -> Operand:
+        return Operand(Type(n.shape, dtype if n.dtype == "float32" else n.dtype), contiguous(n.shape))  # type: ignore[arg-type]
+
+    kinds = {n: operand(leaf) for n, leaf in leaves(template.roots).items()}
+    first, *more = map(operand, template.roots)
+    return Call({o: kinds[o] for o in template.operands}, first, {}, more=tuple(more))
+
+
+TILES = {"m": 16, "n": 32, "k0": 16, "warps": 4, "stages": 2}
+
+
+JOINED = {"split": 2, "join": 1}
+
+
+@pytest.mark.parametrize(("name", "more", "inplace"), [
+    ("prefill", {}, False), ("one token", {}, True), ("prefill", JOINED, True), ("keys alone", {"split": 2}, False),
+], ids=["apart", "in place", "joined by the last", "split"])  # fmt: skip
+def test_schedules_compute_the_same_in_the_interpreter(name: str, more: dict[str, int], inplace: bool) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    roots = CASES[name]()
+    template = generated(roots)
+    call = replace(call_of(template, "float16"), schedule=TILES | more)
+    given = values(roots, "float16")
+    want = evaluate(
+        roots, {n: v.astype(np.float32) if v.dtype.kind == "f" else v for n, v in given.items()}, float64=True
+    )
+    tensors = {n: torch.from_numpy(v) for n, v in given.items()}
+    outs = [tensors[base(r)] if base(r) and inplace else torch.full(tuple(r.shape), float("nan"), dtype=torch.float16) for r in roots]  # fmt: skip
+    scratch = torch.full((template.scratch(call),), 255, dtype=torch.uint8)  # type: ignore[misc]
+    module_of(kernel_text(template, call)).run(*(tensors[o] for o in template.operands), *outs, scratch)
+    for out, exact in zip(outs, want):
+        assert relative_error(out.double().numpy(), exact) < 2e-3
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("one row", "bfloat16"), ("prefill", "bfloat16"), ("rows", "float32"), ("one row", "float32")])  # fmt: skip
+def test_kernels_of_cuda_write_into_their_places(name: str, dtype: str, tmp_path: Path) -> None:
+    roots = CASES[name]()
+    turned = [n for n in ("w",) if n in leaves(roots) and name == "prefill"]
+    template = cuda_cpp.generated(roots, turned)
+    call = call_of(template, dtype)
+    space = list(template.space(call))  # type: ignore[misc]
+    found = template.lower(call)
+    assert found is not None and any("warps" in s for s in space) == (name == "prefill")
+    for schedule in (space[0], space[-1]):
+        one = replace(call, schedule=schedule)
+        launch, compiled = _compiled_alone(template, one, tmp_path)
+        where = cuda_memory(template, one)
+        if "at" in where:
+            where["at"].array[:] = np.arange(where["at"].array.size)[::-1] + 2
+        for n, root in zip(names(roots), roots):
+            if base(root):
+                where[n].array[:] = where[base(root)].array
+        want = {
+            n: g.array.astype(np.float64) if g.array.dtype.kind in "fV" else g.array.copy() for n, g in where.items()
+        }
+        kir_numpy.run(found.kernel, want)
+        compiled([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
+        assert all(g.intact for g in where.values())
+        for n in names(roots):
+            assert relative_error(where[n].array.astype(np.float64), want[n]) < (2e-2 if dtype == "bfloat16" else 1e-5)
+
+
+# ---------------------------------------------------------------- work and measuring
+def test_what_is_written_counts_and_not_where_it_goes() -> None:
+    template = generated(step())
+    call = call_of(template, "float32")
+    read = sum(o.type.nbytes for n, o in call.operands.items() if n not in ("keys", "values"))
+    assert call_work(template, call)[1] == read + 4 * (B * H * T * D + 2 * B * K * T * D)
+
+
+def test_measuring_writes_where_values_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checked beside what it is written into, timed in its place; inputs stay what they were."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from tensor_graphs.backends import gpu_worker
+    from tensor_graphs.backends.gpu_device import device_of
+
+    template = generated(CASES["keys alone"]())
+    call = replace(call_of(template, "float32"), schedule=TILES)
+    bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
+    text = kernel_text(template, call)
+    assert bench.bases == {0: "keys"} and bench.attempt(0, text)["accuracy"]["rel_fro"] < 1e-5
+    assert bench.measure(0)["accuracy"]["rel_fro"] < 1e-5 and len({id(s.rooms[0]) for s in bench.sets}) == 1
+    elsewhere = replace(text, text=text.text.replace("* 16, ", "* 16 + 16, "))
+    with pytest.raises(gpu_worker.Wrong):
+        bench.attempt(1, elsewhere)
+
+
+# ---------------------------------------------------------------- programs
+class Cheap:
+    """Bytes and a launch, so that fewer kernels are cheaper."""
+
+    def price(self, found: Any) -> list[Priced]:
+        costs = [call_work(k.template, k.call)[1] * 1e-6 + 1.0 for k in found]
+        return [Priced(us, us, us, "bound") for us in costs]
+
+
+def decode() -> tuple[Graph, dict[str, np.ndarray]]:
+    """A step of decoding as it is written: three products, rotations, caches as states, attention over them."""
+    a, places = t.input("a", (B, 1, W)), t.input("at", (1,), "int64")
+    cos, sin = t.input("cos", (1, 1, 1, D)), t.input("sin", (1, 1, 1, D))
+    g, *ws = (t.param("g", (W,)), *(t.param(f"w{n}", (W, count * D)) for n, count in enumerate((H, K, K))))
+    h = c.rms_norm(a, g, eps=1e-6)
+    q, k, v = (t.permute(t.reshape(t.matmul(h, w), (B, 1, n, D)), (0, 2, 1, 3)) for w, n in zip(ws, (H, K, K)))
+    spot = t.broadcast_to(t.reshape(places, (1, 1, 1, 1)), (B, K, 1, D))
+    caches = [t.state(n, (B, K, L, D)) for n in ("keys", "values")]
+    keys, seen = (t.scatter_elements(s, spot, y, 2) for s, y in zip(caches, (c.rope(k, cos, sin), v)))
+    grouped = t.reshape(c.rope(q, cos, sin), (B, K, H // K, 1, D))
+    out = c.attention(grouped, *(t.reshape(s, (B, K, 1, L, D)) for s in (keys, seen)), scale=D**-0.5)
+    graph = Graph.of({"out": out}, updates={"keys": keys, "values": seen}, inputs=[a, cos, sin, places], name="decode")
+    rng = np.random.default_rng(0)
+    params = {str(n.attr("name")): rng.standard_normal(n.shape).astype(np.float32) for n in (g, *ws)}
+    given = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("a", (B, 1, W)), ("cos", (1, 1, 1, D)), ("sin", (1, 1, 1, D)))}  # fmt: skip
+    return replace(graph, params=params), given
+
+
+def planned(graph: Graph) -> Plan:
+    view = saturate_block(graph, ALL, Limits(iterations=4), session=InProcess())
+    return plan_of(search(candidates(view, [backend("triton"), backend("torch_cuda")], view_strides), Cheap()), graph)
+
+
+def test_a_step_of_decoding_is_two_kernels(tmp_path: Path) -> None:
+    """One for all up to the caches, written where they lie, and attention; saved, loaded, and right at every call."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    graph, given = decode()
+    plan = planned(graph)
+    steps = [s for s in plan.steps if not s.is_view]
+    assert sorted(len(s.outputs) for s in steps) == [1, 3]
+    assert len(memory.layout(plan).pinned) == 2
+    program = Program(plan, device="cpu")
+    program.save(tmp_path / "p")
+    for one in (program, load_program(tmp_path / "p", device="cpu")):
+        held = {n: np.zeros((B, K, L, D), np.float32) for n in ("keys", "values")}
+        for place in (3, 4, 17):
+            at = np.array([place])
+            found = one(**given, at=at)
+            want, *after = evaluate(graph, {**given, **held, "at": at}, params=graph.params, float64=True)
+            assert relative_error(found["out"], want) < 1e-5
+            held = dict(zip(graph.updates, after))
+            assert all(relative_error(one.get_state(n), v) < 1e-5 for n, v in held.items())
+    assert "carried(" not in program.source.partition("def launch")[2]
