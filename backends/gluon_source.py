@@ -167,6 +167,8 @@ class Roles(Function):
         (product,), (score,), (top,) = products, scores, maxima
         if any(rolled(e, axis) is not top for e in ready if e is not top) or score.axis in self.walked:
             raise Unfusable("sums that do not follow a maximum")
+        if any(e.op == "reduce" and e not in (score, *ready) and axis in e.axes for r in ready for e in walk(r.args)):
+            raise Unfusable("statistics of keys in the loop")
         outer, deep = self.scope, self.dim_of(score.axis)
         self.width = self.block[deep]
         own = (

@@ -1,7 +1,8 @@
-"""Schedules of attention whose warps have roles (gluon_source.py): those worth measuring, and which are legal.
+"""Schedules of kernels whose warps have roles: those worth measuring, and which are legal.
 
-`roles` is 1, `warps` those that compute: four for each 64 rows of a program. `stages` are the tiles of keys, and of values, that
-can lie in shared memory.
+`roles` is 1, `warps` those that compute: four for each 64 rows of a program. Attention (gluon_source.py): `stages` are the tiles of
+keys, and of values, that can lie in shared memory. Convolutions (gluon_images.py): `tall` positions of a program, `wide` filters and
+`more` beside them; `stages` are the steps of the sum that can lie there.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 
+from .gluon_images import DEPTHS, emit_images, images_of
 from .gluon_source import GROUP, WIDEST, emit_roles
 from .kir import Kernel, Unfusable
-from .tiling import Shape, padded
+from .tiling import MULTIPROCESSORS, Shape, padded
 from .triton_fits import SHARED, Schedule
 from .triton_space import tiling_of
 
 SCORES = 128  # keys of a tile that a thread's registers have room for, beside as many columns of the result
 LONG = 512  # keys below which a program has no time to overlap anything
+WIDTHS = ((256, 64), (256, 0), (128, 64), (128, 32), (128, 0), (64, 32), (64, 16), (64, 0))  # filters of a tile
+BEHIND = 34 << 10  # bytes of shared memory through which results are turned
+MOST_STAGES = 6
 
 
 def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
     """Schedules worth measuring, the best guess first: large tiles of keys, as many stages as there is room for."""
+    if shape.kind == "contraction":
+        yield from image_schedules(kernel, shape)
     if shape.kind != "attention" or not shape.rows or shape.n > WIDEST:
         return
     main = max(shape.outer, key=lambda a: a.size)
@@ -38,8 +45,62 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
                 break
 
 
+def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[Schedule]:
+    """Schedules of a convolution over edges that are worth measuring, the best guess first: by how many programs each
+    multiprocessor has one after the other, and by how often tiles are read."""
+    if shape.kind != "contraction" or len(shape.dots) != 1 or not any(e.op == "load" and e.args for e in kernel.exprs):
+        return
+    ((product_, dot),) = shape.dots.items()
+    rows = any(e.args for e in dot.left if e.op == "load")  # positions are rows, else columns
+    m, n = (shape.m, shape.n) if rows else (shape.n, shape.m)
+    found: list[tuple[float, Schedule]] = []
+    for tall, (wide, more), depth in product((2 * GROUP, GROUP), WIDTHS, DEPTHS):
+        across = wide + more
+        stages = min(MOST_STAGES, (SHARED - BEHIND) // (2 * depth * (tall + across)), product_.axis.size // depth)
+        if m % tall or n % across or product_.axis.size % depth or stages < 2:
+            continue
+        waves = -(-(m // tall * (n // across)) // MULTIPROCESSORS)
+        rank = waves * tall * across * (0.4 + 40 * (1 / tall + 1 / across)) * (1 + 0.2 * (depth == DEPTHS[1]))
+        sides = {"m": tall, "n": across} if rows else {"m": across, "n": tall}
+        schedule = {"roles": 1, "tall": tall, "wide": wide, "stages": stages, "k0": depth, "warps": tall // 16, **sides}
+        found.append((rank, schedule | ({"more": more} if more else {})))
+    kept = 0
+    for _, schedule in sorted(found, key=lambda pair: pair[0]):
+        if kept < count and images_fit(kernel, shape, schedule):
+            kept += 1
+            yield schedule
+
+
+def images_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
+    """Whether a schedule of a convolution by roles is legal."""
+    wanted = {"roles", "tall", "wide", "stages", "k0", "warps", "m", "n"}
+    if not wanted <= set(schedule) <= wanted | {"more"} or schedule["roles"] != 1:
+        return False
+    tall, wide, more, depth = schedule["tall"], schedule["wide"], schedule.get("more", 0), schedule["k0"]
+    across = wide + more
+    if (
+        tall not in (GROUP, 2 * GROUP)
+        or schedule["warps"] != tall // 16
+        or (wide, more) not in WIDTHS
+        or depth not in DEPTHS
+    ):
+        return False
+    if {schedule["m"], schedule["n"]} != {tall, across} or not 2 <= schedule["stages"] <= MOST_STAGES:
+        return False
+    if 2 * schedule["stages"] * depth * (tall + across) + BEHIND > SHARED:
+        return False
+    try:
+        found = images_of(kernel, schedule, "probe", shape)
+        emit_images(kernel, schedule, "probe", shape)
+    except Unfusable:
+        return False
+    return schedule["m"] == (tall if found.positions == shape.rows else across)
+
+
 def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
     """Whether a schedule of roles is legal."""
+    if shape.kind == "contraction":
+        return images_fit(kernel, shape, schedule)
     wanted = {"m", "n", "warps", "stages", "roles", *(f"k{i}" for i in range(len(shape.inner)))}
     if (
         set(schedule) != wanted

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..egraph.graph import Tensor
 from .generated import CARRYING, COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, template_of
+from .gluon_images import emit_images
 from .gluon_source import emit_roles
 from .gluon_space import role_schedules, roles_fit
 from .kir import Kernel
@@ -67,9 +68,11 @@ class TritonEmitter:
         return legal(facts_of(kernel, shape, splits), schedule)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """See triton_source.py and gluon_source.py."""
+        """See triton_source.py, gluon_source.py and gluon_images.py."""
         parts = schedule.get("split", 1)
         if schedule.get("roles"):
+            if found.shape.kind == "contraction":
+                return [emit_images(found.kernel, schedule, name, found.shape)]
             return [emit_roles(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]
         if parts == 1:
             return [emit(found.kernel, tiling_of(found.shape, schedule), name, found.shape)]

@@ -38,13 +38,14 @@ process measured it itself (then the work was overstated)."""
 _LEVELS = (("kernel", 1), ("name", 2), ("family", 3))
 """What relatives share (besides backend and device), nearest first, and how many of them it takes."""
 
-_LABEL_DISTANCE = {"dtypes": 1.0, "schedule": 0.7, "order": 0.5, "source": 0.3, "toolchain": 0.1}
+_LABEL_DISTANCE = {"dtypes": 1.0, "schedule": 0.7, "order": 0.5, "form": 0.5, "source": 0.3, "toolchain": 0.1}
 """How far apart two kernels of equal work are that differ in this, in units of a factor e of work. `order`: which axes of the
-operands lie how close in memory."""
+operands lie how close in memory. `form`: which numbers a schedule has."""
 
 _ELSEWHERE = 0.25
-"""A kernel whose operands no relative has in the same order may come this share of the way to its bound (of the logarithm) that
-its relatives stay from it: images with channels innermost ran 5 times as fast as others."""
+"""A kernel whose operands no relative has in the same order, or whose schedule in the same form, may come this share of the way to
+its bound (of the logarithm) that its relatives stay from it: images with channels innermost ran 5 times as fast as others,
+attention whose warps have roles 2.5 times as fast as one that could not have them."""
 
 _NEAREST = 8
 _CLOSE = 0.1  # distances below count alike: two neighbours this near differ by noise, not by shape
@@ -202,7 +203,7 @@ class _Group:
         middle, count = self._weighted(distances)
         beyond = _PER_DISTANCE * np.sqrt(distances.min(axis=1))
         low = middle + self._low - beyond
-        low = np.where(labels["order"] < 0, np.minimum(low, _ELSEWHERE * middle), low)
+        low = np.where((labels["order"] < 0) | (labels["form"] < 0), np.minimum(low, _ELSEWHERE * middle), low)
         bands = np.exp(np.stack([low, middle, middle + self._high + beyond]))
         return [(low, at, high, count) for low, at, high in bands.T.tolist()]
 
@@ -251,7 +252,18 @@ def _family_stats(family: str, backend: str, keys: int, errors: list[float]) -> 
 
 def _label(columns: Mapping[str, Any], name: str) -> str:
     """What a key has of a label."""
-    return _order(columns["strides"], columns["shapes"]) if name == "order" else str(columns[name])
+    if name == "order":
+        return _order(columns["strides"], columns["shapes"])
+    return _form(columns["schedule"]) if name == "form" else str(columns[name])
+
+
+@lru_cache(maxsize=1 << 14)
+def _form(schedule: str) -> str:
+    """The names of a schedule's numbers, from JSON text: but those of switches, which most schedules may have."""
+    found = json.loads(schedule) if schedule else []
+    return repr(
+        sorted(str(n[0]) for n in found if isinstance(n, list) and n[0] not in ("early", "boxes", "split", "join"))
+    )
 
 
 @lru_cache(maxsize=1 << 14)

@@ -107,6 +107,10 @@ class Shared:
         found = self.data[i]
         return found if isinstance(found, Barrier) else found[0] if found.dtype == object else Shared(found)
 
+    def reinterpret(self, dtype: Any, shape: list[int], layout: Layout) -> Shared:
+        assert dtype == self.data.dtype
+        return Shared(self.data.reshape(shape))
+
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.data.transpose(order))
 
@@ -151,15 +155,21 @@ class Descriptor:
 
 
 def _described(x: Any, shape: list[int], strides: list[int], block: list[int], layout: Any) -> Descriptor:
-    return Descriptor(np.asarray(x.detach()).reshape(-1)[: shape[0] * shape[1]].reshape(shape), tuple(block), layout)
+    flat = np.asarray(x.detach()).reshape(-1)
+    assert strides[-1] == 1 and all(s * flat.itemsize % 16 == 0 for s in strides[:-1]) and len(block) == len(shape) <= 5
+    bytes_ = [s * flat.itemsize for s in strides]
+    return Descriptor(np.lib.stride_tricks.as_strided(flat, shape, bytes_, writeable=False), tuple(block), layout)
 
 
 def _copy(desc: Descriptor, at: list[int], barrier: Barrier, to: Shared) -> None:
-    rows, columns = desc.block
-    block = desc.matrix[at[0] : at[0] + rows, at[1] : at[1] + columns]
-    assert block.shape == desc.block == to.data.shape
-    to.data[...] = block
-    barrier.step(0, -block.nbytes)
+    """Zeros come from beyond the edges."""
+    assert desc.block == to.data.shape and len(at) == len(desc.block)
+    inside = [(max(a, 0), min(a + n, size)) for a, n, size in zip(at, desc.block, desc.matrix.shape)]
+    to.data[...] = 0
+    if all(low < high for low, high in inside):
+        place = tuple(slice(low - a, high - a) for (low, high), a in zip(inside, at))
+        to.data[place] = desc.matrix[tuple(slice(*part) for part in inside)]
+    barrier.step(0, -to.data.nbytes)
 
 
 class Pending:
@@ -186,8 +196,8 @@ def _mma_wait(pendings: int = 0, deps: list[Pending] = ()) -> Any:  # type: igno
     done, _here.queue = (_here.queue[:-pendings], _here.queue[-pendings:]) if pendings else (_here.queue, [])
     for p in done:
         p.finish()
-    assert all(d.value is not None for d in deps), "a product that is not done"
-    return deps[0].value if len(deps) == 1 else tuple(d.value for d in deps)
+    found = [d if d.value is None else d.value for d in deps]  # what is not done is no tensor yet
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _reduced(op: Callable[..., Any]) -> Callable[[Tensor, int], Tensor]:
@@ -290,7 +300,7 @@ def host(multiprocessors: int) -> Iterator[None]:
         load=_load, store=_store, where=_where, convert_layout=lambda x, layout: Tensor(x.data, layout),
         max=_reduced(np.max), reduce=_reduce, sum=_reduced(np.sum), maximum=_binary(np.maximum, max), minimum=_binary(np.minimum, min),
         exp2=_unary(np.exp2), exp=_unary(np.exp), sqrt_rn=_unary(np.sqrt), rsqrt=_unary(lambda x: 1 / np.sqrt(x)),
-        allocate_shared_memory=_allocate, warp_specialize=_specialize, SliceLayout=_slice,
+        allocate_shared_memory=_allocate, shared_memory_descriptor=Shared, warp_specialize=_specialize, SliceLayout=_slice,
         **{n: _layout(n) for n in ("NVMMADistributedLayout", "BlockedLayout", "DotOperandLayout", "NVMMASharedLayout")},
     )  # fmt: skip
     barriers = SimpleNamespace(

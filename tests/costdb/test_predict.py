@@ -79,6 +79,15 @@ def test_what_is_slow_in_one_layout_may_be_fast_in_another(tmp_path: Path, timin
     assert 10 * bound < alike.low < alike.us and bound <= other.low < 3 * bound < other.us
 
 
+def test_schedules_of_another_form_may_be_much_faster(tmp_path: Path, timing: Make, key: Keys) -> None:
+    bound = DEFAULTS["numpy"].us(work(4096))
+    store = Store(tmp_path)
+    store.add([timing(20 * bound, 4096, work=work(4096), schedule=(("m", 64),))])
+    asked = ((("m", 32),), (("early", 1), ("m", 64)), (("m", 64), ("roles", 1)))
+    alike, early, other = store.price([Query(key(4096, schedule=s), work(4096)) for s in asked])
+    assert min(alike.low, early.low) > 10 * bound and bound <= other.low < 3 * bound < other.us
+
+
 def test_an_unseen_kernel_is_priced_like_its_family_with_a_wider_interval(
     tmp_path: Path, timing: Make, key: Keys
 ) -> None:

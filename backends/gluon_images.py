@@ -1,0 +1,367 @@
+"""Convolutions whose warps have roles, as the text of Gluon functions for Hopper.
+
+One warp copies tiles of images and filters into a ring in shared memory; groups of four warps multiply 64 positions each with all
+filters of the tile, one step of the sum behind the copies. For one place of a filter, what positions read is a box of the image
+itself, moved by that place: the copy unit reads it from a descriptor of four axes and fills in zeros beyond the image's edge, so
+that no address and no mask is computed. Filters of a tile may be two powers of two side by side (160 is 128 and 32): then tiles
+divide what there is, and one for each multiprocessor may be as large as it can.
+
+What follows the product (bias, residual, another layout) is written by Triton's emitter for the groups' own positions, once for
+each of the two.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .gluon_source import GROUP, IMPORTS, REGISTERS
+from .index import Axis, Division, Index, atom_range, index
+from .kir import Expr, Kernel, Unfusable
+from .tiling import Shape, Tiling
+from .triton_source import Function
+from .triton_text import TRITON, Launch, Tile, names_it
+
+DEPTHS = (64, 32)  # elements of the sum in a step: a line of shared memory
+HALVES = ("bfloat16", "float16")
+MOST_AXES = 5  # of a descriptor
+
+MORE_IMPORTS = """from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+seen_as = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret"""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """What a descriptor says of an operand, axes from the outermost in memory to the innermost, and where a tile begins, as
+    text."""
+
+    operand: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+    origin: tuple[str, ...]
+
+    @property
+    def layout(self) -> str:
+        """How a tile lies in shared memory."""
+        return _shared(self.block[-1], len(self.block))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tile."""
+        return 2 * math.prod(self.block)
+
+
+def _shared(columns: int, rank: int) -> str:
+    return f"gl.NVMMASharedLayout(swizzle_byte_width={2 * columns}, element_bitwidth=16, rank={rank})"
+
+
+@dataclass(frozen=True)
+class ImageLaunch(Launch):
+    """A launch with descriptors of any number of axes."""
+
+    patches: tuple[Patch, ...] = ()
+
+    def call(self, names: Mapping[str, str]) -> str:
+        """The statement that launches it."""
+        described = [
+            f"TensorDescriptor({names[p.operand]}, {[*p.sizes]}, {[*p.strides]}, {[*p.block]}, {p.layout})"
+            for p in self.patches
+        ]
+        return f"{self.name}[({self.grid},)]({', '.join([*(names[a] for a in self.args), *described])}, num_warps=4)"
+
+
+def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
+    """The box of an operand that a load reads where each axis runs over so many elements (a multiple of which it begins at).
+    Guards say that a coordinate lies in the image. Unfusable where that is no box, or not one of rows in the axes' order."""
+    operand, at, steps, dtype = load.value
+    if steps or dtype not in HALVES:
+        raise Unfusable("a load of other places or dtypes than boxes have")
+    parts: list[tuple[int, int, Index]] = []  # stride, size, coordinate
+    rest = at
+    for coordinate, size in _bounded(load.args).items():
+        atom, c = coordinate.terms[0]
+        stride, odd = divmod(dict(at.terms).get(atom, 0), c)
+        rest = rest - coordinate * stride
+        if odd or stride < 1 or {a for a, _ in coordinate.terms} & {a for a, _ in rest.terms}:
+            raise Unfusable("a coordinate that is no axis of the image")
+        parts.append((stride, size, coordinate))
+    if rest.const:
+        raise Unfusable("an image that begins elsewhere")
+    parts += [(c, atom_range(atom)[1] + 1, Index(((atom, 1),))) for atom, c in rest.terms]
+    parts.sort(key=lambda p: -p[0])
+    strides, sizes, coordinates = (tuple(column) for column in zip(*parts))
+    along = [_along(c, spans) for c in coordinates]
+    block = tuple(spans[a] if a is not None else 1 for a in along)
+    moving = [a for a in along if a is not None and spans[a] > 1]
+    fine = (
+        2 <= len(parts) <= MOST_AXES
+        and strides[-1] == 1
+        and all(s % 8 == 0 for s in strides[:-1])
+        and max(block) <= 256
+    )
+    if not fine or moving != [a for a in spans if a in moving] or {a for a in spans if spans[a] > 1} != {*moving}:
+        raise Unfusable("a tile that is no box")
+    return Patch(operand, sizes, strides, block, tuple(c.text(lambda a: f"{a.name}_first") for c in coordinates))
+
+
+def _bounded(guards: Sequence[Expr]) -> dict[Index, int]:
+    """Coordinates that guards keep inside an image, and its size along them."""
+    found: dict[Index, int] = {}
+    for g in guards:
+        if g.op != "lt":
+            raise Unfusable("a guard that is no edge of an image")
+        low, high = g.args
+        if low.op == "const" and low.value == -1 and high.op == "index":
+            found.setdefault(high.value, high.value.range[1] + 1)
+        elif low.op == "index" and high.op == "const":
+            found[low.value] = int(high.value)
+        else:
+            raise Unfusable("a guard that is no edge of an image")
+    return found
+
+
+def _along(coordinate: Index, spans: Mapping[Axis, int]) -> Axis | None:
+    """The axis whose elements a coordinate counts within a tile, None where it is one number there."""
+    found = None
+    for atom, c in coordinate.terms:
+        for axis in {atom} if isinstance(atom, Axis) else atom.index.axes:
+            if spans.get(axis, 1) == 1:
+                continue
+            if isinstance(atom, Division) and not _counts(atom, axis, spans[axis]):
+                if not _steady(atom, axis, spans[axis]):
+                    raise Unfusable("a tile that crosses a division")
+                continue
+            if found is not None or c != 1:
+                raise Unfusable("a coordinate that moves otherwise than by one")
+            found = axis
+    return found
+
+
+def _counts(d: Division, axis: Axis, span: int) -> bool:
+    """Whether a remainder counts an axis' elements within a tile."""
+    return d.rest and d.index == index(axis) and d.by % span == 0
+
+
+def _steady(d: Division, axis: Axis, span: int) -> bool:
+    """Whether a division is one number within a tile."""
+    if d.index == index(axis):
+        return not d.rest and d.by % span == 0
+    inner = [a for a, _ in d.index.terms if isinstance(a, Division) and axis in a.index.axes]
+    plain = any(a == axis for a, _ in d.index.terms)
+    return not plain and all(_steady(a, axis, span) for a in inner)
+
+
+def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
+    """Over how many elements of each axis so many neighbours run, which begin at a multiple of their number."""
+    found = dict.fromkeys(group, 1)
+    for axis in reversed(group):
+        found[axis] = min(axis.size, count)
+        if count % found[axis] or axis.size % found[axis]:
+            raise Unfusable(f"{count} positions of rows of {axis.size}")
+        count //= found[axis]
+    return found
+
+
+class Piece(Function):
+    """What follows the product, for the positions of one group and some filters."""
+
+    def ragged(self, dim: str) -> bool:
+        """Never: tiles divide what there is."""
+        return False
+
+
+@dataclass
+class Images:
+    """A convolution in tiles: `tall` positions and the filters of all `pieces` in each."""
+
+    kernel: Kernel
+    shape: Shape
+    name: str
+    tall: int
+    pieces: tuple[int, ...]
+    stages: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        if (
+            self.shape.kind != "contraction"
+            or self.shape.batch
+            or len(self.shape.dots) != 1
+            or len(self.kernel.reductions) != 1
+        ):
+            raise Unfusable("more than one product")
+        ((self.product, dot),) = self.shape.dots.items()
+        if len(dot.left) != 1 or len(dot.right) != 1 or any(e.op != "load" for e in (*dot.left, *dot.right)):
+            raise Unfusable("sides that are computed")
+        (left,), (right,) = dot.left, dot.right
+        sides = [(left, self.shape.rows), (right, self.shape.cols)]
+        # images are the side with edges, or the one with more positions
+        sides.sort(key=lambda side: (len(side[0].args) > 0, math.prod(a.size for a in side[1])), reverse=True)
+        (self.image, self.positions), (self.filter, self.filters) = sides
+        self.axis, self.groups = self.product.axis, self.tall // GROUP
+        self.m, self.n = (math.prod(a.size for a in group) for group in (self.positions, self.filters))
+        self.wide = sum(self.pieces)
+        whole = (
+            self.tall % GROUP == 0
+            and self.m % self.tall == 0
+            and self.n % self.wide == 0
+            and self.axis.size % self.depth == 0
+        )
+        if not whole or len(self.filters) != 1 or self.image.value[3] != self.filter.value[3]:
+            raise Unfusable("tiles that do not divide what there is")
+        self.image_patch = patch(self.image, {**_spans(self.positions, GROUP), self.axis: self.depth})
+        (filters,) = self.filters
+        self.filter_patches = [patch(self.filter, {filters: n, self.axis: self.depth}) for n in self.pieces]
+        if any(p.block[-1] != self.depth for p in (self.image_patch, *self.filter_patches)):
+            raise Unfusable("a sum that does not run along memory")
+
+    def launch(self) -> ImageLaunch:
+        """The functions: what each role does, and the kernel that gives warps their roles."""
+        rings = ["image", *(f"filters{j}" for j in range(len(self.pieces)))]
+        boxes = [f"{ring}_box" for ring in rings]
+        compute = self._compute()
+        pointers = [n for n in self.kernel.buffers if any(names_it(line, n) for line in compute)]
+        shared = [*rings, "full", "empty"]
+        source = [
+            IMPORTS, MORE_IMPORTS, "", "",
+            "@gluon.jit", f"def {self.name}_compute({', '.join([*pointers, *shared])}, W: gl.constexpr):", *compute, "", "",
+            "@gluon.jit", f"def {self.name}_copy({', '.join([*boxes, *shared])}):", *self._copy(), "", "",
+            "@gluon.jit", f"def {self.name}({', '.join([*pointers, *boxes])}):", *self._kernel(pointers, boxes, rings, shared),
+        ]  # fmt: skip
+        text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", "\n".join(source)) + "\n"
+        grid = self.m // self.tall * (self.n // self.wide)
+        patches = (self.image_patch, *self.filter_patches)
+        return ImageLaunch(self.name, text, grid, tuple(pointers), 4, self.stages, patches=patches)
+
+    def _place(self) -> list[str]:
+        """Which tile a program has."""
+        across = self.n // self.wide
+        return [
+            "    program = gl.program_id(0)",
+            f"    tile_n = program % {across}" if across > 1 else "    tile_n = 0",
+            f"    tile_m = program // {across}" if across > 1 else "    tile_m = program",
+        ]
+
+    def _compute(self) -> list[str]:
+        count, steps = len(self.pieces), self.axis.size // self.depth
+        lines = [
+            f"    A{j}: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {n}, 16])"
+            for j, n in enumerate(self.pieces)
+        ]
+        lines += [
+            f"    seen: gl.constexpr = {_shared(self.depth, 2)}",
+            f"    STAGES: gl.constexpr = {self.stages}",
+            *self._place(),
+        ]
+        lines += [f"    acc{j} = gl.zeros([{GROUP}, {n}], gl.float32, layout=A{j})" for j, n in enumerate(self.pieces)]
+        dtype = TRITON[self.image.value[3]]
+        every = ", ".join(f"acc{j}" for j in range(count))
+        deps = f"[{every}]"
+        lines += [
+            f"    for step in range({steps}):",
+            "        slot = step % STAGES",
+            "        mbarrier.wait(full.index(slot), (step // STAGES) & 1)",
+            f"        tile = seen_as(image.index(slot * {self.groups} + W), {dtype}, [{GROUP}, {self.depth}], seen)",
+            *(
+                f"        acc{j} = warpgroup_mma(tile, filters{j}.index(slot).permute((1, 0)), acc{j}, is_async=True)"
+                for j in range(count)
+            ),
+            f"        {every} = warpgroup_mma_wait({count}, deps={deps})",
+            "        if step > 0:",
+            "            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))",
+            f"    {every} = warpgroup_mma_wait(0, deps={deps})",
+        ]
+        for j in range(count):
+            lines += self._behind(j)
+        return lines
+
+    def _behind(self, j: int) -> list[str]:
+        """What follows the product for one piece of the filters."""
+        size, layout = self.pieces[j], f"B{j}"
+        shape = replace(self.shape, rows=self.positions, cols=self.filters, inner=(), outer=(), dots={})
+        piece = Piece(self.kernel, Tiling(GROUP, size, {}, 4, 1), self.name, shape)
+        piece.top.known[self.product] = Tile("done", ("m", "n"), "float32")
+        base = f"tile_m * {self.tall} + W * {GROUP}"
+        first = sum(self.pieces[:j])
+        piece.line(f"{layout}: gl.constexpr = {self._rows(size)}")
+        piece.line(f"m = {base} + gl.arange(0, {GROUP}, layout=gl.SliceLayout(1, {layout}))")
+        piece.line(f"n = tile_n * {self.wide} + {first} + gl.arange(0, {size}, layout=gl.SliceLayout(0, {layout}))")
+        piece._group("m", self.positions)
+        piece.line(f"done = gl.convert_layout(acc{j}, {layout})")
+        piece._stores(self.kernel.stores)
+        return piece.top.lines
+
+    def _rows(self, columns: int) -> str:
+        """How a tile of results lies in registers: neighbours in memory in one thread."""
+        store = self.kernel.stores[0]
+        if any(store.at.coefficient(a) == 1 for a in self.filters):
+            lanes = min(32, columns // 8)
+            return f"gl.BlockedLayout([1, 8], [{32 // lanes}, {lanes}], [4, 1], [1, 0])"
+        return "gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])"
+
+    def _copy(self) -> list[str]:
+        nbytes = self.groups * self.image_patch.nbytes + sum(p.nbytes for p in self.filter_patches)
+        lines = [f"    STAGES: gl.constexpr = {self.stages}", *self._place()]
+        lines += [
+            f"    for step in range({self.axis.size // self.depth}):",
+            "        slot = step % STAGES",
+            f"        {self.axis.name}_first = step * {self.depth}",
+            "        mbarrier.wait(empty.index(slot), (step // STAGES) & 1 ^ 1)",
+            f"        mbarrier.expect(full.index(slot), {nbytes})",
+        ]
+        for group in range(self.groups):
+            lines.append(f"        first = tile_m * {self.tall} + {group * GROUP}")
+            step = 1
+            for a in reversed(self.positions):
+                lines.append(f"        {a.name}_first = first // {step} % {a.size}")
+                step *= a.size
+            lines.append(self._fetch("image", self.image_patch, f"slot * {self.groups} + {group}"))
+        (filters,) = self.filters
+        for j, p in enumerate(self.filter_patches):
+            lines.append(f"        {filters.name}_first = tile_n * {self.wide} + {sum(self.pieces[:j])}")
+            lines.append(self._fetch(f"filters{j}", p, "slot"))
+        return lines
+
+    @staticmethod
+    def _fetch(ring: str, p: Patch, slot: str) -> str:
+        return f"        fetch_box({ring}_box, [{', '.join(p.origin)}], full.index(slot), {ring}.index({slot}))"
+
+    def _kernel(
+        self, pointers: Sequence[str], boxes: Sequence[str], rings: Sequence[str], shared: Sequence[str]
+    ) -> list[str]:
+        """Shared memory, barriers, roles."""
+        dtype = TRITON[self.image.value[3]]
+        lines = []
+        for ring, p in zip(rings, (self.image_patch, *self.filter_patches), strict=True):
+            slots = self.stages * (self.groups if ring == "image" else 1)
+            lines.append(f"{ring} = gl.allocate_shared_memory({dtype}, {[slots, *p.block]}, {ring}_box.layout)")
+        for part in ("full", "empty"):
+            lines.append(f"{part} = gl.allocate_shared_memory(gl.int64, [{self.stages}, 1], mbarrier.MBarrierLayout())")
+        lines += [
+            f"for i in gl.static_range({self.stages}):",
+            "    mbarrier.init(full.index(i), count=1)",
+            f"    mbarrier.init(empty.index(i), count={self.groups})",
+            "fence_async_shared()",
+            "gl.warp_specialize([",
+            *(f"    ({self.name}_compute, ({', '.join([*pointers, *shared])}, {g}))," for g in range(self.groups)),
+            f"    ({self.name}_copy, ({', '.join([*boxes, *shared])})),",
+        ]
+        many, few = REGISTERS
+        lines.append(f"], {[4] * (self.groups - 1) + [1]}, {[many] * (self.groups - 1) + [few]})")
+        return ["    " + line for line in lines]
+
+
+def emit_images(kernel: Kernel, schedule: Mapping[str, int], name: str, shape: Shape) -> ImageLaunch:
+    """The launch of a convolution by roles. Unfusable where it is not one product of images and filters, both of 16 bits, in tiles
+    that divide what there is."""
+    return images_of(kernel, schedule, name, shape).launch()
+
+
+def images_of(kernel: Kernel, schedule: Mapping[str, int], name: str, shape: Shape) -> Images:
+    """The convolution of a schedule: `tall` positions of a program, `wide` filters and `more` beside them."""
+    pieces = tuple(n for n in (schedule["wide"], schedule.get("more", 0)) if n)
+    return Images(kernel, shape, name, schedule["tall"], pieces, schedule["stages"], schedule["k0"])
