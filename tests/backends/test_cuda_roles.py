@@ -17,18 +17,18 @@ import pytest
 
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import cuda_roles
-from tensor_graphs.backends.cuda_cpp import generated
+from tensor_graphs.backends.cuda_cpp import BACKEND, generated
 from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY, cuda_text
 from tensor_graphs.backends.cuda_role_library import ROLE_INTRINSICS, ROLE_LIBRARY
 from tensor_graphs.backends.cuda_role_space import role_schedules, roles_fit
 from tensor_graphs.backends.cuda_text import CudaLaunch
-from tensor_graphs.backends.generated import Generated, launches
+from tensor_graphs.backends.generated import Generated, launches, template_of
 from tensor_graphs.backends.kernel_text import kernel_text, module_of
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Tensor, topological
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
-from tensor_graphs.extract.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.kernel import Call, Operand, contiguous, output_names
 
 from .cuda_host import HERE, INTRINSICS, compiler
 
@@ -78,6 +78,19 @@ def called(name: str, dtype: str = "bfloat16", **more: int) -> tuple[Generated, 
     return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule={**BASE, **more})
 
 
+def _several() -> tuple[Generated, Call]:
+    """Columns of one product as two results."""
+    whole = t.matmul(x("x", 256, 64), x("w", 64, 192)) + x("b", 192)
+    parts = [t.slice_axis(whole, 1, 0, 64), t.slice_axis(whole, 1, 64, 192)]
+    template = template_of(BACKEND.emitter, parts)
+    kinds = {
+        n: Operand(Type(s, "bfloat16"), contiguous(s)) for n, s in (("x", (256, 64)), ("w", (64, 192)), ("b", (192,)))
+    }
+    first, second = (Operand(Type((256, n), "bfloat16"), contiguous((256, n))) for n in (64, 128))
+    call = Call({o: kinds[o] for o in template.operands}, first, {}, schedule={**BASE, "turns": 2}, more=(second,))
+    return template, call
+
+
 def launched(template: Generated, call: Call) -> CudaLaunch:
     (launch,) = launches(template, call)
     assert isinstance(launch, CudaLaunch)
@@ -113,7 +126,7 @@ def compiled(texts: list[str], folder: Path, change: Mapping[str, str] = {}) -> 
 
 
 def run(library: Any, template: Generated, call: Call, seed: int = 0) -> float:
-    """The relative error of a kernel."""
+    """The relative error of a kernel, the largest of its results."""
     launch, rng = launched(template, call), np.random.default_rng(seed)
     torch = pytest.importorskip("torch")
     arrays = {
@@ -121,15 +134,20 @@ def run(library: Any, template: Generated, call: Call, seed: int = 0) -> float:
         for n, o in call.operands.items()
     }
     given = {n: v.double().numpy() for n, v in arrays.items()}
-    want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]
-    arrays["out"] = torch.full(want.shape, float("nan"), dtype=getattr(torch, call.output.type.dtype))
+    wanted = evaluate(template.roots, {n: v.astype(np.float32) for n, v in given.items()}, float64=True)
+    outputs = output_names(len(wanted))
+    for name, want, o in zip(outputs, wanted, call.outputs, strict=True):
+        arrays[name] = torch.full(want.shape, float("nan"), dtype=getattr(torch, o.type.dtype))
     boxes = [Described(arrays[o].data_ptr(), *shape, *block) for o, shape, block in launch.boxes]
     places = [*(arrays[a].data_ptr() for a in launch.args), *(ctypes.addressof(b) for b in boxes)]
     cluster = call.schedule["down"] * call.schedule["across"]
     function = getattr(library, f"run_{launch.name}")
     function.restype = ctypes.c_bool
     assert function((ctypes.c_void_p * len(places))(*places), launch.grid, launch.block, cluster), "roles wait for ever"
-    return float(np.linalg.norm(arrays["out"].double().numpy() - want) / np.linalg.norm(want))
+    apart = (
+        np.linalg.norm(arrays[n].double().numpy() - want) / np.linalg.norm(want) for n, want in zip(outputs, wanted)
+    )
+    return float(max(apart))
 
 
 @pytest.fixture
@@ -141,7 +159,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few")
 def test_roles_compute_what_the_term_means(tmp_path: Path) -> None:
     found = [called(name, **more) for name, (_, own) in CASES.items() for more in own]
-    found += [called("gelu", "float16"), called("turned", "float16", m=64, turns=2)]
+    found += [called("gelu", "float16"), called("turned", "float16", m=64, turns=2), _several()]
     for template, call in found:
         lowered = template.lower(call)
         assert lowered is not None
