@@ -177,9 +177,15 @@ class Case:
         module = executed(program.source, program.manifest.name)
         bind = module["bind"]
         uploads = {key: module["uploaded"](program._weights[key], "cuda") for key, _, _ in program.manifest.weights}
+        states: dict[str, Any] = {}
+        if program.manifest.states:
+            program.bind()
+            states = {n: module["uploaded"](program.get_state(n), "cuda") for n, _, _ in program.manifest.states}
+            program.unbind()
         calls: list[Run] = []
         for given in self.sets:
-            replay = bind({key: x.clone() for key, x in uploads.items()}, None, "cuda", graph=False)
+            own = {n: x.clone() for n, x in states.items()}
+            replay = bind({key: x.clone() for key, x in uploads.items()}, own, "cuda", graph=False)
             replay.reuse = True
             for place, x in zip(replay.inputs, given):
                 place.copy_(x)

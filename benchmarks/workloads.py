@@ -7,8 +7,8 @@ arguments are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from typing import Any
@@ -23,7 +23,8 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class Workload:
     """A function of inputs and weights (in this order, by name), the arithmetic it cannot avoid, and what was seen and is
-    wanted in µs on an H200. `jax` names the same function in `jax_workloads`, where there is one."""
+    wanted in µs on an H200. `jax` names the same function in `jax_workloads`, where there is one. `states` are weights that a
+    call writes into, `tiny` shapes of all arguments for a first look where shrinking each by itself does not do."""
 
     name: str
     call: Callable[..., Any]
@@ -34,18 +35,23 @@ class Workload:
     wanted: float | None = None
     jax: str = ""
     layout: torch.memory_format = torch.contiguous_format
+    states: tuple[str, ...] = ()
+    tiny: Mapping[str, Shape] = field(default_factory=dict)
 
     def arguments(
         self, device: str, dtype: torch.dtype = torch.bfloat16, seed: int = 0
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Random inputs and weights: normal numbers, weights of products scaled by the root of what they sum over."""
+        """Random inputs and weights: normal numbers, weights of products scaled by the root of what they sum over; places
+        (`at`) one after the other."""
         generator = torch.Generator(device=device).manual_seed(seed)
 
         def draw(name: str, shape: Shape) -> Tensor:
+            if name == "at":
+                return torch.arange(5, 5 + shape[0], device=device)
             x = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
             if len(shape) == 1:  # gains near one, variances positive, shifts small
                 x = 1 + 0.1 * x if name.startswith(("g", "var")) else 0.1 * x
-            elif name in self.weights:
+            elif name in self.weights and name not in self.states:
                 x = x * (prod(shape[1:]) if len(shape) == 4 else shape[-2]) ** -0.5
             x = x.to(dtype)
             return x.contiguous(memory_format=self.layout) if x.dim() == 4 else x
@@ -55,7 +61,7 @@ class Workload:
 
     def module(self, weights: list[Tensor]) -> nn.Module:
         """The workload as a module that holds its weights."""
-        return _Module(self.call, dict(zip(self.weights, weights, strict=True)))
+        return _Module(self.call, dict(zip(self.weights, weights, strict=True)), self.states)
 
     @property
     def bytes(self) -> float:
@@ -79,11 +85,14 @@ def flat(results: Any) -> list[Tensor]:
 
 
 class _Module(nn.Module):
-    def __init__(self, call: Callable[..., Any], weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, call: Callable[..., Any], weights: Mapping[str, Tensor], states: Sequence[str]) -> None:
         super().__init__()
         self.call, self.names = call, list(weights)
         for name, value in weights.items():
-            self.register_parameter(name, nn.Parameter(value, requires_grad=False))
+            if name in states:
+                self.register_buffer(name, value)
+            else:
+                self.register_parameter(name, nn.Parameter(value, requires_grad=False))
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.call(*inputs, *(getattr(self, n) for n in self.names))
@@ -132,6 +141,23 @@ def lora(x: Tensor, w: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def gqa_decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """One step of grouped-query attention over a cache."""
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+def decode_step(
+    x: Tensor, cos: Tensor, sin: Tensor, at: Tensor, gain: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, keys: Tensor, values: Tensor,
+) -> Tensor:  # fmt: skip
+    """Attention of one decoding step from the norm on: queries and keys rotated, keys and values written into caches."""
+    batch, tokens, _ = x.shape
+    h = rms_norm(x, gain)
+    q, k, v = ((h @ w).view(batch, tokens, -1, cos.shape[-1]).transpose(1, 2) for w in (wq, wk, wv))
+    keys.index_copy_(2, at.long(), _rotated(k, cos, sin))
+    values.index_copy_(2, at.long(), v)
+    return F.scaled_dot_product_attention(_rotated(q, cos, sin), keys, values, enable_gqa=True)
 
 
 def gemma_mlp(x: Tensor, gain: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
@@ -267,6 +293,14 @@ def _table() -> list[Workload]:
         )
         add(f"gqa_decode_b{b}", gqa_decode, {"q": (b, 32, 1, 128), "k": (b, 8, d, 128), "v": (b, 8, d, 128)}, {},
             4 * b * 32 * d * 128, *((22.6, 8) if b == 1 else (70, 68)))  # fmt: skip
+    for b in (1, 16):
+        cache = (b, 8, d, 128)
+        add(f"decode_step_b{b}", decode_step,
+            {"x": (b, 1, d), "cos": (1, 1, 1, 128), "sin": (1, 1, 1, 128), "at": (1,)},
+            {"gain": (d,), "wq": (d, d), "wk": (d, 1024), "wv": (d, 1024), "keys": cache, "values": cache},
+            2 * b * d * (d + 2048) + 4 * b * 32 * d * 128, None, None, states=("keys", "values"),
+            tiny={"x": (b, 1, 64), "cos": (1, 1, 1, 16), "sin": (1, 1, 1, 16), "at": (1,), "gain": (64,), "wq": (64, 64),
+                  "wk": (64, 32), "wv": (64, 32), "keys": (b, 2, 32, 16), "values": (b, 2, 32, 16)})  # fmt: skip
     add("gemma_mlp_b1", gemma_mlp, {"x": (1, 640)}, {"gain": (640,), "w1": (640, 2048), "w2": (640, 2048), "w3": (2048, 640)},
         6 * 640 * 2048, 17.5, 9, jax="gemma_mlp")  # fmt: skip
     heads = (1, 32, 2048, 128)
@@ -326,17 +360,12 @@ WORKLOADS: dict[str, Workload] = {w.name: w for w in _table()}
 
 def small(work: Workload) -> Workload:
     """The same workload with small sizes: does everything run?"""
-    from dataclasses import replace
-
     limit = 64
 
-    def shrunk(shape: Shape) -> Shape:
-        return tuple(_shrunk(d, limit) for d in shape)
+    def shrunk(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        return {n: work.tiny.get(n) or tuple(_shrunk(d, limit) for d in shape) for n, shape in shapes.items()}
 
-    return replace(
-        work, name=f"{work.name}-small", inputs={n: shrunk(s) for n, s in work.inputs.items()},
-        weights={n: shrunk(s) for n, s in work.weights.items()},
-    )  # fmt: skip
+    return replace(work, name=f"{work.name}-small", inputs=shrunk(work.inputs), weights=shrunk(work.weights))
 
 
 def _shrunk(size: int, limit: int) -> int:
