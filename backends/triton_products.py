@@ -50,7 +50,7 @@ class Products(Loads):
         """Whether a loop that sums products, `rows` being the dimension of theirs, must wait for each of them.
 
         A left side that is computed lies in registers. Triton's loop goes on while the matrix unit reads them, and the next
-        tile is written into the same ones: 7 % of the elements of a product after a ReLU came out wrong on an H200, others at
+        tile is written into the same ones: 9 % of the elements of a product after a ReLU came out wrong on an H200, others at
         each run (triton-lang/triton issue 9433; ptxas before 13.3). A tile that is loaded comes by shared memory; one made
         of another product waits for that one anyway.
         """

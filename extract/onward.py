@@ -4,7 +4,8 @@ Slices of one value that are read apart may be stored by the kernel that compute
 little more: other places, a rotation, a row of a cache. Where a value is needed only for a later one that pointwise operations and
 views make of it, the later one takes its place.
 
-Growth is bounded: at most `MOST` outputs, for each slice its `ENDS` last later values, `CHOICES` groups of each value's slices.
+Growth is bounded: at most `MOST` outputs, for each slice its `ENDS` last later values, `CHOICES` groups of each value's slices; of
+groups that make the same values, as many as are kept there.
 """
 
 from __future__ import annotations
@@ -50,16 +51,17 @@ class Onward:
         return self.together.view
 
     def __iter__(self) -> Iterator[Group]:
-        seen = set()
+        """Of the groups that make the same values, those that read least."""
+        alike: dict[frozenset[int], dict[frozenset[int], Group]] = {}
         for whole in self.together.found:
             if not _has_product(whole.term) or whole.term.entry.kind == "view":
                 continue
             for axis in range(whole.term.rank):
                 for group in self._of(whole, axis):
-                    key = frozenset(group.classes), frozenset(c for _, c in group.leaves)
-                    if key not in seen:
-                        seen.add(key)
-                        yield group
+                    read = frozenset(c for _, c in group.leaves)
+                    alike.setdefault(frozenset(group.classes), {}).setdefault(read, group)
+        for groups in alike.values():
+            yield from self.together.least([*groups.values()])
 
     def _of(self, whole: Region, axis: int) -> Iterator[Group]:
         """The groups of a value's slices along an axis."""

@@ -91,7 +91,7 @@ class Together:
                 terms, classes = zip(*chosen)
                 by_class.setdefault(r.cls, []).append(Group((r.cls, *classes), (r.term, *terms), r.leaves, r.reach))
         for groups in by_class.values():
-            yield from self._least(groups)
+            yield from self.least(groups)
 
     def _sides(self, r: Region) -> list[tuple[Tensor, int]]:
         """Values inside a region that a plan may need elsewhere, at most `MOST - 1`: those first that take most reading."""
@@ -168,9 +168,9 @@ class Together:
                     classes = tuple(c for *_, c in parts)
                     alike.setdefault(classes, []).append(Group(classes, terms, r.leaves, r.reach))
         for groups in alike.values():
-            yield from self._least(groups)
+            yield from self.least(groups)
 
-    def _least(self, groups: list[Group]) -> list[Group]:
+    def least(self, groups: list[Group]) -> list[Group]:
         """The `SIDES` groups that read least."""
         return sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))[:SIDES]
 
