@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +49,15 @@ _FRACTIONS: dict[str, Callable[..., Tensor]] = {
     "sym_float": lambda x: x, "truediv": t.div, "mul": t.mul, "add": t.add, "sub": t.sub, "pow": t.pow,
     "_sym_sqrt": t.sqrt, "sqrt": t.sqrt, "neg": t.neg,
 }  # fmt: skip
+#: What to do about operators that no builder can be written for: pattern of their names -> hint.
+_HINTS = {
+    r"dropout|rand|bernoulli|multinomial": "programs draw no random numbers; is the module in training mode? call .eval() first",
+    r"nonzero|masked_select|unique|depends on data": "sizes that depend on values cannot be captured; compute all cases and "
+    "choose by torch.where",
+    r"complex output": "return torch.view_as_real of it",
+    r"writes into its user_input": "return the new value instead of writing it into an argument",
+    r"": "models/aten_ops.py is where one is added",
+}
 #: Higher-order operators that only set a mode around a subgraph: name -> arguments before the subgraph.
 _MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
@@ -370,8 +380,8 @@ class _Reader:
             else:
                 self._note(f"a program that writes into its {kind.removesuffix('_MUTATION').lower()} {spec.target!r}")
         if self.missing:
-            raise UnsupportedError("operators without a builder", missing=self.missing, where=name,
-                                   hint="models/aten_ops.py is where one is added")  # fmt: skip
+            hint = next(h for pattern, h in _HINTS.items() if any(re.search(pattern, m) for m in self.missing))
+            raise UnsupportedError("operators without a builder", missing=self.missing, where=name, hint=hint)
         if not outputs:
             raise UsageError("the program returns no tensor", where=name)
         structure = _structure(self.program.call_spec.out_spec, leaves)

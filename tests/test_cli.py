@@ -118,6 +118,12 @@ def test_a_place_that_takes_no_files_is_found_out_at_once(
     assert found["error"]["code"] == "usage" and "nothing can be written in /proc/self" in found["error"]["message"]
 
 
+@pytest.mark.parametrize("module", ["tensor_graphs", "tensor_graphs.cli"])
+def test_the_package_is_run_as_a_module(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"tensor-graphs {tg.__version__}\n"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     from importlib import metadata
 
@@ -272,8 +278,11 @@ def test_store_commands(model: str, home: Path, capsys: pytest.CaptureFixture[st
     stats = document(capsys, "db", "stats")["stats"]
     assert stats["rows"]["timing"] > 0 and stats["root"].startswith(str(home))
     assert document(capsys, "db", "check")["check"]["ok"]
+    small = document(capsys, "db", "compact")["compact"]
+    assert small["shards_before"] > 1 == small["shards_after"] and small["rows_before"] == small["rows_after"]
+    assert document(capsys, "db", "stats")["stats"]["rows"] == stats["rows"]
     merged = document(capsys, "db", "merge", stats["root"], "--costdb", "other")["merge"]
-    assert merged["copied"] == stats["shards"]
+    assert merged["copied"] == 1
     assert document(capsys, "db", "export", "rows.parquet", "--costdb", "other")["rows"] == sum(stats["rows"].values())
     assert document(capsys, "db", "merge", "nowhere", code=2)["error"]["code"] == "cost-store"
 

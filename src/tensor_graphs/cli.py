@@ -419,6 +419,13 @@ def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answe
     return Answer({"merge": found.to_json()}, repr(found))
 
 
+@db.command("compact")
+def db_compact(costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Put the many small shards of a store into one for each device: what is read anew is read faster."""
+    found = _store(costdb).compact()
+    return Answer({"compact": found.to_json()}, repr(found))
+
+
 @db.command("export")
 def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Write all rows as one Parquet file."""
@@ -665,3 +672,7 @@ def _fail(
         print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)
     print(text, file=sys.stderr, flush=True)
     return code
+
+
+if __name__ == "__main__":
+    main()

@@ -414,3 +414,21 @@ def test_other_archives_and_broken_programs_are_named(tmp_path: Path, saved: tup
     spoil = lambda n, d: b"{}" if n.endswith("models/model.json") else d
     with pytest.raises(BadModelError, match="cannot read"):
         load_pt2(_copy(saved[0], tmp_path / "c.pt2", spoil), trust=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: torch.nn.functional.dropout(x, 0.5, training=True), ".eval()"),
+        (lambda x: x + torch.randn_like(x), "no random numbers"),
+        (lambda x: x[x > 0].sum(), "torch.where"),
+        (lambda x: torch.nonzero(x).sum(), "torch.where"),
+        (lambda x: torch.fft.fft(x), "view_as_real"),
+        (lambda x: x.add_(1), "return the new value"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), "aten_ops.py"),
+    ],
+)
+def test_what_has_no_builder_says_what_to_do(function: Any, words: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        load_module(function, (torch.randn(4, 8),))
+    assert words in caught.value.hint
