@@ -143,6 +143,9 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         needed = frozenset().union(*(e.axes for e in kernel.reductions))
         cols = frozenset(kernel.axes).difference(needed, batch)
     rows_ = [a for a in kernel.axes if a not in cols and a not in batch]
+    if not kernel.reductions and not batch:
+        batch = _apart(kernel, tuple(rows_))
+        rows_ = [a for a in rows_ if a not in batch]
     walks = bool(kernel.reductions and cols)
     return Shape(tuple(rows_), _kept(kernel, cols), batch, joined, inner, outer, dots, walks)
 
@@ -158,6 +161,16 @@ def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> 
     if not others or (size % 128 and size < MANY):
         return ()
     loads = (e.axes for e in kernel.exprs if e.op == "load" and not e.axes.isdisjoint(outer))
+    return first if any(axes >= {*first} and axes.isdisjoint(others) for axes in loads) else ()
+
+
+def _apart(kernel: Kernel, rows: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The outermost of the rows' axes, if something is read that is the same for all others (an image's statistics): programs
+    that stay within one of its elements read that once for all their rows."""
+    first, others = rows[:1], {*rows[1:]}
+    if not others or prod(a.size for a in others) < MANY:
+        return ()
+    loads = (e.axes for e in kernel.exprs if e.op == "load" and not e.args)
     return first if any(axes >= {*first} and axes.isdisjoint(others) for axes in loads) else ()
 
 

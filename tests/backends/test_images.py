@@ -393,3 +393,22 @@ def test_scales_of_an_image_are_not_guarded_and_are_loaded_once() -> None:
     (load,) = (e for e in one.exprs if e.op == "load" and e.value[0] == "r")
     assert not load.args
     assert [a.size for a in shape_of(one).batch] == [2]
+
+
+def test_what_an_image_has_once_is_read_once_by_a_program() -> None:
+    image, mean, gain = x("a", 2, 48, 32, 32), x("mean", 2, 4, 1), x("gain", 1, 48, 1, 1)
+    root = t.reshape(t.reshape(image, (2, 4, 12288)) - mean, (2, 48, 32, 32)) * gain
+    leaves = {n: str(n.attr("name")) for n in topological([root]) if n.op == "input"}
+    buffers = {name: kir.Buffer("float32", tuple(map(int, n.shape)), contiguous(n.shape)) for n, name in leaves.items()}  # type: ignore[arg-type]
+    buffers["out"] = kir.Buffer("float32", (2, 48, 32, 32), innermost((2, 48, 32, 32)))
+    one = kir.kernel_of(root, leaves, buffers)
+    shape = shape_of(one)
+    assert [a.size for a in shape.batch] == [2] and shape.m == 1024 and shape.n == 48, (
+        "channels of a group are no short rows"
+    )
+    given = {n: np.random.default_rng(0).standard_normal(b.shape) for n, b in buffers.items() if n != "out"}
+    memory = {n: v.reshape(-1).copy() for n, v in given.items()} | {"out": np.full(2 * 48 * 1024, np.nan)}
+    kir_numpy.run(one, memory)
+    want = evaluate([root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]
+    got = memory["out"].reshape(2, 32, 32, 48).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
