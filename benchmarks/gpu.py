@@ -514,7 +514,8 @@ def render() -> str:
         "µs a call: median of replays of CUDA graphs over rotating arguments, more than five times the L2 cache, all variants in "
         "turn. Optimization seconds leave out timing the finished program. XLA: wall clock of one program over many argument sets. The limit is the larger of compulsory bytes over "
         "measured bandwidth and arithmetic over the measured rate. Errors are relative to float64 (Frobenius). † kept from an "
-        'earlier run. "Best peer seen before": the best of the same peers on this kind of machine the day before, with torch 2.11; '
+        "earlier run (until 40ad811 replays of what the host launches slowly were short, ours and theirs: some 0.5 µs a call more). "
+        '"Best peer seen before": the best of the same peers on this kind of machine the day before, with torch 2.11; '
         "‡ the ratio is to that. Products of weights alone (the chain's, the shared factor's, LoRA's) may be folded when weights are bound."
     )
     notes += [f"- {r['name']}: {r['note']}" for r in found if r.get("note")]
