@@ -58,7 +58,7 @@ class CudaKernel:
     modules: ClassVar[dict[Any, Any]] = {}
 
     def __init__(
-        self, name: str, grid: int, block: int, *, text: str, early: bool = False, room: int = 0, beside: str = ""
+        self, name: str, grid: int, block: int, *, text: str, early: bool = False, room: int = 0, beside: Any = ()
     ) -> None:
         self.name, self.grid, self.block, self.early, self.text, self.room = name, grid, block, early, text, room
         self.beside = beside
@@ -152,7 +152,7 @@ class CudaKernel:
     @classmethod
     def source(cls) -> str:
         """The text of all kernels, complete."""
-        beside = dict.fromkeys(kernel.beside for kernel in cls.known.values() if kernel.beside)
+        beside = dict.fromkeys(text for kernel in cls.known.values() for text in kernel.beside)
         return "\n".join((CUDA_LIBRARY, *beside, *(kernel.text.lstrip("\n") for kernel in cls.known.values())))
 
     @classmethod
@@ -173,7 +173,7 @@ class CudaKernel:
 def cuda_text(source: str) -> str:
     """The CUDA C++ that an emitted source holds, complete, as a file for readers and compilers; empty if it holds none."""
     kernels = re.findall(r'= CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
-    beside = re.findall(r'^CUDA_ROLES = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
+    beside = re.findall(r'^CUDA_ROLES\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
     return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""
 
 

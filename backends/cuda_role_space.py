@@ -2,8 +2,7 @@
 
 `roles` is 1. `m` rows and `n` columns of a tile (of each of several matrices), `stages` of the ring, `group` rows of tiles that are
 taken together. `turns` is 2 where the two groups of warps take tiles in turns; of a cluster's two blocks, `down` or `across` is
-2 where they lie below or beside each other. `early` lets the kernel start before the one before it has ended: behind
-itself that gains nothing, since a block fills a multiprocessor; behind a small kernel it hides the first microsecond.
+2 where they lie below or beside each other. `early` lets the kernel start before the one before it has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from math import ceil, prod
 
-from .cuda_role_library import COLUMNS, GROUP
+from .cuda_role_library import COLUMNS, GROUP, PIECE
 from .cuda_roles import Roles, emit_roles
 from .kir import Kernel, Unfusable
 from .tiling import MULTIPROCESSORS, Shape
@@ -21,7 +20,7 @@ LEAST = 128  # rows and columns of a product that roles are worth measuring for
 HELD, HELD_TOGETHER = 192, 128  # sums of a thread; where both groups have a tile: 256 x 192 took a fifth longer
 NAMES = {"roles", "m", "n", "stages", "turns", "down", "across", "group"}
 RATE = 4096  # operations of a multiprocessor in a cycle, for ranking only
-BYTES = 60  # of tiles that reach a multiprocessor in a cycle, for ranking only
+BYTES = 70  # of tiles that reach a multiprocessor in a cycle, for ranking only
 LONG = 2048  # elements of a sum over which it pays that two blocks wait for each other
 BEGIN, END = 3000, 24  # cycles before the first product; for each pair of results of a thread behind the last one
 
@@ -82,20 +81,26 @@ def _ranked(shape: Shape) -> Iterator[tuple[float, dict[str, int]]]:
             or n * rights < LEAST
         ):
             continue
-        stage = 128 * (m + rights * n)
+        stage = Roles(m, n, 4).stage(rights)
         stages = next((s for s in (5, 4, 3) if Roles(m, n, s, turns).waiting(rights) >= (2 if s > 4 else 1)), 0)
         if not stages or (turns == 2 and programs <= MULTIPROCESSORS):
             continue
         rounds = ceil(programs / MULTIPROCESSORS)
-        brought = (m / across + rights * n / down) * 2 * size / BYTES
+        wide = rights * -(-n // PIECE) * PIECE  # columns come 64 at a time
+        brought = (m / across + wide / down) * 2 * size / BYTES
         multiplied = 2 * m * n * rights * size / RATE
-        power = 0.2 * (m + rights * n) * 2 * size / BYTES  # what is brought costs the clock, too
+        power = 0.2 * (m + wide) * 2 * size / BYTES  # what is brought costs the clock, too
         pairs = 1.0 if down * across == 1 else (0.98 if size >= LONG and rounds > 1 else 1.04) + 0.01 * (across - 1)
         behind = END * height * n * rights // 256 * (1 if turns == 2 else rounds)
-        cycles = (rounds * (max(brought, multiplied) + power) + behind) * pairs * (1.05 if m == 64 else 1.0)
+        cycles = (
+            (rounds * (max(brought, multiplied) + power) + behind)
+            * pairs
+            * (1.05 if m == 64 else 1.0)
+            * (1.03 if n % PIECE else 1.0)
+        )
         cycles += BEGIN + stage / BYTES
         schedule = {"roles": 1, "m": m, "n": n, "stages": stages, "turns": turns, "down": down, "across": across}
-        yield cycles, schedule | {"group": 4 if rounds > 4 and size >= LONG else 8, "early": 1}
+        yield cycles, schedule | {"group": 4 if rounds > 4 and size >= LONG else 8}
 
 
 __all__ = ["role_schedules", "roles_fit"]

@@ -13,8 +13,9 @@ template <class T, int N> DEVICE void fill_from(T (&to)[N], const T (&from)[N]) 
 // RIGHT_ALONG: whether neighbours in memory lie along the sum. So many pieces of results, 64 columns each, are WAITING at once.
 template <class T, int ROWS, int COLUMNS, int RIGHTS, bool TURNS, int DOWN, int ACROSS, int STAGES, bool LEFT_ALONG, bool RIGHT_ALONG, int WAITING>
 struct Roles {
-    static constexpr int GROUPS = 2, BLOCKS = DOWN * ACROSS, HEIGHT = TURNS ? ROWS : ROWS / GROUPS, HEIGHTS = HEIGHT / 64, PIECES = COLUMNS / 64;
-    static constexpr int LEFT = ROWS * 128, RIGHT = COLUMNS * 128, STAGE = LEFT + RIGHTS * RIGHT, PIECE = HEIGHT * 128;
+    static constexpr int GROUPS = 2, BLOCKS = DOWN * ACROSS, HEIGHT = TURNS ? ROWS : ROWS / GROUPS, HEIGHTS = HEIGHT / 64, PIECES = (COLUMNS + 63) / 64;
+    static constexpr int LEFT = ROWS * 128, RIGHT = PIECES * 8192, STAGE = LEFT + RIGHTS * RIGHT, PIECE = HEIGHT * 128;
+    static constexpr int BYTES_OF_STAGE = LEFT + RIGHTS * (RIGHT_ALONG ? COLUMNS * 128 : RIGHT);
     static constexpr int BARRIERS = STAGES * STAGE + GROUPS * WAITING * PIECE, ROOM = 1024 + BARRIERS + 16 * STAGES + 8 * GROUPS;
 
     Address ring, full, empty, order;
@@ -52,7 +53,7 @@ struct Roles {
     // What the copying thread does for each stage.
     DEVICE void begin_stage() const {
         await(empty + 8 * slot, parity ^ 1);
-        announce(full + 8 * slot, STAGE);
+        announce(full + 8 * slot, BYTES_OF_STAGE);
     }
     DEVICE void left(const Box& box, int column, int row) const { side<LEFT_ALONG, ROWS, ACROSS>(box, column, row, ring + slot * STAGE); }
     template <int WHICH> DEVICE void right(const Box& box, int column, int row) const {
@@ -64,7 +65,7 @@ struct Roles {
             fetch_box<SHARED>(to + part * (SIZE / SHARED * 128), box, column, row + part * (SIZE / SHARED), full + 8 * slot);
         } else {
 #pragma unroll
-            for (int i = 0; i < SIZE / 64; ++i)
+            for (int i = 0; i < (SIZE + 63) / 64; ++i)
                 fetch_box<SHARED>(to + i * 8192 + part * 4096, box, column + i * 64, row + part * 32, full + 8 * slot);
         }
     }

@@ -18,7 +18,7 @@ from ..egraph.dtypes import itemsize
 from .cuda_frame import Local, Scope, nest_of
 from .cuda_layout import Along, Layout
 from .cuda_nest import Nest
-from .cuda_role_library import COLUMNS, GROUP, GROUPS, ROLE_LIBRARY
+from .cuda_role_library import COLUMNS, GROUP, GROUPS, PIECE, ROLE_LIBRARY, product_text
 from .cuda_source import Function
 from .cuda_text import CTYPES, CudaLaunch
 from .descriptors import Box, box
@@ -27,7 +27,6 @@ from .kir import Expr, Kernel, Store, Unfusable
 from .tiling import MULTIPROCESSORS, Shape
 
 DEPTH = 64  # elements of the sum in a stage: 128 bytes, over which lines of shared memory are exchanged
-PIECE = 64  # columns of results that leave together
 ROOM = 226 << 10  # bytes of shared memory that a block can ask for, less than a KiB rounded off
 REGISTERS = 24, 240  # of a thread that copies, of one that multiplies
 EARLY = 176  # registers of a thread for sums and what is read before they are there
@@ -63,9 +62,13 @@ class Roles:
         """Sums that a thread holds."""
         return rights * self.height * self.n // 128
 
+    def stage(self, rights: int) -> int:
+        """Bytes of a stage."""
+        return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
+
     def waiting(self, rights: int) -> int:
         """Pieces of results that can lie in shared memory, for each group; 0: there is no room."""
-        left = ROOM - self.stages * 128 * (self.m + rights * self.n) - 64 * self.stages
+        left = ROOM - self.stages * (self.stage(rights) + 64)
         return min(2, left // (GROUPS * self.height * 2 * PIECE))
 
 
@@ -215,7 +218,7 @@ class _Roles(Function):
             "    }",
             "} else {",
             f"    more_registers<{many}>();",
-            f"    float sums[{len(self.rights)}][{r.height // GROUP}][{r.n // PIECE}][32];",
+            f"    float sums[{len(self.rights)}][{r.height // GROUP}][{-(-r.n // PIECE)}][32];",
             *("    " + line for line in own),
             "    roles.end_results();",
             "}",
@@ -233,9 +236,9 @@ class _Roles(Function):
             f"{self.name}({', '.join(parameters)}) {{", *text, "}", "",
         ]  # fmt: skip
         boxes = tuple((operand, b.shape, b.block) for operand, b in self.boxes)
-        room = 1024 + r.stages * 128 * (r.m + len(self.rights) * r.n) + 16 * r.stages + 8 * GROUPS
+        room = 1024 + r.stages * r.stage(len(self.rights)) + 16 * r.stages + 8 * GROUPS
         room += r.waiting(len(self.rights)) * GROUPS * r.height * 2 * PIECE
-        beside = {"CUDA_ROLES": ROLE_LIBRARY}
+        beside = {"CUDA_ROLES": ROLE_LIBRARY, f"CUDA_ROLES_{r.n}": product_text(r.n)}
         return CudaLaunch(
             self.name, "\n".join(function), clusters * blocks, THREADS, tuple(used), r.early, room, boxes, beside
         )
@@ -249,11 +252,16 @@ class _Roles(Function):
             step *= a.size
         return found
 
-    def _pieces(self, lines: Sequence[str], before: Sequence[str] = (), after: Sequence[str] = ()) -> list[str]:
-        """Loops over the pieces of a tile and the heights of the matrix unit in it."""
-        r = self.r
+    def _pieces(
+        self, lines: Sequence[str], before: Sequence[str] = (), after: Sequence[str] = (), last: bool = False
+    ) -> list[str]:
+        """Loops over the pieces of a tile, or what is done for the narrow last one, and the heights of the matrix unit in them."""
+        r, pieces = self.r, self.r.n // PIECE
+        head = ["    {", f"        constexpr int c = {pieces};"]
+        if not last:
+            head = ["    #pragma unroll", f"    for (int c = 0; c < {pieces}; ++c) {{"]
         return [
-            "    #pragma unroll", f"    for (int c = 0; c < {r.n // PIECE}; ++c) {{", *before,
+            *head, *before,
             "        #pragma unroll", f"        for (int i = 0; i < {r.height // GROUP}; ++i) {{",
             f"            const int m_0 = at.m + roles.base() + i * {GROUP} + roles.row();",
             f"            const int n_0 = at.n + c * {PIECE} + roles.column();",
@@ -283,34 +291,35 @@ class _Roles(Function):
         return [*found, *self._pieces(scope.lines)]
 
     def _results(self) -> list[str]:
-        """What is written of a tile, in pieces of 64 columns."""
-        found: list[str] = []
-        for store in self.kernel.stores:
-            target = self._target(store)
-            scope = Scope(3, set(self.top.bound) | {self.axis})
-            with self.inside(scope):
-                for e in self.dots:
-                    which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")
-                    self.line(f"const float (&{name})[32] = sums[{which}][i][c];")
-                    scope.known[e] = Local(name, ("m", "n"), "float32")
-                for e, (early, local) in self.ahead.items():
-                    name = self.fresh("v")
-                    self.line(f"const Pack<{CTYPES[local.dtype]}, 2> (&{name})[16] = {early}[i][c];")
-                    scope.known[e] = replace(local, name=name)
-                if target is None:
-                    self.write(store)
-                else:
-                    self._keep(store)
-            if target is None:
-                found += self._pieces(scope.lines)
-                continue
-            name, origin = target
-            found += self._pieces(
-                scope.lines,
-                ["        const Address piece = roles.begin_piece();"],
-                [f"        roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"],
-            )
+        """What is written of a tile, in pieces of 64 columns; of a narrower last one, threads write it."""
+        found = [line for store in self.kernel.stores for line in self._written(store)]
+        if rest := self.r.n % PIECE:
+            self.along["n"] = Along(4, 2, rest // 8)
+            found += [line for store in self.kernel.stores for line in self._written(store, last=True)]
         return found
+
+    def _written(self, store: Store, last: bool = False) -> list[str]:
+        """The pieces of one result."""
+        target = None if last else self._target(store)
+        scope = Scope(3, set(self.top.bound) | {self.axis})
+        with self.inside(scope):
+            for e in self.dots:
+                which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")
+                self.line(f"const float (&{name})[32] = sums[{which}][i][c];")
+                scope.known[e] = Local(name, ("m", "n"), "float32")
+            for e, (early, local) in self.ahead.items() if not last else ():
+                name = self.fresh("v")
+                self.line(f"const Pack<{CTYPES[local.dtype]}, 2> (&{name})[16] = {early}[i][c];")
+                scope.known[e] = replace(local, name=name)
+            if target is None:
+                self.write(store)
+            else:
+                self._keep(store)
+        if target is None:
+            return self._pieces(scope.lines, last=last)
+        name, origin = target
+        begin = ["        const Address piece = roles.begin_piece();"]
+        return self._pieces(scope.lines, begin, [f"        roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"])
 
     def _target(self, store: Store) -> tuple[str, tuple[str, str]] | None:
         """The box that a piece of a result leaves as, and where it goes; None where threads write it."""

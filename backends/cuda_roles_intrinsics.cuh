@@ -56,3 +56,4 @@ template <int N> DEVICE void settle(float (&x)[N][32]) {  // what is under way i
 #pragma unroll
         for (int j = 0; j < 32; ++j) asm volatile("" : "+f"(x[i][j]) :: "memory");
 }
+template <class T, int COLUMNS> struct Product;  // one instruction: 64 rows, 16 elements of the sum

@@ -31,7 +31,7 @@ class CudaLaunch:
     def source(self) -> str:
         """The definition in Python."""
         options = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
-        options += f", beside={' + '.join(self.beside)}" if self.beside else ""
+        options += f", beside=({', '.join(self.beside)},)" if self.beside else ""
         return (
             f'{self.name} = CudaKernel("{self.name}", {self.grid}, {self.block}{options}, text=r"""\n{self.text}""")\n'
         )

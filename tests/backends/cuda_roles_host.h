@@ -153,7 +153,7 @@ inline void end_products() { products().push_back(std::move(open_products[host::
 template <int N> void await_products() { host::finish(products(), N); }
 template <int N> void settle(float (&)[N][32]) {}
 template <class T, int COLUMNS> struct Product {
-    template <bool LEFT_DOWN, bool RIGHT_DOWN> static void add(float (&x)[COLUMNS / 64][32], unsigned long long a, unsigned long long b, bool more) {
+    template <bool LEFT_DOWN, bool RIGHT_DOWN> static void add(float (&x)[(COLUMNS + 63) / 64][32], unsigned long long a, unsigned long long b, bool more) {
         const int thread = threadIdx.x % 128, block = host::block();
         auto element = [block](unsigned long long strip, bool down, int i, int k) {
             const unsigned start = (strip & 0x3fff) << 4, apart = (strip >> 16 & 0x3fff) << 4, next = (strip >> 32 & 0x3fff) << 4;
@@ -164,7 +164,8 @@ template <class T, int COLUMNS> struct Product {
                 for (int i = 0; i < 2; ++i)
                     for (int c = 0; c < 2; ++c) {
                         const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * i, column = j * 8 + thread % 4 * 2 + c;
-                        float& sum = x[j / 8][i * 16 + j % 8 * 2 + c];
+                        const int wide = j / 8 == COLUMNS / 64 ? COLUMNS % 64 / 8 : 8;  // the last piece may be narrower
+                        float& sum = x[j / 8][i * 2 * wide + j % 8 * 2 + c];
                         if (!more) sum = 0;
                         for (int k = 0; k < 16; ++k) sum += element(a, LEFT_DOWN, row, k) * element(b, RIGHT_DOWN, column, k);
                     }

@@ -19,7 +19,7 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import cuda_roles
 from tensor_graphs.backends.cuda_cpp import BACKEND, generated
 from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY, cuda_text
-from tensor_graphs.backends.cuda_role_library import ROLE_INTRINSICS, ROLE_LIBRARY
+from tensor_graphs.backends.cuda_role_library import ROLE_INTRINSICS, ROLE_LIBRARY, product_text
 from tensor_graphs.backends.cuda_role_space import role_schedules, roles_fit
 from tensor_graphs.backends.cuda_text import CudaLaunch
 from tensor_graphs.backends.generated import Generated, launches, template_of
@@ -59,7 +59,9 @@ CASES: dict[str, tuple[Callable[[], Tensor], list[dict[str, int]]]] = {
     "gated": (_gated, [{}, {"turns": 2, "m": 64, "down": 2}]),
     "batched": (_batched, [{}, {"down": 1, "across": 2}, {"m": 64, "turns": 2}, {"n": 128}]),
     "turned": (lambda: t.matmul(t.permute(x("x", 128, 128), (1, 0)), t.permute(x("w", 128, 128), (1, 0))), [
-        {}, {"n": 128}, {"across": 2}, {"m": 64, "turns": 2, "down": 2}]),
+        {}, {"n": 128}, {"across": 2}, {"m": 64, "turns": 2, "down": 2}, {"n": 112}]),
+    "narrow": (lambda: c.relu(t.matmul(x("x", 128, 128), x("w", 128, 288)) + x("b", 288)) + x("r", 128, 288), [
+        {"n": 144}, {"n": 96, "m": 64, "turns": 2, "across": 1}, {"n": 160}]),
     "ragged": (lambda: t.matmul(x("x", 200, 64), x("w", 64, 152)) + x("r", 200, 152), [{}, {"n": 192}, {"m": 64, "turns": 2, "n": 128}]),
     "three": (lambda: t.matmul(x("x", 2, 64, 64), x("w", 64, 128)) * x("g", 2, 1, 128), [{}, {"n": 128}]),
     "wide": (lambda: t.cast(t.matmul(x("x", 128, 64), x("w", 64, 128)), "float32") * 2.0, [{}]),
@@ -198,7 +200,7 @@ def test_roles_are_proposed_where_they_are_legal() -> None:
         assert proposed and list(found.space) == role_schedules(found.kernel, found.shape, len(found.space))
         fits = template.fits
         assert fits is not None and all(fits(replace(call, schedule=s)) for s in proposed)
-        for change in ({"m": 96}, {"n": 96}, {"n": 512}, {"stages": 9}, {"turns": 4}, {"down": 2, "across": 2}, {"roles": 2},
+        for change in ({"m": 96}, {"n": 72}, {"n": 512}, {"stages": 9}, {"turns": 4}, {"down": 2, "across": 2}, {"roles": 2},
                        {"warps": 4}, {"m": 256, "n": 256}, {"m": 64, "turns": 1}):  # fmt: skip
             assert not roles_fit(found.kernel, found.shape, {**BASE, **change}), change
 
@@ -240,11 +242,8 @@ def test_the_text_of_a_kernel_brings_its_library_and_describes_matrices(monkeypa
     assert text.text.count('CUDA_ROLES = r"""') == 1 and "tensor_graphs" not in text.text
     module = module_of(text)
     ((_, kernel),) = module.CudaKernel.known.items()
-    assert (
-        module.CudaKernel.source()
-        == cuda_text(text.text)
-        == "\n".join((CUDA_LIBRARY, ROLE_LIBRARY, kernel.text.lstrip("\n")))
-    )
+    whole = "\n".join((CUDA_LIBRARY, ROLE_LIBRARY, product_text(64), kernel.text.lstrip("\n")))
+    assert module.CudaKernel.source() == cuda_text(text.text) == whole
     seen: list[Any] = []
     kernel.ready = {(None, 16): ("kernel", "config")}
     monkeypatch.setattr(kernel, "described", lambda x, shape, box: (tuple(x.shape), shape, box))
