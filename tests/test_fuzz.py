@@ -14,7 +14,7 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.graph import Graph, make
 from tensor_graphs.egraph.interpret import evaluate
 
 from .fuzz import checks
@@ -97,3 +97,15 @@ def with_data(roots: list[tg.Tensor]) -> Case:
 def test_graphs_that_once_failed(name: str, check: Callable[[Case, random.Random], Any]) -> None:
     pytest.importorskip("torch")
     assert not check(with_data(REGRESSIONS[name]()), random.Random(0))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int64"])
+def test_convolutions_that_torch_does_not_know_are_left_to_numpy(dtype: str) -> None:
+    """NumPy's products of floats are left out beside Torch; those of whole numbers and truth values are not."""
+    pytest.importorskip("torch")
+    grower = Grower(0)
+    x, w = (grower.array(shape, dtype) for shape in ((3, 2, 4, 5), (2, 1, 2, 1)))
+    roots = tg.input("x", x.shape, dtype), tg.input("w", w.shape, dtype)
+    graph = Graph.of(make("conv", roots, {"strides": (1, 2), "pads": (1, 0, 0, 0), "dilations": (1, 1), "groups": 2}))
+    made = tg.optimize(graph, backend="torch", measure=False)
+    np.testing.assert_array_equal(made(x, w), evaluate(graph, {"x": x, "w": w})[0])
