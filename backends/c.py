@@ -103,7 +103,8 @@ class C(Generator):
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """See `Generator`; regions with products only where there are narrow ones."""
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
-        self.reaches = tuple(r for r in REACHES if r.products <= products)
+        # threads share rows of any number, which need no statistics in memory
+        self.reaches = tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
         return super().generated(view, given, types)
 
     def _templates(
