@@ -107,6 +107,7 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
         or schedule["roles"] != 1
         or schedule["warps"] not in (4, 8, 12)
         or shape.kind != "attention"
+        or any(schedule[f"k{i}"] > padded(a.size) for i, a in enumerate(shape.inner))  # the same again
     ):
         return False
     tiling = tiling_of(shape, schedule)

@@ -85,7 +85,7 @@ def test_roles_are_proposed_where_they_are_legal() -> None:
     assert proposed and list(template.space(call))[: len(proposed)] == proposed  # type: ignore[misc]
     fits = template.fits
     assert fits is not None and all(fits(replace(call, schedule=s)) for s in proposed)
-    for change in ({"m": 64}, {"warps": 4}, {"stages": 9}, {"k1": 256}, {"boxes": 1}, {"k1": 24}):
+    for change in ({"m": 64}, {"warps": 4}, {"stages": 9}, {"k1": 256}, {"boxes": 1}, {"k1": 24}, {"k0": 256}):
         assert not roles_fit(found.kernel, found.shape, {**proposed[0], **change}), change
     wide = Operand(Type((4, 2048, 128), "float32"), contiguous((4, 2048, 128)))
     plain = template.lower(Call(dict.fromkeys(template.operands, wide), wide, {}))
