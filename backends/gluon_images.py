@@ -1,7 +1,7 @@
 """Convolutions whose warps have roles, as the text of Gluon functions for Hopper.
 
-One warp copies tiles of images and filters into a ring in shared memory; groups of four warps multiply 64 positions each with all
-filters of the tile, one step of the sum behind the copies. For one place of a filter, what positions read is a box of the image
+One warp copies tiles of images and filters into a ring in shared memory; groups of four warps multiply 64 positions each (of one
+row, of several, a patch) with all filters of the tile, one step of the sum behind the copies. For one place of a filter, what positions read is a box of the image
 itself, moved by that place: the copy unit reads it from a descriptor of four axes and fills in zeros beyond the image's edge, so
 that no address and no mask is computed. Filters of a tile may be two powers of two side by side (160 is 128 and 32): then tiles
 divide what there is, and one for each multiprocessor may be as large as it can.
@@ -156,13 +156,14 @@ def _steady(d: Division, axis: Axis, span: int) -> bool:
 
 
 def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
-    """Over how many elements of each axis so many neighbours run, which begin at a multiple of their number."""
-    found = dict.fromkeys(group, 1)
+    """Over how many elements of each axis so many positions run (a power of two) that lie together: patches of images whose rows
+    they do not fill or divide."""
+    found, left = dict.fromkeys(group, 1), count
     for axis in reversed(group):
-        found[axis] = min(axis.size, count)
-        if count % found[axis] or axis.size % found[axis]:
-            raise Unfusable(f"{count} positions of rows of {axis.size}")
-        count //= found[axis]
+        found[axis] = min(axis.size & -axis.size, left)
+        left //= found[axis]
+    if left > 1:
+        raise Unfusable(f"{count} positions in no patch of {[a.size for a in group]}")
     return found
 
 
@@ -213,7 +214,8 @@ class Images:
         )
         if not whole or len(self.filters) != 1 or self.image.value[3] != self.filter.value[3]:
             raise Unfusable("tiles that do not divide what there is")
-        self.image_patch = patch(self.image, {**_spans(self.positions, GROUP), self.axis: self.depth})
+        self.spans = _spans(self.positions, GROUP)
+        self.image_patch = patch(self.image, {**self.spans, self.axis: self.depth})
         (filters,) = self.filters
         self.filter_patches = [patch(self.filter, {filters: n, self.axis: self.depth}) for n in self.pieces]
         if any(p.block[-1] != self.depth for p in (self.image_patch, *self.filter_patches)):
@@ -285,15 +287,30 @@ class Images:
         shape = replace(self.shape, rows=self.positions, cols=self.filters, inner=(), outer=(), dots={})
         piece = Piece(self.kernel, Tiling(GROUP, size, {}, 4, 1), self.name, shape)
         piece.top.known[self.product] = Tile("done", ("m", "n"), "float32")
-        base = f"tile_m * {self.tall} + W * {GROUP}"
         first = sum(self.pieces[:j])
         piece.line(f"{layout}: gl.constexpr = {self._rows(size)}")
-        piece.line(f"m = {base} + gl.arange(0, {GROUP}, layout=gl.SliceLayout(1, {layout}))")
+        for text in self._first("W"):
+            piece.line(text)
+        local, step = f"gl.arange(0, {GROUP}, layout=gl.SliceLayout(1, {layout}))", 1
+        if len(self.positions) > 1:
+            piece.line(f"m = {local}")
+        for a in reversed(self.positions):
+            own = local if len(self.positions) == 1 else f"m // {step} % {self.spans[a]}"
+            piece.line(f"{piece.axis_text(a)} = {a.name}_first + {own}")
+            step *= self.spans[a]
         piece.line(f"n = tile_n * {self.wide} + {first} + gl.arange(0, {size}, layout=gl.SliceLayout(0, {layout}))")
-        piece._group("m", self.positions)
         piece.line(f"done = gl.convert_layout(acc{j}, {layout})")
         piece._stores(self.kernel.stores)
         return piece.top.lines
+
+    def _first(self, group: str) -> list[str]:
+        """Where the patch of a group begins along each axis."""
+        lines, step = [f"patch = tile_m * {self.groups} + {group}"], 1
+        for a in reversed(self.positions):
+            count = a.size // self.spans[a]
+            lines.append(f"{a.name}_first = patch // {step} % {count} * {self.spans[a]}")
+            step *= count
+        return lines
 
     def _rows(self, columns: int) -> str:
         """How a tile of results lies in registers: neighbours in memory in one thread."""
@@ -314,11 +331,7 @@ class Images:
             f"        mbarrier.expect(full.index(slot), {nbytes})",
         ]
         for group in range(self.groups):
-            lines.append(f"        first = tile_m * {self.tall} + {group * GROUP}")
-            step = 1
-            for a in reversed(self.positions):
-                lines.append(f"        {a.name}_first = first // {step} % {a.size}")
-                step *= a.size
+            lines += ["        " + text for text in self._first(str(group))]
             lines.append(self._fetch("image", self.image_patch, f"slot * {self.groups} + {group}"))
         (filters,) = self.filters
         for j, p in enumerate(self.filter_patches):

@@ -42,6 +42,7 @@ KERNELS = {
     "rows longer than a group's": lambda: conv((1, 32, 2, 128), (64, 32, 3, 3)),
     "several rows in a group": lambda: conv((2, 64, 8, 8), (64, 64, 5, 5), (2, 2, 2, 2)),
     "edges on one side": lambda: conv((2, 64, 17, 17), (64, 64, 3, 3), (0, 1, 1, 0)),
+    "patches": lambda: conv((1, 32, 24, 40), (64, 32, 3, 3)),
     "residual": residual,
 }  # fmt: skip
 
