@@ -26,6 +26,7 @@ from ..extract.work import graph_flops
 from .images import channels_last, filters, laid_out, prepared
 from .index import Axis
 from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, scaled_early, walk
+from .kir_loops import rolled
 from .kir_split import COUNTERS, places, split
 from .tiling import Shape, repeated, shape_of
 
@@ -156,6 +157,16 @@ class Generated(Template):
         schedule = call.schedule or found.space[0]
         rows, columns = (schedule.get(d) or prod(schedule.get(f"{k}{d}", 1) for k in "tvu") for d in "mn")
         return self.work + repeated(found.kernel, found.shape, rows, columns)
+
+    def ways(self, call: Call) -> tuple[str, ...]:
+        """Transformations of the kernel IR that a call's kernel owes its form to."""
+        found = self.lower(call)
+        if found is None:
+            return ()
+        ways = {*found.kernel.builder.ways}
+        ways |= {"ROLL" for e in found.kernel.reductions if rolled(e, e.axis) is not None}
+        ways |= {"SPLIT"} if call.schedule.get("split", 1) > 1 else set()
+        return tuple(sorted(ways))
 
     def lower(self, call: Call) -> Lowered | None:
         """The kernel of a call, None where there is none."""

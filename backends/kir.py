@@ -84,6 +84,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Expr] = {}
+        self.ways: set[str] = set()  # transformations that changed something on the way
 
     def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
         """An expression as given, without simplification."""
@@ -152,6 +153,8 @@ class Builder:
         inside = [f for f in over if axis in f.axes], [f for f in under if axis in f.axes]
         found = self._raw("sum", axis, self.product(*inside))
         rest = [f for f in over if axis not in f.axes], [f for f in under if axis not in f.axes]
+        if any(f.op != "const" for f in (*rest[0], *rest[1])):
+            self.ways.add("DEFER")
         return self.product([found, *rest[0]], rest[1])
 
     def _raw(self, monoid: str, axis: Axis, body: Expr) -> Expr:

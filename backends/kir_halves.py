@@ -24,6 +24,7 @@ def cut(kernel: Kernel) -> Kernel:
     """The kernel with such axes cut in two."""
     for axis in kernel.axes:
         if axis.size % 2 == 0 and _turns(kernel, axis):
+            kernel.builder.ways.add("HALVES")
             return cut(_cut(kernel, axis))
     return kernel
 

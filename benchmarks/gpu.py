@@ -13,9 +13,11 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -167,6 +169,12 @@ class Case:
                 found |= described(program)
                 self.target.with_name(f"{self.full.name}-{name}.py").write_text(program.source)
                 self.add(name, found, self.instances(program))
+                if name == "ours":
+                    self.write()
+                    try:
+                        found["rules"] = rules_of(program)
+                    except Exception as problem:  # the table is about times: what cannot be explained is said
+                        found["rules"] = [f"not explained ({type(problem).__name__}: {problem})"[:160]]
 
     def instances(self, program: Any) -> list[Run]:
         """The program bound to a copy of its weights for each set of arguments, its inputs in their places."""
@@ -238,7 +246,7 @@ def described(program: Any) -> Record:
     report = program.report
     steps = [
         {"kernel": s.template.name, "backend": s.template.backend, "pattern": s.template.pattern[:400], "us": s.cost.us,
-         "source": s.cost.source, "schedule": dict(s.call.schedule)}
+         "source": s.cost.source, "schedule": dict(s.call.schedule), **found_as(s)}
         for s in program.plan.steps if not s.is_view
     ]  # fmt: skip
     return {
@@ -246,6 +254,26 @@ def described(program: Any) -> Record:
         "stopped": report.search_stopped, "warnings": report.warnings, "verification": report.verification,
         "e_nodes": report.e_nodes,
     }  # fmt: skip
+
+
+def found_as(step: Any) -> Record:
+    """How a kernel came about: whether it is generated, which transformations of the kernel IR it took, and which composite
+    operations its pattern names."""
+    from tensor_graphs.egraph.ops import OPS
+
+    ways = getattr(step.template, "ways", None)
+    named = {op for op in re.findall(r"(\w+)\(", step.template.pattern) if op in OPS and OPS[op].kind == "composite"}
+    return {"generated": ways is not None, "ways": list(ways(step.call)) if ways else [], "named": sorted(named)}
+
+
+def rules_of(program: Any) -> list[str]:
+    """The rules that lead from the workload as it is written to what its kernels compute, in the order of the steps."""
+    from tensor_graphs.rewrites import explain_saved
+
+    with tempfile.TemporaryDirectory() as folder:
+        program.save(folder)
+        blocks = explain_saved(folder, replay=False)
+    return list(dict.fromkeys(s.rule for b in blocks for e in b.explanations for s in e.steps))
 
 
 def error(got: Any, want: Any) -> float:
@@ -470,6 +498,23 @@ def how(found: Record) -> str:
     return ", ".join(f"{n} x{count}" if count > 1 else n for n, count in names.items())
 
 
+def way(record: Record) -> str:
+    """How a workload's plan was found: the rules applied, and of each kernel whether it is a library's, generated from a
+    pattern that names an operation, or from single ones, and by which transformations of the kernel IR."""
+    ours = record["variants"].get("ours", {})
+    kernels = [k for k in ours.get("kernels", ()) if "generated" in k]
+    if not kernels:
+        return ""
+    texts = [
+        f"`{k['kernel']}`: " + (", ".join(filter(None, [
+            "generated", f"of {', '.join(k['named'])}" if k["named"] else "of single operations", *k["ways"]
+        ])) if k["generated"] else "library")
+        for k in kernels
+    ]  # fmt: skip
+    rules = ", ".join(ours.get("rules", ())) or "none"
+    return f"- {record['name']}: rules {rules}; {'; '.join(dict.fromkeys(texts))}"
+
+
 def line(record: Record) -> str:
     """One row of the table."""
     from benchmarks.workloads import WORKLOADS
@@ -519,6 +564,9 @@ def render() -> str:
         "‡ the ratio is to that. Products of weights alone (the chain's, the shared factor's, LoRA's) may be folded when weights are bound."
     )
     notes += [f"- {r['name']}: {r['note']}" for r in found if r.get("note")]
+    ways = [text for r in found if (text := way(r))]
+    if ways:
+        notes += ["", "## How each was found", "", *ways]
     return "\n".join(["# Workloads on a GPU", "", *rows, "", legend, "", *notes]) + "\n"
 
 

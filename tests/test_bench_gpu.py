@@ -66,6 +66,19 @@ def test_the_table_compares_with_the_best_peer(bench: Any) -> None:
     assert "failed" in gpu.line(record(ours={"failed": "no plan"}))
 
 
+def test_the_table_says_how_a_plan_was_found(bench: Any) -> None:
+    gpu, _ = bench
+    kernels = [
+        {"kernel": "triton.attention", "generated": True, "ways": ["DEFER", "ROLL"], "named": []},
+        {"kernel": "cuda.mm", "generated": False, "ways": [], "named": []},
+    ]
+    found = record(ours={"us": 1.0, "kernels": kernels, "rules": ["merge-matmuls"]})
+    assert gpu.way(found) == (
+        "- rmsnorm_linear_b1: rules merge-matmuls; `triton.attention`: generated, of single operations, DEFER, ROLL; `cuda.mm`: library"
+    )
+    assert gpu.way(record(ours={"us": 1.0, "kernels": [{"kernel": "a"}]})) == ""
+
+
 def test_peers_of_an_earlier_run_are_kept_and_marked(bench: Any) -> None:
     gpu, _ = bench
     old = record(eager={"us": 30.0}, default={"us": 16.0}, ours={"us": 20.0})

@@ -228,6 +228,15 @@ def test_measuring_writes_where_values_lie(monkeypatch: pytest.MonkeyPatch) -> N
         bench.attempt(1, elsewhere)
 
 
+def test_kernels_say_what_they_owe_their_form_to() -> None:
+    template = generated(step())
+    call = call_of(template, "float16")
+    assert template.ways(call) == ("DEFER", "HALVES")
+    assert template.ways(replace(call, schedule=TILES | JOINED)) == ("DEFER", "HALVES", "SPLIT")
+    rows = generated(c.softmax(x("a", 20, 48), axis=1))
+    assert rows.ways(call_of(rows, "float16")) == ("ROLL",)
+
+
 # ---------------------------------------------------------------- programs
 class Cheap:
     """Bytes and a launch, so that fewer kernels are cheaper."""
