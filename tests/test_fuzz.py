@@ -80,6 +80,13 @@ REGRESSIONS: dict[str, Callable[[], list[tg.Tensor]]] = {
         tg.linear(tg.flip(_x(2, 3), 1), tg.param("w", (3, 2)), tg.full((2,), 1.0))
     ],
     "weights alone": lambda: [tg.exp(tg.param("w", (2, 3)))],
+    "values written at some places": lambda: [
+        make(
+            "scatter_elements",
+            [_x(2, 4), tg.full((2, 1), 2, "int64"), tg.input("y", (2, 1))],
+            {"axis": 1, "mode": "set"},
+        )
+    ],
 }
 
 

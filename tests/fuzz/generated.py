@@ -64,7 +64,9 @@ def specified(one: Case, rng: random.Random) -> str:
         memory = {n: lying(value[classes[n]], o) for n, o in c.call.operands.items()}
         outs = {n: o for n, o in c.call.places.items() if n not in c.call.operands}
         for n, o in outs.items():
-            memory[n] = lying(np.asarray(np.nan if dtypes.is_float(o.type.dtype) else 77), o)
+            fresh = np.asarray(np.nan if dtypes.is_float(o.type.dtype) else 77)
+            base = c.template.bases.get(n)  # of which the kernel writes some places
+            memory[n] = lying(value[classes[base]] if base is not None else fresh, o)
         with np.errstate(all="ignore"):
             kir_numpy.run(lowered.kernel, memory)
         SEEN[f"specification {c.template.family}"] += 1
