@@ -692,14 +692,31 @@ def _placed(
         base = r.of.get(t.args[0])
         if base is None or t.attr("mode") != "set" or r.buffers[base] != buffer:
             raise Unfusable("values written into what is not in memory, or not in their place")
-        where = r.value(t.args[1], here, guards)
+        size = buffer.shape[axis]
+        where = _from_the_start(r.b, r.value(t.args[1], here, guards), size)
         if where.op in ("index", "const"):
             place = _as_index(where) * buffer.strides[axis]
+            if not (_as_index(where).range[0] >= 0 and _as_index(where).range[1] < size):
+                raise Unfusable("places that are not there")
         else:
             parts.append((where, buffer.strides[axis]))
+            ends = (r.b.const(-1, "int"), where), (where, r.b.const(size, "int"))  # nothing else is written over
+            guards = (*guards, *(r.b.pointwise("lt", pair) for pair in ends))
     for n, (i, stride, size) in enumerate(zip(here, buffer.strides, buffer.shape, strict=True)):
         place = place + i * stride if size > 1 and n != axis else place
     return Store(name, place, value, guards, tuple(parts))
+
+
+def _from_the_start(b: Builder, where: Expr, size: int) -> Expr:
+    """A place along an axis; negative ones count from its end."""
+    if where.op in ("index", "const"):
+        return b.index(_as_index(where) + size) if _as_index(where).range[1] < 0 else where
+    zero = b.const(0, "int")
+    if where.op == "where" and where.args[0].op == "lt" and where.args[0].args == (where.args[2], zero):
+        return where  # said already
+    return b.pointwise(
+        "where", (b.pointwise("lt", (where, zero)), b.pointwise("add", (where, b.const(size, "int"))), where)
+    )
 
 
 def side_by_side(spaces: Sequence[Tensor]) -> int | None:

@@ -222,7 +222,10 @@ class Function(Loops):
         dims = self.union([Tile("", placed, ""), tile, *guards])
         target = f"{buffer} + {self.spread(where, dims)}" if where.text != "0" else buffer
         target += "".join(f" + {self.spread(p, dims)}.to(tl.int64) * {step}" for p, step in picks)
-        mask = self.mask(dims, dims, guards)
+        mask = self.mask(dims, dims, [g for g in guards if g.dims])
+        if alone := " & ".join(g.atom for g in guards if not g.dims):  # of one value: an `and` would make a number of the mask
+            every = mask or f"tl.full({self.sizes(dims)}, True, tl.int1)"
+            mask = f"tl.where({alone}, {every}, False)" if dims else alone
         extra = [d for d in tile.dims if d not in placed]
         if extra:
             raise Unfusable("a result with more axes than its place")

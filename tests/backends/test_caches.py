@@ -136,6 +136,19 @@ def test_what_is_written_into_is_not_read() -> None:
         kernel([t.scatter_elements(a, at, x("b", 4, 1), 1, "add")])
 
 
+def test_places_count_from_the_end_and_none_beyond_is_written() -> None:
+    a, at = x("a", 9, 6), t.broadcast_to(t.reshape(t.input("at", (3,), "int64"), (3, 1)), (3, 6))
+    roots = [t.scatter_elements(a, at, x("b", 3, 6), 0)]
+    given = values(roots) | {"at": np.array([-2, 4, 0])}
+    held = {n: v.reshape(-1).astype(v.dtype) for n, v in given.items()}
+    held["out"] = held["a"].copy()
+    kir_numpy.run(kernel(roots), held)
+    np.testing.assert_array_equal(held["out"].reshape(9, 6), evaluate(roots, given)[0])
+    held |= {"at": np.array([9, 4, -10]), "out": held["a"].copy()}
+    kir_numpy.run(kernel(roots), held)
+    np.testing.assert_array_equal(np.delete(held["out"].reshape(9, 6), 4, 0), np.delete(given["a"], 4, 0))
+
+
 # ---------------------------------------------------------------- Triton and CUDA C++
 def call_of(template: Generated, dtype: str) -> Call:
     def operand(n: Tensor) -> Operand:
