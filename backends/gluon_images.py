@@ -262,7 +262,7 @@ class Images:
         lines += [f"    acc{j} = gl.zeros([{GROUP}, {n}], gl.float32, layout=A{j})" for j, n in enumerate(self.pieces)]
         dtype = TRITON[self.image.value[3]]
         every = ", ".join(f"acc{j}" for j in range(count))
-        deps = f"[{every}]"
+        deps = f"({every})" if count > 1 else f"[{every}]"
         lines += [
             f"    for step in range({steps}):",
             "        slot = step % STAGES",
