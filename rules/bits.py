@@ -14,7 +14,7 @@ A proof of this kind decides every case, so that no random evaluation is needed 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from time import perf_counter
 from typing import Any
 
@@ -22,9 +22,11 @@ from ..egraph import api
 from ..egraph.composite import expand
 from ..egraph.graph import Tensor, make
 from ..egraph.ops import OPS
-from ..egraph.pattern import Apply, Call, Literal, Term, Value, Var, attr_names, subterms, variables
+from ..egraph.pattern import Apply, Call, Literal, Term, Value, Var, subterms, variables
 from ..egraph.rule import Rule
-from .smt import COST, Beyond, booleans, typed, z3
+from .smt import typed
+from .solver import Beyond, z3
+from .structures import booleans
 
 FLOATS = {"float16": (5, 11), "bfloat16": (8, 8), "float32": (8, 24), "float64": (11, 53)}
 INTS = {f"{sign}int{n}": (n, not sign) for n in (8, 16, 32, 64) for sign in ("", "u")}
@@ -37,8 +39,8 @@ NEVER_NEGATIVE = ("exp", "sqrt")
 class _Floats:
     """The arithmetic of a float format."""
 
-    def __init__(self, name: str, ties: str, exact: bool) -> None:
-        self.z, self.ties, self.exact, self.facts = z3(), ties, exact, list[Any]()
+    def __init__(self, name: str, ties: str, exact: bool, signs: bool = False) -> None:
+        self.z, self.ties, self.exact, self.signs, self.facts = z3(), ties, exact, signs, list[Any]()
         self.sort = self.z.FPSort(*FLOATS[name])
         self.nearest = self.z.RNE()
 
@@ -69,9 +71,19 @@ class _Floats:
         found = z.If(above(x, y), x, z.If(below(x, y), y, tie))
         return z.If(z.fpIsNaN(x), x, z.If(z.fpIsNaN(y), y, found))
 
+    def signed(self, name: str, x: Sequence[Any]) -> Any:
+        """A product or quotient of which only this is known: its sign, and that its size depends on the operands' sizes."""
+        z, sizes = self.z, [self.z.fpAbs(v) for v in x]
+        found = z.Function(f"size of {name}", *[self.sort] * len(x), self.sort)(*sizes)
+        self.facts += [z.Or(z.fpIsNaN(found), z.fpIsPositive(found))]
+        self.facts += [z.Implies(z.fpIsNaN(v), z.fpIsNaN(found)) for v in x]
+        return z.If(reduce(z.Xor, map(z.fpIsNegative, x)), z.fpNeg(found), found)
+
     def apply(self, name: str, x: Sequence[Any]) -> Any:
         """An op of elements."""
         z, rounded = self.z, self.nearest
+        if self.signs and name in ("mul", "div"):
+            return self.signed(name, x)
         laws: dict[str, Callable[..., Any]] = {
             "neg": z.fpNeg, "abs": z.fpAbs, "add": partial(z.fpAdd, rounded), "sub": partial(z.fpSub, rounded),
             "mul": partial(z.fpMul, rounded), "div": partial(z.fpDiv, rounded),
@@ -140,6 +152,11 @@ class _Elements:
             return self.env[term.name]
         if isinstance(term, Literal):
             return self.numbers.number(term.value)
+        if term.op == "full":
+            value = dict(term.attrs)["value"]
+            if not isinstance(value, Value):
+                raise Beyond("an unknown number")
+            return self.numbers.number(value.value)
         return self.op(term.op, [self.of(a) for a in term.args])
 
     def op(self, name: str, x: Sequence[Any]) -> Any:
@@ -176,38 +193,46 @@ def prove_bits(rule: Rule) -> tuple[bool, str]:
     """Whether z3 decides that a one-way elementwise rule holds bit by bit; with what it proved, or why not."""
     try:
         worlds, until = list(_formats(rule)), perf_counter() + SECONDS
-        for _, numbers in worlds:
-            said = _Elements(rule, numbers)
-            for left, right in zip(rule.lefts, rule.rights):
-                a, b = said.of(left), said.of(right)
-                same = a == b if numbers.z.is_bool(a) else numbers.equal(a, b)
-                solver = numbers.z.Solver()
-                solver.set("timeout", MILLISECONDS)
-                solver.add(*numbers.facts, numbers.z.Not(same))
-                if perf_counter() > until or solver.check() != numbers.z.unsat:
-                    return False, "z3 does not show it bit by bit"
+        for _, *ways in worlds:
+            if perf_counter() > until or not any(_always(rule, numbers) for numbers in ways):
+                return False, "z3 does not show it bit by bit"
         patterns = typed(rule)
     except Beyond as beyond:
         return False, str(beyond)
-    formats = ", ".join(dict.fromkeys(name for name, _ in worlds))
+    formats = ", ".join(dict.fromkeys(str(name) for name, *_ in worlds))
     which = "bit by bit for every operand" if rule.exact else "equal numbers for every finite operand"
     return patterns > 0, f"z3: {which} in {formats}, types at {patterns} patterns of ranks"
 
 
-def _formats(rule: Rule) -> Iterator[tuple[str, Any]]:
-    """The arithmetics in which a rule may match; Beyond for one that is not elementwise, or speaks of attributes."""
+def _always(rule: Rule, numbers: Any) -> bool:
+    """Whether z3 shows that the sides are equal in an arithmetic."""
+    said = _Elements(rule, numbers)
+    for left, right in zip(rule.lefts, rule.rights):
+        a, b = said.of(left), said.of(right)
+        solver = numbers.z.Solver()
+        solver.set("timeout", MILLISECONDS)
+        solver.add(*numbers.facts, numbers.z.Not(a == b if numbers.z.is_bool(a) else numbers.equal(a, b)))
+        if solver.check() != numbers.z.unsat:
+            return False
+    return True
+
+
+def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
+    """The arithmetics in which a rule may match, each by name with the ways to ask in it, the easiest first; Beyond for a rule that is not
+    elementwise. Conditions on shapes are asked for with the types: what holds of every element holds under them."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t for t in terms if isinstance(t, Call)]
     for t in calls:
         entry = OPS[t.op]
+        if t.op == "full":
+            continue
         if t.attrs or not (entry.pointwise or (entry.composite and entry.law == "pointwise")) or entry.law == "cast":
             raise Beyond(f"{t.op} is not elementwise, or has attributes")
-    for guard in rule.guards:
-        if not isinstance(guard, Apply) or (
-            guard.function not in (*COST, "floating", "fits", "scalar") and not _of_bool(guard)
-        ):
-            raise Beyond("a condition on attributes")
-    yield from ((name, _Floats(name, ties, rule.exact)) for name in FLOATS for ties in _ties(calls))
+    rounded = any(OPS[t.op].composite or t.op in ("mul", "div") for t in calls)
+    for name in FLOATS:
+        for ties in _ties(calls):
+            ways = (True, False) if rounded else (False,)
+            yield name, *(_Floats(name, ties, rule.exact, signs) for signs in ways)
     left = {t.op for side in rule.lefts for t in subterms(side) if isinstance(t, Call)}
     floats = any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
     if not floats and not any(OPS[op].floats_only for op in left):
@@ -217,10 +242,6 @@ def _formats(rule: Rule) -> Iterator[tuple[str, Any]]:
 def _ties(calls: Sequence[Call]) -> Sequence[str]:
     """Which ways of breaking ties between 0.0 and -0.0 make a difference."""
     return TIES if any(OPS[t.op].composite or t.op in ("maximum", "minimum") for t in calls) else TIES[:1]
-
-
-def _of_bool(guard: Apply) -> bool:
-    return guard.function == "eq" and guard.args[1] == Value("bool") and bool(attr_names(guard.args[0]))
 
 
 __all__ = ["prove_bits"]

@@ -28,7 +28,8 @@ from ..egraph.ops import Type
 from ..egraph.pattern import Apply, Attr, holds
 from ..egraph.rule import Rule
 from ..errors import RuleError, ShapeError
-from .field import BITS, PRIMES, Unsaid, agreement, modular
+from .exponents import sure
+from .field import BITS, PRIMES, Unsaid, agreement, modular, unrectified
 from .sample import FAILURES, Instance, instances
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ Status = Literal["proved", "tested", "refuted", "unknown"]
 STATUSES: tuple[Status, ...] = ("proved", "tested", "refuted", "unknown")
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1.0, -1.0, 3.0e38, 2.0, 0.5)
 PLAIN_SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5)
+ORDERS = 64  # evaluations of a rule with a maximum, each in an order of its own
 STYLES = ("plain", "zeros", "positive", "wide")
 SLACK = 512 * np.finfo(np.float64).eps
 COST_GUARDS = ("weight", "active", "chained", "original", "ordered")  # say where a rule pays, not where it is true
@@ -349,10 +351,11 @@ def _proof(rule: Rule, seed: int, samples: int) -> tuple[bool, str]:
 
     done, why = prove(rule)
     if done:
-        bits = (_sure(rule, x, seed) for x in instances(rule, random.Random(seed), samples))
-        if (least := next((b for b in bits if b), 0.0)) >= BITS:
+        bits = [_sure(rule, x, seed) for x in instances(rule, random.Random(seed), samples)]
+        least = min((b for b in bits if b), default=0.0)  # below 0 where one evaluation differs
+        if least >= BITS:
             return True, f"{why}; random evaluation errs with a chance below 2^-{int(least)}"
-        if decides(rule):
+        if decides(rule) or any(_decided(rule, x, seed) for x in instances(rule, random.Random(seed), 16 * samples)):
             return True, f"{why}; equal at all points that decide terms that are linear piece by piece"
         why = "exact evaluation does not apply"
     decided, said = prove_bits(rule)
@@ -360,12 +363,29 @@ def _proof(rule: Rule, seed: int, samples: int) -> tuple[bool, str]:
 
 
 def _sure(rule: Rule, found: Instance, seed: int) -> float:
-    """How sure random evaluations are of one instance (agreement)."""
+    """How sure random evaluations are of one instance (agreement): as they are, with exponentials, without needless rectifiers."""
     try:
         trial = Trial(rule, found, np.random.default_rng(seed))
     except (Refuted, *FAILURES):
         return 0.0
-    return agreement(trial.order, list(zip(trial.roots[::2], trial.roots[1::2])), trial.rng)
+    sides = list(zip(trial.roots[::2], trial.roots[1::2]))
+    if (bits := agreement(trial.order, sides, trial.rng, orders=ORDERS)) > 0:
+        return bits
+    if any(n.op in ("exp", "log") for n in trial.order):
+        return sure(trial.order, sides, trial.rng, orders=ORDERS)
+    plain = expand_all(unrectified([side for pair in trial.pairs for side in pair]))
+    return agreement(topological(plain), list(zip(plain[::2], plain[1::2])), trial.rng, orders=ORDERS)
+
+
+def _decided(rule: Rule, found: Instance, seed: int) -> bool:
+    """Whether an instance's elements are few enough that finitely many values decide (grid)."""
+    from .grid import decides_at
+
+    try:
+        trial = Trial(rule, found, np.random.default_rng(seed))
+    except (Refuted, *FAILURES):
+        return False
+    return decides_at(trial.order, list(zip(trial.roots[::2], trial.roots[1::2])))
 
 
 def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:

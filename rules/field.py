@@ -90,6 +90,7 @@ _AS_IS = (
     "gather_elements",
     "where",
 )
+_ODD, _EVEN = ("tanh", "erf", "sin", "atan"), ("cos", "abs")
 _EXTREME = {"maximum": 1, "max": 1, "minimum": -1, "min": -1}
 FUNCTIONS = ("abs", "sign", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "tanh", "erf", "sin", "cos", "atan", "floor",
              "ceil", "round")  # fmt: skip
@@ -101,6 +102,39 @@ def _mixed(x: Array, key: int) -> Array:
     for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
         h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
     return np.asarray(h ^ (h >> np.uint64(33)))
+
+
+def _function(name: str, x: Array, p: int, key: int) -> Array:
+    """A random function of residues; odd, or even and zero at zero, where the function of that name is."""
+
+    def at(y: Array) -> Array:
+        return (
+            (_mixed(np.atleast_1d(y % p), key + zlib.crc32(name.encode())) % np.uint64(p))
+            .astype(np.int64)
+            .reshape(y.shape)
+        )
+
+    if name == "rsqrt":
+        return _inverse(_function("sqrt", x, p, key), p)
+    if name in _ODD:
+        return (at(x) - at(-x)) % p
+    if name in _EVEN:
+        return (at(x) + at(-x) - (2 * at(np.zeros_like(x)) if name == "abs" else 0)) % p
+    return at(x)
+
+
+def _power(node: Tensor, x: Array, p: int, key: int | None) -> Array:
+    """A power by a number that all elements share: a product, reciprocal or root."""
+    exponent = node.args[1]
+    value = exponent.attr("value") if exponent.op == "full" else None
+    if value in (0.5, -0.5) and key is not None:
+        return _function("sqrt" if value > 0 else "rsqrt", x, p, key)
+    if value is None or value != int(value) or abs(value) > 8:
+        raise Unsaid
+    base, found = x if value >= 0 else _inverse(x, p), np.ones_like(x)
+    for _ in range(abs(int(value))):
+        found = found * base % p
+    return found
 
 
 def _rank(x: Array, key: int) -> Array:
@@ -129,6 +163,8 @@ def _truth(node: Tensor, args: Sequence[Array], key: int) -> Array:
     if node.op in ("lt", "le", "eq") and all(dtypes.is_float(a.dtype) for a in node.args):
         x, y = (_rank(a, key) for a in args)
         return np.asarray({"lt": x < y, "le": x <= y, "eq": args[0] == args[1]}[node.op])
+    if node.op == "eq" and all(a.dtype.kind == "i" and not dtypes.is_float(n.dtype) for a, n in zip(args, node.args)):
+        return np.asarray(args[0] == args[1])
     if (
         node.op in ("and", "or", "xor", "not")
         and node.entry.numpy is not None
@@ -160,8 +196,11 @@ def _node(
         if node.op == "constant" and dtypes.is_float(node.dtype) and node.data is not None:
             return _constant(node.data, p)
         raise Unsaid
-    if node.op in _AS_IS and node.entry.numpy is not None:
+    if (node.op in _AS_IS and node.entry.numpy is not None) or node.op == "iota":
+        assert node.entry.numpy is not None
         return np.asarray(node.entry.numpy(attrs, *args))
+    if node.op == "cast" and node.args[0].dtype == "bool" and dtypes.is_float(node.dtype):
+        return np.asarray(args[0], np.int64)
     if key is not None and node.dtype == "bool":
         return _truth(node, args, key)
     if not dtypes.is_float(node.dtype) or any(not dtypes.is_float(a.dtype) for a in node.args):
@@ -177,12 +216,16 @@ def _node(
         return np.asarray(_FIELD[node.op](attrs, p, *args) % p)
     if key is not None and node.op == "cast":
         return (_mixed(args[0], key + zlib.crc32(node.dtype.encode())) % np.uint64(p)).astype(np.int64)
+    if node.op == "pow":
+        return _power(node, args[0], p, key)
     if key is not None and node.op in FUNCTIONS:
-        return (_mixed(args[0], key + zlib.crc32(node.op.encode())) % np.uint64(p)).astype(np.int64)
+        return _function(node.op, args[0], p, key)
     raise Unsaid
 
 
 # ---------------------------------------------------------------- signs, which residues have not
+_KEEPING_SIGNS = ("tanh", "erf", "atan")
+_INCREASING = ("relu", "sigmoid", "tanh")
 _POSITIVE = ("relu", "sigmoid", "exp", "abs", "sqrt")
 _KEEPING = ("add", "mul", "matmul", "conv", "avg_pool", "max_pool", "sum", "max", "maximum", "concat", "pad", "slice", "permute",
             "reshape", "broadcast_to", "div")  # fmt: skip
@@ -202,10 +245,21 @@ def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
     def rectified(node: Tensor) -> Tensor:
         if sure(node):
             return node
+        if node.op in _KEEPING_SIGNS:
+            return make(node.op, (rectified(node.args[0]),))
+        if node.op == "mul" and any(map(sure, node.args)):
+            return make("mul", tuple(a if sure(a) else rectified(a) for a in node.args))
+        if node.op == "add" and node.args[0] is node.args[1]:
+            return make("add", (rectified(node.args[0]),) * 2)
         moved = node.op in ("concat", "slice", "permute", "reshape")
         return make(node.op, tuple(map(rectified, node.args)), dict(node.attrs)) if moved else make("relu", (node,))
 
-    return rebuild(roots, lambda node, args: rectified(args[0]) if node.op == "relu" else None)
+    def changed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+        if node.op == "max_pool" and args[0].op in _INCREASING:  # an increasing function commutes with a maximum
+            return make(args[0].op, (make("max_pool", args[0].args, dict(node.attrs)),))
+        return rectified(args[0]) if node.op == "relu" else None
+
+    return rebuild(roots, changed)
 
 
 def _never_negative(node: Tensor, sure: Callable[[Tensor], bool]) -> bool:
@@ -213,6 +267,8 @@ def _never_negative(node: Tensor, sure: Callable[[Tensor], bool]) -> bool:
         return node.data is not None and node.data.dtype.kind == "f" and bool(np.all(node.data >= 0))
     if node.op == "full":
         return bool(node.attr("value") >= 0)
+    if node.op == "cast" and node.args[0].dtype == "bool":
+        return True
     if node.op == "mul" and node.args[0] is node.args[1]:
         return True
     if node.op == "pad" and not node.attr("value") >= 0:
@@ -233,11 +289,14 @@ def weight(order: Sequence[Tensor]) -> int:
         below = [degree[id(a)] for a in node.args]
         if node.op in FUNCTIONS or node.op in _EXTREME or node.op in ("cast", "lt", "le", "eq"):
             size = prod(concrete(node.args[0].shape))
-            arguments += size * len(node.args)
+            arguments += size * len(node.args) * (2 if node.op in (*_ODD, *_EVEN) else 1)
             largest = max(largest, *below)
             degree[id(node)] = max(1, *below) if node.op in _EXTREME else 1
         elif node.op == "recip":
             degree[id(node)] = 2 * below[0]
+        elif node.op == "pow":
+            degree[id(node)] = 16 * below[0]
+            arguments, largest = arguments + prod(concrete(node.args[0].shape)), max(largest, *below)
         elif node.op in _PRODUCTS:
             degree[id(node)] = sum(below) * (2 if node.op == "div" else 1)
         else:
@@ -252,12 +311,16 @@ def _leaf(node: Tensor, p: int, rng: np.random.Generator) -> Array:
 
 
 def agreement(
-    order: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]], rng: np.random.Generator, bits: int = BITS
+    order: Sequence[Tensor],
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    rng: np.random.Generator,
+    bits: int = BITS,
+    orders: int = 1,
 ) -> float:
     """How sure random evaluations are that the pairs are equal: -log2 of the chance to be wrong.
 
     As many evaluations as `bits` need, alternating between the primes, with fresh residues and fresh uninterpreted functions
-    each. 0 if a side is outside the arithmetic, a difference was found, or it would take more than `TRIALS`.
+    each; `orders` at least where a maximum is taken. 0 if a side is outside the arithmetic, empty, or it would take more than `TRIALS`; -1 if a difference was found.
     """
     each = log2(min(PRIMES)) - log2(weight(order))
     if each <= 0 or ceil((bits + 1) / each) > TRIALS:
@@ -265,7 +328,10 @@ def agreement(
     inputs = [n for n in order if n.op in ("input", "param")]
     if any(not dtypes.is_float(n.dtype) and n.dtype != "bool" for n in inputs):
         return 0.0
-    for trial in range(ceil((bits + 1) / each)):
+    if any(0 in n.shape for n in order):
+        return 0.0
+    least = orders if any(n.op in _EXTREME for n in order) else 1
+    for trial in range(max(least, ceil((bits + 1) / each))):
         p = PRIMES[trial % 2]
         leaves = {n.attr("name"): _leaf(n, p, rng) for n in inputs}
         try:
@@ -273,5 +339,5 @@ def agreement(
         except Unsaid:
             return 0.0
         if not all(np.array_equal(got[id(a)], got[id(b)]) for a, b in pairs):
-            return 0.0
+            return -1.0
     return each * ceil((bits + 1) / each)

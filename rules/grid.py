@@ -5,16 +5,23 @@ two operands of a maximum are equal. Two such terms are equal everywhere if they
 is a sum of points on its edges. An edge lies on n - 1 planes, whose coefficients are no larger than the number h of times that a
 variable occurs; by Cramer's rule a point with whole coordinates of at most (n - 1)! h^(n - 1) lies on it. So all points of that grid
 decide, without rounding, and no chance of an error is left.
+
+The same goes for the elements of a small instance of a rule with maxima over axes or windows. Where there is nothing but maxima,
+minima and layout, zeros and ones are enough: an equation of lattice terms that holds in every chain of two elements holds in all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from math import factorial
+from collections.abc import Sequence
+from itertools import product
+from math import factorial, prod
+from typing import Any
 
 import numpy as np
 
 from ..egraph import api
+from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make
 from ..egraph.interpret import evaluate
 from ..egraph.pattern import Call, Literal, Term, Var, subterms, variables
@@ -22,6 +29,7 @@ from ..egraph.rule import Rule
 
 LINEAR = ("add", "sub", "neg", "maximum", "minimum", "abs", "relu")
 LARGEST = 1 << 22  # points of a grid
+Array = np.ndarray[Any, Any]
 
 
 def decides(rule: Rule) -> bool:
@@ -59,4 +67,68 @@ def _tensor(term: Term, shape: tuple[int, ...]) -> Tensor:
     return make(term.op, [_tensor(a, shape) for a in term.args])
 
 
-__all__ = ["decides"]
+# ---------------------------------------------------------------- instances with several elements
+REDUCING = ("max", "min")
+MOVING = ("permute", "reshape", "slice", "concat", "broadcast_to", "flip", "windows")
+POINTS = 1 << 13  # of the grid of an instance, one evaluation each
+
+
+def decides_at(order: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether atomic terms at an instance are linear piece by piece in its elements, and equal at all points that decide. At
+    least one maximum must be of several elements."""
+    inputs = [n for n in order if n.op == "input"]
+    ops = {n.op for n in order} - {"input"}
+    known = {*LINEAR, *REDUCING, *MOVING, "pad", "full"}
+    if ops - known or any(n.dtype not in ("float32", "float64") or 0 in n.shape for n in order):
+        return False
+    if any(n.attr("value") not in (0.0, -np.inf) for n in order if n.op in ("full", "pad")):
+        return False
+    if not any(n.op in REDUCING and n.args[0].shape != n.shape for n in order):
+        return False
+    sizes = [prod(concrete(n.shape)) for n in inputs]
+    total = sum(sizes)
+    lattice = not ops - {"maximum", "minimum", *REDUCING, *MOVING, "pad"} and total <= POINTS.bit_length() - 1
+    most = 1 if lattice else max(_largest_count(order, pairs, i, inputs) for i in range(total)) if total < 8 else POINTS
+    bound = factorial(total - 1) * most ** (total - 1) if total < 8 else POINTS
+    values = range(2) if lattice else range(-bound, bound + 1)
+    if len(values) ** total > POINTS:
+        return False
+    sides = [side for pair in pairs for side in pair]
+    for point in product(values, repeat=total):
+        got = evaluate(sides, _data(inputs, np.array(point, np.float64)), float64=True)
+        if not all(np.array_equal(a, b) for a, b in zip(got[::2], got[1::2])):
+            return False
+    return True
+
+
+def _data(inputs: Sequence[Tensor], point: Array) -> dict[str, Array]:
+    """The elements of a point as the inputs' values."""
+    cuts = np.cumsum([prod(concrete(n.shape)) for n in inputs])[:-1]
+    return {n.attr("name"): part.reshape(concrete(n.shape)) for n, part in zip(inputs, np.split(point, cuts))}
+
+
+def _largest_count(
+    order: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]], element: int, inputs: Sequence[Tensor]
+) -> int:
+    """How often an element occurs at most in what an element of a side is, written out."""
+    point = np.zeros(sum(prod(concrete(n.shape)) for n in inputs))
+    point[element] = 1
+    at: dict[int, Array] = {id(n): x for n, x in zip(inputs, _data(inputs, point).values())}
+    for node in order:
+        args = [at[id(a)] for a in node.args]
+        if node.op in REDUCING:
+            at[id(node)] = np.sum(args[0], axis=node.attr("axes"), keepdims=True).reshape(concrete(node.shape))
+        elif node.op in ("neg", "abs", "relu"):
+            at[id(node)] = args[0] * (2 if node.op == "abs" else 1)
+        elif node.op == "full":
+            at[id(node)] = np.zeros(concrete(node.shape))
+        elif node.op == "pad":
+            at[id(node)] = np.asarray(node.entry.numpy({**dict(node.attrs), "value": 0.0}, *args))  # type: ignore[misc]
+        elif node.op in MOVING:
+            at[id(node)] = np.asarray(node.entry.numpy(dict(node.attrs), *args))  # type: ignore[misc]
+        elif node.op != "input":
+            at[id(node)] = np.add(*args)
+    return int(max(at[id(side)].max() for pair in pairs for side in pair))
+
+
+__all__ = ["decides", "decides_at"]

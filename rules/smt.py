@@ -16,16 +16,22 @@ in two permutations and their inverses is trivial on all permutations of four ax
 Matrix products and sums over axes are sums over indices of terms (`Total`). Products distribute over them, a choice between two
 values is one between their terms, and a sum over the rows of a concat is one over either part. Two sums are equal if, range by
 range, the terms together are: z3 is asked at an arbitrary index. Convolutions and means over windows are such sums, whose
-terms are zero outside of the image; spatial axes are treated alike, so that one and two stand for any number. Other reductions and
-look-ups are beyond this method, as is a sum of what is not finite everywhere.
+terms are zero outside of the image; spatial axes are treated alike, so that one and two stand for any number. A term that is zero
+at all indices but one is its value there. Maxima and minima (`Extreme`) are those of sets: two are equal if each has the other's terms;
+summands, factors that are not negative and increasing functions go inside. Where something that is neither linear nor increasing
+reads a sum or a maximum, it reads a name for it: two have one name if they are equal everywhere. What is known of elementwise
+functions over the reals is in functions.py; norms, softmax and attention are what `DEFINITIONS` says. Look-ups are beyond this method,
+as is a sum of what is not finite everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial, reduce
-from itertools import combinations, count, permutations, product
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import combinations, count, permutations, product, repeat
+from math import inf
+from time import perf_counter
 from typing import Any
 
 from ..egraph import api
@@ -42,18 +48,20 @@ from ..egraph.pattern import (
     Term,
     Value,
     Var,
-    attr_names,
+    parse_term,
     subterms,
-    variables,
 )
 from ..egraph.rule import Rule
+from .functions import INCREASING, Functions, is_whole
+from .solver import Beyond, z3
+from .structures import CONTRACTIONS, LAYOUT, bits, booleans, structures
+from .sums import Extreme, Many, Total, bodies, factors, product_of, same_size, sum_of, summands, unknowns
 
 COST = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is true
-LAYOUT = ("permute", "slice", "concat", "pad", "flip", "broadcast_to", "full", "iota", "reshape")
-BITWISE = ("and", "or", "xor")
+LATTICE = ("maximum", "minimum", "max", "min", "max_pool")
 MILLISECONDS = 400  # per question to z3
 QUESTIONS = 4000
-RANKS = 4
+SECONDS = 120.0  # for one rule
 NAMES = (
     "float32",
     "float64",
@@ -68,34 +76,34 @@ NAMES = (
     "uint32",
     "uint64",
 )
+#: Numbers that an op of them alone is, in every number format.
+KEPT = {"mul": (0.0, 1.0), "add": (0.0,), "maximum": (0.0, 1.0), "relu": (0.0, 1.0), "abs": (0.0, 1.0), "tanh": (0.0,), "erf": (0.0,),
+        "sin": (0.0,), "atan": (0.0,)}  # fmt: skip
 BOOL, OTHER = 0, 1000  # codes of dtypes; those of variables are unknowns above OTHER
-CONTRACTIONS = ("matmul", "linear", "sum", "mean", "conv", "avg_pool")
 RING = ("add", "sub", "mul", "neg", "matmul", "linear", "sum", "conv")
-WINDOWED = {
-    "strides": 1,
-    "dilations": 1,
-    "kernel": 1,
-    "pads": 2,
-}  # attributes with so many numbers for each spatial axis
-SPATIAL = (1, 2)  # how many of these axes there are: each is treated alike
-TERMS = 64  # of a sum
-
-
-class Beyond(Exception):
-    """Outside this method."""
+NAMED = 24  # sums and maxima that something else reads
+_MAX = "max(x, axes=(axis,))"
+#: Operands, and what an op is of them.
+DEFINITIONS = {
+    "softmax": ("x", f"exp(x - {_MAX}) / sum(exp(x - {_MAX}), axes=(axis,))"),
+    "log_softmax": ("x", f"(x - {_MAX}) - log(sum(exp(x - {_MAX}), axes=(axis,)))"),
+    "rms_norm": ("x g", "x * rsqrt(mean(x * x, axes=(rank(x) - 1,)) + full(value=eps, shape=ones(rank(x)), dtype=dtype(x)))"
+                 " * reshape(g, shape=replace(ones(rank(x)), -1, size(g, 0)))"),
+    "layer_norm": ("x g b", "(x - mean(x, axes=(rank(x) - 1,))) * rsqrt(mean((x - mean(x, axes=(rank(x) - 1,))) * (x - mean(x, axes=(rank(x) - 1,))),"
+                   " axes=(rank(x) - 1,)) + full(value=eps, shape=ones(rank(x)), dtype=dtype(x)))"
+                   " * reshape(g, shape=replace(ones(rank(x)), -1, size(g, 0))) + reshape(b, shape=replace(ones(rank(x)), -1, size(b, 0)))"),
+    "batch_norm": ("x g b m v", "x * reshape(g * rsqrt(v + full(value=eps, shape=(1,), dtype=dtype(v))), shape=replace(ones(rank(x)), 1, size(x, 1)))"
+                   " + reshape(b - m * (g * rsqrt(v + full(value=eps, shape=(1,), dtype=dtype(v)))), shape=replace(ones(rank(x)), 1, size(x, 1)))"),
+    "attention": ("q k v", "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), dtype=dtype(q)), axis=rank(q) - 1) @ v"),
+    "masked_attention": ("q k v m", "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), dtype=dtype(q)) + m,"
+                         " axis=rank(q) - 1) @ v"),
+}  # fmt: skip
+#: Attributes at which a definition says what the op is.
+PLAIN = {"causal": False, "window": 0, "softcap": 0.0}
 
 
 class _Reject(Exception):
     """No value at these ranks and axes."""
-
-
-def z3() -> Any:
-    """The solver, or Beyond if it is not installed."""
-    try:
-        import z3 as module
-    except ImportError as error:
-        raise Beyond("z3 is not installed (pip install 'tensor-graphs[rules]')") from error
-    return module
 
 
 @dataclass
@@ -116,55 +124,33 @@ class _Facts:
     undefined: list[Any] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Total:
-    """A sum of sums: each term is a body, summed over index variables that each run from 0 to below a size."""
-
-    terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any], ...]
-
-    @staticmethod
-    def of(value: Any) -> Total:
-        """A single element as a sum."""
-        return value if isinstance(value, Total) else Total((((), value),))
-
-    def map(self, f: Callable[[Any], Any]) -> Total:
-        """Every body changed by a linear function."""
-        return Total(tuple((bound, f(body)) for bound, body in self.terms))
-
-    def plus(self, other: Total) -> Total:
-        """Both sums."""
-        return Total(self.terms + other.terms)
-
-    def times(self, other: Total) -> Total:
-        """The product, term by term. Their index variables differ."""
-        if len(self.terms) * len(other.terms) > TERMS:
-            raise Beyond("the products grow")
-        return Total(tuple((a + b, x * y) for a, x in self.terms for b, y in other.terms))
-
-    def over(self, *indices: tuple[Any, Any]) -> Total:
-        """The sum over more indices."""
-        return Total(tuple((indices + bound, body) for bound, body in self.terms))
-
-
 # ---------------------------------------------------------------- one structure
 class _World:
     """A rule at chosen ranks, axes and permutations."""
 
-    def __init__(self, rule: Rule, ranks: Mapping[str, int], fixed: Mapping[str, Any], real: bool) -> None:
+    def __init__(
+        self, rule: Rule, ranks: Mapping[str, int], fixed: Mapping[str, Any], real: bool, until: float = inf
+    ) -> None:
+        self.until = until
         self.z, self.rule, self.real = z3(), rule, real
         self.facts = _Facts()
         z = self.z
         self.sort = z.RealSort() if real else z.DeclareSort("Value")
         self.env: dict[str, Any] = dict(fixed)
         self.summed = count()
-        bits = _bits(rule)
-        self.booleans = booleans(rule) | bits
+        self.functions = Functions(z)
+        self.given: list[Any] = []  # conditions and what is known of the index at which elements are read
+        self.ranges: dict[str, tuple[Any, Any]] = {}  # index variables by name, with their sizes
+        self.names: list[tuple[Many, list[Any], Any]] = []
+        self.ones: dict[int, tuple[Any, bool]] = {}
+        binary = bits(rule)
+        self.booleans = booleans(rule) | binary
         for name, rank in ranks.items():
             shape = tuple(z.Int(f"{name}.{i}") for i in range(rank))
             self.facts.said += [d >= 0 for d in shape]
             boolean = name in self.booleans
             function = z.Function(name, *[z.IntSort()] * rank, z.BoolSort() if boolean else self.sort)
-            code = z.IntVal(BOOL) if boolean and name not in bits else z.Int(f"dtype.{name}")
+            code = z.IntVal(BOOL) if boolean and name not in binary else z.Int(f"dtype.{name}")
             if not boolean:
                 self.facts.said.append(code > OTHER)
             self.env[name] = Sym(shape, code, _reader(function), boolean)
@@ -284,6 +270,8 @@ class _World:
         sibling = next((b for b in reversed(built) if b is not None), None)
         args = [b if b is not None else self.term(a, facts, sibling) for a, b in zip(term.args, built)]
         attrs = {n: self.value(a) for n, a in term.attrs}
+        if term.op in DEFINITIONS:
+            return self.defined(term.op, args, attrs, facts)
         if term.op in LAYOUT or term.op in CONTRACTIONS:
             law: Callable[..., Sym] = getattr(self, f"_{term.op}")
             return law(args, attrs, facts)
@@ -291,6 +279,24 @@ class _World:
         if entry.pointwise or (entry.composite and entry.law == "pointwise"):
             return self.pointwise(entry, args, attrs, facts)
         raise Beyond(f"{term.op} is no layout or elementwise op")
+
+    def defined(self, op: str, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        """An op by its definition."""
+        names, text = DEFINITIONS[op]
+        entry = OPS[op]
+        every = {**entry.defaults, **attrs}
+        if not self.real:
+            raise Beyond(f"{op} of elements that nothing is known of")
+        if any(every.get(n, v) != v for n, v in PLAIN.items()):
+            raise Beyond(f"{op} with such attributes")
+        outer, self.env = self.env, {**dict(zip(names.split(), args)), **every}
+        try:
+            found = self.term(parse_term(text), facts)
+        finally:
+            self.env = outer
+        if op.endswith("_norm") and op != "batch_norm":
+            facts.said += [a.shape[0] == args[0].shape[-1] for a in args[1:]]
+        return found
 
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
         """The axis attribute, which must be known and exist."""
@@ -371,6 +377,9 @@ class _World:
         """An unknown map of indices that depends on both shapes alone; volumes are unknown functions of shapes."""
         (x,), shape, number = args, tuple(attrs["shape"]), self.z.IntSort()
         volumes = [self.function(f"volume {len(s)}", *[number] * len(s), number)(*s) for s in (x.shape, shape)]
+        self.facts.said += [
+            self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in self.beside_ones(x.shape, shape)
+        ]
         facts.said += [volumes[0] == volumes[1], *(d >= 0 for d in shape)]
         label = f"place {len(x.shape)} {len(shape)}"
         sorts = [number] * (len(x.shape) + 2 * len(shape) + 1)
@@ -383,19 +392,61 @@ class _World:
             if len(shape) == len(x.shape):
                 same = self.z.And(*(a == b for a, b in zip(shape, x.shape)), True)
                 facts.said += [self.z.Implies(same, p == k) for p, k in zip(where, i)]
+            else:
+                for same, mapped in self.beside_ones(x.shape, shape):
+                    facts.said += [
+                        self.z.Implies(same, w == (i[mapped[d]] if d in mapped else 0)) for d, w in enumerate(where)
+                    ]
             return x.at(where)
 
         return Sym(shape, x.dtype, at, x.boolean)
 
-    def _iota(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
-        raise Beyond("iota")
+    def beside_ones(self, old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, dict[int, int]]]:
+        """The ways in which a reshape may only add or drop axes of size 1: what must hold, and the axes that are kept."""
+        z, found = self.z, []
+        axes = [[d for d, n in enumerate(s) if z.is_expr(n) or n != 1] for s in (old, new)]
+        few, many = sorted(axes, key=len)
+        for chosen in combinations(many, len(few)):
+            kept = dict(zip(few, chosen) if few is axes[0] else zip(chosen, few))
+            ones = [old[d] == 1 for d in axes[0] if d not in kept] + [
+                new[d] == 1 for d in axes[1] if d not in kept.values()
+            ]
+            found.append((z.And(*ones, *(old[p] == new[q] for p, q in kept.items()), True), kept))
+        return found
 
-    def narrowed(self, shape: Sequence[Any], i: Sequence[Any]) -> list[Any]:
-        """An index with 0 where the operand's axis has size 1."""
-        return [
-            k if d is k else self.z.If(d == 1, 0, k) if self.z.is_expr(d) else (0 if d == 1 else k)
-            for d, k in zip(shape, i)
-        ]
+    def _iota(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        shape, axis = tuple(attrs["shape"]), attrs["axis"]
+        if self.z.is_expr(axis):
+            raise Beyond("an unknown axis")
+        if not -len(shape) <= axis < len(shape):
+            raise _Reject
+        dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
+        facts.said += [d >= 0 for d in shape]
+        number = self.z.IntSort()
+        place = self.z.ToReal if self.real else lambda k: self.function("place", number, number, self.sort)(k, dtype)
+        return Sym(shape, dtype, lambda i: place(i[axis] if self.z.is_expr(i[axis]) else self.z.IntVal(i[axis])))
+
+    def narrowed(self, shape: Sequence[Any], i: Sequence[Any], whole: Sequence[Any] = ()) -> list[Any]:
+        """An index with 0 where the operand's axis has size 1; where it has the size that the result has, `whole`, the index
+        is that already."""
+        z = self.z
+
+        def narrow(d: Any, k: Any, size: Any) -> Any:
+            if d is k or (size is not None and same_size(d, size)):
+                return k
+            if z.is_expr(d):
+                return z.IntVal(0) if self.one(d) else z.If(d == 1, 0, k)
+            return 0 if d == 1 else k
+
+        return [narrow(d, k, size) for d, k, size in zip(shape, i, whole or repeat(None))]
+
+    def one(self, size: Any) -> bool:
+        """Whether a size is known to be 1."""
+        if not self.real or not self.given:
+            return False
+        if size.get_id() not in self.ones:
+            self.ones[size.get_id()] = (size, self.ask([*self.facts.said, *self.given, size != 1]) == self.z.unsat)
+        return self.ones[size.get_id()][1]
 
     def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
         """An elementwise op: sizes broadcast, dtypes agree."""
@@ -427,12 +478,16 @@ class _World:
         dtype = z.IntVal(BOOL) if entry.law == "compare" else values[0].dtype
         if entry.law == "cast":
             dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
-            if values[0].boolean:
-                raise Beyond("a cast of booleans")
+            boolean = False
 
         def at(i: Sequence[Any]) -> Any:
             kind = dtype if entry.law == "cast" else values[0].dtype
-            return self.element(entry, [a.at(self.narrowed(a.shape, i)) for a in args], attrs, facts, boolean, kind)
+            if entry.law == "cast" and values[0].boolean:
+                there = values[0].at(self.narrowed(values[0].shape, i))
+                return z.If(there, self.number(1.0, kind), self.number(0.0, kind))
+            return self.element(
+                entry, [a.at(self.narrowed(a.shape, i, shape)) for a in args], attrs, facts, boolean, kind
+            )
 
         return Sym(tuple(shape), dtype, at, boolean)
 
@@ -444,8 +499,12 @@ class _World:
         z, name = self.z, entry.name
         if name == "where":
             return self.either(*x)
-        if any(isinstance(v, Total) for v in x):
-            return self.linear(name, list(map(Total.of, x)))
+        if any(isinstance(v, Total | Extreme) for v in x):
+            if self.real and entry.composite:
+                return self.decomposed(entry, x, attrs, facts)
+            if (found := self.inside(name, x, facts)) is not None:
+                return found
+            x = [self.name(v, facts) for v in x]
         if all(v.sort() == z.BoolSort() for v in x):
             logic = {"and": z.And, "or": z.Or, "xor": z.Xor, "not": z.Not}
             if name not in logic:
@@ -457,6 +516,14 @@ class _World:
             if name in ("div", "recip"):
                 facts.undefined.append(x[-1] == 0)
             return _REAL[name](z, *x)
+        if (
+            self.real
+            and name == "pow"
+            and (power := self.functions.power(x[0], x[1], facts.said, facts.undefined)) is not None
+        ):
+            return power
+        if self.real and not attrs and (known := self.functions.of(name)):
+            return known(*x, facts.said, facts.undefined)
         if self.real and name in PARTIAL:
             facts.undefined.append(self.function(f"undefined {name}", *[self.sort] * len(x), z.BoolSort())(*x))
         if name == "cast":
@@ -471,46 +538,249 @@ class _World:
             facts.said += [z.Or(x[0] == x[1], ordered(x[0], x[1]) != ordered(x[1], x[0]))]
             x = [first, second]
         function = self.function(label, *[self.sort] * len(x), z.IntSort(), z.BoolSort() if boolean else self.sort)
+        for value in KEPT.get(name, ()) if not self.real and not attrs else ():
+            one = self.number(value, dtype)
+            facts.said.append(function(*[one] * len(x), dtype) == one)
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
 
     # ------------------------------------------------------------ sums
     def either(self, condition: Any, x: Any, y: Any) -> Any:
         """One of two values."""
         z = self.z
+        if isinstance(condition, Total | Extreme):
+            raise Beyond("a condition on a sum")
+        if isinstance(x, Extreme) or isinstance(y, Extreme):
+            most = (x if isinstance(x, Extreme) else y).most
+            a, b = self.extreme(x, most), self.extreme(y, most)
+            if a is None or b is None:
+                raise Beyond("a choice between a maximum and something else")
+            return Extreme(most, a.only(z, condition).terms + b.only(z, z.Not(condition)).terms, a.some and b.some)
         if not isinstance(x, Total) and not isinstance(y, Total):
             return z.If(condition, x, y)
-        if isinstance(condition, Total):
-            raise Beyond("a condition on a sum")
         first = Total.of(x).map(lambda body: z.If(condition, body, z.RealVal(0)))
         return first.plus(Total.of(y).map(lambda body: z.If(condition, z.RealVal(0), body)))
 
-    def linear(self, name: str, x: list[Total]) -> Total:
-        """An elementwise op of sums."""
+    def linear(self, name: str, x: list[Total]) -> Total | None:
+        """A linear op of sums, None for one that is not."""
         if name in ("add", "sub"):
             return x[0].plus(x[1] if name == "add" else x[1].map(lambda body: -body))
         if name == "neg":
             return x[0].map(lambda body: -body)
         if name == "mul":
-            return x[0].times(x[1])
-        raise Beyond(f"{name} of a sum")
+            own = [{str(k) for bound, _ in v.terms for k, _ in bound} for v in x]
+            return x[0].times(x[1] if not own[0] & own[1] else self.moved(x[1], []))
+        return None
+
+    def inside(self, name: str, x: list[Any], facts: _Facts) -> Any:
+        """An elementwise op as one of what is summed, or of what a maximum is taken of; None if it is not such an op."""
+        z = self.z
+        if not any(isinstance(v, Extreme) for v in x):
+            if name == "div" and not isinstance(x[1], Total):
+                facts.undefined.append(x[1] == 0)
+                return Total.of(x[0]).map(lambda body: body / x[1])
+            return self.linear(name, list(map(Total.of, x)))
+        if name in ("maximum", "minimum"):
+            return self.joined(name == "maximum", *x)
+        if len(x) == 1:
+            (one,) = x
+            assert isinstance(one, Extreme)
+            if name == "neg":
+                return one.map(lambda body: -body, turned=True)
+            one = self.there(one, facts)
+            if name == "recip" and all(
+                self.ask([*self.assumed(facts, c, b), c, b <= 0]) == z.unsat for _, c, b in one.terms
+            ):
+                return one.map(lambda body: 1 / body, turned=True)
+            law = self.functions.of(name)
+            return one.map(lambda body: law(body, facts.said, facts.undefined)) if law and name in INCREASING else None
+        if sum(isinstance(v, Total) for v in x):
+            return None
+        if sum(isinstance(v, Extreme) for v in x) == 2:
+            same = (
+                name == "add"
+                and x[0].most == x[1].most
+                and self.equal_extremes(self.assumed(facts, *bodies(x[0]), *bodies(x[1])), x[0], x[1])
+            )
+            return x[0].map(lambda body: body + body) if same else None
+        one, other = x if isinstance(x[0], Extreme) else x[::-1]
+        if name in ("add", "sub"):
+            signs = [-1 if name == "sub" and v is x[1] else 1 for v in (one, other)]
+            return one.map(lambda body: signs[0] * body + signs[1] * other, turned=signs[0] < 0)
+        if name in ("mul", "div") and (name == "mul" or one is x[0]):
+            bad = other < 0 if one.some else other <= 0
+            if self.ask([*self.assumed(facts, other), bad]) == z.unsat:
+                if name == "div":
+                    facts.undefined.append(other == 0)
+                return one.map(lambda body: body * other if name == "mul" else body / other)
+        return None
+
+    def extreme(self, x: Any, most: bool) -> Extreme | None:
+        """A value as a set of values of which the largest (or least) is taken, None for a sum or the other kind."""
+        if isinstance(x, Total):
+            return None
+        found = x if isinstance(x, Extreme) else Extreme(most, (((), self.z.BoolVal(True), x),), True)
+        return found if found.most == most else None
+
+    def joined(self, most: bool, *x: Any) -> Extreme | None:
+        """The larger (or smaller) of values, at least one of them of that kind."""
+        found = [self.extreme(v, most) for v in x]
+        sets = [f for f in found if f is not None]
+        terms = tuple(t for f in sets for t in f.terms)
+        return Extreme(most, terms, any(f.some for f in sets)) if len(sets) == len(x) else None
+
+    def there(self, value: Extreme, facts: _Facts) -> Extreme:
+        """A set with a value in it. Beyond if that depends on more than sizes; where these are 0 it is not finite."""
+        z = self.z
+        if value.some:
+            return value
+        if not all(z.is_true(condition) for _, condition, _ in value.terms):
+            raise Beyond("a function of a maximum of what may be nothing")
+        facts.undefined.append(z.And(*(z.Or(*(n <= 0 for _, n in bound), False) for bound, *_ in value.terms)))
+        return replace(value, some=True)
+
+    def assumed(self, facts: _Facts, *read: Any) -> list[Any]:
+        """What is known where an element is read, and of the summed indices that occur in what is read."""
+        found = dict.fromkeys(n for e in read for n in unknowns(self.z, e) if n in self.ranges)
+        inside = [c for n in found for c in (self.ranges[n][0] >= 0, self.ranges[n][0] < self.ranges[n][1])]
+        return [*self.facts.said, *self.given, *facts.said, *inside]
+
+    def name(self, value: Any, facts: _Facts) -> Any:
+        """A name for a sum or maximum, without what is the same at all its indices: the same name for those that are equal
+        wherever they are read."""
+        z = self.z
+        if not isinstance(value, Total | Extreme):
+            return value
+        if isinstance(value, Extreme):
+            value = self.there(value, facts)
+        if len(value.terms) == 1:
+            ((bound, *rest),) = value.terms
+            own = {str(k) for k, _ in bound}
+            parts = factors(z, rest[-1]) if isinstance(value, Total) else summands(z, rest[-1])
+            outer = [p for p in parts if not own & set(unknowns(z, p[0]))]
+            if outer and len(outer) < len(parts):
+                inner = [p for p in parts if not any(p is o for o in outer)]
+                if isinstance(value, Total):
+                    return product_of(z, outer) * self.name(Total(((bound, product_of(z, inner)),)), facts)
+                return sum_of(z, outer) + self.name(
+                    Extreme(value.most, ((bound, rest[0], sum_of(z, inner)),), True), facts
+                )
+        own = {str(k) for bound, *_ in value.terms for k, _ in bound}
+        read = dict.fromkeys(n for e in bodies(value) for n in unknowns(z, e) if n in self.ranges and n not in own)
+        free = [self.ranges[n][0] for n in read]
+        assumed = self.assumed(facts, *free)
+        for known, places, function in self.names:
+            if type(known) is not type(value) or len(places) != len(free):
+                continue
+            for order in permutations(free):
+                if self.equal_many(assumed, self.moved(known, list(zip(places, order))), value):
+                    return function(*order) if order else function
+        if len(self.names) == NAMED:
+            raise Beyond("too many sums and maxima")
+        label, number = f"named {len(self.names)}", z.IntSort()
+        function = self.function(label, *[number] * len(free), z.RealSort()) if free else z.Real(label)
+        self.names.append((value, free, function))
+        found = function(*free) if free else function
+        if isinstance(value, Total):
+            within = [[c for k, n in bound for c in (k >= 0, k < n)] for bound, _ in value.terms]
+            if all(self.ask([*assumed, *i, body < 0]) == z.unsat for i, (_, body) in zip(within, value.terms)):
+                facts.said.append(found >= 0)
+        return found
+
+    def moved(self, value: Any, places: list[tuple[Any, Any]]) -> Any:
+        """A sum or maximum read at other indices, its own indices renamed."""
+        z, terms = self.z, []
+        for bound, *rest in value.terms:
+            sizes = [z.substitute(n, *places) if places and z.is_expr(n) else n for _, n in bound]
+            fresh = [self.index(n) for n in sizes]
+            swap = [*places, *((k, f) for (k, _), (f, _) in zip(bound, fresh))]
+            terms.append((tuple(fresh), *(z.substitute(e, *swap) if swap else e for e in rest)))
+        return Total(tuple(terms)) if isinstance(value, Total) else Extreme(value.most, tuple(terms), value.some)
+
+    def equal_many(self, assumed: list[Any], a: Many, b: Many) -> bool:
+        """Whether two sums or two maxima are equal."""
+        if isinstance(a, Total) and isinstance(b, Total):
+            return self.equal_totals(assumed, a, b)
+        return isinstance(a, Extreme) and isinstance(b, Extreme) and self.equal_extremes(assumed, a, b)
+
+    def equal_extremes(self, assumed: list[Any], a: Extreme, b: Extreme) -> bool:
+        """Whether two maxima are of the same values: range by range, each has all that the other has."""
+        z = self.z
+        if a.most != b.most:
+            return False
+
+        def holds(claim: Any, *more: Any) -> bool:
+            return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
+
+        ranges = list(
+            {n.get_id() if z.is_expr(n) else n: n for t in (a, b) for bound, *_ in t.terms for _, n in bound}.values()
+        )
+        first, second = (
+            [p for bound, *rest in t.terms for p in self.parts((bound, tuple(rest)), ranges, holds)] for t in (a, b)
+        )
+
+        def contained(one: Any, others: list[Any]) -> bool:
+            bound, (condition, body) = one
+            inside = [c for k, n in bound for c in (k >= 0, k < n)]
+            if holds(z.Not(condition), *inside):
+                return True
+            found = []
+            for known, (where, there) in others:
+                for order in permutations(bound) if len(known) == len(bound) else ():
+                    if holds(z.And(*(p[1] == q[1] for p, q in zip(order, known)), True)):
+                        swap = [(q[0], p[0]) for p, q in zip(order, known)]
+                        w, t = (z.substitute(e, *swap) if swap else e for e in (where, there))
+                        found.append(z.And(w, t == body))
+            return bool(found) and holds(z.Implies(condition, z.Or(*found)), *inside)
+
+        return all(contained(t, second) for t in first) and all(contained(t, first) for t in second)
+
+    def summand(self, value: Any, facts: _Facts) -> Total:
+        """A value as a sum; a maximum by its name."""
+        return Total.of(self.name(value, facts) if isinstance(value, Extreme) else value)
 
     def index(self, size: Any) -> tuple[Any, Any]:
         """A new summed index of a range."""
-        return self.z.Int(f"sum.{next(self.summed)}"), size
+        found = self.z.Int(f"sum.{next(self.summed)}")
+        self.ranges[str(found)] = (found, size)
+        return found, size
 
     def total(self, read: Callable[[], Any], facts: _Facts, indices: Sequence[tuple[Any, Any]]) -> Total:
         """The sum of what is read over indices; it must be finite everywhere."""
         if not self.real:
             raise Beyond("a sum of elements that nothing is known of")
         before = len(facts.undefined)
-        found = Total.of(read()).over(*indices)
-        inside = self.z.And(*(n > 0 for _, n in indices), True)
+        found = self.summand(read(), facts).over(*indices)
+        self.everywhere(facts, before, indices)
+        return found
+
+    def largest(
+        self, read: Callable[[], Any], facts: _Facts, indices: Sequence[tuple[Any, Any]], most: bool
+    ) -> Extreme:
+        """The largest or least of what is read over indices; it must be finite everywhere."""
+        if not self.real:
+            raise Beyond("a maximum of elements that nothing is known of")
+        before = len(facts.undefined)
+        found = read()
+        if self.extreme(found, most) is None:
+            found = self.name(found, facts)
+        sets = self.extreme(found, most)
+        assert sets is not None
+        self.everywhere(facts, before, indices)
+        return Extreme(most, tuple(((*indices, *bound), c, body) for bound, c, body in sets.terms))
+
+    def everywhere(self, facts: _Facts, before: int, indices: Sequence[tuple[Any, Any]]) -> None:
+        """What is undefined at one index must be at all of them; then that is said without the index."""
+        z = self.z
+        inside = z.And(*(n > 0 for _, n in indices), True)
         for at in range(before, len(facts.undefined)):
             condition = facts.undefined[at]
-            if not self.z.substitute(condition, *((k, k + 1) for k, _ in indices)).eq(condition):
-                raise Beyond("a sum of what is not finite everywhere")
-            facts.undefined[at] = self.z.And(condition, inside)
-        return found
+            moved = z.substitute(condition, *((k, z.Int(f"other {k}")) for k, _ in indices))
+            if not moved.eq(condition):
+                others = [c for k, n in indices for c in (z.Int(f"other {k}") >= 0, z.Int(f"other {k}") < n)]
+                if self.ask([*self.assumed(facts, condition), *others, condition != moved]) != z.unsat:
+                    raise Beyond("a sum of what is not finite everywhere")
+                condition = z.substitute(condition, *((k, z.IntVal(0)) for k, _ in indices))
+            facts.undefined[at] = z.And(condition, inside)
 
     def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
         z, (x, y) = self.z, args
@@ -531,7 +801,7 @@ class _World:
 
             def read() -> Any:
                 a, b = x.at([*rows, i[-2], k[0]]), y.at([*columns, k[0], i[-1]])
-                return Total.of(a).times(Total.of(b))
+                return self.summand(a, facts).times(self.summand(b, facts))
 
             return self.total(read, facts, [k])
 
@@ -543,7 +813,7 @@ class _World:
             raise _Reject
         whole = self._matmul([x, w], attrs, facts)
         facts.said += [b.shape[0] == w.shape[1], b.dtype == x.dtype]
-        return Sym(whole.shape, x.dtype, lambda i: Total.of(whole.at(i)).plus(Total.of(b.at([i[-1]]))))
+        return Sym(whole.shape, x.dtype, lambda i: whole.at(i).plus(self.summand(b.at([i[-1]]), facts)))
 
     def windows(self, x: Sym, kernel: Sequence[Any], attrs: Mapping[str, Any], facts: _Facts) -> tuple[list[Any], Any]:
         """Sizes of the spatial axes of what reads an image through windows, and where in the image it reads: (index of the
@@ -595,7 +865,8 @@ class _World:
 
             def product_() -> Any:
                 a = self.either(inside, x.at([i[0], channel, *places]), z.RealVal(0))
-                return Total.of(a).times(Total.of(w.at([i[1], c[0], *(k for k, _ in inner)])))
+                weight = w.at([i[1], c[0], *(k for k, _ in inner)])
+                return self.summand(a, facts).times(self.summand(weight, facts))
 
             return self.total(product_, facts, [c, *inner])
 
@@ -607,7 +878,8 @@ class _World:
             raise Beyond("a mean of booleans")
         sizes, read = self.windows(x, kernel, attrs, facts)
         facts.said += [z.IntVal(1) <= k for k in kernel]
-        share = self.function("share", z.IntSort(), z.RealSort())
+        share = self.share()
+        self.facts.said += [share(k) > 0 for k in kernel]
 
         def at(i: Sequence[Any]) -> Any:
             inner = [self.index(z.IntVal(k) if isinstance(k, int) else k) for k in kernel]
@@ -617,7 +889,33 @@ class _World:
 
         return Sym((x.shape[0], x.shape[1], *sizes), x.dtype, at)
 
-    def _sum(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+    def share(self) -> Any:
+        """One over a number of summands, of which little is known."""
+        found = self.function("share", self.z.IntSort(), self.z.RealSort())
+        self.facts.said.append(found(1) == 1)
+        return found
+
+    def _max_pool(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        z, (x,), kernel = self.z, args, attrs["kernel"]
+        if x.boolean:
+            raise Beyond("a maximum of booleans")
+        sizes, read = self.windows(x, kernel, attrs, facts)
+        facts.said += [z.IntVal(1) <= k for k in kernel]
+
+        def at(i: Sequence[Any]) -> Any:
+            inner = [self.index(z.IntVal(k) if isinstance(k, int) else k) for k in kernel]
+            places, inside = read(i, [k for k, _ in inner])
+            return self.largest(lambda: x.at([i[0], i[1], *places]), facts, inner, True).only(z, inside)
+
+        return Sym((x.shape[0], x.shape[1], *sizes), x.dtype, at)
+
+    def _max(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        return self._sum(args, attrs, facts, most=True)
+
+    def _min(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        return self._sum(args, attrs, facts, most=False)
+
+    def _sum(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts, most: bool | None = None) -> Sym:
         (x,), axes = args, attrs["axes"]
         if not isinstance(axes, tuple) or any(self.z.is_expr(a) for a in axes):
             raise Beyond("a sum over unknown axes")
@@ -632,13 +930,15 @@ class _World:
         def at(i: Sequence[Any]) -> Any:
             indices = {a: self.index(x.shape[a]) for a in sorted(chosen)}
             where = [indices[d][0] if d in chosen else k for d, k in enumerate(i)]
+            if most is not None:
+                return self.largest(lambda: x.at(where), facts, list(indices.values()), most)
             return self.total(lambda: x.at(where), facts, list(indices.values()))
 
         return Sym(tuple(self.z.IntVal(1) if d in chosen else n for d, n in enumerate(x.shape)), x.dtype, at)
 
     def _mean(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
-        (x,), whole, z = args, self._sum(args, attrs, facts), self.z
-        share = self.function("share", z.IntSort(), z.RealSort())
+        (x,), whole = args, self._sum(args, attrs, facts)
+        share = self.share()
         sizes = [x.shape[a % len(x.shape)] for a in attrs["axes"]]
 
         def at(i: Sequence[Any]) -> Any:
@@ -659,37 +959,109 @@ class _World:
         groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any]]] = []
         for sign, side in ((1, left), (-1, right)):
             for bound, body in (part for term in side.terms for part in self.parts(term, list(ranges), holds)):
-                for known, bodies in groups:
+                for known, together in groups:
                     if len(known) != len(bound):
                         continue
                     order = next((o for o in permutations(bound) if holds(z.And(*(p[1] == q[1] for p, q in zip(o, known)), True))),
                                  None)  # fmt: skip
                     if order is not None:
                         same = z.substitute(body, *((p[0], q[0]) for p, q in zip(order, known)))
-                        bodies.append(sign * same)
+                        together.append(sign * same)
                         break
                 else:
                     groups.append((bound, [sign * body]))
-        return all(
-            holds(reduce(lambda a, b: a + b, bodies) == 0, *(f for k, n in bound for f in (k >= 0, k < n)))
-            for bound, bodies in groups
-        )
+
+        def cancel(bound: Any, together: list[Any]) -> bool:
+            inside = [f for k, n in bound for f in (k >= 0, k < n)]
+            whole = reduce(lambda a, b: a + b, together)
+            return holds(whole == 0, *inside) or holds(self.merged(whole, [*assumed, *inside]) == 0, *inside)
+
+        return all(cancel(bound, together) for bound, together in groups)
+
+    def merged(self, expr: Any, assumed: list[Any]) -> Any:
+        """An expression in which reads of equal places are one term, and choices that are known are made: products of unknowns that z3
+        has to find equal first are beyond it."""
+        z = self.z
+        for _ in range(QUESTIONS):
+            calls: dict[Any, list[Any]] = {}
+            choices, rest, seen = [], [expr], set[int]()
+            while rest:
+                e = rest.pop()
+                if e.get_id() in seen:
+                    continue
+                seen.add(e.get_id())
+                rest += e.children()
+                if z.is_app(e) and e.num_args() and e.decl().kind() == z.Z3_OP_UNINTERPRETED:
+                    calls.setdefault(e.decl().get_id(), []).append(e)
+                elif z.is_app_of(e, z.Z3_OP_ITE):
+                    choices.append(e)
+            change = next(((e, e.arg(1 if yes else 2)) for e in choices for yes in (True, False)
+                           if self.ask([*assumed, z.Not(e.arg(0)) if yes else e.arg(0)]) == z.unsat), None)  # fmt: skip
+            pairs = [pair for group in calls.values() for pair in combinations(group, 2)]
+            change = change or next(
+                (
+                    (b, a)
+                    for a, b in pairs
+                    if self.ask([*assumed, z.Or(*(p != q for p, q in zip(a.children(), b.children())))]) == z.unsat
+                ),
+                None,
+            )
+            if change is None:
+                return z.simplify(expr, som=True)
+            expr = z.substitute(expr, change)
+        return expr
 
     def parts(self, term: Any, ranges: list[Any], holds: Callable[..., bool]) -> list[Any]:
         """A term without indices of one value; one over a single index as two where its range is that of two others
-        together."""
-        bound, body = term
+        together; a summed one that is zero but at one index as its value there. A body may be a tuple."""
+        z, (bound, body) = self.z, term
+
+        def put(k: Any, value: Any) -> Any:
+            return (
+                tuple(z.substitute(e, (k, value)) for e in body)
+                if isinstance(body, tuple)
+                else z.substitute(body, (k, value))
+            )
+
         for k, size in bound:
             if holds(size == 1):
+                bound, body = tuple(p for p in bound if p[0] is not k), put(k, z.IntVal(0))
+        for k, size in bound if not isinstance(body, tuple) else ():
+            if (place := self.only_place(k, body, holds)) is not None:
                 bound = tuple(p for p in bound if p[0] is not k)
-                body = self.z.substitute(body, (k, self.z.IntVal(0)))
+                body = z.If(z.And(place >= 0, place < size), put(k, place), z.RealVal(0))
         for at, (k, size) in enumerate(bound):
             for first, second in product(ranges, repeat=2):
-                if not first.eq(size) and not second.eq(size) and holds(size == first + second):
-                    halves = (first, body), (second, self.z.substitute(body, (k, k + first)))
+                if not same_size(first, size) and not same_size(second, size) and holds(size == first + second):
+                    halves = (first, body), (second, put(k, k + first))
                     split = [((*bound[:at], (k, part), *bound[at + 1 :]), each) for part, each in halves]
                     return [found for each in split for found in self.parts(each, ranges, holds)]
         return [(bound, body)]
+
+    def only_place(self, k: Any, body: Any, holds: Callable[..., bool]) -> Any:
+        """Where a body is not zero, if that is at one value of an index at most; None if z3 does not show it."""
+        z = self.z
+        rest, seen = [body], set[int]()
+        while rest:
+            e = rest.pop()
+            if e.get_id() in seen:
+                continue
+            seen.add(e.get_id())
+            rest += e.children()
+            if z.is_eq(e) and z.is_arith(e.arg(0)):
+                a, b = (x.arg(0) if z.is_app_of(x, z.Z3_OP_TO_REAL) else x for x in e.children())
+                if z.is_int(a) and z.is_int(b):
+                    place = next(
+                        (
+                            p
+                            for p in (z.simplify(k - a + b), z.simplify(k + a - b))
+                            if z.substitute(p, (k, k + 1)).eq(p)
+                        ),
+                        None,
+                    )
+                    if place is not None and holds(z.Implies(k != place, body == 0)):
+                        return place
+        return None
 
     def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: _Facts) -> Any:
         """A composite by its decomposition, element by element."""
@@ -733,6 +1105,7 @@ class _World:
             rights = []
         index = [[z.Int(f"i{n}.{d}") for d in range(len(s.shape))] for n, s in enumerate(lefts)]
         inside = [z.And(k >= 0, k < d) for i, s in zip(index, lefts) for k, d in zip(i, s.shape)]
+        self.given = [*guards, *inside]
         left_values = [s.at(i) for s, i in zip(lefts, index)]
         assumed = [*self.facts.said, *guards]
         if len(rights) != len(lefts) or any(
@@ -746,26 +1119,41 @@ class _World:
         elements = _Facts()
         shown.said = elements.said
         right_values = [s.at(i) for s, i in zip(rights, index)]
-        sums = [(a, b) for a, b in zip(left_values, right_values) if isinstance(a, Total) or isinstance(b, Total)]
+        many = [
+            (a, b)
+            for a, b in zip(left_values, right_values)
+            if isinstance(a, Total | Extreme) or isinstance(b, Total | Extreme)
+        ]
         same = [
-            a == b for a, b in zip(left_values, right_values) if not isinstance(a, Total) and not isinstance(b, Total)
+            a == b for a, b in zip(left_values, right_values) if not any(isinstance(v, Total | Extreme) for v in (a, b))
         ]
         assumed = [*self.facts.said, *guards, *elements.said]
         if self.ask(assumed) == z.unsat:
             return None
         if self.ask([*assumed, z.Not(z.And(*owed))]) != z.unsat:
             return False
-        if types_only:
-            return True
         nowhere = z.Or(*self.facts.undefined, False), z.Or(*shown.undefined, False)
         given = [*assumed, *inside, z.Not(nowhere[0])]
-        if not all(self.equal_totals(given, Total.of(a), Total.of(b)) for a, b in sums):
-            return False
-        wrong = z.Or(nowhere[0] != nowhere[1], z.And(z.Not(nowhere[0]), z.Not(z.And(*same))))
+        if types_only:
+            return True
+        for a, b in many:
+            if not self.equal_many(given, *self.alike(a, b)):
+                same.append(self.name(a, elements) == self.name(b, elements))
+        assumed = [*assumed, *elements.said, *(f for f in self.facts.said if f is not True)]
+        wrong = z.Or(nowhere[0] != nowhere[1], z.And(z.Not(nowhere[0]), z.Not(z.And(*same, True))))
         return bool(self.ask([*assumed, *inside, wrong]) == z.unsat)
 
+    def alike(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """Two values in one form, if there is one."""
+        if isinstance(a, Extreme) or isinstance(b, Extreme):
+            most = (a if isinstance(a, Extreme) else b).most
+            return self.extreme(a, most) or a, self.extreme(b, most) or b
+        return Total.of(a), Total.of(b)
+
     def ask(self, facts: Sequence[Any]) -> Any:
-        """z3's answer."""
+        """z3's answer; Beyond after the time for the rule."""
+        if perf_counter() > self.until:
+            raise Beyond("it takes too long")
         solver = self.z.Solver()
         solver.set("timeout", MILLISECONDS)
         solver.add(*(f for f in facts if f is not True))
@@ -798,161 +1186,13 @@ def _put(shape: Sequence[Any], axis: int, size: Any) -> tuple[Any, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def booleans(rule: Rule) -> set[str]:
-    """Variables that must be booleans: conditions, and what a guard says. `and`, `or`, `not` take integers as well."""
-    found = set()
-    for side in (*rule.lefts, *rule.rights):
-        for t in subterms(side):
-            if isinstance(t, Call) and t.op == "where" and isinstance(t.args[0], Var):
-                found.add(t.args[0].name)
-    for g in rule.guards:
-        if isinstance(g, Apply) and g.function == "eq" and g.args[1] == Value("bool"):
-            found |= set(attr_names(g.args[0]))
-    return found
-
-
-def _bits(rule: Rule) -> set[str]:
-    """The variables of a rule in `and`, `or`, `xor` and layout alone: bits of integers or booleans, one by one."""
-    terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
-    calls = [t.op for t in terms if isinstance(t, Call)]
-    moves = [op for op in LAYOUT if op not in ("pad", "full", "iota")]
-    if not set(calls) & set(BITWISE) or any(op not in BITWISE and op not in moves for op in calls):
-        return set()
-    return set() if any(isinstance(t, Literal) for t in terms) else {t.name for t in terms if isinstance(t, Var)}
-
-
-# ---------------------------------------------------------------- enumeration
-def _bound(rule: Rule) -> dict[str, tuple[str, str]]:
-    """Attribute variables of the left sides: (op, attribute) where each is bound."""
-    found: dict[str, tuple[str, str]] = {}
-    for side in rule.lefts:
-        for t in subterms(side):
-            if isinstance(t, Call):
-                for name, attr in t.attrs:
-                    if isinstance(attr, Name):
-                        found.setdefault(attr.name, (t.op, name))
-    return found
-
-
-#: Functions of whole shapes or permutations: what they do at one rank says little about the next, so all ranks are tried.
-WHOLE = ("swap_last", "identity", "ones", "drop", "insert", "replace", "compose", "inverse", "permuted", "contains", "index",
-         "at", "len")  # fmt: skip
-
-
-def _parts(attr: Attr) -> Iterator[Attr]:
-    """An attribute expression and all below it."""
-    yield attr
-    for a in attr.args if isinstance(attr, Apply) else ():
-        yield from _parts(a)
-
-
-def _named(rule: Rule) -> int:
-    """How many ranks decide, from how many axes the attributes and conditions name; Beyond if too many."""
-    given = [
-        (n, a)
-        for side in (*rule.lefts, *rule.rights)
-        for t in subterms(side)
-        if isinstance(t, Call)
-        for n, a in t.attrs
-    ]
-    axes = {a for n, a in given if n == "axis"}
-    asked = [p for a in (*(a for _, a in given), *rule.guards) for p in _parts(a) if isinstance(p, Apply)]
-    axes |= {p.args[1] for p in asked if p.function == "size"}
-    said = {g.args[0]: _from_end(g.args[1]) for g in rule.guards if isinstance(g, Apply) and g.function == "eq"}
-    axes = {said[a] if isinstance(said.get(a), Value) else _from_end(a) for a in axes}
-    constants = [abs(a.value) for a in axes if isinstance(a, Value)]
-    needed = max(len(axes) + 1, *(c + 2 for c in constants), 2)
-    if needed > RANKS:
-        raise Beyond("more axes are named than ranks are tried")
-    calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
-    reshaped = any(n == "shape" for n, _ in given) or calls & set(CONTRACTIONS)
-    return RANKS if reshaped or any(p.function in WHOLE for p in asked) else needed
-
-
-def _from_end(attr: Attr) -> Attr:
-    """An axis counted from the last one as a negative number, however it is written."""
-    if isinstance(attr, Apply) and attr.function == "sub" and isinstance(attr.args[1], Value):
-        if isinstance(attr.args[0], Apply) and attr.args[0].function == "rank":
-            return Value(-attr.args[1].value)
-    return attr
-
-
-def _axes(ranks: Sequence[int]) -> list[Any]:
-    return list(range(max(ranks, default=0)))
-
-
-def _subsets(ranks: Sequence[int]) -> list[Any]:
-    return [s for n in range(1, max(ranks, default=0) + 1) for s in combinations(range(max(ranks, default=0)), n)]
-
-
-def _permutations(ranks: Sequence[int]) -> list[Any]:
-    return [p for r in sorted(set(ranks)) for p in permutations(range(r))]
-
-
-def _any_rank(found: list[Any], ranks: Sequence[int]) -> list[Any]:
-    return found
-
-
-def _images(rule: Rule) -> set[str]:
-    """Variables that windows are read of, or whose sizes are those of windows; "" where there are windows, but no such."""
-    calls = [
-        t for side in rule.lefts for t in subterms(side) if isinstance(t, Call) and OPS[t.op].law in ("conv", "pool")
-    ]
-    return {a.name if isinstance(a, Var) else "" for t in calls for a in t.args}
-
-
-def _weights(rule: Rule) -> dict[str, int]:
-    """Ranks of the variables that are weights and biases of linear layers."""
-    calls = [t for side in rule.lefts for t in subterms(side) if isinstance(t, Call) and t.op == "linear"]
-    return {a.name: rank for t in calls for a, rank in zip(t.args[1:], (2, 1)) if isinstance(a, Var)}
-
-
-def _structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
-    """Ranks of tensor variables with axes and permutations for attribute variables, and unknowns for the others."""
-    module = z3()
-    names = list(dict.fromkeys(v for t in rule.lefts for v in variables(t)))
-    bound = _bound(rule)
-    unknown: dict[str, Any] = {}
-    windowed: dict[str, int] = {}
-    options: dict[str, Callable[[Sequence[int]], list[Any]]] = {}
-    largest = _named(rule)
-    for n, (op, a) in bound.items():
-        kind = OPS[op].attrs[a]
-        if a == "axis":
-            options[n] = _axes
-        elif a == "axes":
-            options[n] = _subsets
-        elif a == "perm":
-            options[n] = _permutations
-            largest = RANKS
-        elif a in WINDOWED:
-            windowed[n] = WINDOWED[a]
-        elif a == "shape":
-            lengths = [tuple(module.Int(f"attr {n}.{i}") for i in range(r)) for r in range(RANKS + 1)]
-            options[n] = partial(_any_rank, lengths)
-        elif kind in ("int", "dtype"):
-            unknown[n] = module.Int(f"attr {n}")
-        elif kind == "float":
-            unknown[n] = module.Real(f"number {n}") if real else module.Int(f"number {n}")
-        else:
-            raise Beyond(f"the attribute {n} is a {kind}")
-    images = _images(rule)
-    for spatial in SPATIAL if images else (0,):
-        numbers = {n: tuple(module.Int(f"attr {n}.{j}") for j in range(spatial * k)) for n, k in windowed.items()}
-        known = dict.fromkeys(images, spatial + 2) | _weights(rule)
-        each = [(known[n],) if n in known else range(largest + 1) for n in names]
-        for ranks in product(*each):
-            for chosen in product(*(f(ranks or range(largest + 1)) for f in options.values())):
-                yield dict(zip(names, ranks)), dict(zip(options, chosen)) | unknown | numbers
-
-
 def prove(rule: Rule) -> tuple[bool, str]:
     """Whether z3 proves a one-way rule at every rank up to the bound; with what it proved, or why not."""
     calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
     try:
-        if rule.exact and calls & set(CONTRACTIONS):
+        if rule.exact and calls & {*CONTRACTIONS, *DEFINITIONS}:
             return False, "sums are looked at over the reals"
-        done, said = (False, "") if calls & set(CONTRACTIONS) else _prove(rule, False)
+        done, said = (False, "") if calls & {*CONTRACTIONS, *DEFINITIONS} else _prove(rule, False)
         if not done and not rule.exact:
             if not _reals_only(rule):
                 return False, "it holds over the reals at best, but integers match it"
@@ -966,7 +1206,7 @@ def typed(rule: Rule) -> int:
     """At how many patterns of ranks and axes the right sides have the types of the left sides wherever the rule matches; 0 if
     z3 does not show it at one. Beyond: more than it is asked."""
     matched = 0
-    for asked, (ranks, fixed) in enumerate(_structures(rule, False)):
+    for asked, (ranks, fixed) in enumerate(structures(rule, False)):
         if asked == QUESTIONS:
             raise Beyond("too many ranks, axes and permutations")
         try:
@@ -982,21 +1222,38 @@ def typed(rule: Rule) -> int:
 def _reals_only(rule: Rule) -> bool:
     """Whether what holds over the reals holds wherever the rule matches: only ring arithmetic with whole numbers, which
     integers that wrap around obey too, or operands that must be floats."""
-    calls = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)]
-    numbers = any(isinstance(t, Literal) for side in (*rule.lefts, *rule.rights) for t in subterms(side))
-    ring = not numbers and all(t.op in RING or t.op in LAYOUT for t in calls)
-    floats = any(isinstance(t, Call) and OPS[t.op].floats_only for side in rule.lefts for t in subterms(side))
-    return ring or floats or any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
+    terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
+    calls = [t for t in terms if isinstance(t, Call)]
+    numbers = [t.value for t in terms if isinstance(t, Literal)]
+    numbers += [a.value for t in calls for n, a in t.attrs if n == "value" and isinstance(a, Value)]
+    powers = [t.args[1] for t in calls if t.op == "pow"]
+    ring = is_whole(numbers) and all(t.op in RING or t.op in LAYOUT or t.op in ("pow", "cast", "eq") for t in calls)
+    ring = ring and all(isinstance(p, Literal) and p.value >= 0 for p in powers) and _counting(calls)
+    order = not numbers and all(t.op in LATTICE or t.op in LAYOUT for t in calls)
+    left = [t for side in rule.lefts for t in subterms(side)]
+    floats = any(isinstance(t, Call) and OPS[t.op].floats_only for t in left)
+    floats = floats or any(isinstance(t, Literal) and not is_whole([t.value]) for t in left)  # which no integer is
+    return ring or order or floats or any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
+
+
+def _counting(calls: Sequence[Call]) -> bool:
+    """Whether comparisons are those of indices, and only what they say is cast: to zeros and ones."""
+    cast = [t for t in calls if t.op == "cast"]
+    compared = [t for t in calls if t.op == "eq"]
+    return all(isinstance(a, Call) and a.op == "iota" for t in compared for a in t.args) and all(
+        isinstance(t.args[0], Call) and t.args[0].op == "eq" for t in cast
+    )
 
 
 def _prove(rule: Rule, real: bool) -> tuple[bool, str]:
     matched = asked = 0
-    for ranks, fixed in _structures(rule, real):
+    until = perf_counter() + SECONDS
+    for ranks, fixed in structures(rule, real):
         asked += 1
         if asked > QUESTIONS:
             return False, "too many ranks, axes and permutations"
         try:
-            found = _World(rule, ranks, fixed, real).holds()
+            found = _World(rule, ranks, fixed, real, until).holds()
         except _Reject:
             continue
         if found is False:

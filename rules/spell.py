@@ -26,6 +26,7 @@ CLOSED = ("constant", "full", "iota")
 RING = ("add", "sub", "mul", "neg")  # rules know what to do with these
 LINEAR = ("avg_pool", "conv", "matmul", "permute")
 ORDERED = ("relu", "max_pool")
+FUNCTIONS = ("sigmoid", "tanh")
 NUMBERS = 6  # different ones in a claim, of whose sums and products a proof is told
 DENOMINATOR = 1 << 20  # of a worked-out number, which is taken for the fraction next to it
 
@@ -47,7 +48,19 @@ def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
             return mean_as_conv(args[0], dict(node.attrs))
         return None
 
-    return rebuild(rebuild(rebuild(roots, unscaled), worked_out), change)
+    return rebuild(rebuild(rebuild(rebuild(roots, unscaled), side_by_side), worked_out), change)
+
+
+def side_by_side(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+    """A mean of means over windows that lie side by side as one mean: no law of convolutions says that (`avg-pool-of-avg-pool` does)."""
+    if node.op != "avg_pool" or args[0].op != "avg_pool":
+        return None
+    inner, outer = dict(args[0].attrs), dict(node.attrs)
+    plain = {*inner["dilations"], *outer["dilations"]} == {1} and not any(outer["pads"])
+    if not plain or inner["strides"] != inner["kernel"]:
+        return None
+    both = {n: tuple(a * b for a, b in zip(inner[n], outer[n])) for n in ("kernel", "strides")}
+    return make("avg_pool", args[0].args, {**inner, **both})
 
 
 def unscaled(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
@@ -72,6 +85,9 @@ def known(roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     beside its rules, which know nothing of arithmetic."""
     order = topological(roots)
     worked = [(n, _worked_out(n)) for n in order if n.op in RING and closed(n)]
+    applied = [f for f in FUNCTIONS if any(n.op == f for n in order)]
+    fills = [n for n in order if n.op == "full" and is_float(n.dtype)]
+    worked += [(made, _worked_out(made)) for f in applied for made in (make(f, (n,)) for n in fills)]
     found = [(n, e) for n, e in worked if e is not None and e is not n]
     values = sorted({float(n.attr("value")) for n in order if n.op == "full" and is_float(n.dtype)})
     if not 0 < len(values) <= NUMBERS:

@@ -13,7 +13,8 @@ region an element of a value is a sum of monomials: a coefficient, sums over ind
 with indices that are affine in index variables and sizes. Concat and split choose a region, products distribute over sums,
 contractions sum over an index per region. Two sides are equal for all sizes of the family if for every region of the result
 the monomials are the same up to the names of summed indices. What is used of the functions: `f` of equal arguments is
-equal, relu(relu x) = relu x, and increasing functions commute with a maximum.
+equal, relu(relu x) = relu x, increasing functions commute with a maximum, those that keep signs with relu, and a factor that is
+never negative leaves a relu.
 
 Proofs go one way: `proves` is True or it says why not. An axis whose cuts cannot be ordered from the equations and the signs
 of sizes, windows across a cut, and reshapes are beyond it.
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, count, pairwise, permutations, product
-from math import prod
+from math import gcd, lcm, prod
 from time import perf_counter
 
 from .linear import ZERO, Affine, System, quotient
@@ -35,12 +36,17 @@ PLACES = 16  # cuts of one axis
 ORDERS = 720  # renamings of summed indices that look alike
 MONOMIALS = 400
 INCREASING = ("relu", "tanh", "sigmoid")
+KEEPING_SIGNS = ("tanh",)
 CONDITIONS = ("delta", "guard")  # factors that are 0 or 1
 ACTS = ("", "sigmoid", "relu", "tanh")
 
 
 class Unprovable(Exception):
     """Beyond this method; says nothing about the rule."""
+
+
+class Seam(Unprovable):
+    """An index that is on either side of a place."""
 
 
 class Open(Unprovable):
@@ -340,6 +346,12 @@ def never_negative(terms: Sum) -> bool:
     return all(m.coefficient > 0 and all(alone(f) or m.factors.count(f) % 2 == 0 for f in m.factors) for m in terms)
 
 
+def _read(factor: Factor) -> set[int]:
+    """Index variables that a factor reads."""
+    inner = {v for s in factor.sums for m in s for f in m.factors for v in _read(f)}
+    return inner | {v for i in factor.indices for v, _ in i.parts}
+
+
 def shared(terms: Sum) -> list[Factor]:
     """Conditions that all monomials share, on indices that are not summed over."""
     first, *others = terms
@@ -414,7 +426,7 @@ class Prover:
             return True
         if self.signs.nonnegative(low - place):
             return False
-        raise Unprovable("a window across the seam of a concat")
+        raise Seam("a window across the seam of a concat")
 
     # ------------------------------------------------------------ values
     def value(self, term: Typed, at: Sequence[Index]) -> Sum:
@@ -458,12 +470,59 @@ class Prover:
             if name != "sigmoid" and (common := shared(first)):  # 0 stays 0
                 inner = tuple(Monomial(m.coefficient, _without(m.factors, common), m.bound) for m in first)
                 return self.guarded(self.apply(name, inner), common)
+            if name == "relu" and (found := self.rectified(first := self.together(first))) is not None:
+                return found
             alone = first[0].factors[0] if len(first) == 1 and len(first[0].factors) == 1 else None
             if alone is not None and first[0].coefficient == 1 and not first[0].bound:
                 if alone.kind == "max":
                     inner = self.apply(name, alone.sums[0])  # of a window, which is never empty
                     return (Monomial(Fraction(1), (Factor("max", sums=(inner, alone.sums[1]), bound=alone.bound),)),)
         return (Monomial(Fraction(1), (Factor("f", name, sums=sums),)),)
+
+    def together(self, terms: Sum) -> Sum:
+        """A sum with what is said several times said once."""
+        found: dict[str, Monomial] = {}
+        for m in terms if len(terms) > 1 else ():
+            same = found.setdefault(text := self.text(m, {}), replace(m, coefficient=Fraction(0)))
+            found[text] = replace(same, coefficient=same.coefficient + m.coefficient)
+        return tuple(m for m in found.values() if m.coefficient) or terms
+
+    def rectified(self, first: Sum) -> Sum | None:
+        """relu of a sum without the factors of all its terms that are never negative, or past a function that keeps signs; None where
+        there is neither."""
+        one, *others = first
+        bound = {v for m in first for v in m.bound}
+        left = [list(m.factors) for m in others]
+        kept: list[Factor] = []
+        for f in one.factors:
+            plain = f.kind == "f" and f.name in ("relu", "sigmoid") and not bound & _read(f)
+            if plain and all(f in rest for rest in left):
+                kept.append(f)
+                for rest in left:
+                    rest.remove(f)
+        for f in dict.fromkeys(f for f in one.factors if not bound & _read(f)):  # squares
+            pairs = (
+                min(one.factors.count(f) - kept.count(f), *(rest.count(f) for rest in left), 2 * len(one.factors)) // 2
+            )
+            kept += [f] * (2 * pairs)
+            for rest in left:
+                for _ in range(2 * pairs):
+                    rest.remove(f)
+        scale = Fraction(
+            gcd(*(m.coefficient.numerator for m in first)), lcm(*(m.coefficient.denominator for m in first))
+        )
+        if kept or scale != 1:
+            mine = list(one.factors)
+            for f in kept:
+                mine.remove(f)
+            inner = tuple(Monomial(m.coefficient / scale, tuple(fs), m.bound) for m, fs in zip(first, (mine, *left)))
+            return tuple(
+                Monomial(m.coefficient * scale, (*m.factors, *kept), m.bound) for m in self.apply("relu", inner)
+            )
+        alone = one.factors[0] if not others and len(one.factors) == 1 and not one.bound else None
+        if alone is not None and alone.kind == "f" and alone.name in KEEPING_SIGNS:
+            return self.apply(alone.name, self.apply("relu", *alone.sums))
+        return None
 
     def _relu(self, term: Typed, at: list[Index]) -> Sum:
         return self.apply(term.op, self.value(term.args[0], at))
@@ -483,9 +542,20 @@ class Prover:
     def _concat(self, term: Typed, at: list[Index]) -> Sum:
         axis, (left, right) = term.params["axis"], term.args
         place = left.axes[axis].size
-        if self.before(at[axis], place):
-            return self.value(left, at)
-        return self.value(right, [*at[:axis], at[axis].plus(Index(place), -1), *at[axis + 1 :]])
+        beyond = [*at[:axis], at[axis].plus(Index(place), -1), *at[axis + 1 :]]
+        try:
+            return self.value(left, at) if self.before(at[axis], place) else self.value(right, beyond)
+        except Seam:  # a window: what it reads of either part, under the condition that it is there
+            parts = ((left, at), (right, beyond))
+            return tuple(
+                m
+                for x, where in parts
+                for m in self.guarded(self.value(x, where), [self.there(where[axis], x.axes[axis].size)])
+            )
+
+    def there(self, index: Index, size: Affine) -> Factor:
+        """The condition that an index is in a range."""
+        return Factor("guard", indices=(index,), size=self.signs.reduce(size))
 
     def _split_0(self, term: Typed, at: list[Index]) -> Sum:
         return self.value(term.args[0], at)
@@ -583,8 +653,8 @@ class Prover:
         r, s, guards, read = self.pooled(term, at)
         bound = tuple(v for i in (r, s) for v, _ in i.parts)
         read = tuple(Monomial(m.coefficient, _without(m.factors, guards), m.bound) for m in self.simple(read))
-        if not bound and not guards:
-            return read
+        if (not bound and not guards) or not any(_read(f) for m in read for f in m.factors):
+            return read  # one place, or one number in all of them: no window is empty
         limits = (Monomial(Fraction(1), tuple(guards)),)  # which of them count; in every window one does
         return (Monomial(Fraction(1), (Factor("max", sums=(read, limits), bound=bound),)),)
 
@@ -672,7 +742,19 @@ class Prover:
                 return Monomial(term.coefficient, (*kept, *(f.put(v, value) for f in rest)), bound)
         if any(v in term.bound for v, _ in index.parts):
             raise Unprovable("an identity on a strided index")
-        return None
+        return self.replaced(term, factor, rest)
+
+    def replaced(self, term: Monomial, factor: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
+        """A monomial in which the last of the indices that an identity says to be equal is said by the others."""
+        (index,) = factor.indices
+        last = max((v for v, c in index.parts if abs(c) == 1), default=None)
+        steps = {v for product in (*self.products.values(), *(b for b, _ in self.products)) for v in (product,)}
+        if last is None or last in steps or not any(last in _read(f) for f in rest):
+            return None
+        value = Index(ZERO).plus(
+            Index(index.offset, tuple(p for p in index.parts if p[0] != last)), -dict(index.parts)[last]
+        )
+        return Monomial(term.coefficient, (factor, *(f.put(last, value) for f in rest)), term.bound)
 
     def implies(self, known: Factor, guard: Factor) -> bool:
         """Whether a condition on an index that differs by a size says that a guard holds."""

@@ -253,8 +253,8 @@ def _proof(rule: TextRule, scope: Scope, families: Families, seed: int, until: f
         small = sorted(
             family.instances(random.Random(seed), 8), key=lambda m: (m.volume < 4, m.volume)
         )  # few collisions
-        bits = max((_agreed(m, rng) for m in small[:2]), default=None)
-        least = least if bits is None else min(least, bits)
+        bits = [_agreed(m, rng) for m in small[:2]]
+        least = min(least, min(bits) if min(bits, default=0.0) < 0 else max(bits, default=least))
     if not BITS < least < float("inf"):
         return 0, "exact evaluation does not apply"
     return least, ""
@@ -272,8 +272,14 @@ def _words(rule: TextRule) -> bool:
 
 
 def _agreed(member: TextInstance, rng: np.random.Generator) -> float:
-    roots = expand_all(unrectified([side for pair in member.sides() for side in pair]))
-    return agreement(topological(roots), list(zip(roots[::2], roots[1::2])), rng)
+    """How sure random evaluations are of a member: as it is, or without what residues do not know of signs and orders."""
+    sides, bits = [side for pair in member.sides() for side in pair], 0.0
+    for way in (list, unrectified):
+        roots = expand_all(way(sides))
+        bits = agreement(topological(roots), list(zip(roots[::2], roots[1::2])), rng)
+        if bits > 0:
+            break
+    return bits
 
 
 def _instance_without_meaning(rule: TextRule, seed: int) -> Verdict | None:

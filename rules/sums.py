@@ -1,0 +1,118 @@
+"""Sums, and maxima or minima of sets, of terms over index variables: what proofs by SMT compute with (smt.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from .solver import Beyond
+
+TERMS = 64  # of a sum
+
+
+@dataclass(frozen=True)
+class Total:
+    """A sum of sums: each term is a body, summed over index variables that each run from 0 to below a size."""
+
+    terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any], ...]
+
+    @staticmethod
+    def of(value: Any) -> Total:
+        """A single element as a sum."""
+        return value if isinstance(value, Total) else Total((((), value),))
+
+    def map(self, f: Callable[[Any], Any]) -> Total:
+        """Every body changed by a linear function."""
+        return Total(tuple((bound, f(body)) for bound, body in self.terms))
+
+    def plus(self, other: Total) -> Total:
+        """Both sums."""
+        return Total(self.terms + other.terms)
+
+    def times(self, other: Total) -> Total:
+        """The product, term by term. Their index variables differ."""
+        if len(self.terms) * len(other.terms) > TERMS:
+            raise Beyond("the products grow")
+        return Total(tuple((a + b, x * y) for a, x in self.terms for b, y in other.terms))
+
+    def over(self, *indices: tuple[Any, Any]) -> Total:
+        """The sum over more indices."""
+        return Total(tuple((indices + bound, body) for bound, body in self.terms))
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The largest (or least) of sets of values: each term is a body with a condition, over index variables that each run from 0 to
+    below a size. What the condition excludes is not there; `some` value is there for certain where that is set."""
+
+    most: bool
+    terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any, Any], ...]
+    some: bool = False
+
+    def map(self, f: Callable[[Any], Any], turned: bool = False) -> Extreme:
+        """Every body changed by a function that increases, or decreases if it is `turned`."""
+        return Extreme(
+            self.most != turned, tuple((bound, condition, f(body)) for bound, condition, body in self.terms), self.some
+        )
+
+    def only(self, z: Any, condition: Any) -> Extreme:
+        """What is there under a condition."""
+        return Extreme(self.most, tuple((bound, z.And(c, condition), body) for bound, c, body in self.terms))
+
+
+Many = Total | Extreme
+
+
+# ---------------------------------------------------------------- terms of z3
+def factors(z: Any, expr: Any, up: int = 1) -> list[tuple[Any, int]]:
+    """What a term is a product of, with 1, or -1 where it is divided by."""
+    if z.is_mul(expr):
+        return [f for e in expr.children() for f in factors(z, e, up)]
+    if z.is_div(expr):
+        return factors(z, expr.arg(0), up) + factors(z, expr.arg(1), -up)
+    return [] if z.is_rational_value(expr) and expr.as_fraction() == 1 else [(expr, up)]
+
+
+def summands(z: Any, expr: Any, sign: int = 1) -> list[tuple[Any, int]]:
+    """What a term is a sum of, with signs."""
+    if z.is_add(expr):
+        return [f for e in expr.children() for f in summands(z, e, sign)]
+    if z.is_sub(expr):
+        first, *others = expr.children()
+        return summands(z, first, sign) + [f for e in others for f in summands(z, e, -sign)]
+    if z.is_app_of(expr, z.Z3_OP_UMINUS):
+        return summands(z, expr.arg(0), -sign)
+    return [] if z.is_rational_value(expr) and expr.as_fraction() == 0 else [(expr, sign)]
+
+
+def product_of(z: Any, parts: Sequence[tuple[Any, int]]) -> Any:
+    return reduce(lambda found, p: found * p[0] if p[1] > 0 else found / p[0], parts, z.RealVal(1))
+
+
+def sum_of(z: Any, parts: Sequence[tuple[Any, int]]) -> Any:
+    return reduce(lambda found, p: found + p[0] if p[1] > 0 else found - p[0], parts, z.RealVal(0))
+
+
+def bodies(value: Many) -> list[Any]:
+    """All expressions of a sum or maximum."""
+    return [e for bound, *rest in value.terms for e in (*rest, *(n for _, n in bound))]
+
+
+def unknowns(z: Any, expr: Any) -> list[str]:
+    """Names of the unknowns in an expression."""
+    found, rest, seen = dict[str, None](), [expr] if z.is_expr(expr) else [], set[int]()
+    while rest:
+        e = rest.pop()
+        if e.get_id() not in seen:
+            seen.add(e.get_id())
+            rest += e.children()
+            if z.is_const(e) and e.decl().kind() == z.Z3_OP_UNINTERPRETED:
+                found[str(e)] = None
+    return list(found)
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are the same term."""
+    return bool(a.eq(b)) if hasattr(a, "eq") and hasattr(b, "eq") else a is b or (isinstance(a, int) and a == b)

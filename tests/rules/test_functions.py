@@ -1,0 +1,125 @@
+"""Proofs with functions, maxima and named sums: what is proved, that nothing wrong is, and the evaluations beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensor_graphs.egraph import api
+from tensor_graphs.egraph.graph import Tensor, topological
+from tensor_graphs.egraph.interpret import expand_all
+from tensor_graphs.egraph.rule import Rule
+from tensor_graphs.rules import EVERY, smt
+from tensor_graphs.rules.check import check
+from tensor_graphs.rules.exponents import sure
+from tensor_graphs.rules.field import BITS, agreement, unrectified
+from tensor_graphs.rules.grid import decides_at
+
+_UNIT = "cast(eq(iota(axis=0, shape=s, dtype='int64'), iota(axis=1, shape=s, dtype='int64')), dtype=f)"
+_POOL = "kernel=k, strides=t, pads=p, dilations=d"
+_HEADS = ("rank(q) == rank(t)", "rank(t) == rank(v)", "2 < rank(q)")
+WRONG: list[tuple[str, str, tuple[str, ...]]] = [
+    ("exp(x) * exp(y)", "exp(x * y)", ()),
+    ("tanh(neg(x))", "tanh(x)", ()),
+    ("cos(neg(x))", "neg(cos(x))", ()),
+    ("log(recip(a))", "log(a)", ()),
+    ("pow(x, 3.0)", "x * x", ()),
+    ("sqrt(x * x)", "x", ("floating(x)",)),
+    ("relu(cos(x))", "cos(relu(x))", ()),
+    ("tanh(relu(x))", "tanh(x)", ()),
+    ("relu(relu(x) @ y)", "relu(x) @ y", ()),
+    ("max(x, axes=k)", "min(x, axes=k)", ()),
+    ("max(neg(x), axes=k)", "neg(max(x, axes=k))", ("floating(x)",)),
+    ("max(x + s, axes=k)", "max(x, axes=k) + s", ("floating(x)", "len(k) == 1")),
+    ("max(x * c, axes=k)", "max(x, axes=k) * c", ("scalar(c)",)),
+    ("max(max(x, axes=j), axes=k)", "max(x, axes=j)", ()),
+    ("recip(max(x, axes=k))", "max(recip(x), axes=k)", ()),
+    (f"max_pool(neg(x), {_POOL})", f"neg(max_pool(x, {_POOL}))", ()),
+    (f"tanh(max_pool(x, {_POOL}))", f"max_pool(tanh(x), {_POOL})", ()),  # a window of padding alone
+    ("mean(x, axes=k)", "x", ("len(k) == 1",)),
+    ("exp(sum(x, axes=k))", "sum(exp(x), axes=k)", ()),
+    ("sum(x, axes=k) * sum(x, axes=k)", "sum(x * x, axes=k)", ()),
+    ("softmax(x * s, axis=i)", "softmax(x, axis=i)", ("size(s, i) == 1", "fits(s, x)")),
+    ("softmax(x + s, axis=i)", "softmax(x, axis=i)", ("fits(s, x)",)),
+    ("exp(x) / sum(exp(y), axes=k)", "softmax(x, axis=k[0])", ("len(k) == 1", "shape(x) == shape(y)")),
+    (
+        "softmax(q @ t, axis=i) @ v",
+        "attention(q, permute(t, perm=swap_last(rank(t))), v, scale=0.5)",
+        (*_HEADS, "i == rank(q) - 1"),
+    ),
+    (f"x @ {_UNIT}", "x", ("len(s) == 2",)),
+    ("x + reshape(b, shape=s)", "x + b", ("rank(b) == 2", "fits(b, x)")),
+    ("cast(c, dtype=d) * cast(b, dtype=d)", "cast(c, dtype=d)", ("dtype(c) == 'bool'", "dtype(b) == 'bool'")),
+]
+PROVED = ("exp-product", "exp-recip", "log-recip", "tanh-odd", "cos-even", "power-three", "recip-sqrt", "relu-of-matmul", "relu-tanh",
+          "max-summand", "concat-max-pools", "mean-of-one", "is-softmax", "softmax-shift",
+          "is-attention", "diagonal-transposed", "linear-is-matmul", "sigmoid-complement")  # fmt: skip
+
+
+@pytest.mark.parametrize(("left", "right", "when"), WRONG)
+def test_no_wrong_rule_is_proved(left: str, right: str, when: tuple[str, ...]) -> None:
+    assert not smt.prove(Rule("wrong", left, right, when=when))[0]
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_proved(name: str) -> None:
+    (rule,) = (r for r in EVERY if r.name == name)
+    assert all(smt.prove(one)[0] for one in rule.directions)
+
+
+@pytest.mark.parametrize("op", smt.DEFINITIONS)
+def test_definitions_are_what_ops_are(op: str) -> None:
+    names, text = smt.DEFINITIONS[op]
+    attrs = [a for a in ("axis", "eps", "scale") if a in smt.OPS[op].attrs]
+    call = f"{op}({', '.join([*names.split(), *(f'{a}={a}' for a in attrs)])})"
+    found = check(Rule(f"{op}-is", call, text), samples=8)
+    assert found.status == "tested", found
+
+
+# ---------------------------------------------------------------- evaluations
+def _sides(*sides: Tensor) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    roots = expand_all(list(sides))
+    return topological(roots), list(zip(roots[::2], roots[1::2]))
+
+
+X, Y = api.input("x", (2, 3), "float64"), api.input("y", (2, 3), "float64")
+
+
+def test_exponentials_modulo_two_numbers() -> None:
+    rng = np.random.default_rng(0)
+    total = api.sum(api.exp(X), 1, True)
+    shifted = api.exp(X - api.max(X, 1, True))
+    assert sure(*_sides(api.exp(X) * api.exp(Y), api.exp(X + Y)), rng) >= BITS
+    assert sure(*_sides(api.exp(X) / total, shifted / api.sum(shifted, 1, True)), rng) >= BITS
+    assert sure(*_sides(api.log(api.exp(X) * api.exp(Y)), X + Y), rng) >= BITS
+    assert sure(*_sides(api.exp(X) * api.exp(Y), api.exp(X - Y)), rng) < 0
+    assert sure(*_sides(api.exp(X) / total, shifted / total), rng) < 0
+    assert sure(*_sides(api.exp(X * Y), api.exp(Y * X)), rng) == 0  # the degree of an exponent is not bounded
+
+
+def test_an_evaluation_that_differs_is_no_evaluation_that_does_not_apply() -> None:
+    rng = np.random.default_rng(0)
+    assert agreement(*_sides(X * Y, Y * X), rng) >= BITS
+    assert agreement(*_sides(X * Y, X + Y), rng) < 0
+    empty = api.input("e", (0, 3), "float64")
+    assert agreement(*_sides(empty * empty, empty + empty), rng) == 0
+    both = (api.maximum(api.tanh(X), 0.0), api.tanh(api.maximum(X, 0.0)))
+    assert agreement(*_sides(*both), rng, orders=64) < 0  # a random order knows nothing of signs
+
+
+def test_functions_that_keep_signs_leave_rectifiers() -> None:
+    from tensor_graphs.egraph.composite import relu
+
+    a, b = unrectified([relu(api.tanh(X)), relu(X * relu(Y))])
+    assert a is api.tanh(relu(X))
+    assert b is relu(X) * relu(Y)
+
+
+def test_points_that_decide() -> None:
+    x, s = api.input("x", (1, 2), "float64"), api.input("s", (1, 1), "float64")
+    assert decides_at(*_sides(api.max(x + s, 1, True), api.max(x, 1, True) + s))
+    assert not decides_at(*_sides(api.max(x + s, 1, True), api.max(x, 1, True) - s))
+    wide = api.input("x", (2, 4), "float64")
+    assert decides_at(*_sides(api.max(api.max(wide, 0, True), 1, True), api.max(api.max(wide, 1, True), 0, True)))
+    assert not decides_at(*_sides(api.max(api.min(wide, 0, True), 1, True), api.min(api.max(wide, 1, True), 0, True)))
+    assert not decides_at(*_sides(x * x, x * x))  # not linear
