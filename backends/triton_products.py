@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .index import Axis
-from .kir import Expr, Unfusable, factors, walk
+from .kir import Expr, Unfusable, factors
 from .tiling import Dot
 from .triton_frame import Scope
 from .triton_loads import Loads
@@ -51,13 +51,12 @@ class Products(Loads):
 
         A left side that is computed lies in registers. Triton's loop goes on while the matrix unit reads them, and the next
         tile is written into the same ones: 9 % of the elements of a product after a ReLU came out wrong on an H200, others at
-        each run (triton-lang/triton issue 9433; ptxas before 13.3). A tile that is loaded comes by shared memory; one made
-        of another product waits for that one anyway.
+        each run (triton-lang/triton issue 9433; ptxas before 13.3). A tile that is loaded comes by shared memory.
         """
         left = dot.left if rows in {self.dim_of(a) for a in dot.rows} else dot.right
         plain = len(left) == 1 and left[0].op == "load" and left[0].value[3] == self.narrowest()
         tall = self.block[rows] >= TALL and self.tiling.warps >= 4 and self.tiling.stages > 1
-        return tall and not plain and not any(x in self.shape.dots for x in walk(left))
+        return tall and not plain
 
     def side(self, parts: Sequence[Expr]) -> Tile:
         """The tile of one side of a product."""
