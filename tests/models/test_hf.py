@@ -159,6 +159,7 @@ def test_unused_tensors_are_named(
     assert found.startswith("not used, ") and words in found
 
 
+@pytest.mark.filterwarnings("ignore::tensor_graphs.models.checkpoint.UnusedWeightsWarning")
 def test_a_checkpoint_of_pre_training_serves_each_class(tmp_path: Path) -> None:
     """One file as the first release had it, with all heads and the copies of the tied ones."""
     folder = zoo.write_bert(tmp_path, **SIZES, intermediate=24, architectures=["BertForPreTraining"])
