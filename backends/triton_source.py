@@ -223,7 +223,7 @@ class Function(Loops):
         target = f"{buffer} + {self.spread(where, dims)}" if where.text != "0" else buffer
         target += "".join(f" + {self.spread(p, dims)}.to(tl.int64) * {step}" for p, step in picks)
         mask = self.mask(dims, dims, [g for g in guards if g.dims])
-        if alone := " & ".join(g.atom for g in guards if not g.dims):  # of one value: an `and` would make a number of the mask
+        if alone := " & ".join(g.atom for g in guards if not g.dims):  # by an `and` the mask would be one of numbers
             every = mask or f"tl.full({self.sizes(dims)}, True, tl.int1)"
             mask = f"tl.where({alone}, {every}, False)" if dims else alone
         extra = [d for d in tile.dims if d not in placed]
