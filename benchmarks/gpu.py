@@ -174,7 +174,7 @@ class Case:
                     try:
                         found["rules"] = rules_of(program)
                     except Exception as problem:  # the table is about times: what cannot be explained is said
-                        found["rules"] = [f"not explained ({type(problem).__name__}: {problem})"[:160]]
+                        found["rules"] = [f"not explained ({getattr(problem, 'message', problem)})"]
 
     def instances(self, program: Any) -> list[Run]:
         """The program bound to a copy of its weights for each set of arguments, its inputs in their places."""

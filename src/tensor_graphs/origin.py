@@ -81,7 +81,8 @@ def read_origin(folder: Path) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     file is malformed."""
     if not (folder / FILE).is_file():
         raise UsageError(
-            "this program does not say what it was made from: it has free sizes, was not made by a search, or is older",
+            "this program does not say what it was made from: it has free sizes, stores values in other dtypes than its "
+            "graph, was not made by a search, or is older",
             where=str(folder), hint="name the model that it was made from",
         )  # fmt: skip
     outputs = load_graph(folder / FILE).outputs
