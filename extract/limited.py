@@ -236,8 +236,8 @@ def _greedies(problem: Problem, expired: Callable[[], bool]) -> list[IntArray]:
     unit = max(float(cost.mean()), 1e-300) if len(cost) else 1.0
     found: list[IntArray] = []
     for step in range(PRICES + 1):
-        if expired() and found:
-            break
+        if expired() and step < PRICES:  # use alone is always looked at: it keeps the limits soonest
+            continue
         price = unit * 2.0 ** (step - PRICES // 3)
         total = cost + price * share if step < PRICES else share + 1e-9 * cost / unit
         keep = np.flatnonzero(total < np.inf)

@@ -120,9 +120,14 @@ def search(
         with clock.running("price"):
             prices = _prices(hypergraph, pricer)
         hopes = known.hopes(prices)
-        for limit in limits:  # more time only where the search would end
-            with clock.running("solve"):
-                chosen, found = _solve(hypergraph, hopes, limit, deterministic, budgets, chosen)
+        for limit in limits:  # more time only where the search would end, or where budgets are not kept within less
+            try:
+                with clock.running("solve"):
+                    chosen, found = _solve(hypergraph, hopes, limit, deterministic, budgets, chosen)
+            except NoPlanError:
+                if not budgets or limit == limits[-1]:
+                    raise
+                continue
             lacking, look = known.lacking(chosen, prices)
             if lacking or found.optimal:
                 break

@@ -135,6 +135,15 @@ def test_an_error_budget_buys_accuracy_where_it_is_cheapest() -> None:
     assert costs == [3.0, 4.0, 6.0, 9.0]
 
 
+def test_a_budget_is_kept_without_time_to_search() -> None:
+    """One of the cheap kernels fits the budget; those that use nothing cost a thousand times as much."""
+    nodes: Nodes = [(c, (), cost) for c in range(40) for cost in (1.0, 1000.0)]
+    nodes.append((40, tuple(range(40)), 0.0))
+    use = np.array([1.0, 0.0] * 40 + [0.0])
+    found = solve(Problem.build(nodes, [40], limits=[Limit("error", use, 1.5)]), time_limit=0.0)
+    assert 39_001.0 <= found.cost <= 40_000.0
+
+
 def test_a_memory_limit_prefers_what_is_fused() -> None:
     # classes 1 and 2 lie in memory, or one kernel of class 3 does both inside
     nodes: Nodes = [(0, (), 0.0), (1, (0,), 1.0), (2, (1,), 1.0), (3, (2,), 1.0), (3, (0,), 5.0)]
