@@ -71,7 +71,9 @@ def test_statistics_may_lie_in_memory_and_are_made_together() -> None:
 
 def test_a_scale_of_each_channel_is_no_part_of_a_convolution() -> None:
     scale = tg.reshape(tg.matmul(tg.input("t", (2, 16)), tg.input("wt", (16, 8))), (2, 8, 1, 1))
-    root = tg.conv(X, tg.input("w", (8, 8, 3, 3)), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), groups=1) + scale
+    root = (
+        tg.conv(X, tg.input("w", (8, 8, 3, 3)), strides=(1, 1), pads=(1, 1, 1, 1), dilations=(1, 1), groups=1) + scale
+    )
     _, found, classes = regions_of(root)
     (whole,) = [r for r in found if r.cls == classes[root] and r.reach == "product, spread as it lies"]
     assert [c for _, c in whole.leaves].count(classes[scale]) == 1 and len(whole.leaves) == 3
