@@ -873,19 +873,30 @@ class _World:
         return Sym((x.shape[0], w.shape[0], *sizes), x.dtype, at)
 
     def _avg_pool(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
+        share, kernel = self.share(), attrs["kernel"]
+        self.facts.said += [share(k) > 0 for k in kernel]
+
+        def mean(value: Callable[[], Any], inside: Any, inner: list[Any]) -> Any:
+            found = self.total(lambda: self.either(inside, value(), self.z.RealVal(0)), facts, inner)
+            return found.map(lambda body: reduce(lambda b, k: b * share(k), kernel, body))
+
+        return self._pool(args, attrs, facts, "a mean", mean)
+
+    def _pool(
+        self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts, what: str,
+        joined: Callable[[Callable[[], Any], Any, list[Any]], Any],
+    ) -> Sym:  # fmt: skip
+        """What a window's values become: `joined` has a value, whether its place is inside, and the indices of the window."""
         z, (x,), kernel = self.z, args, attrs["kernel"]
         if x.boolean:
-            raise Beyond("a mean of booleans")
+            raise Beyond(f"{what} of booleans")
         sizes, read = self.windows(x, kernel, attrs, facts)
         facts.said += [z.IntVal(1) <= k for k in kernel]
-        share = self.share()
-        self.facts.said += [share(k) > 0 for k in kernel]
 
         def at(i: Sequence[Any]) -> Any:
             inner = [self.index(z.IntVal(k) if isinstance(k, int) else k) for k in kernel]
             places, inside = read(i, [k for k, _ in inner])
-            found = self.total(lambda: self.either(inside, x.at([i[0], i[1], *places]), z.RealVal(0)), facts, inner)
-            return found.map(lambda body: reduce(lambda b, k: b * share(k), kernel, body))
+            return joined(lambda: x.at([i[0], i[1], *places]), inside, inner)
 
         return Sym((x.shape[0], x.shape[1], *sizes), x.dtype, at)
 
@@ -896,18 +907,10 @@ class _World:
         return found
 
     def _max_pool(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
-        z, (x,), kernel = self.z, args, attrs["kernel"]
-        if x.boolean:
-            raise Beyond("a maximum of booleans")
-        sizes, read = self.windows(x, kernel, attrs, facts)
-        facts.said += [z.IntVal(1) <= k for k in kernel]
+        def most(value: Callable[[], Any], inside: Any, inner: list[Any]) -> Any:
+            return self.largest(value, facts, inner, True).only(self.z, inside)
 
-        def at(i: Sequence[Any]) -> Any:
-            inner = [self.index(z.IntVal(k) if isinstance(k, int) else k) for k in kernel]
-            places, inside = read(i, [k for k, _ in inner])
-            return self.largest(lambda: x.at([i[0], i[1], *places]), facts, inner, True).only(z, inside)
-
-        return Sym((x.shape[0], x.shape[1], *sizes), x.dtype, at)
+        return self._pool(args, attrs, facts, "a maximum", most)
 
     def _max(self, args: list[Sym], attrs: Mapping[str, Any], facts: _Facts) -> Sym:
         return self._sum(args, attrs, facts, most=True)

@@ -3,9 +3,12 @@ its interpreter, which must be said before Triton is imported."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +29,23 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         del os.environ["TENSOR_GRAPHS_HOME"]
     else:
         os.environ["TENSOR_GRAPHS_HOME"] = old
+
+
+@pytest.fixture(scope="session")
+def benchmark_module() -> Callable[[str], Any]:
+    """A module of benchmarks/ by its name; skips where only the package is there."""
+    root = Path(__file__).parents[1]
+
+    def load(name: str) -> Any:
+        if not (root / "benchmarks").is_dir():
+            pytest.skip("benchmarks/ is not part of the installed package")
+        sys.path.insert(0, str(root))
+        try:
+            return importlib.import_module(f"benchmarks.{name}")
+        finally:
+            sys.path.remove(str(root))
+
+    return load
 
 
 @pytest.fixture

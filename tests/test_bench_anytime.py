@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    if not (ROOT / "benchmarks").is_dir():
-        pytest.skip("benchmarks/ is not part of the installed package")
-    sys.path.insert(0, str(ROOT))
-    try:
-        found = importlib.import_module("benchmarks.anytime")
-    finally:
-        sys.path.remove(str(ROOT))
+def bench(benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    found = benchmark_module("anytime")
     calls: list[tuple[Any, int]] = []
 
     def run(graph: Any, *, limits: Any, effort: int, **options: Any) -> Any:

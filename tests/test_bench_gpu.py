@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the workloads are PyTorch's")
 
-ROOT = Path(__file__).parents[1]
 LIMITS = {"rmsnorm_linear_b1": 7.9, "gated_mlp_up_b16": 15.9, "rmsnorm_qkv_b1": 11.9, "lora_b16": 8.1, "gqa_decode_b16": 63,
           "decode_step_b1": 15.9, "decode_step_b16": 75.6, "gemma_mlp_b1": 1.9, "qknorm_attention_t2048": 44, "layernorm_mlp_t4096": 49.7, "normalised_update_4096": 24,
           "softmax_131072x128": 15.9, "pointwise_64mi": 127, "matmul_chain_16": 16, "shared_factor_4096": 177,
@@ -20,14 +17,8 @@ LIMITS = {"rmsnorm_linear_b1": 7.9, "gated_mlp_up_b16": 15.9, "rmsnorm_qkv_b1": 
 
 
 @pytest.fixture(scope="module")
-def bench() -> Any:
-    if not (ROOT / "benchmarks").is_dir():
-        pytest.skip("benchmarks/ is not part of the installed package")
-    sys.path.insert(0, str(ROOT))
-    try:
-        return importlib.import_module("benchmarks.gpu"), importlib.import_module("benchmarks.workloads")
-    finally:
-        sys.path.remove(str(ROOT))
+def bench(benchmark_module: Callable[[str], Any]) -> Any:
+    return benchmark_module("gpu"), benchmark_module("workloads")
 
 
 def test_limits_are_what_the_workloads_need(bench: Any) -> None:

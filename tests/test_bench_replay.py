@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def bench() -> Any:
-    if not (ROOT / "benchmarks").is_dir():
-        pytest.skip("benchmarks/ is not part of the installed package")
-    sys.path.insert(0, str(ROOT))
-    try:
-        return importlib.import_module("benchmarks.schedule_replay")
-    finally:
-        sys.path.remove(str(ROOT))
+def bench(benchmark_module: Callable[[str], Any]) -> Any:
+    return benchmark_module("schedule_replay")
 
 
 def key(**values: int) -> tuple[tuple[str, int], ...]:

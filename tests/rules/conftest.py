@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="session")
-def rule_fuzz() -> Any:
+def rule_fuzz(benchmark_module: Callable[[str], Any]) -> Any:
     """`benchmarks/rule_fuzz.py`."""
-    if not (ROOT / "benchmarks").is_dir():
-        pytest.skip("benchmarks/ is not part of the installed package")
-    sys.path.insert(0, str(ROOT))
-    try:
-        return importlib.import_module("benchmarks.rule_fuzz")
-    finally:
-        sys.path.remove(str(ROOT))
+    return benchmark_module("rule_fuzz")
