@@ -14,7 +14,7 @@ import pytest
 from tensor_graphs.cli import run
 from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.errors import RuleError
-from tensor_graphs.rules import ALL, smt, verdicts
+from tensor_graphs.rules import ALL, smt, smt_world, verdicts
 from tensor_graphs.rules.check import verdict as own_verdict
 from tensor_graphs.rules.check_file import check_all, counts, parse_own, read, verdict
 from tensor_graphs.rules.field import PRIMES, agreement, modular, weight
@@ -350,7 +350,7 @@ def test_without_z3_our_rules_are_tested(monkeypatch: pytest.MonkeyPatch) -> Non
     def missing() -> None:
         raise smt.Beyond("z3 is not installed (pip install 'tensor-graphs[rules]')")
 
-    monkeypatch.setattr(smt, "z3", missing)
+    monkeypatch.setattr(smt_world, "z3", missing)
     found = own_verdict(Rule("a", "x + y", "y + x"), samples=4)
     assert found.status == "tested" and "z3 is not installed" in found.detail
     assert check("(ewadd ?a ?b)=>(ewadd ?b ?a)") == ["proved"]  # which needs no solver

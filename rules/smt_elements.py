@@ -1,0 +1,179 @@
+"""Elementwise ops in proofs by SMT: unknown functions first, then what is known of them over the reals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+from ..egraph import api
+from ..egraph.composite import expand
+from ..egraph.graph import Tensor, make
+from ..egraph.ops import Op
+from .smt_sums import Sums
+from .smt_world import BOOL, OTHER, Facts, Reject, Sym
+from .solver import Beyond
+from .sums import Extreme, Total, same_size
+
+#: Numbers that an op of them alone is, in every number format.
+KEPT = {"mul": (0.0, 1.0), "add": (0.0,), "maximum": (0.0, 1.0), "relu": (0.0, 1.0), "abs": (0.0, 1.0), "tanh": (0.0,), "erf": (0.0,),
+        "sin": (0.0,), "atan": (0.0,)}  # fmt: skip
+#: Functions that are not finite everywhere: a rule over the reals must keep where.
+PARTIAL = ("log", "log1p", "sqrt", "rsqrt", "pow", "floordiv", "mod")
+_REAL: dict[str, Callable[..., Any]] = {
+    "add": lambda z, x, y: x + y,
+    "sub": lambda z, x, y: x - y,
+    "mul": lambda z, x, y: x * y,
+    "neg": lambda z, x: -x,
+    "div": lambda z, x, y: x / y,
+    "recip": lambda z, x: 1 / x,
+    "maximum": lambda z, x, y: z.If(x >= y, x, y),
+    "minimum": lambda z, x, y: z.If(x <= y, x, y),
+    "abs": lambda z, x: z.If(x >= 0, x, -x),
+    "lt": lambda z, x, y: x < y,
+    "le": lambda z, x, y: x <= y,
+    "eq": lambda z, x, y: x == y,
+}
+
+
+class Elements(Sums):
+    """What elementwise ops make of values and of elements."""
+
+    def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        """An elementwise op: sizes broadcast, dtypes agree."""
+        z = self.z
+        if len({len(a.shape) for a in args}) != 1:
+            raise Reject
+        values = args[1:] if entry.law == "where" else args
+        if entry.law == "where" and not args[0].boolean:
+            raise Beyond("a condition that is no boolean")
+        if len({a.boolean for a in values}) > 1:
+            raise Reject
+        facts.said += [values[0].dtype == v.dtype for v in values[1:]]
+        shape = []
+        for sizes in zip(*(a.shape for a in args)):
+            size = sizes[0]
+            for other in sizes[1:]:
+                facts.said.append(z.Or(size == other, size == 1, other == 1) if size is not other else z.BoolVal(True))
+                size = (
+                    size
+                    if size is other
+                    else z.If(size == 1, other, size)
+                    if z.is_expr(size)
+                    else other
+                    if size == 1
+                    else size
+                )
+            shape.append(size)
+        boolean = entry.law == "compare" or values[0].boolean
+        dtype = z.IntVal(BOOL) if entry.law == "compare" else values[0].dtype
+        if entry.law == "cast":
+            dtype = self.code(attrs["dtype"]) if isinstance(attrs["dtype"], str) else attrs["dtype"]
+            boolean = False
+
+        def at(i: Sequence[Any]) -> Any:
+            kind = dtype if entry.law == "cast" else values[0].dtype
+            if entry.law == "cast" and values[0].boolean:
+                there = values[0].at(self.narrowed(values[0].shape, i))
+                return z.If(there, self.number(1.0, kind), self.number(0.0, kind))
+            return self.element(
+                entry, [a.at(self.narrowed(a.shape, i, shape)) for a in args], attrs, facts, boolean, kind
+            )
+
+        return Sym(tuple(shape), dtype, at, boolean)
+
+    def narrowed(self, shape: Sequence[Any], i: Sequence[Any], whole: Sequence[Any] = ()) -> list[Any]:
+        """An index with 0 where the operand's axis has size 1; where it has the size that the result has, `whole`, the index
+        is that already."""
+        z = self.z
+
+        def narrow(d: Any, k: Any, size: Any) -> Any:
+            if d is k or (size is not None and same_size(d, size)):
+                return k
+            if z.is_expr(d):
+                return z.IntVal(0) if self.one(d) else z.If(d == 1, 0, k)
+            return 0 if d == 1 else k
+
+        return [narrow(d, k, size) for d, k, size in zip(shape, i, whole or repeat(None))]
+
+    def one(self, size: Any) -> bool:
+        """Whether a size is known to be 1."""
+        if not self.real or not self.given:
+            return False
+        if size.get_id() not in self.ones:
+            self.ones[size.get_id()] = (size, self.ask([*self.facts.said, *self.given, size != 1]) == self.z.unsat)
+        return self.ones[size.get_id()][1]
+
+    def element(
+        self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts, boolean: bool, dtype: Any
+    ) -> Any:
+        """An elementwise op of elements."""
+        z, name = self.z, entry.name
+        if name == "where":
+            return self.either(*x)
+        if any(isinstance(v, Total | Extreme) for v in x):
+            if self.real and entry.composite:
+                return self.decomposed(entry, x, attrs, facts)
+            if (found := self.inside(name, x, facts)) is not None:
+                return found
+            x = [self.name(v, facts) for v in x]
+        if all(v.sort() == z.BoolSort() for v in x):
+            logic = {"and": z.And, "or": z.Or, "xor": z.Xor, "not": z.Not}
+            if name not in logic:
+                raise Beyond(f"{name} of booleans")
+            return logic[name](*x)
+        if self.real and entry.composite:
+            return self.decomposed(entry, x, attrs, facts)
+        if self.real and name in _REAL:
+            if name in ("div", "recip"):
+                facts.undefined.append(x[-1] == 0)
+            return _REAL[name](z, *x)
+        if (
+            self.real
+            and name == "pow"
+            and (power := self.functions.power(x[0], x[1], facts.said, facts.undefined)) is not None
+        ):
+            return power
+        if self.real and not attrs and (known := self.functions.of(name)):
+            return known(*x, facts.said, facts.undefined)
+        if self.real and name in PARTIAL:
+            facts.undefined.append(self.function(f"undefined {name}", *[self.sort] * len(x), z.BoolSort())(*x))
+        if name == "cast":
+            return self.function("cast", self.sort, z.IntSort(), self.sort)(x[0], dtype)
+        if any(z.is_expr(v) for v in attrs.values()):
+            raise Beyond(f"{name} with unknown attributes")
+        label = name + ("" if not attrs else repr(sorted(attrs.items())))
+        if entry.commutative and not (self.rule.exact and name in ("maximum", "minimum")):  # of 0.0 and -0.0
+            # operands in an unknown order of all values: says no more than commutativity
+            ordered = self.function("before", self.sort, self.sort, z.BoolSort())
+            first, second = z.If(ordered(*x), x[0], x[1]), z.If(ordered(*x), x[1], x[0])
+            facts.said += [z.Or(x[0] == x[1], ordered(x[0], x[1]) != ordered(x[1], x[0]))]
+            x = [first, second]
+        function = self.function(label, *[self.sort] * len(x), z.IntSort(), z.BoolSort() if boolean else self.sort)
+        for value in KEPT.get(name, ()) if not self.real and not attrs else ():
+            one = self.number(value, dtype)
+            facts.said.append(function(*[one] * len(x), dtype) == one)
+        return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
+
+    def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts) -> Any:
+        """A composite by its decomposition, element by element."""
+        leaves = [api.input(f"operand{i}", (1,)) for i in range(len(x))]
+        done: dict[int, Any] = {id(leaf): v for leaf, v in zip(leaves, x)}
+        keep: list[Tensor] = list(leaves)
+
+        def walk(node: Tensor) -> Any:
+            keep.append(node)
+            if id(node) not in done:
+                inner = [walk(a) for a in node.args]
+                if node.op == "full":
+                    done[id(node)] = self.number(node.attr("value"), self.z.IntVal(OTHER))
+                elif node.op in ("reshape", "broadcast_to", "permute"):
+                    done[id(node)] = inner[0]
+                else:
+                    boolean = node.entry.law == "compare"
+                    done[id(node)] = self.element(
+                        node.entry, inner, dict(node.attrs), facts, boolean, self.z.IntVal(OTHER)
+                    )
+            return done[id(node)]
+
+        return walk(expand(make(entry.name, leaves, attrs)))

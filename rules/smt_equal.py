@@ -1,0 +1,192 @@
+"""Whether two sums, or two maxima, of terms over indices are equal: range by range, z3 is asked at an arbitrary index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from itertools import combinations, permutations, product
+from typing import Any
+
+from .smt_world import Facts, Unknowns
+from .sums import Extreme, Many, Total, same_size, unknowns
+
+QUESTIONS = 4000
+
+
+class Equality(Unknowns):
+    """Equality of what has index variables of its own."""
+
+    def index(self, size: Any) -> tuple[Any, Any]:
+        """A new summed index of a range."""
+        found = self.z.Int(f"sum.{next(self.summed)}")
+        self.ranges[str(found)] = (found, size)
+        return found, size
+
+    def assumed(self, facts: Facts, *read: Any) -> list[Any]:
+        """What is known where an element is read, and of the summed indices that occur in what is read."""
+        found = dict.fromkeys(n for e in read for n in unknowns(self.z, e) if n in self.ranges)
+        inside = [c for n in found for c in (self.ranges[n][0] >= 0, self.ranges[n][0] < self.ranges[n][1])]
+        return [*self.facts.said, *self.given, *facts.said, *inside]
+
+    def moved(self, value: Any, places: list[tuple[Any, Any]]) -> Any:
+        """A sum or maximum read at other indices, its own indices renamed."""
+        z, terms = self.z, []
+        for bound, *rest in value.terms:
+            sizes = [z.substitute(n, *places) if places and z.is_expr(n) else n for _, n in bound]
+            fresh = [self.index(n) for n in sizes]
+            swap = [*places, *((k, f) for (k, _), (f, _) in zip(bound, fresh))]
+            terms.append((tuple(fresh), *(z.substitute(e, *swap) if swap else e for e in rest)))
+        return Total(tuple(terms)) if isinstance(value, Total) else Extreme(value.most, tuple(terms), value.some)
+
+    def equal_many(self, assumed: list[Any], a: Many, b: Many) -> bool:
+        """Whether two sums or two maxima are equal."""
+        if isinstance(a, Total) and isinstance(b, Total):
+            return self.equal_totals(assumed, a, b)
+        return isinstance(a, Extreme) and isinstance(b, Extreme) and self.equal_extremes(assumed, a, b)
+
+    def equal_totals(self, assumed: list[Any], left: Total, right: Total) -> bool:
+        """Whether two sums are equal: range by range, the terms together are at every index."""
+        z = self.z
+
+        def holds(claim: Any, *more: Any) -> bool:
+            return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
+
+        ranges = {size: None for t in (left, right) for b, _ in t.terms for _, size in b}
+        groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any]]] = []
+        for sign, side in ((1, left), (-1, right)):
+            for bound, body in (part for term in side.terms for part in self.parts(term, list(ranges), holds)):
+                for known, together in groups:
+                    if len(known) != len(bound):
+                        continue
+                    order = next((o for o in permutations(bound) if holds(z.And(*(p[1] == q[1] for p, q in zip(o, known)), True))),
+                                 None)  # fmt: skip
+                    if order is not None:
+                        same = z.substitute(body, *((p[0], q[0]) for p, q in zip(order, known)))
+                        together.append(sign * same)
+                        break
+                else:
+                    groups.append((bound, [sign * body]))
+
+        def cancel(bound: Any, together: list[Any]) -> bool:
+            inside = [f for k, n in bound for f in (k >= 0, k < n)]
+            whole = reduce(lambda a, b: a + b, together)
+            return holds(whole == 0, *inside) or holds(self.merged(whole, [*assumed, *inside]) == 0, *inside)
+
+        return all(cancel(bound, together) for bound, together in groups)
+
+    def equal_extremes(self, assumed: list[Any], a: Extreme, b: Extreme) -> bool:
+        """Whether two maxima are of the same values: range by range, each has all that the other has."""
+        z = self.z
+        if a.most != b.most:
+            return False
+
+        def holds(claim: Any, *more: Any) -> bool:
+            return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
+
+        ranges = list(
+            {n.get_id() if z.is_expr(n) else n: n for t in (a, b) for bound, *_ in t.terms for _, n in bound}.values()
+        )
+        first, second = (
+            [p for bound, *rest in t.terms for p in self.parts((bound, tuple(rest)), ranges, holds)] for t in (a, b)
+        )
+
+        def contained(one: Any, others: list[Any]) -> bool:
+            bound, (condition, body) = one
+            inside = [c for k, n in bound for c in (k >= 0, k < n)]
+            if holds(z.Not(condition), *inside):
+                return True
+            found = []
+            for known, (where, there) in others:
+                for order in permutations(bound) if len(known) == len(bound) else ():
+                    if holds(z.And(*(p[1] == q[1] for p, q in zip(order, known)), True)):
+                        swap = [(q[0], p[0]) for p, q in zip(order, known)]
+                        w, t = (z.substitute(e, *swap) if swap else e for e in (where, there))
+                        found.append(z.And(w, t == body))
+            return bool(found) and holds(z.Implies(condition, z.Or(*found)), *inside)
+
+        return all(contained(t, second) for t in first) and all(contained(t, first) for t in second)
+
+    def merged(self, expr: Any, assumed: list[Any]) -> Any:
+        """An expression in which reads of equal places are one term, and choices that are known are made: products of unknowns that z3
+        has to find equal first are beyond it."""
+        z = self.z
+        for _ in range(QUESTIONS):
+            calls: dict[Any, list[Any]] = {}
+            choices, rest, seen = [], [expr], set[int]()
+            while rest:
+                e = rest.pop()
+                if e.get_id() in seen:
+                    continue
+                seen.add(e.get_id())
+                rest += e.children()
+                if z.is_app(e) and e.num_args() and e.decl().kind() == z.Z3_OP_UNINTERPRETED:
+                    calls.setdefault(e.decl().get_id(), []).append(e)
+                elif z.is_app_of(e, z.Z3_OP_ITE):
+                    choices.append(e)
+            change = next(((e, e.arg(1 if yes else 2)) for e in choices for yes in (True, False)
+                           if self.ask([*assumed, z.Not(e.arg(0)) if yes else e.arg(0)]) == z.unsat), None)  # fmt: skip
+            pairs = [pair for group in calls.values() for pair in combinations(group, 2)]
+            change = change or next(
+                (
+                    (b, a)
+                    for a, b in pairs
+                    if self.ask([*assumed, z.Or(*(p != q for p, q in zip(a.children(), b.children())))]) == z.unsat
+                ),
+                None,
+            )
+            if change is None:
+                return z.simplify(expr, som=True)
+            expr = z.substitute(expr, change)
+        return expr
+
+    def parts(self, term: Any, ranges: list[Any], holds: Callable[..., bool]) -> list[Any]:
+        """A term without indices of one value; one over a single index as two where its range is that of two others
+        together; a summed one that is zero but at one index as its value there. A body may be a tuple."""
+        z, (bound, body) = self.z, term
+
+        def put(k: Any, value: Any) -> Any:
+            return (
+                tuple(z.substitute(e, (k, value)) for e in body)
+                if isinstance(body, tuple)
+                else z.substitute(body, (k, value))
+            )
+
+        for k, size in bound:
+            if holds(size == 1):
+                bound, body = tuple(p for p in bound if p[0] is not k), put(k, z.IntVal(0))
+        for k, size in bound if not isinstance(body, tuple) else ():
+            if (place := self.only_place(k, body, holds)) is not None:
+                bound = tuple(p for p in bound if p[0] is not k)
+                body = z.If(z.And(place >= 0, place < size), put(k, place), z.RealVal(0))
+        for at, (k, size) in enumerate(bound):
+            for first, second in product(ranges, repeat=2):
+                if not same_size(first, size) and not same_size(second, size) and holds(size == first + second):
+                    halves = (first, body), (second, put(k, k + first))
+                    split = [((*bound[:at], (k, part), *bound[at + 1 :]), each) for part, each in halves]
+                    return [found for each in split for found in self.parts(each, ranges, holds)]
+        return [(bound, body)]
+
+    def only_place(self, k: Any, body: Any, holds: Callable[..., bool]) -> Any:
+        """Where a body is not zero, if that is at one value of an index at most; None if z3 does not show it."""
+        z = self.z
+        rest, seen = [body], set[int]()
+        while rest:
+            e = rest.pop()
+            if e.get_id() in seen:
+                continue
+            seen.add(e.get_id())
+            rest += e.children()
+            if z.is_eq(e) and z.is_arith(e.arg(0)):
+                a, b = (x.arg(0) if z.is_app_of(x, z.Z3_OP_TO_REAL) else x for x in e.children())
+                if z.is_int(a) and z.is_int(b):
+                    place = next(
+                        (
+                            p
+                            for p in (z.simplify(k - a + b), z.simplify(k + a - b))
+                            if z.substitute(p, (k, k + 1)).eq(p)
+                        ),
+                        None,
+                    )
+                    if place is not None and holds(z.Implies(k != place, body == 0)):
+                        return place
+        return None

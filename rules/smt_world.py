@@ -1,0 +1,198 @@
+"""Unknowns of a proof by SMT (smt.py): tensors of symbolic sizes, attributes, conditions, what is assumed, and z3's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import count
+from math import inf
+from time import perf_counter
+from typing import Any
+
+from ..egraph.pattern import FUNCTIONS, Attr, Name, Value
+from ..egraph.rule import Rule
+from .functions import Functions
+from .solver import Beyond, z3
+from .structures import bits, booleans
+from .sums import Many
+
+COST = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is true
+MILLISECONDS = 400  # per question to z3
+NAMES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+)
+BOOL, OTHER = 0, 1000  # codes of dtypes; those of variables are unknowns above OTHER
+
+
+class Reject(Exception):
+    """No value at these ranks and axes."""
+
+
+@dataclass
+class Sym:
+    """A value with symbolic sizes: its element at an index is a term."""
+
+    shape: tuple[Any, ...]
+    dtype: Any
+    at: Callable[[Sequence[Any]], Any]
+    boolean: bool = False
+
+
+@dataclass
+class Facts:
+    """What is assumed or to be shown, and where an element has no finite value."""
+
+    said: list[Any] = field(default_factory=list)
+    undefined: list[Any] = field(default_factory=list)
+
+
+class Unknowns:
+    """A rule at chosen ranks, axes and permutations: its variables and what attributes are of them."""
+
+    def __init__(
+        self, rule: Rule, ranks: Mapping[str, int], fixed: Mapping[str, Any], real: bool, until: float = inf
+    ) -> None:
+        self.until = until
+        self.z, self.rule, self.real = z3(), rule, real
+        self.facts = Facts()
+        z = self.z
+        self.sort = z.RealSort() if real else z.DeclareSort("Value")
+        self.env: dict[str, Any] = dict(fixed)
+        self.summed = count()
+        self.functions = Functions(z)
+        self.given: list[Any] = []  # conditions and what is known of the index at which elements are read
+        self.ranges: dict[str, tuple[Any, Any]] = {}  # index variables by name, with their sizes
+        self.names: list[tuple[Many, list[Any], Any]] = []
+        self.ones: dict[int, tuple[Any, bool]] = {}
+        binary = bits(rule)
+        self.booleans = booleans(rule) | binary
+        for name, rank in ranks.items():
+            shape = tuple(z.Int(f"{name}.{i}") for i in range(rank))
+            self.facts.said += [d >= 0 for d in shape]
+            boolean = name in self.booleans
+            function = z.Function(name, *[z.IntSort()] * rank, z.BoolSort() if boolean else self.sort)
+            code = z.IntVal(BOOL) if boolean and name not in binary else z.Int(f"dtype.{name}")
+            if not boolean:
+                self.facts.said.append(code > OTHER)
+            self.env[name] = Sym(shape, code, _reader(function), boolean)
+
+    def function(self, name: str, *sorts: Any) -> Any:
+        """An uninterpreted function."""
+        return self.z.Function(name, *sorts)
+
+    def ask(self, facts: Sequence[Any]) -> Any:
+        """z3's answer; Beyond after the time for the rule."""
+        if perf_counter() > self.until:
+            raise Beyond("it takes too long")
+        solver = self.z.Solver()
+        solver.set("timeout", MILLISECONDS)
+        solver.add(*(f for f in facts if f is not True))
+        return solver.check()
+
+    def value(self, attr: Attr) -> Any:
+        """An attribute expression over unknowns."""
+        z = self.z
+        if isinstance(attr, Value):
+            return attr.value
+        if isinstance(attr, Name):
+            if attr.name not in self.env:
+                raise Beyond(f"{attr.name} has no value")
+            return self.env[attr.name]
+        args = [self.value(a) for a in attr.args]
+        f = attr.function
+        if f in COST:
+            return True
+        if f in ("rank", "size", "shape", "volume", "fits", "dtype", "scalar", "floating"):
+            return self.about(f, args)
+        symbolic = any(z.is_expr(x) for a in args for x in (a if isinstance(a, tuple) else (a,)))
+        if f in ("eq", "ne"):
+            same = self.equal(*args)
+            return same if f == "eq" else (z.Not(same) if z.is_expr(same) else not same)
+        if f == "floordiv" and symbolic:
+            self.facts.said.append(args[1] > 0)
+            return args[0] / args[1]
+        if f in ("min", "max") and symbolic:
+            return z.If((args[0] <= args[1]) == (f == "min"), *args)
+        if f in ("at", "drop", "insert", "replace", "compose", "permuted", "index", "inverse", "contains", "identity"):
+            places = args[1:2] if f not in ("compose", "permuted", "inverse", "identity", "index", "contains") else args
+            if f != "permuted" and any(
+                z.is_expr(p) or (isinstance(p, tuple) and any(map(z.is_expr, p))) for p in places
+            ):
+                raise Beyond(f"{f} at an unknown place")
+        try:
+            return FUNCTIONS[f](*args)
+        except (IndexError, ValueError, ZeroDivisionError, KeyError) as error:
+            raise Reject from error
+
+    def about(self, f: str, args: Sequence[Any]) -> Any:
+        """A function of a tensor's type."""
+        z, x = self.z, args[0]
+        if f == "rank":
+            return len(x.shape)
+        if f == "size":
+            if z.is_expr(args[1]):
+                raise Beyond("the size of an unknown axis")
+            if not -len(x.shape) <= args[1] < len(x.shape):
+                raise Reject
+            return x.shape[args[1]]
+        if f == "shape":
+            return x.shape
+        if f == "volume":
+            return reduce(lambda a, b: a * b, x.shape, z.IntVal(1))
+        if f == "dtype":
+            return x.dtype
+        if f == "scalar":
+            return z.And(*(d == 1 for d in x.shape)) if x.shape else True
+        if f == "floating":
+            return z.Function("floating", z.IntSort(), z.BoolSort())(x.dtype)
+        other = args[1]
+        if len(x.shape) != len(other.shape):
+            return False
+        return z.And(*(z.Or(a == 1, a == b) for a, b in zip(x.shape, other.shape))) if x.shape else True
+
+    def equal(self, a: Any, b: Any) -> Any:
+        """Equality of numbers, vectors or dtypes."""
+        if isinstance(a, tuple) or isinstance(b, tuple):
+            if not (isinstance(a, tuple) and isinstance(b, tuple)) or len(a) != len(b):
+                return False
+            parts = [self.equal(x, y) for x, y in zip(a, b)]
+            if any(p is False for p in parts):
+                return False
+            parts = [p for p in parts if p is not True]
+            return self.z.And(*parts) if parts else True
+        a, b = (self.code(x) if isinstance(x, str) else x for x in (a, b))
+        if not self.real and any(self.z.is_expr(x) and str(x).startswith("number ") for x in (a, b)):
+            raise Beyond("a condition on a number")
+        return a == b
+
+    def code(self, dtype: str) -> Any:
+        """A dtype as a number."""
+        return self.z.IntVal(BOOL if dtype == "bool" else OTHER + 1 + NAMES.index(dtype))
+
+    def number(self, value: Any, dtype: Any) -> Any:
+        """A constant, known or not, as an element of a dtype (in which it may be rounded)."""
+        z = self.z
+        if self.real:
+            if z.is_expr(value):
+                return value
+            if value != value or value in (float("inf"), float("-inf")):
+                raise Beyond("an infinite constant")
+            return z.RealVal(value)
+        code = value if z.is_expr(value) else z.Int(f"number {float(value)!r}")
+        return self.function("number", z.IntSort(), z.IntSort(), self.sort)(code, dtype)
+
+
+def _reader(function: Any) -> Callable[[Sequence[Any]], Any]:
+    return lambda i: function(*i)
