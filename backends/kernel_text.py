@@ -7,7 +7,6 @@ cache.
 from __future__ import annotations
 
 import linecache
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -81,20 +80,11 @@ def kernel_text(template: Template, call: Call) -> KernelText:
 
 def module_of(found: KernelText) -> ModuleType:
     """The module of a text, executed. Its lines can be looked up: Triton reads its kernels' text."""
-    if "gdc_wait" in found.text and os.environ.get("TRITON_INTERPRET") == "1":
-        _wait_for_nothing()
     module = ModuleType(f"kernel_{found.digest}")
     file = f"<{module.__name__}>"
     linecache.cache[file] = (len(found.text), None, found.text.splitlines(keepends=True), file)
     exec(compile(found.text, file, "exec"), vars(module))
     return module
-
-
-def _wait_for_nothing() -> None:
-    """Let Triton's interpreter take kernels that are started early: it runs one after the other."""
-    from triton.language.extra import cuda
-
-    cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None
 
 
 # ---------------------------------------------------------------- calls as JSON

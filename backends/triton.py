@@ -36,10 +36,16 @@ def {name}(a, b):
     for name, op in (("larger", "maximum"), ("smaller", "minimum"))
 )
 
-HELD = '''INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = "INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)"
 
+BEGINNING = '''@triton.jit
+def begin_early():
+    """The next kernel may start; this one waits for the end of the one before. The interpreter runs one at a time."""
+    if not INTERPRETED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()'''
 
-@triton.jit
+HELD = '''@triton.jit
 def held(x):
     """A product that the matrix unit has done with: what uses it waits."""
     if INTERPRETED:
@@ -52,8 +58,8 @@ class TritonEmitter:
     """One function for each kernel; a split reduction is two, or one whose last programs join."""
 
     name: str = "triton"
-    version: str = "3"
-    setup: tuple[str, ...] = ("counters", "described", "larger", "smaller", "held")
+    version: str = "4"
+    setup: tuple[str, ...] = ("INTERPRETED", "begin_early", "counters", "described", "held", "larger", "smaller")
     needs: tuple[str, ...] = ("torch", "triton")
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
@@ -101,6 +107,8 @@ class Triton(Generator):
 FEW = 32  # rows of a product that is bound by reading its weights: 16 rows of 4096 ran 4 to 9 % faster along the sum
 
 HELPERS = {
+    "INTERPRETED": INTERPRETED,
+    "begin_early": BEGINNING,
     "counters": COUNTING,
     "described": DESCRIBING,
     "larger": LARGER,

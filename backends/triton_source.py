@@ -83,7 +83,7 @@ class Function(Loops):
             names.append("counters")
         args = [n for n in names if any(names_it(line, n) for line in body)]
         early = bool(t.options.get("early"))
-        begin = ["    tl.extra.cuda.gdc_launch_dependents()", "    tl.extra.cuda.gdc_wait()"] if early else []
+        begin = ["    begin_early()"] if early else []
         lines = ["@triton.jit", f"def {self.name}({', '.join([*args, *self.described])}):", *begin, *body]
         return Launch(
             self.name,

@@ -248,12 +248,12 @@ def test_kernels_started_early_wait_before_they_read() -> None:
     parts = launches(*_call("decode", tiles | {"early": 1}))
     assert len(parts) == 2
     for one in parts:
-        assert one.source.index("gdc_wait()") < one.source.index("tl.load(") and "launch_pdl=True" in one.call(
+        assert one.source.index("begin_early()") < one.source.index("tl.load(") and "launch_pdl=True" in one.call(
             {a: a for a in one.args}
         )
     template, call = _call("decode", {})
     assert template.fits(replace(call, schedule={**template.space(call)[0], "early": 1}))
-    assert not any("gdc" in one.source for one in launches(*_call("decode", tiles)))
+    assert not any("begin_early" in one.source for one in launches(*_call("decode", tiles)))
 
 
 def test_attention_is_one_loop_over_the_keys() -> None:
