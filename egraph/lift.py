@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from math import isfinite
 from typing import Any
 
@@ -113,10 +114,12 @@ def generic_sizes(graph: Graph, wanted: Mapping[str, int]) -> dict[str, int]:
 
 
 def _clashes(plain: set[int], known: Sequence[Expr], sizes: Mapping[str, int]) -> int:
-    """How many expressions are equal to, or a factor of, a number of the graph, or equal to another expression."""
+    """How many expressions are a factor of a number of the graph, and how many would be read as a multiple of another: at
+    m = 11, m + 3 is 2n where n is 7."""
     values = [int(bind(e, sizes)) for e in known]  # type: ignore[arg-type]
-    shared = len(values) - len(set(values))
-    return shared + sum(not telling(v) or any(n and n % v == 0 for n in plain) for v in values)
+    own = sum(not telling(v) or any(n and n % v == 0 for n in plain) for v in values)
+    pairs = ((v, e, w, f) for (v, e), (w, f) in permutations(zip(values, known), 2) if telling(w) and v % w == 0)
+    return own + sum(e != v // w * f for v, e, w, f in pairs)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
@@ -350,6 +350,7 @@ def _steps(x: Tensor) -> Iterator[Callable[[], Tensor]]:
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 11), min_size=2, max_size=6), st.sampled_from(((1, 8), (4, 8), (2, 3))))
+@example(chosen=[7, 9, 6, 11], searched=(1, 8))  # m + 3 is 2n at the generic sizes nearest to these
 def test_random_graphs_agree_at_several_sizes(chosen: list[int], searched: tuple[int, int]) -> None:
     x: Tensor = tg.input("x", (tg.dim("n", max=12), tg.dim("m", max=20), 6))
     for number in chosen:
