@@ -9,6 +9,7 @@ with it, which costs one schedule.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
 from functools import cache
 from hashlib import blake2b
@@ -107,13 +108,15 @@ def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job: a text, its call, and the architecture."""
+    """The reply to one job: a text, its call, and the architecture; with the seconds that it took."""
+    began = time.monotonic()
     try:
         text, call = KernelText.of_json(job["text"]), call_of_json(job["call"])
-        return {"ok": True, **compile_text(text, call, int(job["capability"]))}
+        found = {"ok": True, **compile_text(text, call, int(job["capability"]))}
     except Exception as error:
         message = f"{type(error).__name__}: {error}"[:400]
-        return {"ok": False, "status": "compile-error", "stage": "compile", "message": message}
+        found = {"ok": False, "status": "compile-error", "stage": "compile", "message": message}
+    return {**found, "seconds": time.monotonic() - began}
 
 
 WARM = """import torch

@@ -12,7 +12,7 @@ import contextlib
 import math
 import queue
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -142,7 +142,8 @@ class GpuMeasurer:
         capability = int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
         self.pool = CompilePool(count, capability) if count else None
         self._spare = self._another() if device == "cuda" and worker is None else None
-        self.clock = Clock()  # what this object's thread has waited for
+        self.clock = Clock()  # what this object's thread has done, and waited for
+        self.counts = Counter[str]()  # kernels, schedules and what became of them
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # writes what is next while the device is busy
         self._ready: queue.SimpleQueue[tuple[Measured, Try]] = queue.SimpleQueue()
         self._under_way: list[Measured] = []  # what is still to be judged of others was given up
@@ -150,6 +151,7 @@ class GpuMeasurer:
         self._opened: dict[int, set[int]] = {}  # kernels open in the process with the device: tries it knows
         self._rows: list[Row] = []  # measured, and not in the sink yet
         self._kept = 0.0  # when rows went there last
+        self._measuring = 0.0  # seconds in all
         self._calibrated = False  # whether it was seen to that the device is
 
     # ------------------------------------------------------------ the interface of measurers
@@ -168,9 +170,11 @@ class GpuMeasurer:
         and again for the µs up to which more measuring of a candidate is of use. With `look`, searches end with their first
         guesses."""
         self.start()
+        began = time.monotonic()
         try:
             self._measure(iter(candidates), progress or (lambda done: None), worth, look)
         finally:
+            self._measuring += time.monotonic() - began
             self._keep([], all_=True)
             flush = getattr(self.sink, "flush", None)
             if flush is not None:
@@ -184,7 +188,8 @@ class GpuMeasurer:
         self._waiting.clear()
         while True:
             while sum(k.pending for k in under_way) < AHEAD and (candidate := next(source, None)) is not None:
-                kernel = self._begun(candidate, seen, look)
+                with self.clock.running("begin"):
+                    kernel = self._begun(candidate, seen, look)
                 if kernel is not None:
                     under_way.append(kernel)
                     continue
@@ -198,6 +203,7 @@ class GpuMeasurer:
             kernel = self._step(worth)
             if kernel.pending == 0:
                 self._finish(kernel, worth)
+                self._count(kernel)
                 under_way.remove(kernel)
                 self._keep(rows_of(kernel))
                 done += 1
@@ -210,6 +216,23 @@ class GpuMeasurer:
             with self.clock.running("rows"):
                 self.sink.add(self._rows)
             self._rows, self._kept = [], time.monotonic()
+
+    def _count(self, kernel: Measured) -> None:
+        """Note what became of a kernel's schedules."""
+        self.counts["kernels"] += 1
+        self.counts["looks"] += kernel.look
+        for one in kernel.tries:
+            self.counts["schedules"] += 1
+            self.counts["twins" if one.twin else one.failure.status if one.failure else "timed"] += 1
+            reply = one.compiled.result() if one.compiled is not None and one.compiled.done() else {}
+            self.clock.add("compile", reply.get("seconds", 0.0))
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Where the time of measuring went: wall-clock seconds by what the process in charge did or waited for (`compile`:
+        all compilers' seconds together, `pool`: the seconds that they had), and counts."""
+        seconds = {f"{name}_s": seconds for name, seconds in self.clock.seconds.items()}
+        return {**seconds, "pool_s": (self.pool.workers if self.pool else 0) * self._measuring, **self.counts}
 
     def unfinished(self, candidate: Candidate) -> bool:
         """Whether a measured candidate has schedules that are worth measuring, as one has whose search was cut."""
@@ -313,7 +336,8 @@ class GpuMeasurer:
             self._try(kernel, one)
         kernel.pending -= 1
         if kernel.pending == 0:
-            wanted = self._wanted(kernel, kernel.search, worth) if kernel.search is not None else []
+            with self.clock.running("choose"):
+                wanted = self._wanted(kernel, kernel.search, worth) if kernel.search is not None else []
             if not wanted and (spilled := kernel.least_spilling()) is not None:
                 self._try(kernel, spilled)
             self._submit(kernel, [replace(kernel.call, schedule=s) for s in wanted])
@@ -359,7 +383,9 @@ class GpuMeasurer:
         alive = {i: t for i, t in enumerate(kernel.tries) if t.twin is None and t.us < math.inf}
         right = sorted(alive, key=lambda i: alive[i].us)
         if right and worth is not None and kernel.candidate is not None:
-            if not 0 < alive[right[0]].us <= CLOSE * worth(kernel.candidate):
+            with self.clock.running("choose"):
+                useful = worth(kernel.candidate)
+            if not 0 < alive[right[0]].us <= CLOSE * useful:
                 right = []
         for i in right[: 1 if kernel.look else BEST]:
             one = alive[i]
@@ -371,7 +397,8 @@ class GpuMeasurer:
                 one.accuracy, one.cold, one.hot = reply["accuracy"], reply["cold"], reply["hot"]
                 one.clock_mhz = reply["clock_mhz"]
         if self._opened.pop(kernel.number, None) is not None and self.worker.alive:
-            self._ask({"job": "close", "kernel": kernel.number})
+            with self.clock.running("close"):
+                self._ask({"job": "close", "kernel": kernel.number})
         for one in kernel.tries:
             if one.twin is not None:
                 one.failure, one.accuracy, one.cold, one.hot = (

@@ -165,6 +165,7 @@ class Case:
                     found[label] = time.monotonic() - start - program.report.seconds.get("time", 0.0)
                     found.setdefault("stages", {})[label] = dict(program.report.seconds)
                     found.setdefault("measured", {})[label] = program.report.measured_now
+                    found.setdefault("measuring", {})[label] = program.report.measuring
                     self.write()
                 found |= described(program)
                 self.target.with_name(f"{self.full.name}-{name}.py").write_text(program.source)

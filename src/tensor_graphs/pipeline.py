@@ -623,6 +623,8 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         report.sizes, report.warnings = symbolic.spelled(), [*report.warnings, *symbolic.notes()]
     _time_whole(session, prepared, program, backends, report)
     report.seconds = session.clock.seconds
+    if measurer is not None and not isinstance(measurer, CpuMeasurer):
+        report.measuring = {"rounds": choice.rounds, **measurer.spent}
     program.report = report
     if symbolic is None:
         program.attached = partial(write_origin, origin=origin_of(work, chosen_terms(choice)))
