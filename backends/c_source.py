@@ -56,7 +56,6 @@ BLOCK, LEAST = 2048, 256  # accumulators in a line, at most; at least, where thr
 TILE = 16  # edge of the tiles of a transposing copy
 ROW = 16384  # longest row that is kept
 PARALLEL = 500_000.0  # work (in additions) from which on a kernel is worth several threads: some 10 µs
-BINDING = 3  # operator texts as operands are put in parentheses
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .cuda_frame import Local, Scope
+from .cuda_frame import Local
 from .cuda_loads import Loads
 from .cuda_nest import Nest
 from .cuda_text import COMBINE, CTYPES, enclosed
@@ -20,15 +20,15 @@ class Reductions(Loads):
             raise Unfusable(f"a reduction by {e.value[0]} of {e.kind}")
         return tuple(d for d in self.spans(body) if d != dim)
 
-    def _begin(self, name: str, kept: Sequence[str], monoid: str, scope: Scope | None = None) -> None:
+    def _begin(self, name: str, kept: Sequence[str], monoid: str) -> None:
         """Declare an accumulator that holds the neutral element."""
         count = self.count(kept)
         self._check_held(4 * count)
         self.counts[name] = count
         start = self.spelling.number(NEUTRAL[monoid])
-        self.line(f"{CTYPES[self.wide]} {name}[{count}]{' = {}' if monoid == 'sum' else ''};", scope)
+        self.line(f"{CTYPES[self.wide]} {name}[{count}]{' = {}' if monoid == 'sum' else ''};")
         if monoid != "sum":
-            self.line(f"fill({name}, {start});", scope)
+            self.line(f"fill({name}, {start});")
 
     def _accumulate(self, e: Expr, body: Expr, dim: str, acc: Local) -> None:
         """The loop nest that adds what this thread holds to its accumulator."""

@@ -38,16 +38,14 @@ Job = dict[str, Any]
 
 
 # ---------------------------------------------------------------- jobs
-def job_of(template: Template, call: Call, schedules: Sequence[Mapping[str, int]] | None = None) -> Job:
-    """A call as a job; `schedules` only where others are wanted than the template finds worth it."""
+def job_of(template: Template, call: Call) -> Job:
+    """A call as a job."""
     found: Job = {"backend": template.backend, "template": template.name, "identity": template.identity,
                   "pattern": template.pattern, "call": call_json(replace(call, names={}))}  # fmt: skip
     roots = getattr(template, "roots", None)
     if roots:
         found["leaves"] = {t.attr("name"): t.type.dtype for t in topological(roots) if t.op == "input"}
         found["laid_out"], found["channels_last"] = sorted(template.prep), template.layout is not None
-    if schedules is not None:
-        found["schedules"] = [dict(s) for s in schedules]
     return found
 
 

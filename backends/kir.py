@@ -13,6 +13,7 @@ the denominator of a softmax.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -254,7 +255,7 @@ def _simple_div(b: Builder, x: Expr, y: Expr) -> Expr | None:
     return x if n == 1 else b.mul(x, b.const(1.0 / n)) if n else None
 
 
-def _simple_compare(test: Callable[[Any, Any], bool], least: bool) -> Callable[[Builder, Expr, Expr], Expr | None]:
+def _simple_compare(test: Callable[[Any, Any], bool]) -> Callable[[Builder, Expr, Expr], Expr | None]:
     def simple(b: Builder, x: Expr, y: Expr) -> Expr | None:
         if x.op in ("index", "const") and y.op in ("index", "const") and x.kind == y.kind == "int":
             low, high = (_as_index(x) - _as_index(y)).range
@@ -313,7 +314,7 @@ def _as_index(e: Expr) -> Index:
 
 _SIMPLE: dict[str, Callable[..., Expr | None]] = {
     "add": _simple_add, "sub": _simple_sub, "mul": _simple_mul, "div": _simple_div, "where": _simple_where,
-    "lt": _simple_compare(lambda d, z: d < z, True), "le": _simple_compare(lambda d, z: d <= z, True),
+    "lt": _simple_compare(operator.lt), "le": _simple_compare(operator.le),
     "and": _simple_and, "or": _simple_or, "not": _simple_not, "pow": _simple_pow,
 }  # fmt: skip
 

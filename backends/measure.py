@@ -30,22 +30,16 @@ from .measure_worker import encode
 
 @dataclass(frozen=True)
 class Timing:
-    """What a kernel takes: samples in µs with their median and median absolute deviation, and its error norms."""
+    """What a kernel takes: samples in µs, their median, and its error norms."""
 
     samples_us: tuple[float, ...]
     accuracy: dict[str, float]
     reference: str = "float64"
-    disturbed: int = 0  # samples set aside because another process ran in them
 
     @property
     def median(self) -> float:
         """µs."""
         return float(np.median(self.samples_us))
-
-    @property
-    def mad(self) -> float:
-        """µs."""
-        return float(np.median(np.abs(np.array(self.samples_us) - self.median)))
 
 
 @dataclass(frozen=True)
@@ -214,7 +208,7 @@ class CpuMeasurer:
         reply = self.worker.ask({**encode(template, call), "seconds": self.seconds})
         if not reply["ok"]:
             return Failure(reply["status"], reply["message"], reply.get("stage", ""))
-        return Timing(tuple(reply["samples"]), reply["accuracy"], reply["reference"], reply["disturbed"])
+        return Timing(tuple(reply["samples"]), reply["accuracy"], reply["reference"])
 
     def _rows(self, template: Template, call: Call) -> list[Row]:
         found = self.time(template, call)

@@ -110,7 +110,7 @@ def layout(
     root, end = roots(plan), len(plan.steps)
     last = _last_uses(plan, root, end)
     made = {v: i for i, s in enumerate(plan.steps) if not s.is_view for v in s.outputs}
-    pinned = _pinned(plan, root, last, made, end)
+    pinned = _pinned(plan, root, last, made)
     buffer = {v: v for v in made if v not in outside and v not in pinned}
     alive = {v: last.get(v, i) for v, i in made.items()}
     for i, step in enumerate(plan.steps):
@@ -189,7 +189,7 @@ def _all_inplace(step: Step, victim: int, root: Mapping[int, int], output: int) 
     return all(o in reused for o, v in step.inputs if root[v] == victim)
 
 
-def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int], end: int) -> dict[int, int]:  # fmt: skip
+def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int]) -> dict[int, int]:
     """New state values that can be written where the state lies: nothing reads the old value afterwards."""
     states = {v.name: v.id for v in plan.values if v.origin == "state"}
     found: dict[int, int] = {}

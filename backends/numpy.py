@@ -69,6 +69,10 @@ def _computed(call: Call) -> str:
     return wide(call.output.type.dtype)
 
 
+def _exponents(call: Call) -> Rooms:
+    return {"exponents": (shape_of(call, "out"), call.output.type.dtype)}
+
+
 def _signs(call: Call) -> Rooms:
     return {"positive": (shape_of(call, "out"), "bool")}
 
@@ -173,7 +177,6 @@ UFUNCS: dict[str, tuple[str, Applies | None]] = {
     "div": ("true_divide", None),
     "floordiv": ("floor_divide", _NUMBER),
     "mod": ("remainder", _NUMBER),
-    "pow": ("power", _NUMBER),
     "maximum": ("maximum", None),
     "minimum": ("minimum", None),
     "and": ("bitwise_and", _is("bool", "int")),
@@ -213,6 +216,15 @@ def _pointwise() -> list[Template]:
         *(_ufunc(op, *spec) for op, spec in UFUNCS.items()),
         row(
             "rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True
+        ),
+        row(
+            "pow",
+            "pow(x, y)",
+            setup=("power",),
+            inplace=("x",),
+            applies=_NUMBER,
+            exact=True,
+            **with_rooms("power({x}, {y}, {exponents}, {out})", _exponents),
         ),
         row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
         row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
@@ -286,10 +298,6 @@ def _mean_code(call: Call) -> str:
         count *= _shape(call.operands["x"])[axis]
     factor = f"1.0 / ({count})" if isinstance(count, Expr) else literal(1.0 / count if count else float("nan"))
     return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
-
-
-def _axes_text(a: Mapping[str, Any]) -> str:
-    return literal(a["axes"])
 
 
 def _reductions() -> list[Template]:

@@ -100,9 +100,9 @@ def laid(array: Array, operand: Operand) -> Array:
     return view
 
 
-def run_template(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> Array:
+def run_template(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
     """A kernel's first output; see `run_outputs`."""
-    return run_outputs(template, call, operands, device)[0]
+    return run_outputs(template, call, operands)[0]
 
 
 def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> list[Array]:

@@ -65,11 +65,11 @@ def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
     return make("iota", (), {"axis": _axis(axis, len(shape)), "shape": shape, "dtype": dtype})
 
 
-def as_tensor(value: Any, dtype: str | None = None) -> Tensor:
+def as_tensor(value: Any) -> Tensor:
     """A tensor from a tensor, a number or an array."""
     if isinstance(value, Tensor):
-        return value if dtype is None else cast(value, dtype)
-    array = np.asarray(value) if dtype is None else np.asarray(value).astype(dtypes.numpy_dtype(dtype))
+        return value
+    array = np.asarray(value)
     if array.ndim == 0:
         return full((), array.item(), dtypes.name_of(array.dtype))
     return constant(array)

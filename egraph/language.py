@@ -133,10 +133,6 @@ def _at(vector: str, i: int | str) -> str:
     return f"(vec-get {vector} {i})"
 
 
-def _from_end(vector: str, back: int) -> str:
-    return f"(vec-get {vector} (- (vec-length {vector}) {back}))"
-
-
 def _with(vector: str, i: str, value: str) -> str:
     return f"(vec-set {vector} {i} {value})"
 

@@ -54,11 +54,6 @@ class Type:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-#: How an attribute is stored and lowered: "int" an i64, "dims" an interned vector of ints (shapes, axes, permutations),
-#: the others ("float", "bool", "str", "dtype") interned by value.
-ATTR_KINDS = ("int", "dims", "float", "bool", "str", "dtype")
-
-
 @dataclass(frozen=True)
 class Op:
     """One operation.
@@ -67,6 +62,8 @@ class Op:
     `numpy(attrs, *arrays)` is the meaning on concrete arrays; a composite has `decompose(*tensors, **attrs)` instead.
     `kind` is one of leaf, pointwise, reduction, contraction, view, layout (moves data without arithmetic), index
     (gather/scatter/sort), composite. `linear` lists the operands in which the op is linear.
+    `attrs` says how each attribute is stored and lowered: "int" an i64, "dims" an interned vector of ints (shapes, axes,
+    permutations), the others ("float", "bool", "str", "dtype") interned by value.
     `onnx` and `aten` name operators of the same meaning (operand order and attributes are the importers' business).
     """
 

@@ -154,21 +154,6 @@ FUNCTIONS: dict[str, Any] = {
     ),  # (x, a, b): weight b is the next after the chain a to meet x; (a, b): it is later.
     # A bound on the growth of merges, not a condition of their truth.
 }
-PREDICATES = (
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "contains",
-    "weight",
-    "active",
-    "scalar",
-    "floating",
-    "fits",
-    "chained",
-    "original",
-    "ordered",
-)
 
 
 def evaluate(attr: Attr, env: Env) -> Any:

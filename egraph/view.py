@@ -133,10 +133,6 @@ class EGraphView:
             own=None if self.own is None else self.own[nodes],
         )  # fmt: skip
 
-    def types_of(self, node: int) -> list[Type]:
-        """The types of an e-node's operands."""
-        return [self.types[k] for k in self.kids(node).tolist()]
-
     def cheapest(self, price: Sequence[float]) -> tuple[list[float], list[int]]:
         """Least tree cost per class and the e-node that has it (-1: the class has no finite term).
 

@@ -153,11 +153,6 @@ class Frontier:
         return Cover(chosen, self.rows.total(chosen), lower, exact, count)
 
 
-def cover(rows: Rows, width: int | None = None, *, upper: float = math.inf) -> Cover:
-    """One search of a problem; see `Frontier.search`."""
-    return Frontier(rows).search(width, upper=upper)
-
-
 def _expand(
     buckets: list[Bucket], v: int, moves: list[tuple[float, int, int]], ends: Bucket, best: float, relaxed: Relaxed
 ) -> float:

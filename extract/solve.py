@@ -217,7 +217,7 @@ class _Search:
         kept = set(chosen)
         blocks = [self._block(part, kept, reduced) for part in parts or split(reduced.rows)]
         self._count(blocks)
-        self._search(blocks)
+        self._search()
         picked = list(reduced.fixed)
         bound = reduced.constant
         for block in blocks:
@@ -353,7 +353,7 @@ class _Search:
             reduced_nodes=sum(sizes),
         )
 
-    def _search(self, blocks: list[_Block]) -> None:
+    def _search(self) -> None:
         """Exact search of the distinct leaves, small ones first; each gets its share of the time that is left, and what
         the others did not use goes to those still open."""
         for again in (False, True):

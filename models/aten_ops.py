@@ -309,7 +309,4 @@ IGNORED: frozenset[str] = frozenset({
     "sym_constrain_range_for_size.default", "_functional_assert_async.msg", "_functional_assert_scalar.default",
 })  # fmt: skip
 
-#: Overloads whose result is a size.
-SIZES: dict[str, Builder] = {"sym_size.int": r.sym_size, "sym_numel.default": r.numel}
-
-__all__ = ["IGNORED", "SIZES", "TABLE", "Builder"]
+__all__ = ["IGNORED", "TABLE", "Builder"]

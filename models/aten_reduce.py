@@ -8,7 +8,7 @@ from typing import Any
 from ..egraph import api as t
 from ..egraph import composite as c
 from ..egraph import dtypes
-from ..egraph.dims import Expr, volume
+from ..egraph.dims import Expr
 from ..egraph.graph import Tensor
 from ..errors import UnsupportedError
 from .aten_layout import neutral
@@ -348,16 +348,6 @@ def nll_loss(
     if reduction == 0:
         return [losses, t.full((), 0.0, x.dtype)]
     return [t.sum(losses) if reduction == 2 else t.div(t.sum(losses), total), total]
-
-
-def numel(x: Tensor) -> Any:
-    """How many elements"""
-    return volume(x.shape)
-
-
-def sym_size(x: Tensor, dim: int) -> Any:
-    """The size of an axis, as an int or a dimension expression"""
-    return x.shape[dim]
 
 
 def refuse_free(value: Any, what: str) -> int:

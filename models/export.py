@@ -94,7 +94,7 @@ def load_module(
     return graph.bind(dims) if dims else graph
 
 
-def load_pt2(path: str | PathLike[str], *, trust: bool = False, dims: Mapping[str, int] | None = None) -> Graph:
+def load_pt2(path: str | PathLike[str], *, trust: bool = False) -> Graph:
     """The graph of a program saved by `torch.export.save`.
 
     Reading one can run code, so UntrustedModelError unless `trust`. Even then pickled weights, custom objects and
@@ -115,8 +115,7 @@ def load_pt2(path: str | PathLike[str], *, trust: bool = False, dims: Mapping[st
             program = torch.export.load(path)
         except Exception as error:
             raise BadModelError(f"torch.export cannot read it: {_first_line(error)}", where=str(path)) from error
-    graph = from_exported(program, name=path.stem)
-    return graph.bind(dims) if dims else graph
+    return from_exported(program, name=path.stem)
 
 
 def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[int, str]] = ()) -> Graph:

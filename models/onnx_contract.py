@@ -13,7 +13,7 @@ from ..errors import ShapeError
 from .onnx_node import Node, Result, operator
 from .onnx_pointwise import saturate
 
-simple_matmul = operator("MatMul")(lambda n: t.matmul(n.x(0), n.x(1)))
+operator("MatMul")(lambda n: t.matmul(n.x(0), n.x(1)))
 
 
 @operator("Gemm")

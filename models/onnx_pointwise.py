@@ -15,11 +15,6 @@ from ..egraph.graph import Tensor
 from .onnx_node import Node, Result, operator, resolve, simple
 
 
-def half(x: Tensor, value: float) -> Tensor:
-    """A number of x's rank and dtype."""
-    return t.full((1,) * x.rank, value, x.dtype)
-
-
 def keep_zero_sign(x: Tensor, y: Tensor) -> Tensor:
     """y with the sign of x (of an odd function computed on |x|)."""
     return t.mul(y, t.sign(x))

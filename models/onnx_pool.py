@@ -110,7 +110,7 @@ def _max_pool(n: Node) -> Result:
     return [out, _positions(n, x, w)] if n.wanted(1) else out
 
 
-def _power_mean(x: Tensor, p: int, fold: Tensor) -> Tensor:
+def _root(fold: Tensor, p: int) -> Tensor:
     if p == 1:
         return fold
     return t.sqrt(fold) if p == 2 else t.pow(fold, 1.0 / p)
@@ -121,7 +121,7 @@ def _lp_pool(n: Node) -> Result:
     x, p = n.x(), n.attr("p", 2)
     w = _window(n, x)
     powers = t.square(x) if p == 2 else t.pow(t.abs(x), float(p))
-    return _power_mean(x, p, c.avg_pool(powers, **w.of(w.all_pads)) * float(str(volume(tuple(w.kernel)))))
+    return _root(c.avg_pool(powers, **w.of(w.all_pads)) * float(str(volume(tuple(w.kernel)))), p)
 
 
 @operator("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
@@ -134,4 +134,4 @@ def _global(n: Node) -> Result:
         return t.max(x, axes, True)
     p = n.attr("p", 2)
     powers = t.square(x) if p == 2 else t.pow(t.abs(x), float(p))
-    return _power_mean(x, p, t.sum(powers, axes, True))
+    return _root(t.sum(powers, axes, True), p)

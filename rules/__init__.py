@@ -17,10 +17,3 @@ EVERY: tuple[Rule, ...] = (*ALL, *normal.RULES)
 if len({r.name for r in EVERY}) != len(EVERY):
     twice = sorted({r.name for r in EVERY if sum(s.name == r.name for s in EVERY) > 1})
     raise ValueError(f"two rules share a name: {twice}")
-
-
-def table_markdown(*, samples: int = 6) -> str:
-    """All rules as Markdown with their verdicts (docs/rules.md); about a quarter of a minute."""
-    from .markdown import table_markdown
-
-    return table_markdown(EVERY, samples=samples)

@@ -148,10 +148,6 @@ class Memory:
             return False
         return True
 
-    def forget(self) -> None:
-        """Remove the file."""
-        self.path.unlink(missing_ok=True)
-
     def _make_room(self) -> None:
         files = sorted(self.path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
         for old in files[MOST:]:

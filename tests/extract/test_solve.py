@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError, UsageError
 from tensor_graphs.extract.cpsat import solve_cpsat, units
-from tensor_graphs.extract.frontier import cover
+from tensor_graphs.extract.frontier import Frontier
 from tensor_graphs.extract.greedy import best_greedy, bottom_up, one_pass, queued
 from tensor_graphs.extract.highs import solve_highs
 from tensor_graphs.extract.kbest import k_best
@@ -109,10 +109,10 @@ def test_every_method_is_valid_and_bounded(problem: Problem, method: str, determ
 @given(problems(acyclic=True))
 def test_frontier_is_exact_on_acyclic_problems(problem: Problem) -> None:
     every = brute_force(problem)
-    found = cover(problem.rows)
+    found = Frontier(problem.rows).search()
     assert found.exact
     assert found.cost == pytest.approx(every[0][0], abs=1e-9)
-    assert cover(problem.rows, 1).lower <= every[0][0] + 1e-9
+    assert Frontier(problem.rows).search(1).lower <= every[0][0] + 1e-9
     assert found.chosen is not None and evaluate(problem, problem.choice_of(found.chosen)) == pytest.approx(found.cost)
 
 
@@ -175,7 +175,7 @@ def test_solvers_agree_on_fuzz_files(path: Path) -> None:
     start = best_greedy(rows)[1]
     for answer in (solve_cpsat(rows, start, seconds=10), solve_highs(rows, start, seconds=10)):
         assert answer.proven and answer.cost == pytest.approx(best.cost, rel=1e-7)
-    assert cover(rows).lower <= best.cost * (1 + 1e-9)
+    assert Frontier(rows).search().lower <= best.cost * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["tensat/resnet50_acyclic", "tensat/vgg", "egg/math_associate_adds"])

@@ -125,7 +125,7 @@ def class_values(view: EGraphView, data: dict[str, Array], *, exact: bool = Fals
 
 def of_node(view: EGraphView, node: int, operands: Sequence[Array], *, exact: bool = False) -> Array:
     """An e-node's value over operands."""
-    leaves = [tg.input(f"k{i}", t.shape, t.dtype) for i, t in enumerate(view.types_of(node))]
+    leaves = [tg.input(f"k{i}", t.shape, t.dtype) for i, t in enumerate(view.types[k] for k in view.kids(node))]
     made = view.node_tensor(node, leaves)
     return evaluate([made], {f"k{i}": x for i, x in enumerate(operands)}, float64=not exact)[0]
 
