@@ -269,7 +269,7 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     first = tg.optimize(source, backend="triton-only", budget=60)
     assert first.report.search_stopped == "measured" and first.report.measured_now > 0
     spent = first.report.measuring
-    assert spent["kernels"] >= first.report.measured_now and spent["timed"] + spent.get("twins", 0) <= spent["schedules"]
+    assert spent["kernels"] >= first.report.measured_now and 0 < spent["timed"] <= spent["schedules"]
     assert spent["rounds"] >= 2 and spent["try_s"] > 0, "the last round finds nothing to measure"
     second = tg.optimize(source, backend="triton-only", budget=60)
     assert second.report.remembered and second.source == first.source and second.report.measured_now == 0

@@ -77,7 +77,7 @@ class Report:
     latency_after_us: float | None = None
     verification: dict[str, Any] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    measuring: dict[str, float] = field(default_factory=dict)  # on a GPU: seconds by part, counts of kernels and schedules
+    measuring: dict[str, float] = field(default_factory=dict)  # on a GPU: seconds by part, and counts
     searched: dict[str, Any] = field(default_factory=dict)  # limits, effort, and the most rounds that a block had
     snapshot: str = ""
     source: str = ""  # where the emitted source lies, once saved
