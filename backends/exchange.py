@@ -29,8 +29,8 @@ class Exchange(Protocol):
         """Results as the caller wants them."""
         ...
 
-    def near(self, x: Array) -> Any:
-        """An array on the program's device."""
+    def near(self, x: Any) -> Any:
+        """An array or a tensor on the program's device."""
         ...
 
     def zeros(self, spec: Spec) -> Any:
@@ -63,9 +63,9 @@ class OnCpu:
         """See Exchange."""
         return [tensor_of(r) for r in results] if any(map(is_torch, given)) else results
 
-    def near(self, x: Array) -> Array:
+    def near(self, x: Any) -> Array:
         """See Exchange."""
-        return x
+        return array_of(x) if is_torch(x) else x
 
     def zeros(self, spec: Spec) -> Array:
         """See Exchange."""
@@ -103,9 +103,9 @@ class OnTensors:
             return results
         return [r.cpu() for r in results] if tensors else [array_of(r) for r in results]
 
-    def near(self, x: Array) -> Any:
+    def near(self, x: Any) -> Any:
         """See Exchange."""
-        return tensor_of(x).to(self.device)
+        return (x if is_torch(x) else tensor_of(x)).to(self.device)
 
     def zeros(self, spec: Spec) -> Any:
         """See Exchange."""

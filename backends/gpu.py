@@ -51,6 +51,18 @@ def check_room(device: str, wanted: int) -> None:
         )
 
 
+def wait(device: str, what: str) -> None:
+    """Wait until a device has done all its work. DeviceFaultError if that failed; `what` was being done."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise named(error, what) or error from None
+
+
 def named(error: RuntimeError, what: str) -> DeviceUnavailableError | None:
     """Torch's error as one of ours, if the GPU is what failed."""
     text = str(error).strip().partition("\n")[0]
@@ -84,4 +96,4 @@ def facts() -> dict[str, str]:
     }
 
 
-__all__ = ["check_hardware", "check_room", "facts", "hardware", "named"]
+__all__ = ["check_hardware", "check_room", "facts", "hardware", "named", "wait"]

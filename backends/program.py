@@ -187,6 +187,11 @@ class Program:
         """A state's values, as a fresh array."""
         return self._exchange.read(self.states[name])
 
+    @property
+    def tensors(self) -> str:
+        """Torch's name of the device whose tensors the program works on; "" where it works on arrays."""
+        return "" if self.manifest.device == "cpu" else self.device
+
     # ------------------------------------------------------------ calling
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run it. ShapeError names an input of another shape or dtype, UsageError a missing or unknown one.
@@ -247,8 +252,8 @@ class Program:
                 raise ShapeError(f"dimension {name}={size} is outside {low}..{high}", where=self.manifest.name)
         return [(name, bound_value(shape, sizes), dtype) for name, shape, dtype in inputs]
 
-    def near(self, values: Sequence[Array]) -> list[Any]:
-        """Arrays as inputs that a call need not fetch: tensors on its GPU, or the arrays themselves."""
+    def near(self, values: Sequence[Any]) -> list[Any]:
+        """Arrays or tensors as inputs that a call need not fetch: tensors on its GPU, or arrays."""
         return [self._exchange.near(v) for v in values]
 
     def _arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

@@ -46,21 +46,34 @@ def evaluate_graph(
     graph: Graph, values: Mapping[str, Any], *, float64: bool = False, device: str = "cuda"
 ) -> list[np.ndarray[Any, Any]]:
     """As `egraph.interpret.evaluate`: the roots' values from inputs and states by name, computed on a device."""
+    from .exchange import array_of
+
+    return [array_of(x) for x in evaluate_tensors(graph, values, device, float64=float64)]
+
+
+def evaluate_tensors(
+    graph: Graph, values: Mapping[str, Any], device: str, *, float64: bool = False,
+    poll: Callable[[], object] = lambda: None,
+) -> list[torch.Tensor]:  # fmt: skip
+    """The same as tensors that stay on the device; `values` may be arrays, or tensors there. `poll`: see the interpreter."""
     import torch
 
-    from .exchange import array_of, tensor_of
+    from .exchange import is_torch, tensor_of
 
     def given(name: str) -> torch.Tensor | None:
         data = graph.params.get(name, values.get(name))
-        return None if data is None else tensor_of(np.array(load_data(data))).to(device)
+        if data is None or is_torch(data):
+            return data
+        return tensor_of(np.array(load_data(data))).to(device)
 
     with torch.no_grad():
-        return [array_of(x.contiguous()) for x in _run(graph.roots, given, torch.device(device), wide=float64)]
+        return [x.contiguous() for x in _run(graph.roots, given, torch.device(device), wide=float64, poll=poll)]
 
 
 def _run(
-    roots: Sequence[Tensor], given: Callable[[str], torch.Tensor | None], where: torch.device, *, wide: bool
-) -> list[torch.Tensor]:
+    roots: Sequence[Tensor], given: Callable[[str], torch.Tensor | None], where: torch.device, *, wide: bool,
+    poll: Callable[[], object] = lambda: None,
+) -> list[torch.Tensor]:  # fmt: skip
     tops = expand_all(list(roots))
     order = topological(tops)
     uses: dict[int, int] = {}
@@ -68,6 +81,7 @@ def _run(
         uses[id(used)] = uses.get(id(used), 0) + 1
     live: dict[int, torch.Tensor] = {}
     for node in order:
+        poll()
         live[id(node)] = _value(node, [live[id(a)] for a in node.args], given, where, wide)
         for a in node.args:
             uses[id(a)] -= 1

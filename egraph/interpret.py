@@ -8,7 +8,7 @@ and no weight is there a second time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,8 +111,10 @@ def evaluate(
     params: Mapping[str, Data] | None = None,
     float64: bool = False,
     whole: bool = False,
+    poll: Callable[[], object] = lambda: None,
 ) -> list[Array]:
-    """The roots' values (outputs, then state updates). `values` gives inputs and states by name; `whole`: see `apply`.
+    """The roots' values (outputs, then state updates). `values` gives inputs and states by name; `whole`: see `apply`; `poll` is
+    called before each operation, and what it raises ends the run.
 
     UsageError names leaves without data.
     """
@@ -128,6 +130,7 @@ def evaluate(
         uses[id(root)] = uses.get(id(root), 0) + 1
     live: dict[int, Array] = {}
     for node in order:
+        poll()
         live[id(node)] = _leaf(node, values, data) if node.is_leaf else apply(
             node, [live[id(a)] for a in node.args], float64=float64, whole=whole
         )  # fmt: skip

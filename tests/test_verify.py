@@ -284,6 +284,8 @@ def test_exact_means_bitwise() -> None:
     same, signs = np.array([0.0, -0.0, NAN, 1.0], np.float32), np.array([0.0, 0.0, NAN, 1.0], np.float32)
     assert checked(graph, same, tolerance="exact", references=known).passed
     assert not checked(graph, signs, tolerance="exact", references=known).passed
+    zeros: Any = {k: ({"x": normal(4)}, [np.zeros(2)], [np.array([0.0, -0.0], np.float32)]) for k in range(3)}
+    assert not checked(graph, np.zeros(2, np.float32), tolerance="exact", references=zeros).passed
 
 
 @pytest.mark.parametrize(
@@ -331,6 +333,29 @@ def test_references_are_computed_once() -> None:
     assert set(known) == {0, 1, 2}
     verify.verify(graph, lambda v: [np.exp(v["x"])], references=known)
     assert all(known[k] is before[k] for k in known)
+
+
+def test_what_no_time_is_left_for_is_said() -> None:
+    graph, asked = Graph.of(tg.exp(tg.input("x", (4,)))), iter([False, True])
+    verdict = verify.verify(graph, lambda v: [np.exp(v["x"])], enough=lambda: next(asked))
+    assert verdict.passed and verdict.seeds == 2 and "2 of 3" in verdict.note
+    verdict = verify.verify(graph, lambda v: [np.exp(v["x"])], enough=lambda: True)
+    assert verdict.passed and verdict.seeds == 1
+
+
+@pytest.mark.parametrize("device", ["", "cpu"])
+def test_a_verification_can_be_ended(device: str) -> None:
+    polled: list[int] = []
+
+    def poll() -> None:
+        polled.append(1)
+        if len(polled) == 3:
+            raise TimeoutError
+
+    x = tg.input("x", (4,))
+    with pytest.raises(TimeoutError):
+        verify.verify(Graph.of(tg.exp(tg.exp(tg.exp(x)))), lambda v: [v["x"]], device=device, poll=poll)
+    assert len(polled) == 3
 
 
 @pytest.mark.parametrize(("dtype", "kept"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "float64")])

@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from .backends import gpu
 from .backends.emit import bind_sizes
+from .backends.exchange import is_torch
 from .backends.program import Program
 from .diagnose import Diagnosis, diagnose
 from .egraph.graph import Graph
@@ -101,7 +103,7 @@ class Acceptance:
             with self.stage("verify"):
                 verdict = verify(
                     self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed, flops=flops,
-                    references=self.references,
+                    references=self.references, device=program.tensors,
                 )  # fmt: skip
                 verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
                 wrong = self._wrong(program, verdict)
@@ -240,12 +242,17 @@ def renamed(graph: Graph, work: Graph) -> Graph:
 
 
 def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """A program's outputs, then its updated states, as a flat list, from inputs and states by name."""
+    """A program's outputs, then its updated states, as a flat list, from inputs and states by name: tensors on its device where
+    `values` are tensors, else arrays."""
     program.bind()
     for name in program.states:
         program.set_state(name, values[name])
     results = program.flat(*(values[n] for n in program.input_names))
-    return [*results, *(program.get_state(n) for n in (program.plan.updates if program.plan else ()))]
+    updated = list(program.plan.updates) if program.plan else []
+    if not any(map(is_torch, values.values())):
+        return [*results, *map(program.get_state, updated)]
+    gpu.wait(program.device, f"running {program.manifest.name}")
+    return [*results, *(program.states[n].clone() for n in updated)]
 
 
 __all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "SizesError", "as_it_came", "faithful", "renamed", "rewritten_most",

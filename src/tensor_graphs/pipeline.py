@@ -56,7 +56,7 @@ from .remember import Memory, Remembered, content_digest, key_of_search, listing
 from .report import BlockReport, Report, kernel_rows
 from .rules import ALL
 from .symbolic import Symbolic, why_fixed
-from .verify import Tolerance, Verification, allowed_error, verify
+from .verify import Tolerance, Verification, allowed_error, sampled_near, verify
 
 DEFAULT_SEQUENCE = 128
 BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
@@ -538,7 +538,7 @@ def _recalled(
         with session.stage("verify"):
             verdict = verify(
                 prepared.graph, partial(run_flat, program), tolerance=options.tolerance, seed=options.seed,
-                flops=graph_flops(list(prepared.work.roots)),
+                flops=graph_flops(list(prepared.work.roots)), device=program.tensors,
             )  # fmt: skip
             if not verdict.passed or (symbolic and symbolic.wrong(program, options.tolerance, options.seed)):
                 return None
@@ -721,7 +721,6 @@ def _time_whole(
 ) -> None:
     """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget."""
     from .timing import clock_of, interleaved
-    from .verify import index_bounds, sample_inputs
 
     graph = prepared.narrow if on_gpu(backends) else prepared.work
     plan = direct_plan(graph, eager(backends))
@@ -730,9 +729,7 @@ def _time_whole(
         return
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(prepared.graph, graph)))
-        inputs = sample_inputs(
-            prepared.graph.inputs, np.random.default_rng(session.options.seed), index_bounds(prepared.graph)
-        )
+        inputs = sampled_near(prepared.graph, np.random.default_rng(session.options.seed), program.tensors)
         values = program.near([inputs[n] for n in program.input_names])
         timed = partial(interleaved, seconds=1.0, settled=0.1, clock=clock_of(program.device))
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}

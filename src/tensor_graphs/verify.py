@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .backends.exchange import array_of, is_torch
 from .costdb.device import gpu_facts
 from .egraph import dtypes
 from .egraph.dims import concrete
@@ -25,6 +26,7 @@ from .errors import UsageError
 
 Array = np.ndarray[Any, Any]
 Tolerance = str | float
+Values = dict[str, Any]  # inputs and states by name: arrays, or tensors on one device
 
 FACTORS = {"eager": 1.25, "fast": 2.0}
 MISCOMPILE = 1e3  # an error this many times the allowed one, and
@@ -117,11 +119,11 @@ def sample_inputs(
         elif kind == "bool":
             found[name] = np.asarray(rng.random(shape) < 0.5)
         else:
-            found[name] = _indices(shape, max(1, (bounds or {}).get(name, 2)), rng).astype(target)
+            found[name] = random_indices(shape, max(1, (bounds or {}).get(name, 2)), rng).astype(target)
     return found
 
 
-def _indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
+def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
     """Random integers below a bound: a Latin square of sorts, with no value twice along an axis that is not longer than it."""
     if math.prod(shape) == 0:
         return np.zeros(shape, np.int64)
@@ -156,6 +158,15 @@ def index_bounds(graph: Graph) -> dict[str, int]:
     return bounds
 
 
+def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Values:
+    """Random values for a graph's inputs: tensors on a device of Torch's, or arrays ("")."""
+    if not device:
+        return sample_inputs(graph.inputs, rng, index_bounds(graph))
+    from .on_device import sample_tensors
+
+    return sample_tensors(graph.inputs, rng, index_bounds(graph), device)
+
+
 KEPT_BYTES = 1 << 22  # of outputs whose reference stays while a program runs at other sizes, and between those
 PIECE = 1 << 20  # elements compared at a time: large outputs need no float64 copies as a whole
 
@@ -174,7 +185,7 @@ def relative_error(value: Array, reference: Array) -> float:
         fine = np.isfinite(v) & np.isfinite(r)
         scale = math.hypot(scale, float(np.linalg.norm(r[fine])))
         gap = math.hypot(gap, float(np.linalg.norm(v[fine] - r[fine])))
-    return _share(gap, scale)
+    return share(gap, scale)
 
 
 def misplaced(value: Array, reference: Array, original: Array) -> bool:
@@ -201,46 +212,77 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
     return FACTORS[tolerance] * original + 2 * ulp
 
 
+Reference = tuple[Values, list[Any], list[Any]]  # values, float64 run, own-dtype run
+
+
 def verify(
     graph: Graph,
-    run: Callable[[Mapping[str, Array]], Sequence[Array]],
+    run: Callable[[Mapping[str, Any]], Sequence[Any]],
     *,
     tolerance: Tolerance = "eager",
     seed: int = 0,
     flops: float = 0.0,
     seeds: int | None = None,
-    references: dict[int, tuple[dict[str, Array], list[Array], list[Array]]] | None = None,
+    references: dict[int, Reference] | None = None,
+    device: str = "",
+    enough: Callable[[], bool] = lambda: False,
+    poll: Callable[[], object] = lambda: None,
 ) -> Verification:
     """Compare `run` (inputs and states by name -> outputs, then updates) with the graph on random inputs, of three seeds
     unless the model is large or `seeds` says otherwise.
 
-    `references` keeps (inputs, float64 run, own-dtype run) per seed between attempts on the same graph.
+    `references` keeps (inputs, float64 run, own-dtype run) per seed between attempts on the same graph. `device`: Torch's name
+    of the device that `run` takes and gives tensors of; there all is drawn, computed and compared (arrays on the host: "").
+    `enough`: asked before each seed but the first; where it says so the rest is left out, and the verdict says that. `poll` is
+    called before every operation of a reference run: what it raises ends the verification.
     """
     size = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
-    seeds = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
+    planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
+    if tolerance == "exact" or (device and not _fits(device, planned * size)):
+        device = ""
     known = references if references is not None else {}
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
-    for k in range(seeds):
-        if k not in known:
-            known[k] = _reference(graph, np.random.default_rng((seed, k)), bitwise=tolerance == "exact")
-        inputs, exact, own = known[k]
-        found = run({n: v.copy() for n, v in inputs.items()})
+    seeds = 0
+    while seeds < planned and not (seeds and enough()):
+        if seeds not in known:
+            drawing = np.random.default_rng((seed, seeds))
+            known[seeds] = _reference(graph, drawing, device, tolerance == "exact", poll)
+        inputs, exact, own = known[seeds]
+        found = run({n: v.clone() if is_torch(v) else v.copy() for n, v in inputs.items()})
         for name, root, y, r, o in zip(names, graph.roots, found, exact, own, strict=True):
-            worst[name].append(_compare(name, root.dtype, np.asarray(y), r, o, tolerance))
+            worst[name].append(_compare(name, root.dtype, y, r, o, tolerance))
+        seeds += 1
     outputs = tuple(max(worst[n], key=lambda o: (not o.finite, o.plan / max(o.allowed, 1e-30))) for n in names)
-    note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if seeds == 1 else ""
+    note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
+    note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
     return Verification(outputs, seeds, tolerance, note)
 
 
+def _fits(device: str, nbytes: int) -> bool:
+    from .on_device import fits
+
+    return fits(device, nbytes)
+
+
 def _reference(
-    graph: Graph, rng: np.random.Generator, *, bitwise: bool
-) -> tuple[dict[str, Array], list[Array], list[Array]]:
-    """Inputs, the float64 run, and the run in the graph's own dtypes; on the GPU if there is one and bits do not count."""
+    graph: Graph, rng: np.random.Generator, device: str, bitwise: bool, poll: Callable[[], object]
+) -> Reference:  # fmt: skip
+    """Inputs, the float64 run, and the run in the graph's own dtypes: on the program's device; else as arrays, which a GPU
+    computes if there is one and bits do not count."""
+    if device:
+        import torch
+
+        from .on_device import reference_tensors
+
+        try:
+            return reference_tensors(graph, rng, device, poll)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()  # the host has more memory, and takes more time
     leaves = [*graph.inputs, *graph.leaves("state")]
     inputs = sample_inputs(leaves, rng, index_bounds(graph))
     graph = graph.with_roots(expand_all(graph.roots))
-    if not bitwise and gpu_facts():
+    if not bitwise and not device and gpu_facts():
         import torch
 
         from .backends.torch_reference import evaluate_graph
@@ -248,10 +290,12 @@ def _reference(
         try:
             return inputs, evaluate_graph(graph, inputs, float64=True), evaluate_graph(graph, inputs)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # the host has more memory, and takes more time
+            torch.cuda.empty_cache()
     with np.errstate(all="ignore"):
-        exact = [_kept(r, root.dtype) for r, root in zip(evaluate(graph, inputs, float64=True), graph.roots)]
-        return inputs, exact, evaluate(graph, inputs, whole=bitwise)
+        wide = evaluate(graph, inputs, float64=True, poll=poll)
+        exact = [_kept(r, root.dtype) for r, root in zip(wide, graph.roots)]
+        del wide
+        return inputs, exact, evaluate(graph, inputs, whole=bitwise, poll=poll)
 
 
 def _kept(exact: Array, dtype: str) -> Array:
@@ -264,21 +308,35 @@ def _kept(exact: Array, dtype: str) -> Array:
     return kept if np.array_equal(np.isfinite(kept), np.isfinite(exact)) else exact
 
 
-def _compare(name: str, dtype: str, y: Array, exact: Array, own: Array, tolerance: Tolerance) -> OutputError:
+def _compare(name: str, dtype: str, y: Any, exact: Any, own: Any, tolerance: Tolerance) -> OutputError:
+    """How far an output is off, where its reference is: among tensors on a device, or among arrays."""
+    errors: Any = _errors
+    unequal: Any = _unequal
+    if is_torch(exact):
+        from . import on_device
+
+        y, errors, unequal = on_device.near(y, exact), on_device.errors, on_device.unequal
+    else:
+        y = array_of(y) if is_torch(y) else np.asarray(y)
     if tolerance == "exact" or not dtypes.is_float(dtype):
-        same = bool(np.array_equal(y, own, equal_nan=dtypes.is_float(dtype)))
-        if tolerance == "exact" and same and dtypes.is_float(dtype):
-            same = bool(np.array_equal(np.signbit(y[~np.isnan(y)]), np.signbit(own[~np.isnan(own)])))
-        if same:
-            return OutputError(name, 0.0, 0.0, 0.0)
-        share = float(np.mean(y != own)) if y.shape == own.shape and y.size else 1.0
-        loose = 0.0 if tolerance == "exact" else NEAR_TIES
+        share = unequal(y, own)
+        loose = 0.0 if tolerance == "exact" or not share else NEAR_TIES
         return OutputError(name, share, 0.0, loose, discrete=True)
     if y.shape != exact.shape:
-        original = relative_error(own, exact)
+        original = errors(own, exact, own)[1]
         return OutputError(name, float("inf"), original, allowed_error(tolerance, original, dtype), False)
-    plan, original, finite = _errors(y, exact, own)
+    plan, original, finite = errors(y, exact, own)
     return OutputError(name, plan, original, allowed_error(tolerance, original, dtype), finite)
+
+
+def _unequal(y: Array, own: Array) -> float:
+    """Share of the places where bits differ, one NaN being as good as another; 1 for another shape."""
+    if y.shape != own.shape:
+        return 1.0
+    if not dtypes.is_float(dtypes.name_of(own.dtype)):
+        return float(np.mean(y != own)) if own.size else 0.0
+    same = ((y == own) & (np.signbit(y) == np.signbit(own))) | (np.isnan(y) & np.isnan(own))
+    return float(np.mean(~same)) if own.size else 0.0
 
 
 def _errors(y: Array, exact: Array, own: Array) -> tuple[float, float, bool]:
@@ -303,8 +361,8 @@ def _errors(y: Array, exact: Array, own: Array) -> tuple[float, float, bool]:
         )
         original = math.hypot(original, float(np.linalg.norm(o[known] - r[known])))
         fine_scale = math.hypot(fine_scale, float(np.linalg.norm(r[known])))
-    return _share(plan, scale), _share(original, fine_scale), finite
+    return share(plan, scale), share(original, fine_scale), finite
 
 
-def _share(gap: float, scale: float) -> float:
+def share(gap: float, scale: float) -> float:
     return gap / scale if scale > 0 else (0.0 if gap == 0 else float("inf"))

@@ -1,0 +1,119 @@
+"""Verification where a program's values are: inputs, both reference runs and the comparison as tensors on one device.
+
+As in `verify.py`, which compares arrays on the host: the whole graph in float64 and in its own dtypes, every element of every
+output compared in float64. What large activations cost there (drawing them, copying them to the device and back, comparing
+them) is nearly all of the time that a small graph's verification takes; here nothing but a few sums reaches the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .backends.exchange import is_torch, tensor_of
+from .backends.torch_reference import evaluate_tensors, torch_dtype
+from .egraph import dtypes
+from .egraph.dims import concrete
+from .egraph.graph import Graph, Tensor
+from .egraph.interpret import expand_all
+from .egraph.widen import NARROW
+from .verify import index_bounds, random_indices, share
+
+if TYPE_CHECKING:
+    import torch
+
+PIECE = 1 << 22  # elements compared at a time: a few float64 copies of them must find room beside the outputs
+ROOM = 8  # times the bytes in and out: what references in float64, their inputs and copies of these take
+SHARE = 0.125  # of a device's memory that they may take: the rest is the program's
+
+
+def fits(device: str, nbytes: int) -> bool:
+    """Whether references for so many bytes of inputs and outputs leave room on a device for the program."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return True
+    return bool(ROOM * nbytes <= SHARE * torch.cuda.get_device_properties(device).total_memory)
+
+
+def sample_tensors(
+    leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None, device: str
+) -> dict[str, torch.Tensor]:
+    """Random values for inputs and states, of the distributions of `verify.sample_inputs`, drawn on a device: the same ones
+    for the same generator on the same kind of device."""
+    import torch
+
+    drawing = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
+    found = {}
+    for leaf in leaves:
+        shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
+        if kind == "float":
+            wide = torch.float64 if leaf.dtype == "float64" else torch.float32
+            drawn = torch.randn(shape, generator=drawing, dtype=wide, device=device).to(torch_dtype(leaf.dtype))
+        elif kind == "bool":
+            drawn = torch.rand(shape, generator=drawing, device=device) < 0.5
+        else:
+            indices = random_indices(shape, max(1, (bounds or {}).get(name, 2)), rng)
+            drawn = tensor_of(np.asarray(indices.astype(dtypes.numpy_dtype(leaf.dtype)), order="C")).to(device)
+        found[name] = drawn
+    return found
+
+
+def reference_tensors(
+    graph: Graph, rng: np.random.Generator, device: str, poll: Callable[[], object] = lambda: None
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """Inputs, the float64 run, and the run in the graph's own dtypes; torch.OutOfMemoryError where they find no room."""
+    inputs = sample_tensors([*graph.inputs, *graph.leaves("state")], rng, index_bounds(graph), device)
+    graph = graph.with_roots(expand_all(graph.roots))
+    exact = evaluate_tensors(graph, inputs, device, float64=True, poll=poll)
+    kept = [_kept(value, root.dtype) for value, root in zip(exact, graph.roots)]
+    del exact
+    return inputs, kept, evaluate_tensors(graph, inputs, device, poll=poll)
+
+
+def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
+    """As `verify._kept`: in float32 beside numbers of 16 bits, unless one of them becomes infinite there."""
+    if dtype not in NARROW:
+        return exact
+    kept = exact.float()
+    return kept if bool((kept.isfinite() == exact.isfinite()).all()) else exact
+
+
+def near(value: Any, like: torch.Tensor) -> torch.Tensor:
+    """An output, which may be an array, where its reference is."""
+    found: torch.Tensor = (value if is_torch(value) else tensor_of(np.asarray(value, order="C"))).to(like.device)
+    return found
+
+
+def errors(y: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> tuple[float, float, bool]:
+    """As `verify._errors`, of tensors of one shape: relative Frobenius errors of two runs over their finite places, and whether
+    the first has NaN and infinities only where another run has them."""
+    import torch
+
+    sums, finite = np.zeros(4), True
+    for start in range(0, exact.numel(), PIECE):
+        v, r, o = (x.reshape(-1)[start : start + PIECE].double() for x in (y, exact, own))
+        seen, known = v.isfinite() & r.isfinite(), o.isfinite() & r.isfinite()
+        parts = [
+            torch.linalg.vector_norm(torch.where(places, x, 0.0))
+            for places, x in ((seen, v - r), (seen, r), (known, o - r), (known, r))
+        ]
+        placed = (_alike(v, r) | _alike(v, o)).all()
+        *norms, fine = torch.stack([*parts, placed.double()]).tolist()  # waits for the device once
+        sums, finite = np.hypot(sums, norms), finite and bool(fine)
+    gap, scale, original, fine_scale = map(float, sums)
+    return share(gap, scale), share(original, fine_scale), finite
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where both are NaN, the same infinity, or finite."""
+    return (a.isfinite() & b.isfinite()) | (a.isinf() & (a == b)) | (a.isnan() & b.isnan())
+
+
+def unequal(y: torch.Tensor, own: torch.Tensor) -> float:
+    """Share of the places where integers or bools differ; 1 for another shape."""
+    if y.shape != own.shape:
+        return 1.0
+    return float((y != own).double().mean()) if own.numel() else 0.0
