@@ -180,6 +180,12 @@ def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
         np.copyto(out, work, casting="unsafe")
 
 
+def power(x: Array, y: Array, exponents: Array, out: Array) -> None:
+    """x ** y, each element with an exponent of its own: NumPy takes squares, roots and quotients where one is repeated."""
+    np.copyto(exponents, y)
+    np.power(np.atleast_1d(x), np.atleast_1d(exponents), out=np.atleast_1d(out))
+
+
 def log_softmax(x: Array, axis: int, work: Array, powers: Array, stat: Array, out: Array) -> None:
     """x - log(sum(exp(x))) along an axis, shifted by the largest value. `work` is out, or wider where out is half."""
     if work is not out:

@@ -163,6 +163,14 @@ def _div(x: Array, y: Array) -> Array:
         return np.true_divide(x, y).astype(x.dtype, copy=False)
 
 
+def _power(x: Array, y: Array) -> Array:
+    """Each element has an exponent of its own, whatever the strides: where one is repeated by a stride of 0, NumPy takes
+    squares, roots and quotients, which have other bits and, of -0 and -inf, other values."""
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    exponents = np.array(np.broadcast_to(y, shape), order="C")
+    return np.power(np.atleast_1d(x), np.atleast_1d(exponents)).reshape(shape)
+
+
 def _quiet(f: Callable[..., Array]) -> Callable[..., Array]:
     def run(*arrays: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -211,7 +219,7 @@ binary(
 binary("div", _div, "x / y of floats", linear=(0,), floats_only=True, flops=2, onnx=("Div",), aten=("div",))
 binary("floordiv", _quiet(np.floor_divide), "floor(x / y)", aten=("floor_divide",))
 binary("mod", _quiet(np.mod), "x - y * floor(x / y)", onnx=("Mod",), aten=("remainder",))
-binary("pow", _quiet(np.power), "x ** y", flops=16, onnx=("Pow",), aten=("pow",))
+binary("pow", _quiet(_power), "x ** y", flops=16, onnx=("Pow",), aten=("pow",))
 binary(
     "maximum", np.maximum, "the larger; NaN wins", commutative=True, associative=True, onnx=("Max",), aten=("maximum",)
 )

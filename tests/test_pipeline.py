@@ -347,6 +347,21 @@ def test_exact_composites_are_computed_as_the_interpreter_does() -> None:
     assert tg.optimize(tg.softmax(x @ x), tolerance="exact", measure=False).report.backend == "numpy on cpu"
 
 
+@pytest.mark.parametrize("exponent", [2.0, 0.5, -1.0])
+def test_exact_powers_do_not_depend_on_how_an_exponent_lies(exponent: float) -> None:
+    """NumPy squares where an exponent is repeated by a stride of 0, and takes powers where it is written out."""
+    x = tg.input("x", (400, 3))
+    one, each, row = (tg.full(shape, exponent) for shape in ((1, 1), (400, 3), (400, 1)))
+    made = tg.optimize([tg.pow(x, one), tg.pow(x, each), tg.pow(x, row)], tolerance="exact", **FAST)
+    data = np.concatenate([np.abs(normal(399, 3)), np.full((1, 3), -np.inf, np.float32)])
+    with np.errstate(all="ignore"):
+        want = np.power(data, np.full_like(data, exponent))
+    for found in made(data):
+        np.testing.assert_array_equal(found, want)
+    single = tg.optimize(tg.pow(tg.input("x", ()), exponent), tolerance="exact", **FAST)
+    assert single(data[0, 0]) == want[0, 0]
+
+
 @pytest.mark.parametrize("tolerance", ["eager", "fast", 1e-3])
 def test_tolerances_pass(tolerance: Any) -> None:
     expression, _, w = example()
