@@ -69,7 +69,7 @@ class Roles:
     def waiting(self, rights: int) -> int:
         """Pieces of results that can lie in shared memory, for each group; 0: there is no room."""
         left = ROOM - self.stages * (self.stage(rights) + 64)
-        return min(2, left // (GROUPS * self.height * 2 * PIECE))
+        return max(0, min(2, left // (GROUPS * self.height * 2 * PIECE)))
 
 
 @dataclass(frozen=True)

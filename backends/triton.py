@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ..egraph.graph import Tensor
 from .generated import CARRYING, COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, template_of
@@ -63,9 +64,10 @@ class TritonEmitter:
     needs: tuple[str, ...] = ("torch", "triton")
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """See gluon_space.py and triton_space.py."""
+        """See gluon_space.py and triton_space.py, in turn."""
         roles = list(role_schedules(kernel, shape))
-        return [*roles, *schedules(kernel, shape, COUNT - len(roles), splits=splits)]
+        plain = schedules(kernel, shape, COUNT - len(roles), splits=splits)
+        return [s for pair in zip_longest(roles, plain) for s in pair if s is not None]  # a first look sees both kinds
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
         """See triton_fits.py and gluon_space.py."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,11 +20,13 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import cuda_roles
 from tensor_graphs.backends.cuda_cpp import BACKEND, generated
 from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY, cuda_text
-from tensor_graphs.backends.cuda_role_library import ROLE_INTRINSICS, ROLE_LIBRARY, product_text
+from tensor_graphs.backends.cuda_role_library import COLUMNS, GROUPS, PIECE, ROLE_INTRINSICS, ROLE_LIBRARY, product_text
 from tensor_graphs.backends.cuda_role_space import role_schedules, roles_fit
+from tensor_graphs.backends.cuda_roles import Roles
 from tensor_graphs.backends.cuda_text import CudaLaunch
 from tensor_graphs.backends.generated import Generated, launches, template_of
 from tensor_graphs.backends.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.triton_fits import SHARED
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Tensor, topological
 from tensor_graphs.egraph.interpret import evaluate
@@ -203,6 +206,22 @@ def test_roles_are_proposed_where_they_are_legal() -> None:
         for change in ({"m": 96}, {"n": 72}, {"n": 512}, {"stages": 9}, {"turns": 4}, {"down": 2, "across": 2}, {"roles": 2},
                        {"warps": 4}, {"m": 256, "n": 256}, {"m": 64, "turns": 1}):  # fmt: skip
             assert not roles_fit(found.kernel, found.shape, {**BASE, **change}), change
+
+
+def test_what_lies_in_shared_memory_has_room_there() -> None:
+    """Five stages of 256 rows and 128 columns once passed, and wrote where nothing was."""
+    asked = {
+        (m, n, stages, turns, rights): (Roles(m, n, stages, turns), rights)
+        for m, n, stages, turns, rights in product((64, 128, 256), COLUMNS, range(2, 9), (1, 2), (1, 2))
+    }
+    for key, (roles, rights) in asked.items():
+        waiting = roles.waiting(rights)
+        ring = roles.stages * (roles.stage(rights) + 16) + waiting * GROUPS * roles.height * 2 * PIECE + 8 * GROUPS
+        assert waiting in (0, 1, 2) and (not waiting or 1024 + ring <= SHARED), key
+    template, call = called("gelu")
+    found = template.lower(call)
+    assert found is not None and asked[256, 128, 4, 1, 1][0].waiting(1) > 0
+    assert not roles_fit(found.kernel, found.shape, {**BASE, "m": 256, "n": 128, "stages": 5, "early": 1})
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,9 @@ def test_tiles_divide_what_there_is() -> None:
     found = template.lower(call)  # type: ignore[attr-defined]
     assert found is not None
     first, *_ = proposed(template, call)
-    assert next(iter(template.space(call))) == first and template.fits(replace(call, schedule=first))  # type: ignore[misc]
+    space = list(template.space(call))  # type: ignore[misc]
+    assert ["roles" in s for s in space[:2]] == [True, False], "a first look is at roles and at what does without"
+    assert space[0] == first and template.fits(replace(call, schedule=first))  # type: ignore[misc]
     for change in (
         {"tall": 192},
         {"wide": 96},

@@ -82,7 +82,7 @@ def test_roles_are_proposed_where_they_are_legal() -> None:
     found = template.lower(call)
     assert found is not None
     proposed = list(role_schedules(found.kernel, found.shape))
-    assert proposed and list(template.space(call))[: len(proposed)] == proposed  # type: ignore[misc]
+    assert proposed and list(template.space(call))[: 2 * len(proposed) : 2] == proposed  # type: ignore[misc]
     fits = template.fits
     assert fits is not None and all(fits(replace(call, schedule=s)) for s in proposed)
     for change in ({"m": 64}, {"warps": 4}, {"stages": 9}, {"k1": 256}, {"boxes": 1}, {"k1": 24}, {"k0": 256}):
