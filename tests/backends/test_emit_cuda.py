@@ -15,11 +15,12 @@ from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.emission import device_of, emit_for
 from tensor_graphs.backends.program import Program, load_program
 from tensor_graphs.backends.registry import backend, backends
-from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, ShapeError, UsageError
 from tensor_graphs.extract.kernel import Plan
+
+from .test_program import encoder
 
 torch = pytest.importorskip("torch")
 
@@ -31,19 +32,6 @@ everywhere = pytest.mark.parametrize("device", DEVICES)
 
 def plan(graph: Graph) -> Plan:
     return direct_plan(graph, [CUDA])
-
-
-def encoder() -> tuple[Graph, dict[str, np.ndarray]]:
-    x = t.input("x", (2, 8, 16))
-    w, b, g = t.param("layer.0/w", (16, 16)), t.param("b", (16,)), t.param("g", (16,))
-    h = c.gelu(c.linear(x, w, b))
-    q = t.permute(t.reshape(h, (2, 8, 4, 4)), (0, 2, 1, 3))
-    a = c.softmax(t.matmul(q, t.transpose(q)) * 0.5, axis=3)
-    o = t.reshape(t.permute(t.matmul(a, q), (0, 2, 1, 3)), (2, 8, 16))
-    graph = Graph.of({"y": c.layer_norm(o + x, g, b, eps=1e-5), "largest": t.max(h, axis=-1)}, name="encoder")
-    rng = np.random.default_rng(0)
-    sizes = {"layer.0/w": (16, 16), "b": (16,), "g": (16,)}
-    return graph, {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
 
 
 @everywhere

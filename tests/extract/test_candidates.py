@@ -103,7 +103,7 @@ def test_operands_that_are_all_views_of_one_product_are_combined() -> None:
 def test_dense_operands_get_no_other_layout() -> None:
     dense = Template("t.exp", "numpy", "exp(x)", "np.exp({x}, out={out})", dense=("x",))
     views = [t for t in NUMPY[0].templates if t.family in ("view", "copy")]
-    found = build(tg.exp(tg.input("x", (3, 4)).T), [_Backend([dense, *views])])
+    found = build(tg.exp(tg.input("x", (3, 4)).T), [Kernels([dense, *views])])
     assert {c.inputs[0][1].strides for c in found.candidates if c.template is dense} == {(3, 1)}
     assert found.roots[0] in made(found), "a copy makes the row-major operand"
 
@@ -112,12 +112,12 @@ def test_kernels_with_a_layout_of_their_own() -> None:
     column = lambda call: tuple(reversed(contiguous(tuple(reversed(call.output.type.shape)))))
     odd = Template("t.exp", "numpy", "exp(x)", "np.exp({x}, out={out})", layout=column)
     rest = [t for t in NUMPY[0].templates if t.family in ("view", "copy") or t.name == "np.tanh"]
-    found = build(tg.tanh(tg.exp(tg.input("x", (3, 4)))), [_Backend([odd, *rest])])
+    found = build(tg.tanh(tg.exp(tg.input("x", (3, 4)))), [Kernels([odd, *rest])])
     written = {c.output.strides for c in found.candidates if c.template is odd}
     assert written == {(1, 3)}
     assert {c.inputs[0][1].strides for c in found.candidates if c.template.name == "np.tanh"} >= {(1, 3)}
     assert found.roots[0] in made(found)
-    found = build(tg.exp(tg.input("x", (3, 4))), [_Backend([odd, *rest])])
+    found = build(tg.exp(tg.input("x", (3, 4))), [Kernels([odd, *rest])])
     assert found.roots[0] in made(found), "a root in another layout is copied"
 
 
@@ -126,17 +126,17 @@ def test_prepared_operands_must_be_weights() -> None:
         "t.matmul", "numpy", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", prep={"w": "np.ascontiguousarray({w})"}
     )
     x, y, w = tg.input("x", (2, 3)), tg.input("y", (3, 4)), tg.param("w", (3, 4))
-    assert names(build(x @ w, [_Backend([packed])])) == ["t.matmul"]
-    assert names(build(x @ y, [_Backend([packed])])) == []
+    assert names(build(x @ w, [Kernels([packed])])) == ["t.matmul"]
+    assert names(build(x @ y, [Kernels([packed])])) == []
 
 
 def test_what_no_root_may_use_is_left_out() -> None:
     x = tg.input("x", (4,))
     lost = Template("t.lost", "numpy", "exp(tanh(x))", "{out}", applies=lambda call: False)
-    found = build(tg.exp(tg.tanh(x)), [_Backend([lost, *NUMPY[0].templates])])
+    found = build(tg.exp(tg.tanh(x)), [Kernels([lost, *NUMPY[0].templates])])
     assert "t.lost" not in names(found)
     only = [t for t in NUMPY[0].templates if t.name == "np.exp"]
-    assert build(tg.exp(tg.tanh(x)), [_Backend(only)]).candidates == [], "nothing makes tanh"
+    assert build(tg.exp(tg.tanh(x)), [Kernels(only)]).candidates == [], "nothing makes tanh"
 
 
 def test_equal_calls_are_one_object() -> None:
@@ -184,7 +184,9 @@ def test_the_same_view_gives_the_same_candidates() -> None:
     assert key(once) == key(twice) and once.stats == twice.stats
 
 
-class _Backend:
+class Kernels:
+    """A backend of some kernels."""
+
     name = device = "test"
     helpers: dict[str, str] = {}
 

@@ -20,6 +20,8 @@ from tensor_graphs.extract.placement import place
 from tensor_graphs.extract.problem import Limit, Problem, evaluate
 from tensor_graphs.extract.solve import solve
 
+from .test_solve import brute_force
+
 Nodes = list[tuple[int, tuple[int, ...], float]]
 
 
@@ -48,33 +50,10 @@ def limited(draw: st.DrawFn) -> Problem:
     return Problem.build(nodes, roots, limits=limits)
 
 
-def extractions(problem: Problem) -> list[tuple[float, frozenset[int]]]:
-    """Every extraction that keeps the limits, cheapest first."""
-    members: list[list[int]] = [[] for _ in range(problem.n_classes)]
-    for node, c in enumerate(problem.cls.tolist()):
-        members[c].append(node)
-    found: dict[frozenset[int], float] = {}
-    for picked in itertools.product(*[m or [-1] for m in members]):
-        try:
-            cost = evaluate(problem, picked)
-        except ExtractionError:
-            continue
-        used: set[int] = set()
-        todo = list(problem.roots)
-        while todo:
-            node = picked[todo.pop()]
-            if node not in used:
-                used.add(node)
-                todo += problem.kid[problem.off[node] : problem.off[node + 1]].tolist()
-        if all(math.fsum(limit.use[list(used)]) <= limit.most * (1 + 1e-9) for limit in problem.limits):
-            found[frozenset(used)] = cost
-    return sorted(((cost, nodes) for nodes, cost in found.items()), key=lambda e: (e[0], sorted(e[1])))
-
-
 @settings(deadline=None, max_examples=120)
 @given(limited(), st.sampled_from(["auto", "cp-sat", "highs", "greedy"]))
 def test_limits_are_kept_at_least_cost(problem: Problem, method: Any) -> None:
-    every = extractions(problem)
+    every = brute_force(problem)
     if not every:
         with pytest.raises(ExtractionError, match="keeps the limits"):
             solve(problem, method=method)
@@ -93,7 +72,7 @@ def test_limits_are_kept_at_least_cost(problem: Problem, method: Any) -> None:
 @settings(deadline=None, max_examples=40)
 @given(limited())
 def test_k_best_under_limits_lists_all(problem: Problem) -> None:
-    every = extractions(problem)
+    every = brute_force(problem)
     if not every or len(every) > 30:
         return
     found = list(k_best(problem, count=40, max_gap=math.inf, time_limit=60))
@@ -106,7 +85,7 @@ def test_k_best_under_limits_lists_all(problem: Problem) -> None:
 def test_diversity_is_a_share_of_new_kernels(spec: tuple[Nodes, list[int]], share: float) -> None:
     """Each is the cheapest of those that differ enough from all before it, as brute force finds them."""
     problem = Problem.build(*spec)
-    every = extractions(problem)
+    every = brute_force(problem)
     kernels = problem.cost > 0
     found = list(k_best(problem, count=4, max_gap=math.inf, diversity=share, time_limit=30))
     kept: list[frozenset[int]] = []

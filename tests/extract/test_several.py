@@ -35,6 +35,8 @@ from tensor_graphs.extract.together import MOST, Together
 from tensor_graphs.extract.uses import Uses
 from tensor_graphs.rules import ALL
 
+from .test_candidates import Kernels
+
 VIEW = view_of(Graph.of(tg.input("x", (4,)) + 1.0))
 PLAIN = Template("np.add", "numpy", "x + x", "np.add({x}, {x}, out={out})")
 
@@ -159,14 +161,14 @@ def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
     code = "np.copyto({out}, {a}); np.copyto({out1}, {a})"
     late = Template("np.late", "numpy", "sin(a + exp(x));exp(x)", code)
     good = Template("np.good", "numpy", "sin(a + b);cos(a)", code)
-    kernels = candidates(found, [_Backend([late, good]), backend("numpy")], view_strides)
+    kernels = candidates(found, [Kernels([late, good]), backend("numpy")], view_strides)
     assert {c.template.name for c in kernels.candidates if c.more} == {"np.good"}
-    one = list(_Builder(found, [_Backend([late])], view_strides, None)._matches(late))
+    one = list(_Builder(found, [Kernels([late])], view_strides, None)._matches(late))
     assert [(found.classes[end], found.classes[table])] == [(m.cls, *m.more) for m in one], (
         "it fits, but comes too late"
     )
     with pytest.raises(RuleError, match="reads z"):
-        candidates(found, [_Backend([replace(late, pattern="sin(a + b);exp(z)")])], view_strides)
+        candidates(found, [Kernels([replace(late, pattern="sin(a + b);exp(z)")])], view_strides)
     levels = components([list(kids) for kids in _reads(kernels)])[1]
     assert all(len(member) == 1 for member in levels), "the order has no cycle"
 
@@ -272,7 +274,7 @@ def test_a_plan_makes_every_output_once() -> None:
     found = view_of(graph)
     both = Template("np.both", "numpy", "exp(x);tanh(exp(x))", "np.exp({x}, out={out}); np.tanh({out}, out={out1})")
     assert both.operands == ("x",) and both.writes_out(_call(found, h))
-    kernels = candidates(found, [_Backend([both]), backend("numpy")], view_strides)
+    kernels = candidates(found, [Kernels([both]), backend("numpy")], view_strides)
     (one,) = [c for c in kernels.candidates if c.more]
     assert [v.cls for v in one.outputs] == [found.classes[h], found.classes[n]] and one.call.outputs == (
         one.call.output,
@@ -288,7 +290,7 @@ def test_a_plan_makes_every_output_once() -> None:
     for a, b in zip(program.flat(value), (np.exp(value), np.tanh(np.exp(value)))):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     other = Graph.of([h, tg.tanh(x)])
-    apart = candidates(view_of(other), [_Backend([both]), backend("numpy")], view_strides)
+    apart = candidates(view_of(other), [Kernels([both]), backend("numpy")], view_strides)
     assert not [c for c in apart.candidates if c.more]
 
 
@@ -304,14 +306,3 @@ class _Each:
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:
         return [Priced(1.0, 1.0, 1.0, "bound")] * len(found)
-
-
-class _Backend:
-    name = device = "test"
-    helpers: dict[str, str] = {}
-
-    def __init__(self, templates: Any) -> None:
-        self.templates = templates
-
-    def unavailable(self) -> str:
-        return ""

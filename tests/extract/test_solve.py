@@ -42,7 +42,7 @@ def problems(draw: st.DrawFn, acyclic: bool = False) -> Problem:
 
 
 def brute_force(problem: Problem) -> list[tuple[float, frozenset[int]]]:
-    """Every extraction, cheapest first: cost and chosen nodes."""
+    """Every extraction that keeps the problem's limits, cheapest first: cost and chosen nodes."""
     members: list[list[int]] = [[] for _ in range(problem.n_classes)]
     for node, c in enumerate(problem.cls.tolist()):
         members[c].append(node)
@@ -52,14 +52,16 @@ def brute_force(problem: Problem) -> list[tuple[float, frozenset[int]]]:
             cost = evaluate(problem, picked)
         except ExtractionError:
             continue
-        used, todo = set(), list(problem.roots)
+        used: set[int] = set()
+        todo = list(problem.roots)
         while todo:
             node = picked[todo.pop()]
             if node not in used:
                 used.add(node)
                 todo += problem.kid[problem.off[node] : problem.off[node + 1]].tolist()
-        found[frozenset(used)] = cost
-    return sorted((cost, nodes) for nodes, cost in found.items())
+        if all(math.fsum(limit.use[list(used)]) <= limit.most * (1 + 1e-9) for limit in problem.limits):
+            found[frozenset(used)] = cost
+    return sorted(((cost, nodes) for nodes, cost in found.items()), key=lambda e: (e[0], sorted(e[1])))
 
 
 def block(offset: int, below: int, *, cyclic: bool = False) -> list[tuple[int, tuple[int, ...], float]]:
