@@ -50,13 +50,14 @@ def main() -> None:
     from tensor_graphs.backends.measure_gpu import GpuMeasurer
     from tensor_graphs.backends.registry import select
     from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+    from tensor_graphs.source import as_graph
 
     work = WORKLOADS[options.workload]
     inputs, weights = work.arguments("cpu")
     there = lambda self: ""
     with mock.patch.object(TorchCudaBackend, "unavailable", there), mock.patch.object(Generator, "unavailable", there):
         session = pipeline.Session(pipeline.Options(backend="triton-only"))
-        graph = pipeline.as_graph(work.module(weights), tuple(inputs))
+        graph = as_graph(work.module(weights), tuple(inputs))
         view, _, _ = pipeline.saturated(session, pipeline.prepare(session, graph, None).work)
         start = time.monotonic()
         found = pipeline.hypergraph(session, view, select("triton-only"))

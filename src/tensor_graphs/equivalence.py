@@ -11,8 +11,8 @@ from .egraph.saturate import Limits
 from .egraph.simplify import simplify
 from .egraph.worker import default_pool
 from .errors import ShapeError
-from .pipeline import as_graph
 from .rules.prove import LIMITS, NAMED, Prover
+from .source import as_graph
 
 _prover: list[Prover] = []
 

@@ -35,8 +35,9 @@ def explain(
         return {"blocks": [b.to_json() for b in found]}, "\n".join(map(str, found))
     from . import pipeline
     from .egraph.blocks import find_blocks
+    from .source import as_graph
 
-    graph = pipeline.as_graph(target, dims=dims, trust=trust)
+    graph = as_graph(target, dims=dims, trust=trust)
     session = pipeline.Session(pipeline.Options(backend=backend))
     prepared = pipeline.prepare(session, graph, dims)
     blocks = find_blocks(prepared.work)

@@ -5,7 +5,6 @@ load → simplify → widen → blocks → saturate → glue → candidates → 
 
 from __future__ import annotations
 
-import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from .backends.views import view_strides
 from .costdb.store import Store, default_root
 from .egraph.blocks import Blocks, find_blocks
 from .egraph.empty import without_empty
-from .egraph.graph import Graph, Tensor
+from .egraph.graph import Graph
 from .egraph.interpret import expand_all
 from .egraph.masks import canonical_masks
 from .egraph.ops import OPS
@@ -39,7 +38,7 @@ from .egraph.union import saturate_in_stages
 from .egraph.view import EGraphView, glue, view_of
 from .egraph.widen import widen
 from .egraph.worker import default_pool
-from .errors import ExportError, NoPlanError, ShapeError, UsageError, WorkerError
+from .errors import NoPlanError, ShapeError, UsageError, WorkerError
 from .explorer import Explorer
 from .extract import budgets
 from .extract.ahead import load_solvers
@@ -55,11 +54,9 @@ from .prices import CostPricer
 from .remember import Memory, Remembered, content_digest, key_of_search, listing, still_good, text_digest
 from .report import BlockReport, Report, kernel_rows
 from .rules import ALL
+from .source import as_graph, bound, sizes_of
 from .symbolic import Symbolic, why_fixed
 from .verify import Tolerance, Verification, allowed_error, sampled_near, verify
-
-DEFAULT_SEQUENCE = 128
-BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
 
 
 @dataclass
@@ -123,118 +120,6 @@ class Session:
     def left(self) -> float:
         """Seconds of the budget that remain."""
         return self.options.budget - (time.monotonic() - self.start)
-
-
-# ---------------------------------------------------------------- what to run
-def as_graph(
-    source: Any,
-    example_inputs: Any = None,
-    *,
-    params: Mapping[str, Any] | None = None,
-    dims: Mapping[str, int] | None = None,
-    dynamic_shapes: Any = None,
-    example_kwargs: Mapping[str, Any] | None = None,
-    trust: bool = False,
-) -> Graph:
-    """The graph of an expression, a sequence or dict of them, a Graph, a function, an nn.Module, an ExportedProgram, or a
-    path."""
-    if isinstance(source, Graph):
-        graph = source
-    elif isinstance(source, Tensor) or (
-        isinstance(source, list | tuple | dict)
-        and source
-        and all(isinstance(t, Tensor) for t in (source.values() if isinstance(source, dict) else source))
-    ):
-        graph = Graph.of(source)
-    elif isinstance(source, str | Path):
-        from .models.load import load
-
-        graph = load(source, dims=dims, trust=trust)
-    elif type(source).__name__ == "ExportedProgram":
-        from .models.export import from_exported
-
-        graph = from_exported(source)
-    elif type(source).__module__.startswith("torch") or _is_module(source):
-        from .models.export import load_module
-
-        args = _tuple(example_inputs)
-        graph = load_module(source, args, example_kwargs=example_kwargs, dims=dims, dynamic_shapes=dynamic_shapes)
-    elif callable(source):
-        graph = _of_function(source, _tuple(example_inputs))
-    else:
-        raise UsageError(
-            f"cannot optimize a {type(source).__name__}",
-            hint="give an expression, a function with example_inputs, an nn.Module with example_inputs, or a model's path",
-        )
-    if example_kwargs and not _is_module(source):
-        raise UsageError("example_kwargs are for an nn.Module", hint="give a function its example_inputs by position")
-    unbound = {n: s for n, s in (dims or {}).items() if n not in graph.free_dims}
-    if unbound and not isinstance(source, str | Path) and not _is_module(source):  # loaders have bound them, or refused
-        raise UsageError(f"no dimension is called {sorted(unbound)}", hint=f"the graph has {sorted(graph.free_dims)}")
-    if params:
-        leaves = {str(n.attr("name")) for op in ("param", "state") for n in graph.leaves(op)}
-        if unknown := sorted(set(params) - leaves):
-            raise UsageError(f"no params are called {unknown}", hint=f"the graph has {sorted(leaves)}")
-        graph = replace(graph, params={**graph.params, **{n: _array(v) for n, v in params.items()}})
-        graph.check()
-    return graph
-
-
-def _of_function(function: Callable[..., Any], examples: tuple[Any, ...]) -> Graph:
-    """Traced with tensors of ours; where the examples are Torch's and the function calls Torch on them, exported."""
-    from .models.trace import trace
-
-    try:
-        return trace(function, examples)
-    except (UsageError, TypeError, AttributeError) as problem:
-        if not any(type(e).__module__.partition(".")[0] == "torch" for e in examples):
-            raise
-        from .models.export import load_module
-
-        try:
-            return load_module(function, examples)
-        except ExportError:
-            if isinstance(problem, UsageError):
-                raise problem from None
-            raise
-
-
-def _sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
-    """Sizes by the graph's names of its free dimensions: a file's names need not be identifiers. UsageError for others."""
-    free = graph.free_dims
-    found = {n if n in free else re.sub(r"\W+", "_", n).strip("_"): s for n, s in (sizes or {}).items()}
-    if unknown := sorted(set(found) - set(free)):
-        raise UsageError(f"no dimension is called {unknown}", hint=f"the graph has {sorted(free)}")
-    return found
-
-
-def _is_module(source: Any) -> bool:
-    return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(source).__mro__)
-
-
-def _tuple(values: Any) -> tuple[Any, ...]:
-    if values is None:
-        return ()
-    return tuple(values) if isinstance(values, list | tuple) else (values,)
-
-
-def _array(value: Any) -> Any:
-    if type(value).__module__.startswith("torch"):
-        from .models.torch_arrays import to_numpy
-
-        return to_numpy(value)
-    return value if hasattr(value, "load") else np.asarray(value)
-
-
-def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
-    """The graph at concrete sizes: those given, batch 1 and sequence 128 for the others; and all sizes used."""
-    chosen = dict(sizes or {})
-    for name, atom in graph.free_dims.items():
-        if name not in chosen:
-            wanted = 1 if name.lower() in BATCH_NAMES else DEFAULT_SEQUENCE
-            chosen[name] = min(max(wanted, atom.min), atom.max)
-    used = {n: s for n, s in chosen.items() if n in graph.free_dims}
-    return (graph.bind(used) if used else graph), chosen
 
 
 # ---------------------------------------------------------------- the stages
@@ -460,7 +345,7 @@ def optimize(
             trust=trust,
         )  # fmt: skip
         graph = graph.bind({n: s for n, s in given.items() if n in graph.free_dims})
-        sizes = {**given, **_sizes_of(graph, dims)}
+        sizes = {**given, **sizes_of(graph, dims)}
         if fixed is True:
             graph, sizes = bound(graph, sizes)
     return optimize_graph(session, graph, sizes)

@@ -24,6 +24,7 @@ from .extract.work import graph_flops
 from .origin import chosen_terms, read_origin
 from .prices import CostPricer
 from .rules import ALL
+from .source import as_graph
 from .verify import index_bounds
 
 REPLAYED_FLOPS = 1e11  # blocks with more arithmetic are explained, but replayed only if asked for
@@ -111,7 +112,7 @@ def explain_rewrites(
     measured. Takes what `optimize` takes.
     """
     session = pipeline.Session(pipeline.Options(backend, limits=limits or Limits(), measure=False))
-    graph = pipeline.as_graph(source, example_inputs, dims=dims, trust=trust)
+    graph = as_graph(source, example_inputs, dims=dims, trust=trust)
     _, blocks, views = pipeline.saturated(session, pipeline.prepare(session, graph, dims).work)
     return list(_blocks(session, blocks, views, replay))
 

@@ -21,6 +21,7 @@ from .diagnose import meaning
 from .egraph.graph import Graph, structural_digest
 from .errors import UsageError
 from .extract.kernel import Plan
+from .source import as_graph
 from .timing import clock_of, interleaved
 from .verify import index_bounds, sample_inputs
 
@@ -82,7 +83,7 @@ def profile(
             f"{count} paths, {workers} workers", hint="at least one path, and no negative number of workers"
         )
     with settings.override(**({"workers": workers} if workers else {})):
-        graph = pipeline.as_graph(model, dims=dims, trust=trust)
+        graph = as_graph(model, dims=dims, trust=trust)
         first = pipeline.optimize(
             graph, dims=dims, backend=backend, budget=budget, costdb=costdb, again=True, progress=progress
         )

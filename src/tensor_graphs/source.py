@@ -1,0 +1,137 @@
+"""What a user gives, as a graph: expressions, functions, modules, paths; weights bound, sizes by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .egraph.graph import Graph, Tensor
+from .errors import ExportError, UsageError
+
+DEFAULT_SEQUENCE = 128
+BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
+
+
+def as_graph(
+    source: Any,
+    example_inputs: Any = None,
+    *,
+    params: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+    dynamic_shapes: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
+) -> Graph:
+    """The graph of an expression, a sequence or dict of them, a Graph, a function, an nn.Module, an ExportedProgram, or a
+    path. `params` are bound by name, and `dims` fix free dimensions of what is loaded or exported. UsageError for anything else,
+    and for names that the graph does not have."""
+    module = _is_module(source)
+    if example_kwargs and not module:
+        raise UsageError("example_kwargs are for an nn.Module", hint="give a function its example_inputs by position")
+    if isinstance(source, Graph):
+        graph = source
+    elif _is_expression(source):
+        graph = Graph.of(source)
+    elif isinstance(source, str | Path):
+        from .models.load import load
+
+        graph = load(source, dims=dims, trust=trust)
+    elif type(source).__name__ == "ExportedProgram":
+        from .models.export import from_exported
+
+        graph = from_exported(source)
+    elif type(source).__module__.startswith("torch") or module:
+        from .models.export import load_module
+
+        args = _tuple(example_inputs)
+        graph = load_module(source, args, example_kwargs=example_kwargs, dims=dims, dynamic_shapes=dynamic_shapes)
+    elif callable(source):
+        graph = _of_function(source, _tuple(example_inputs))
+    else:
+        raise UsageError(
+            f"cannot optimize a {type(source).__name__}",
+            hint="give an expression, a function with example_inputs, an nn.Module with example_inputs, or a model's path",
+        )
+    if not (isinstance(source, str | Path) or module):  # loaders have bound them, or refused
+        _refuse_unknown("no dimension is called", dims or {}, graph.free_dims)
+    return _with_params(graph, params) if params else graph
+
+
+def _is_expression(source: Any) -> bool:
+    parts = source.values() if isinstance(source, dict) else source if isinstance(source, list | tuple) else [source]
+    return bool(parts) and all(isinstance(t, Tensor) for t in parts)
+
+
+def _refuse_unknown(message: str, names: Iterable[str], known: Iterable[str]) -> None:
+    if unknown := sorted(set(names) - set(known)):
+        raise UsageError(f"{message} {unknown}", hint=f"the graph has {sorted(known)}")
+
+
+def _with_params(graph: Graph, params: Mapping[str, Any]) -> Graph:
+    """The graph with weights and states bound by name, and checked."""
+    leaves = {str(n.attr("name")) for op in ("param", "state") for n in graph.leaves(op)}
+    _refuse_unknown("no params are called", params, leaves)
+    graph = replace(graph, params={**graph.params, **{n: _array(v) for n, v in params.items()}})
+    graph.check()
+    return graph
+
+
+def _of_function(function: Callable[..., Any], examples: tuple[Any, ...]) -> Graph:
+    """Traced with tensors of ours; where the examples are Torch's and the function calls Torch on them, exported."""
+    from .models.trace import trace
+
+    try:
+        return trace(function, examples)
+    except (UsageError, TypeError, AttributeError) as problem:
+        if not any(type(e).__module__.partition(".")[0] == "torch" for e in examples):
+            raise
+        from .models.export import load_module
+
+        try:
+            return load_module(function, examples)
+        except ExportError:
+            if isinstance(problem, UsageError):
+                raise problem from None
+            raise
+
+
+def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
+    """Sizes by the graph's names of its free dimensions: a file's names need not be identifiers. UsageError for others."""
+    free = graph.free_dims
+    found = {n if n in free else re.sub(r"\W+", "_", n).strip("_"): s for n, s in (sizes or {}).items()}
+    _refuse_unknown("no dimension is called", found, free)
+    return found
+
+
+def _is_module(source: Any) -> bool:
+    return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(source).__mro__)
+
+
+def _tuple(values: Any) -> tuple[Any, ...]:
+    if values is None:
+        return ()
+    return tuple(values) if isinstance(values, list | tuple) else (values,)
+
+
+def _array(value: Any) -> Any:
+    if type(value).__module__.startswith("torch"):
+        from .models.torch_arrays import to_numpy
+
+        return to_numpy(value)
+    return value if hasattr(value, "load") else np.asarray(value)
+
+
+def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
+    """The graph at concrete sizes: those given, batch 1 and sequence 128 for the others; and all sizes used."""
+    chosen = dict(sizes or {})
+    for name, atom in graph.free_dims.items():
+        if name not in chosen:
+            wanted = 1 if name.lower() in BATCH_NAMES else DEFAULT_SEQUENCE
+            chosen[name] = min(max(wanted, atom.min), atom.max)
+    used = {n: s for n, s in chosen.items() if n in graph.free_dims}
+    return (graph.bind(used) if used else graph), chosen
