@@ -103,20 +103,17 @@ class Congruence:
         return [*forth, *reversed(back)]
 
     def links(self, term: Tensor) -> Iterator[Link]:
-        """All single steps away from a term: equations, and terms whose operands are equal one by one."""
+        """All single steps away from a term: equations, and terms whose operands are equal one by one, or constants that are
+        one in their dtype."""
         if self._alike is None:
             self._alike = {}
             for node in self._above:
-                if node.args:
-                    self._alike.setdefault(self._signature(node), []).append(node)
+                self._alike.setdefault(self._signature(node), []).append(node)
         for other, equation in self._stated.get(term, ()):
             yield Link(term, other, equation)
-        if term.args:
-            for other in self._alike[self._signature(term)]:
-                if other is not term:
-                    yield Link(term, other, None)
-        if term in self._why and not term.args:  # constants that are one in their dtype
-            yield Link(term, *self._why[term])
+        for other in self._alike[self._signature(term)]:
+            if other is not term:
+                yield Link(term, other, None)
 
     @property
     def terms(self) -> int:

@@ -19,10 +19,11 @@ def widen(graph: Graph) -> Graph:
     if all(n.dtype not in NARROW for n in graph.nodes()):
         return graph
     wide = rebuild(graph.roots, _change)
-    return graph.with_roots([_cast(w, r.dtype) for w, r in zip(wide, graph.roots, strict=True)])
+    return graph.with_roots([as_dtype(w, r.dtype) for w, r in zip(wide, graph.roots, strict=True)])
 
 
-def _cast(x: Tensor, dtype: str) -> Tensor:
+def as_dtype(x: Tensor, dtype: str) -> Tensor:
+    """The value in a dtype: itself, what it was cast from, or its cast."""
     if x.dtype == dtype:
         return x
     if x.op == "cast" and x.args[0].dtype == dtype:  # a 16-bit leaf that goes straight to an output
@@ -36,11 +37,11 @@ def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
     if attrs.get("dtype") in NARROW and node.op not in ("input", "param", "state", "constant"):
         attrs["dtype"] = WIDE
     if node.op == "cast":
-        return _cast(args[0], attrs["dtype"])
+        return as_dtype(args[0], attrs["dtype"])
     if node.op == "gather" and node.dtype in NARROW and args[0].op == "cast" and args[0].args[0].dtype in NARROW:
-        return _cast(make("gather", (args[0].args[0], args[1]), attrs), WIDE)  # a table is gathered, then cast
+        return as_dtype(make("gather", (args[0].args[0], args[1]), attrs), WIDE)  # a table is gathered, then cast
     new = make(node.op, args, attrs, data=node.data)
-    return _cast(new, WIDE) if node.is_leaf and node.dtype in NARROW else new
+    return as_dtype(new, WIDE) if node.is_leaf and node.dtype in NARROW else new
 
 
-__all__ = ["widen"]
+__all__ = ["as_dtype", "widen"]

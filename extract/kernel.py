@@ -276,7 +276,8 @@ class Pricer(Protocol):
 
 @dataclass(frozen=True)
 class Value:
-    """Something a plan holds in memory. `origin`: input, state, weight, kernel, or view (an alias of `base`)."""
+    """Something a plan holds in memory. `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the
+    dtype that the graph has for it, where it lies in memory in another (storage.py)."""
 
     id: int
     type: Type  # sizes may be expressions in free dimensions
@@ -284,6 +285,7 @@ class Value:
     origin: str
     name: str = ""  # input's, state's name; what a reader should call it
     base: int = -1
+    carried: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ..egraph.graph import Graph, Tensor, make
 from ..egraph.view import EGraphView
+from ..egraph.widen import as_dtype
 from ..errors import NoPlanError
 from .kernel import Plan, Step, Value, Vertex, contiguous
 from .search import Choice
@@ -48,8 +49,12 @@ class _Builder:
 
     def _add(self, value: Value) -> int:
         number = len(self.values)
-        self.values.append(Value(number, value.type, value.strides, value.origin, value.name, value.base))
+        self.values.append(replace(value, id=number))
         return number
+
+    def _carried(self, cls: int) -> str:
+        dtype = self.choice.hypergraph.view.types[cls].dtype
+        return "" if dtype == self.choice.hypergraph.type_of(cls).dtype else dtype
 
     def _step(self, index: int) -> Step:
         candidate = self.choice.hypergraph.candidates[index]
@@ -57,7 +62,8 @@ class _Builder:
         origin, base = ("view", inputs[0][1]) if candidate.is_view else ("kernel", -1)
         made = []
         for vertex, operand in zip(candidate.outputs, candidate.call.outputs, strict=True):
-            made.append(self._add(Value(-1, operand.type, vertex.strides, origin, base=base)))
+            value = Value(-1, operand.type, vertex.strides, origin, base=base, carried=self._carried(vertex.cls))
+            made.append(self._add(value))
             self.ids.setdefault(vertex, made[-1])  # what another kernel has made already is not read from here
         price = self.choice.prices[index]
         call = replace(candidate.call, schedule=dict(price.schedule)) if price.schedule else candidate.call
@@ -72,21 +78,12 @@ class _Builder:
             origin, name = self.leaves[vertex.cls]
             number = self._add(Value(-1, kind, vertex.strides, origin, name))
         elif self.choice.hypergraph.view.weight[vertex.cls]:
-            number = self._add(Value(-1, kind, vertex.strides, "weight"))
-            self.weights[number] = _stored(self.weight_terms.term(vertex.cls), kind.dtype)
+            number = self._add(Value(-1, kind, vertex.strides, "weight", carried=self._carried(vertex.cls)))
+            self.weights[number] = as_dtype(self.weight_terms.term(vertex.cls), kind.dtype)
         else:
             raise NoPlanError(f"value {vertex} is read before anything makes it")
         self.ids[vertex] = number
         return number
-
-
-def _stored(term: Tensor, dtype: str) -> Tensor:
-    """The term in the dtype that it is stored in."""
-    if term.dtype == dtype:
-        return term
-    if term.op == "cast" and term.args[0].dtype == dtype:
-        return term.args[0]
-    return make("cast", (term,), {"dtype": dtype})
 
 
 class WeightTerms:

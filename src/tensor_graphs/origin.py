@@ -1,96 +1,102 @@
 """What a program was made from: the graph that was optimized and the terms that its kernels compute, kept beside it.
 
-A file of `save_graph` in the program's folder, without the data of params: its outputs are the roots of the graph and then,
-root by root, the chosen terms. `explain --steps` reads it to say which rules lead from the one to the other.
+A file of `save_graph` in the program's folder, without the data of params: the roots of the graph, for each the chosen term in
+the graph's own dtypes, and what kernels round when they store it in a narrower one (`extract/storage.py`). `explain --steps`
+reads it to say which rules lead from the one to the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from .backends.program import Program
 from .egraph.graph import Graph, Tensor
 from .egraph.pattern import build
+from .egraph.widen import as_dtype
 from .errors import BadModelError, ShapeError, UsageError
-from .extract.kernel import Plan, Vertex
-from .extract.plan import WeightTerms
-from .extract.search import Choice
+from .extract.kernel import Plan
+from .extract.sizes import bound_call, bound_terms
 from .models.native import load_graph, save_graph
 
 FILE = "origin.safetensors"
+Terms = tuple[Tensor, ...]
 
 
-def chosen_terms(choice: Choice) -> list[Tensor]:
-    """The roots as the chosen kernels compute them: each kernel's pattern over the terms that it reads."""
-    view, weights = choice.hypergraph.view, WeightTerms(choice.hypergraph.view)
-    given = {int(view.cls[i]): leaf for i, leaf in view.tensors.items() if leaf.op in ("input", "state")}
-    made: dict[Vertex, Tensor] = {}
+@dataclass(frozen=True)
+class Origin:
+    """The roots of a graph, the term chosen for each, and the casts that storing values between kernels amounts to: no step from
+    a root to its term shows them."""
 
-    def read(vertex: Vertex) -> Tensor:
-        if vertex in made:
-            return made[vertex]
-        return given[vertex.cls] if vertex.cls in given else weights.term(vertex.cls)
+    roots: Terms
+    chosen: Terms
+    stored: Terms = ()
 
-    for i in choice.chosen:
-        c = choice.hypergraph.candidates[i]
-        operands = {o: read(v) for o, v in c.inputs}
-        for vertex, term in zip(c.outputs, c.template.terms, strict=True):
-            made[vertex] = build(term, operands, dict(c.call.attrs))
-    return [read(v) for v in choice.hypergraph.roots]
+    @property
+    def graph(self) -> Graph:
+        """All terms as one graph; their names say what they are."""
+        groups = (("root", self.roots), ("chosen", self.chosen), ("stored", self.stored))
+        return Graph.of({f"{name} {i}": t for name, terms in groups for i, t in enumerate(terms)})
 
 
-def planned_terms(plan: Plan) -> list[Tensor]:
-    """The roots as the kernels of a plan compute them. ShapeError where values are stored in other dtypes than the graph's."""
-    leaves = {str(t.attr("name")): t for t in (*plan.graph.inputs, *plan.graph.leaves("state"))}
-    made: dict[int, Tensor] = {**plan.weights}
+def origin_of(plan: Plan, work: Graph, sizes: Mapping[str, int] | None = None) -> Origin:
+    """What a plan computes, beside the graph that it was made for: each kernel's pattern over the terms that it reads, in the
+    dtypes that the graph has for them. `sizes`: those of `work`, where the plan's are free. ShapeError where they do not fit."""
+    sizes = sizes or {}
+    given = [*plan.graph.inputs, *plan.graph.leaves("state")]
+    leaves = {str(t.attr("name")): t for t in bound_terms(given, sizes)}
+    weights = dict(zip(plan.weights, bound_terms(list(plan.weights.values()), sizes), strict=True))
+    made = {v: as_dtype(term, plan.values[v].carried or term.dtype) for v, term in weights.items()}
     made |= {v.id: leaves[v.name] for v in plan.values if v.origin in ("input", "state")}
     for step in plan.steps:
         operands = {o: made[i] for o, i in step.inputs}
         for value, term in zip(step.outputs, step.template.terms, strict=True):
-            made[value] = build(term, operands, dict(step.call.attrs))
-    return [made[i] for i in (*plan.outputs, *plan.updates.values())]
+            made[value] = build(term, operands, dict(bound_call(step.call, sizes).attrs))
+    chosen = tuple(made[i] for i in (*plan.outputs, *plan.updates.values()))
+    if [t.type for t in chosen] != [r.type for r in work.roots]:
+        raise ShapeError("a plan's kernels compute values of other types than its graph")
+    written = [v for v in plan.values if v.carried and v.origin in ("kernel", "weight")]
+    stored = [as_dtype(made[v.id], v.type.dtype) for v in written]
+    return Origin(tuple(work.roots), chosen, tuple(t for t in dict.fromkeys(stored) if t.op == "cast"))
 
 
-def origin_of(work: Graph, chosen: Sequence[Tensor]) -> Graph:
-    """The graph of both: roots and chosen terms."""
-    return Graph.of([*work.roots, *chosen])
-
-
-def attach(program: Program, work: Graph) -> None:
-    """Have a program keep what it was made from, as far as its plan says so: not for free sizes, nor where values are
-    stored in other dtypes than the graph's."""
-    plan = program.plan
-    if plan is None or plan.sizes:
+def attach(program: Program, work: Graph, sizes: Mapping[str, int] | None = None) -> None:
+    """Have a program keep what it was made from; where that cannot be said, its report tells why."""
+    if program.plan is None:
         return
-    with suppress(ShapeError):
-        chosen = planned_terms(plan)
-        if [t.type for t in chosen] == [r.type for r in work.roots]:
-            program.attached = partial(write_origin, origin=origin_of(work, chosen))
+    try:
+        program.attached = partial(write_origin, origin=origin_of(program.plan, work, sizes))
+    except ShapeError as error:
+        said = f"the program's steps cannot be explained: {error.message}"
+        if program.report is not None and said not in program.report.warnings:
+            program.report.warnings.append(said)
 
 
-def write_origin(folder: Path, origin: Graph) -> None:
+def write_origin(folder: Path, origin: Origin) -> None:
     """Keep it beside a program."""
-    save_graph(origin, folder / FILE)
+    save_graph(origin.graph, folder / FILE)
 
 
-def read_origin(folder: Path) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The roots of the graph, and the chosen term of each. UsageError where the program has none, BadModelError where the
-    file is malformed."""
+def read_origin(folder: Path) -> Origin:
+    """What a program was made from. UsageError where it does not say so, BadModelError where the file is malformed."""
     if not (folder / FILE).is_file():
         raise UsageError(
-            "this program does not say what it was made from: it has free sizes, stores values in other dtypes than its "
-            "graph, was not made by a search, or is older",
+            "this program does not say what it was made from: it was not made by a search, or is older",
             where=str(folder), hint="name the model that it was made from",
         )  # fmt: skip
-    outputs = load_graph(folder / FILE).outputs
-    half, odd = divmod(len(outputs), 2)
-    roots, chosen = outputs[:half], outputs[half:]
-    if odd or [t.type for t in roots] != [t.type for t in chosen]:
+    graph = load_graph(folder / FILE)
+    groups: dict[str, list[Tensor]] = {"root": [], "chosen": [], "stored": []}
+    for name, term in zip(graph.names, graph.outputs, strict=True):
+        groups.setdefault(name.partition(" ")[0], []).append(term)
+    found = Origin(*(tuple(terms) for terms in groups.values())) if len(groups) == 3 else None
+    if found is None or not found.roots or [t.type for t in found.roots] != [t.type for t in found.chosen]:
         raise BadModelError("roots and chosen terms do not belong together", where=str(folder / FILE))
-    return roots, chosen
+    if any(t.op != "cast" for t in found.stored):
+        raise BadModelError("what is stored in another dtype is no cast", where=str(folder / FILE))
+    return found
 
 
-__all__ = ["attach", "chosen_terms", "origin_of", "planned_terms", "read_origin", "write_origin"]
+__all__ = ["FILE", "Origin", "attach", "origin_of", "read_origin", "write_origin"]

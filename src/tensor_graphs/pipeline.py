@@ -49,7 +49,7 @@ from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
 from .extract.storage import narrow_types
 from .extract.work import graph_flops
-from .origin import attach, chosen_terms, origin_of, write_origin
+from .origin import attach
 from .prices import CostPricer
 from .remember import Memory, Remembered, content_digest, key_of_search, listing, still_good, text_digest
 from .report import BlockReport, Report, kernel_rows
@@ -435,8 +435,16 @@ def _recalled(
     report.measured_now, report.remembered, report.seconds = 0, True, session.clock.seconds
     report.warnings += [w for w in session.warnings if w not in report.warnings]
     program.report = report
-    attach(program, prepared.work)
+    _attached(program, prepared, symbolic)
     return program
+
+
+def _attached(program: Program, prepared: Prepared, symbolic: Symbolic | None) -> None:
+    """The program keeps what it was made from; where its sizes are free, at those at which the rules were applied."""
+    if symbolic is None:
+        attach(program, prepared.work)
+    else:
+        attach(program, symbolic.work, symbolic.generic)
 
 
 def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
@@ -511,8 +519,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     if measurer is not None and not isinstance(measurer, CpuMeasurer):
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
     program.report = report
-    if symbolic is None:
-        program.attached = partial(write_origin, origin=origin_of(work, chosen_terms(choice)))
+    _attached(program, prepared, symbolic)
     program.reset()  # verification and timing have used its states
     return program
 

@@ -39,7 +39,7 @@ def plan_to_json(plan: Plan) -> Json:
             kernels.append({k: v for k, v in job.items() if k != "call"})
         steps.append(_step_out(step, templates[step.template]))
     return {
-        "values": [[_type_out(v.type), _out(v.strides), v.origin, v.name, v.base] for v in plan.values],
+        "values": [[_type_out(v.type), _out(v.strides), v.origin, v.name, v.base, v.carried] for v in plan.values],
         "kernels": kernels, "steps": steps, "weights": _weights_out(plan), "outputs": list(plan.outputs),
         "updates": dict(plan.updates), "cost": plan.cost, "lower_bound": plan.lower_bound, "sizes": dict(plan.sizes),
     }  # fmt: skip
@@ -175,10 +175,10 @@ def _operand(item: Sequence[Any]) -> Operand:
 
 
 def _value(number: int, item: Sequence[Any]) -> Value:
-    kind, strides, origin, name, base = item
+    kind, strides, origin, name, base, carried = item
     if origin not in ORIGINS or not -1 <= _int(base) < number:
         raise ValueError(f"value {number} is {origin!r} of {base}")
-    return Value(number, _type(kind), _in(strides), origin, str(name), base)
+    return Value(number, _type(kind), _in(strides), origin, str(name), base, carried and dtypes.check(str(carried)))
 
 
 def _call(item: Json) -> Call:

@@ -19,9 +19,10 @@ from .egraph.saturate import Limits
 from .egraph.union import congruent
 from .egraph.view import EGraphView
 from .errors import BadModelError
+from .extract.plan import plan_of
 from .extract.search import Choice
 from .extract.work import graph_flops
-from .origin import chosen_terms, read_origin
+from .origin import origin_of, read_origin
 from .prices import CostPricer
 from .rules import ALL
 from .source import as_graph
@@ -82,7 +83,7 @@ def explain_choice(
 ) -> tuple[list[Explanation], list[Checked | None]]:
     """Steps from a graph's roots to the chosen terms, and their check (`replay` None: unless that takes long)."""
     fired = [d for r in rules for d in r.directions if not view.report.matches or view.report.matches.get(d.name)]
-    found = explain(view, fired, graph.roots, chosen_terms(choice))
+    found = explain(view, fired, graph.roots, origin_of(plan_of(choice, graph), graph).chosen)
     flops = graph_flops(list(graph.roots))
     replayed = flops <= REPLAYED_FLOPS if replay is None else replay
     whole = flops * sum(len(e.steps) for e in found) <= WHOLE_FLOPS
@@ -130,7 +131,8 @@ def explain_saved(
 
     UsageError where the program keeps no graph; BadModelError where its terms are not among what the rules reach now.
     """
-    roots, chosen = read_origin(Path(folder))
+    origin = read_origin(Path(folder))
+    roots, chosen = origin.roots, origin.chosen
     session = pipeline.Session(
         pipeline.Options(
             limits=limits or Limits(),
@@ -224,4 +226,4 @@ def _blocks(
             )  # fmt: skip
 
 
-__all__ = ["BlockRewrites", "chosen_terms", "explain_choice", "explain_equality", "explain_rewrites", "explain_saved"]
+__all__ = ["BlockRewrites", "explain_choice", "explain_equality", "explain_rewrites", "explain_saved"]
