@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tensor_graphs as tg
-from tensor_graphs.pipeline import Progress
+from tensor_graphs.progress import Progress
 
 from .common import BUDGET, QUICK, gemma, row
 

@@ -27,7 +27,8 @@ from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.extract.kernel import Priced
-from tensor_graphs.pipeline import Options, Progress, Session, optimize_graph
+from tensor_graphs.pipeline import Options, Session, optimize_graph
+from tensor_graphs.progress import Progress
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
 

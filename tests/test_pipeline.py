@@ -18,7 +18,8 @@ from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
-from tensor_graphs.pipeline import Options, Progress, Session, hypergraph, optimize_graph, prepare, saturated
+from tensor_graphs.pipeline import Options, Session, hypergraph, optimize_graph, prepare, saturated
+from tensor_graphs.progress import Progress
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
 SMALL = tg.Limits(iterations=4, nodes=3000)

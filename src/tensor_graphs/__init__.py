@@ -19,7 +19,8 @@ __version__ = "0.1.0"
 
 #: public name -> (module, name there)
 _PUBLIC: dict[str, tuple[str, str]] = {
-    **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths", "Progress")},
+    **{n: ("pipeline", n) for n in ("optimize", "saturate", "paths")},
+    "Progress": ("progress", "Progress"),
     **{n: ("rewrites", n) for n in ("explain_equality", "explain_rewrites")},
     "equivalent": ("equivalence", "equivalent"),
     "extract": ("extract", ""),
@@ -91,9 +92,9 @@ if TYPE_CHECKING:
     from .models.load import load as load
     from .models.native import save_graph as save_graph
     from .numeric import *  # noqa: F403
-    from .pipeline import Progress as Progress
     from .pipeline import optimize as optimize
     from .pipeline import paths as paths
     from .pipeline import saturate as saturate
+    from .progress import Progress as Progress
     from .rewrites import explain_equality as explain_equality
     from .rewrites import explain_rewrites as explain_rewrites

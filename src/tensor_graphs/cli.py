@@ -9,23 +9,20 @@ import errno
 import json
 import math
 import os
-import signal
 import sys
-import threading
-import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 from . import __version__
-from .errors import Interrupted, TensorGraphsError, UsageError, VerificationError
+from .cli_rules import app as rules_app
+from .console import Answer, Console, Json, Out, Verbose, working, writable
+from .errors import Interrupted, TensorGraphsError, UsageError
 
 SCHEMA = 1
 app = typer.Typer(
@@ -33,7 +30,6 @@ app = typer.Typer(
     help="Find the fastest form of a tensor program by e-graph rewriting and measured kernel costs.",
 )  # fmt: skip
 db = typer.Typer(no_args_is_help=True, help="The store of measured kernel costs.", rich_markup_mode=None)
-rules_app = typer.Typer(no_args_is_help=True, help="The rewrite rules.", rich_markup_mode=None)
 app.add_typer(db, name="db")
 app.add_typer(rules_app, name="rules")
 
@@ -42,14 +38,11 @@ Dims = Annotated[list[str] | None, typer.Option("--dim", help="NAME=INT, a free 
 Fix = Annotated[
     list[str] | None, typer.Option("--fix", help="NAME=INT, the only size of a free dimension; may be repeated")
 ]
-Backend = Annotated[str, typer.Option(help="auto, numpy, torch, gpu, cuda, triton, triton-only or generated")]
+Backend = Annotated[str, typer.Option(help="auto, numpy, torch, c, gpu, cuda, triton, triton-only or generated")]
 Budget = Annotated[float, typer.Option(help="seconds for the whole optimization")]
 ToleranceOption = Annotated[str, typer.Option(help="eager, fast, exact, or a relative error")]
 CostDb = Annotated[Path | None, typer.Option(help="folder of the cost store")]
 Trust = Annotated[bool, typer.Option("--trust-model", help="allow formats whose loading can run code (.pt2)")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
-Out = Annotated[Path | None, typer.Option("-o", "--output", help="where to write")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="say more on stderr")]
 Seed = Annotated[int, typer.Option(help="seed of the verification inputs")]
 Nodes = Annotated[int, typer.Option(help="e-node limit of each block")]
 Iterations = Annotated[int, typer.Option(help="iteration limit of each block")]
@@ -71,84 +64,7 @@ ErrorBudget = Annotated[
 ]
 
 
-# ---------------------------------------------------------------- output and errors
-class Console:
-    """Progress on stderr: a spinner with the stage where stderr is a terminal, a line per stage with -v, else nothing."""
-
-    def __init__(self, verbose: bool, quiet: bool = False) -> None:
-        self.verbose, self.quiet, self._status = verbose, quiet, None  # type: tuple[bool, bool, Any]
-
-    def say(self, stage: str, message: str) -> None:
-        """A stage began, or something happened in it."""
-        text = f"{stage}: {message}" if message else stage
-        if self._status is not None:
-            self._status.update(text)
-        elif self.verbose:
-            print(text, file=sys.stderr, flush=True)
-
-    @contextmanager
-    def live(self) -> Iterator[Console]:
-        """Show the spinner while working."""
-        if self.quiet or self.verbose or not sys.stderr.isatty():
-            yield self
-            return
-        from rich.console import Console as Rich
-
-        with Rich(stderr=True).status("starting") as status:
-            self._status = status
-            try:
-                yield self
-            finally:
-                self._status = None
-
-
-@contextmanager
-def interruptible(progress: Any) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: stop searching and keep the best so far; a second time: quit."""
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if progress.stopped:
-            for s in old:
-                signal.signal(s, signal.SIG_DFL)  # whoever swallows this one does not get the next
-            raise KeyboardInterrupt
-        progress.stopped = True
-        print("stopping, keeping the best so far (again to quit)", file=sys.stderr, flush=True)
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield
-        return
-    old = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for s, handler in old.items():
-            signal.signal(s, handler)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command found, as fields of the JSON document and as text; `error` where it ended early with a result."""
-
-    document: Mapping[str, Any]
-    text: str
-    error: TensorGraphsError | None = None
-
-
-def _plain(value: Any) -> Any:
-    """Plain JSON data: no NaN or infinities (they become null), no array scalars, no objects."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
-    if hasattr(value, "to_json"):
-        return _plain(value.to_json())
-    if hasattr(value, "item") and not isinstance(value, str):
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
+# ---------------------------------------------------------------- arguments
 def _sizes(dims: list[str] | None) -> dict[str, int]:
     found = {}
     for item in dims or []:
@@ -198,13 +114,11 @@ def optimize(
     from . import pipeline
     from .egraph.saturate import Limits
 
-    console = Console(verbose, quiet=as_json and not verbose)
-    progress = pipeline.Progress(console.say)
     limits = Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack)
     writable(output or default_output(model), folder=True)
     if report is not None:
         writable(report)
-    with interruptible(progress), console.live():
+    with working(verbose, as_json) as progress:
         program = pipeline.optimize(
             model, dims=_sizes(dim), fixed=_sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
             verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
@@ -217,22 +131,6 @@ def optimize(
         report.write_text(found.html(), encoding="utf-8")
     stopped = Interrupted("stopped on request; the best plan so far was written", where=str(folder))
     return Answer({"report": found, "output": str(folder)}, str(found), stopped if progress.stopped else None)
-
-
-def writable(target: Path, *, folder: bool = False) -> None:
-    """Look where a result is to go before it is worked for. UsageError if something else is there, or nothing may be written."""
-    from .backends.program import refuse_occupied
-
-    if folder:
-        refuse_occupied(target)
-    elif target.is_dir():
-        raise UsageError(f"{target} is a folder", hint="name a file")
-    above = next(p for p in target.absolute().parents if p.exists())
-    try:  # not by asking for permissions: root has them all, in places too that hold no files
-        with TemporaryDirectory(prefix=".tensor_graphs-", dir=above):
-            pass
-    except OSError as problem:
-        raise UsageError(f"nothing can be written in {above}: {problem.strerror}", hint="name another place") from None
 
 
 def default_output(model: str) -> Path:
@@ -253,9 +151,7 @@ def saturate(
     from .egraph_file import write
 
     writable(output)
-    console = Console(verbose, quiet=as_json and not verbose)
-    progress = pipeline.Progress(console.say)
-    with interruptible(progress), console.live():
+    with working(verbose, as_json) as progress:
         explorer = pipeline.saturate(
             model, dims=_sizes(dim), backend=backend, budget=budget, costdb=costdb, trust=trust_model, progress=progress,
             limits=Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack), effort=effort,
@@ -336,13 +232,11 @@ def profile(
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Measure kernels that the store lacks, then time the best few whole plans end to end."""
-    from . import pipeline, sweep
+    from . import sweep
 
     if jobs is not None:
         writable(jobs)
-    console = Console(verbose, quiet=as_json and not verbose)
-    progress = pipeline.Progress(console.say)
-    with interruptible(progress), console.live():
+    with working(verbose, as_json) as progress:
         if jobs is not None:
             from .lacking import write_lacking
 
@@ -368,16 +262,13 @@ def measure(
 ) -> Answer:  # fmt: skip
     """Measure a file of kernels on this machine; `db merge` takes the shards over where plans are made."""
     from .backends.jobs import measure_jobs, read_jobs
-    from .pipeline import Progress
 
     if device not in ("cuda", "cpu"):
         raise UsageError(f"--device {device!r}", hint="cuda or cpu")
-    console = Console(verbose, quiet=as_json and not verbose)
-    progress = Progress(console.say)
-    with interruptible(progress), console.live():
+    with working(verbose, as_json) as progress:
         found = measure_jobs(
             read_jobs(jobs), output, device=device, workers=workers or None, schedules=schedules, seconds=seconds,
-            say=lambda message: console.say("measure", message), stop=lambda: progress.stopped,
+            say=partial(progress.say, "measure"), stop=lambda: progress.stopped,
         )  # fmt: skip
     text = (
         f"{found.measured} measured, {found.known} were known, {len(found.bad)} are no jobs; rows: {dict(found.rows)}"
@@ -438,160 +329,6 @@ def _store(costdb: Path | None) -> Any:
     from .costdb.store import Store, default_root
 
     return Store(costdb or settings.current().costdb or default_root())
-
-
-@rules_app.command("check")
-def rules_check(
-    file: Annotated[Path, typer.Argument(help="rules, one per line: Tensat's text format, or our own spelling")],
-    pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of Tensat's format are one rule")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="exit with 5 if a rule is refuted")] = False,
-    seed: Annotated[int, typer.Option(help="seed of the shapes and values tried")] = 0,
-    as_json: Json = False, verbose: Verbose = False,
-) -> Answer:  # fmt: skip
-    """A verdict on every rule of a file: proved, tested, refuted with a counterexample, or unknown."""
-    from .rules import check_file
-
-    console = Console(verbose, quiet=as_json and not verbose)
-    begin = time.perf_counter()
-    rules = check_file.read(_text(file), pairs=pairs)
-    progress = Until()
-    with console.live(), interruptible(progress):
-        found = list(check_file.check_all(rules, seed=seed, say=lambda text: console.say("check", text),
-                                          stop=lambda: progress.stopped, processes=min(8, os.cpu_count() or 1)))  # fmt: skip
-    counts = check_file.counts(found)
-    document = {"rules": [c.to_json() for c in found], "counts": counts, "seconds": time.perf_counter() - begin}
-    shown = [
-        f"{c.index:>5}  {c.verdict.status:<8} {' ; '.join(c.text.splitlines())}\n{'':>16}{c.to_json()['detail']}"
-        for c in found
-    ]
-    summary = ", ".join(f"{n} {status}" for status, n in counts.items())
-    text = "\n".join([*shown, summary])
-    wrong = VerificationError(f"{counts['refuted']} of {len(found)} rules are refuted", where=str(file))
-    return Answer(document, text, unfinished(found, rules) or (wrong if strict and counts["refuted"] else None))
-
-
-@rules_app.command("derive")
-def rules_derive(
-    file: Annotated[Path, typer.Argument(help="rules, one per line: Tensat's text format, or our own spelling")],
-    pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of Tensat's format are one rule")] = False,
-    time_limit: Annotated[float, typer.Option(help="seconds for one rule at all its sizes")] = 5.0,
-    rounds: Annotated[int, typer.Option(help="rounds of rewriting for one rule")] = 16,
-    nodes: Annotated[int, typer.Option(help="e-nodes for one rule at all its sizes")] = 60_000,
-    jobs: Annotated[int, typer.Option(help="worker processes; 0: one per core, at most 8")] = 0,
-    as_json: Json = False, verbose: Verbose = False,
-) -> Answer:  # fmt: skip
-    """Whether our rules prove each rule of a file: at several sizes, both sides end up in one e-class."""
-    from dataclasses import replace
-
-    from .egraph.worker import Pool
-    from .rules import check_file, derive_file, prove
-
-    if jobs < 0:
-        raise UsageError(f"--jobs {jobs} is negative")
-    limits = replace(prove.LIMITS, seconds=time_limit, iterations=rounds, nodes=nodes)
-    lines = check_file.read(_text(file), pairs=pairs)
-    console, found = Console(verbose, quiet=as_json and not verbose), []
-    pool, progress = Pool(jobs or min(8, os.cpu_count() or 1)), Until()
-    try:
-        with console.live(), interruptible(progress):
-            for one in derive_file.derive_all(lines, pool, limits, stop=lambda: progress.stopped):
-                found.append(one)
-                console.say("derive", f"{len(found)} of {len(lines)}")
-    finally:
-        pool.close()
-    counts = derive_file.counts(found)
-    document = {"rules": [d.to_json() for d in found], "counts": counts,
-                "limits": {n: getattr(limits, n) for n in ("seconds", "iterations", "nodes", "bytes")}}  # fmt: skip
-    shown = [f"{d.index:>5}  {'derived' if d.derived else f'not derived ({d.detail})':<12} {d.seconds:6.2f} s  {' ; '.join(d.text.splitlines())}"
-             for d in found]  # fmt: skip
-    summary = f"{counts['derived']} of {len(found)} derived, {counts['seconds_median']:.2f} s a rule (at most {counts['seconds_max']:.2f} s)"
-    return Answer(document, "\n".join([*shown, summary]), unfinished(found, lines))
-
-
-@dataclass
-class Until:
-    """Work that ends early once it is asked to."""
-
-    stopped: bool = False
-
-
-def unfinished(found: Sequence[Any], rules: Sequence[Any]) -> TensorGraphsError | None:
-    """The error of a file that was not worked through, beside what was found."""
-    return None if len(found) == len(rules) else Interrupted(f"stopped after {len(found)} of {len(rules)} rules")
-
-
-def _text(file: Path) -> str:
-    """A text file's content; UsageError if it is no text."""
-    if file.stat().st_size > 1 << 26:
-        raise UsageError("the file is larger than 64 MiB", where=str(file))
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError("this is no text", where=str(file), hint="one rule per line, in UTF-8") from None
-
-
-@rules_app.command("synthesize")
-def rules_synthesize(
-    ops: Annotated[str, typer.Option(help="ops and numbers, separated by commas: matmul,add,transpose,concat,split,relu,0")],
-    size: Annotated[int, typer.Option(help="ops in the larger side of a rule")] = 2,
-    variables: Annotated[int, typer.Option(help="tensor variables to build terms of, 1 to 4")] = 3,
-    broadcast: Annotated[bool, typer.Option("--broadcast", help="also a row, a column and a single number")] = False,
-    time_limit: Annotated[float, typer.Option(help="seconds for the search; what was found is kept")] = 600.0,
-    seed: Annotated[int, typer.Option(help="seed of the values that terms are compared on")] = 0,
-    compare: Annotated[Path | None, typer.Option(help="rules of which to say how many the found ones alone derive")] = None,
-    pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of that file are one rule")] = False,
-    output: Out = None, as_json: Json = False, verbose: Verbose = False,
-) -> Answer:  # fmt: skip
-    """Find rules over chosen ops by enumerating terms: tested, general, none derivable from the others."""
-    from types import SimpleNamespace
-
-    from .egraph.worker import Pool
-    from .rules import ALL, check_file, derive_file
-    from .rules.synthesize import synthesize
-
-    if output is not None:
-        writable(output)
-    names = tuple(op.strip() for op in ops.split(",") if op.strip())
-    lines = check_file.read(_text(compare), pairs=pairs) if compare is not None else []
-    console, progress = Console(verbose, quiet=as_json and not verbose), SimpleNamespace(stopped=False)
-    with interruptible(progress), console.live():
-        found = synthesize(
-            names, size, variables=variables, seed=seed, broadcast=broadcast, base=ALL, time_limit=time_limit,
-            say=lambda text: console.say("synthesize", text), stop=lambda: bool(progress.stopped),
-        )  # fmt: skip
-        if output is not None:
-            output.write_text(found.text(), encoding="utf-8")
-        document = found.to_json()
-        text = found.text()
-        if lines and not progress.stopped:
-            pool = Pool(os.cpu_count() or 1)
-            try:
-                derived = list(derive_file.derive_all(lines, pool, ours=found.rules))
-            finally:
-                pool.close()
-            document["compared"] = {"rules": [d.to_json() for d in derived], "counts": derive_file.counts(derived)}
-            text += f"\n# derives {sum(d.derived for d in derived)} of {len(derived)} rules of {compare}\n"
-    if output is not None:
-        document["output"] = str(output)
-    stopped = Interrupted("stopped on request; what was found so far was kept", where=str(output or ""))
-    return Answer(document, text, stopped if progress.stopped else None)
-
-
-@rules_app.command("list")
-def rules_list(as_json: Json = False) -> Answer:
-    """Every rewrite rule, with what is known of its truth."""
-    from .rules import ALL, verdicts
-    from .rules.check import STATUSES
-
-    found = [verdicts.of(r) for r in ALL]
-    rows = [
-        {"name": r.name, "family": r.family, "left": r.left, "right": r.right, "when": list(r.when), "growth": r.growth,
-         "exact": r.exact, "both": r.both, "shortcut": r.shortcut, "doc": r.doc, "verdict": v.status, "detail": v.detail}
-        for r, v in zip(ALL, found)
-    ]  # fmt: skip
-    counts = {s: sum(v.status == s for v in found) for s in STATUSES}
-    text = "\n".join(f"{r['family']:>16}  {r['name']:<34} {r['verdict']:<8} {r['doc']}" for r in rows)
-    return Answer({"rules": rows, "counts": counts}, text)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -659,6 +396,21 @@ def _place(error: BaseException) -> str:
 
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def _plain(value: Any) -> Any:
+    """Plain JSON data: no NaN or infinities (they become null), no array scalars, no objects."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in value]
+    if hasattr(value, "to_json"):
+        return _plain(value.to_json())
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def _dump(document: Mapping[str, Any]) -> str:

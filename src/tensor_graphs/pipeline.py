@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -51,20 +51,13 @@ from .extract.storage import narrow_types
 from .extract.work import graph_flops
 from .origin import attach
 from .prices import CostPricer
+from .progress import Progress
 from .remember import Memory, Remembered, content_digest, key_of_search, listing, still_good, text_digest
 from .report import BlockReport, Report, kernel_rows
 from .rules import ALL
 from .source import as_graph, bound, sizes_of
 from .symbolic import Symbolic, why_fixed
 from .verify import Tolerance, Verification, allowed_error, sampled_near, verify
-
-
-@dataclass
-class Progress:
-    """Where messages about long work go, and whether the user asked to stop. The library itself prints nothing."""
-
-    say: Callable[[str, str], None] = lambda stage, message: None
-    stopped: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from .diagnose import meaning
 from .egraph.graph import Graph, structural_digest
 from .errors import UsageError
 from .extract.kernel import Plan
+from .progress import Progress
 from .source import as_graph
 from .timing import clock_of, interleaved
 from .verify import index_bounds, sample_inputs
@@ -70,7 +71,7 @@ def times_file(graph: Graph, backend: str) -> Path:
 
 def profile(
     model: str, count: int, dims: Mapping[str, int], backend: str, budget: float, costdb: Path | None,
-    progress: pipeline.Progress, *, trust: bool = False, resume: bool = False, workers: int = 0, diversity: float = 0.0,
+    progress: Progress, *, trust: bool = False, resume: bool = False, workers: int = 0, diversity: float = 0.0,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """Optimize (which measures what is missing), then time the best few plans whole, each in turn with the best one.
 

@@ -1,0 +1,146 @@
+"""`tensor-graphs rules`: the commands about rewrite rules."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import Answer, Json, Out, Verbose, text_of, working, writable
+from .errors import Interrupted, TensorGraphsError, UsageError, VerificationError
+
+app = typer.Typer(no_args_is_help=True, help="The rewrite rules.", rich_markup_mode=None)
+
+RuleFile = Annotated[Path, typer.Argument(help="rules, one per line: Tensat's text format, or our own spelling")]
+Pairs = Annotated[bool, typer.Option("--pairs", help="two consecutive lines of Tensat's format are one rule")]
+
+
+@app.command("check")
+def check_rules(
+    file: RuleFile,
+    pairs: Pairs = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with 5 if a rule is refuted")] = False,
+    seed: Annotated[int, typer.Option(help="seed of the shapes and values tried")] = 0,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """A verdict on every rule of a file: proved, tested, refuted with a counterexample, or unknown."""
+    from .rules import check_file
+
+    begin = time.perf_counter()
+    rules = check_file.read(text_of(file), pairs=pairs)
+    with working(verbose, as_json) as progress:
+        found = list(check_file.check_all(rules, seed=seed, say=partial(progress.say, "check"),
+                                          stop=lambda: progress.stopped, processes=min(8, os.cpu_count() or 1)))  # fmt: skip
+    counts = check_file.counts(found)
+    document = {"rules": [c.to_json() for c in found], "counts": counts, "seconds": time.perf_counter() - begin}
+    shown = [
+        f"{c.index:>5}  {c.verdict.status:<8} {' ; '.join(c.text.splitlines())}\n{'':>16}{c.to_json()['detail']}"
+        for c in found
+    ]
+    summary = ", ".join(f"{n} {status}" for status, n in counts.items())
+    text = "\n".join([*shown, summary])
+    wrong = VerificationError(f"{counts['refuted']} of {len(found)} rules are refuted", where=str(file))
+    return Answer(document, text, _unfinished(found, rules) or (wrong if strict and counts["refuted"] else None))
+
+
+@app.command("derive")
+def derive_rules(
+    file: RuleFile,
+    pairs: Pairs = False,
+    time_limit: Annotated[float, typer.Option(help="seconds for one rule at all its sizes")] = 5.0,
+    rounds: Annotated[int, typer.Option(help="rounds of rewriting for one rule")] = 16,
+    nodes: Annotated[int, typer.Option(help="e-nodes for one rule at all its sizes")] = 60_000,
+    jobs: Annotated[int, typer.Option(help="worker processes; 0: one per core, at most 8")] = 0,
+    as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Whether our rules prove each rule of a file: at several sizes, both sides end up in one e-class."""
+    from dataclasses import replace
+
+    from .egraph.worker import Pool
+    from .rules import check_file, derive_file, prove
+
+    if jobs < 0:
+        raise UsageError(f"--jobs {jobs} is negative")
+    limits = replace(prove.LIMITS, seconds=time_limit, iterations=rounds, nodes=nodes)
+    lines = check_file.read(text_of(file), pairs=pairs)
+    found = []
+    with closing(Pool(jobs or min(8, os.cpu_count() or 1))) as pool, working(verbose, as_json) as progress:
+        for one in derive_file.derive_all(lines, pool, limits, stop=lambda: progress.stopped):
+            found.append(one)
+            progress.say("derive", f"{len(found)} of {len(lines)}")
+    counts = derive_file.counts(found)
+    document = {"rules": [d.to_json() for d in found], "counts": counts,
+                "limits": {n: getattr(limits, n) for n in ("seconds", "iterations", "nodes", "bytes")}}  # fmt: skip
+    shown = [f"{d.index:>5}  {'derived' if d.derived else f'not derived ({d.detail})':<12} {d.seconds:6.2f} s  {' ; '.join(d.text.splitlines())}"
+             for d in found]  # fmt: skip
+    summary = f"{counts['derived']} of {len(found)} derived, {counts['seconds_median']:.2f} s a rule (at most {counts['seconds_max']:.2f} s)"
+    return Answer(document, "\n".join([*shown, summary]), _unfinished(found, lines))
+
+
+def _unfinished(found: Sequence[Any], rules: Sequence[Any]) -> TensorGraphsError | None:
+    """The error of a file that was not worked through, beside what was found."""
+    return None if len(found) == len(rules) else Interrupted(f"stopped after {len(found)} of {len(rules)} rules")
+
+
+@app.command("synthesize")
+def synthesize_rules(
+    ops: Annotated[str, typer.Option(help="ops and numbers, separated by commas: matmul,add,transpose,concat,split,relu,0")],
+    size: Annotated[int, typer.Option(help="ops in the larger side of a rule")] = 2,
+    variables: Annotated[int, typer.Option(help="tensor variables to build terms of, 1 to 4")] = 3,
+    broadcast: Annotated[bool, typer.Option("--broadcast", help="also a row, a column and a single number")] = False,
+    time_limit: Annotated[float, typer.Option(help="seconds for the search; what was found is kept")] = 600.0,
+    seed: Annotated[int, typer.Option(help="seed of the values that terms are compared on")] = 0,
+    compare: Annotated[Path | None, typer.Option(help="rules of which to say how many the found ones alone derive")] = None,
+    pairs: Annotated[bool, typer.Option("--pairs", help="two consecutive lines of that file are one rule")] = False,
+    output: Out = None, as_json: Json = False, verbose: Verbose = False,
+) -> Answer:  # fmt: skip
+    """Find rules over chosen ops by enumerating terms: tested, general, none derivable from the others."""
+    from .egraph.worker import Pool
+    from .rules import ALL, check_file, derive_file
+    from .rules.synthesize import synthesize
+
+    if output is not None:
+        writable(output)
+    names = tuple(op.strip() for op in ops.split(",") if op.strip())
+    lines = check_file.read(text_of(compare), pairs=pairs) if compare is not None else []
+    with working(verbose, as_json) as progress:
+        found = synthesize(
+            names, size, variables=variables, seed=seed, broadcast=broadcast, base=ALL, time_limit=time_limit,
+            say=partial(progress.say, "synthesize"), stop=lambda: progress.stopped,
+        )  # fmt: skip
+        if output is not None:
+            output.write_text(found.text(), encoding="utf-8")
+        document = found.to_json()
+        text = found.text()
+        if lines and not progress.stopped:
+            with closing(Pool(os.cpu_count() or 1)) as pool:
+                derived = list(derive_file.derive_all(lines, pool, ours=found.rules))
+            document["compared"] = {"rules": [d.to_json() for d in derived], "counts": derive_file.counts(derived)}
+            text += f"\n# derives {sum(d.derived for d in derived)} of {len(derived)} rules of {compare}\n"
+    if output is not None:
+        document["output"] = str(output)
+    stopped = Interrupted("stopped on request; what was found so far was kept", where=str(output or ""))
+    return Answer(document, text, stopped if progress.stopped else None)
+
+
+@app.command("list")
+def list_rules(as_json: Json = False) -> Answer:
+    """Every rewrite rule, with what is known of its truth."""
+    from .rules import ALL, verdicts
+    from .rules.check import STATUSES
+
+    found = [verdicts.of(r) for r in ALL]
+    rows = [
+        {"name": r.name, "family": r.family, "left": r.left, "right": r.right, "when": list(r.when), "growth": r.growth,
+         "exact": r.exact, "both": r.both, "shortcut": r.shortcut, "doc": r.doc, "verdict": v.status, "detail": v.detail}
+        for r, v in zip(ALL, found)
+    ]  # fmt: skip
+    counts = {s: sum(v.status == s for v in found) for s in STATUSES}
+    text = "\n".join(f"{r['family']:>16}  {r['name']:<34} {r['verdict']:<8} {r['doc']}" for r in rows)
+    return Answer({"rules": rows, "counts": counts}, text)
