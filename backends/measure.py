@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
@@ -44,11 +46,19 @@ class Timing:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no time: `status` is wrong, error, memory, crash or timeout."""
+    """Why there is no time: `status` is wrong, error, memory, crash, timeout or cut."""
 
     status: str
     message: str
     stage: str = ""
+
+
+CUT = "cut"  # the status of what was not waited for: no failure of its own, and none is stored
+GRACE_S, POLL_S = 1.0, 0.1  # seconds that a kernel under way is given when the time is up; between looks at the clock
+
+
+class _Cut(Exception):
+    """Nobody needs the reply any more."""
 
 
 class Sink(Protocol):
@@ -67,6 +77,9 @@ class Worker:
         environment: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.module, self.timeout, self.environment = module, timeout, dict(environment or {})
+        self.ended: Callable[[], bool] | None = (
+            None  # asked while a reply is waited for: whether nobody needs it any more
+        )
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._count = 0
@@ -81,16 +94,34 @@ class Worker:
             assert process.stdin is not None
             process.stdin.write(json.dumps({"id": self._count, **job}) + "\n")
             process.stdin.flush()
-            line = self._replies.get(timeout=timeout)
+            line = self._reply(timeout)
         except queue.Empty:
             self.close()
             return {"ok": False, "status": "timeout", "message": f"no answer within {timeout:g} s"}
+        except _Cut:
+            self.close()
+            return {"ok": False, "status": CUT, "message": "the time was up"}
         except OSError:
             line = None
         except BaseException:
             self.close()
             raise
         return self._parsed(line, process)
+
+    def _reply(self, timeout: float) -> str | None:
+        """The next line; queue.Empty after `timeout` seconds, _Cut when nobody has needed it for GRACE_S."""
+        until, cut = time.monotonic() + timeout, math.inf
+        while True:
+            now = time.monotonic()
+            if self.ended is not None and self.ended():
+                cut = min(cut, now + GRACE_S)
+            if now >= cut:
+                raise _Cut
+            try:
+                return self._replies.get(timeout=max(0.0, min(until - now, POLL_S)))
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    raise
 
     def _parsed(self, line: str | None, process: subprocess.Popen[str]) -> dict[str, Any]:
         try:
@@ -168,6 +199,11 @@ def _thread_environment() -> dict[str, str]:
     return {**quick, **dict.fromkeys(names, str(threads))}
 
 
+def ended_of(worth: object) -> Callable[[], bool] | None:
+    """What says that the time for measuring is up, where a search's bounds (`extract.worth.Worth`) know one."""
+    return getattr(worth, "ended", None)
+
+
 class CpuMeasurer:
     """Times candidates in a child process and adds the rows to a sink (a cost store).
 
@@ -186,8 +222,10 @@ class CpuMeasurer:
         self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None,
         worth: Callable[[Candidate], float] | None = None, look: bool = False,
     ) -> None:  # fmt: skip
-        """Time each distinct call and store timing, accuracy and failures; returns when the rows are durable."""
+        """Time each distinct call and store timing, accuracy and failures; returns when the rows are durable. A kernel that is
+        still running a second after the time is up is given up, and nothing is stored of it."""
         seen: set[str] = set()
+        self.worker.ended = ended_of(worth)
         for done, candidate in enumerate(candidates):
             key = key_of(candidate.template, candidate.call)
             if not candidate.is_view and key.digest not in seen:
@@ -218,6 +256,8 @@ class CpuMeasurer:
             "threads": self.threads,
         }
         if isinstance(found, Failure):
+            if found.status == CUT:
+                return []
             return [FailureRow(status=found.status, stage=found.stage, message=found.message, **common)]
         norms: dict[str, Any] = {k: v for k, v in found.accuracy.items() if np.isfinite(v) or k != "rel_fro"}
         return [

@@ -36,7 +36,7 @@ from ..extract.work import call_work
 from .compile_pool import COMPILE_S, CompilePool, Reply
 from .kernel_text import KernelText, call_json, kernel_text
 from .keys import key_of
-from .measure import Failure, Sink, Timing, Worker
+from .measure import CUT, POLL_S, Failure, Sink, Timing, Worker, ended_of
 from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedule
 
 SCHEDULES = COUNT  # of one kernel that are measured
@@ -73,6 +73,10 @@ class Try:
     def us(self) -> float:
         """The middle one of the cold samples; infinite for a failure."""
         return sorted(self.cold)[len(self.cold) // 2] if self.cold and self.failure is None else math.inf
+
+
+class _Ended(Exception):
+    """The time for measuring is up."""
 
 
 @dataclass(eq=False)
@@ -152,6 +156,7 @@ class GpuMeasurer:
         self._rows: list[Row] = []  # measured, and not in the sink yet
         self._kept = 0.0  # when rows went there last
         self._measuring = 0.0  # seconds in all
+        self._ended: Callable[[], bool] | None = None  # whether the time for measuring is up
         self._calibrated = False  # whether it was seen to that the device is
 
     # ------------------------------------------------------------ the interface of measurers
@@ -185,6 +190,7 @@ class GpuMeasurer:
     ) -> None:  # fmt: skip
         seen, done = set[str](), 0
         under_way = self._under_way = []
+        self._ended = ended_of(worth)
         self._waiting.clear()
         while True:
             while sum(k.pending for k in under_way) < AHEAD and (candidate := next(source, None)) is not None:
@@ -200,7 +206,10 @@ class GpuMeasurer:
             self._calibrate_once()  # while the first ones compile
             if self._spare is not None:
                 self._spare.start()
-            kernel = self._step(worth)
+            try:
+                kernel = self._step(worth)
+            except _Ended:
+                return self._given_up(under_way)
             if kernel.pending == 0:
                 self._finish(kernel, worth)
                 self._count(kernel)
@@ -208,6 +217,14 @@ class GpuMeasurer:
                 self._keep(rows_of(kernel))
                 done += 1
                 progress(done)
+
+    def _given_up(self, under_way: Sequence[Measured]) -> None:
+        """The time is up: keep what was tried of the kernels under way, and let the rest go."""
+        for kernel in under_way:
+            kernel.tries = [t for t in kernel.tries if t.cold or t.failure is not None]
+            self._close_kernel(kernel)
+            self._count(kernel)
+            self._keep(rows_of(kernel))
 
     def _keep(self, rows: Sequence[Row], *, all_: bool = False) -> None:
         """Give rows to the sink, a few kernels' at a time: a store writes a file each time."""
@@ -344,6 +361,8 @@ class GpuMeasurer:
         return kernel
 
     def _next(self) -> tuple[Measured, Try]:
+        if self._ended is not None and self._ended():
+            raise _Ended
         with contextlib.suppress(queue.Empty):
             while True:
                 self._noted(self._ready.get_nowait())
@@ -361,10 +380,13 @@ class GpuMeasurer:
             self._waiting.append(ready)
 
     def _awaited(self) -> tuple[Measured, Try]:
-        try:
-            return self._ready.get(timeout=START_S + COMPILE_S)
-        except queue.Empty:
-            raise WorkerError(f"nothing was compiled within {START_S + COMPILE_S:g} s") from None
+        until = time.monotonic() + START_S + COMPILE_S
+        while time.monotonic() < until:
+            if self._ended is not None and self._ended():
+                raise _Ended
+            with contextlib.suppress(queue.Empty):
+                return self._ready.get(timeout=POLL_S)
+        raise WorkerError(f"nothing was compiled within {START_S + COMPILE_S:g} s")
 
     def _wanted(self, kernel: Measured, search: ScheduleSearch, worth: Worth | None) -> list[Schedule]:
         """The schedules that a kernel's search proposes after all under way were judged; where the kernel is given up, those not
@@ -405,6 +427,10 @@ class GpuMeasurer:
                     one.twin.failure, one.twin.accuracy, one.twin.cold, one.twin.hot,
                 )  # fmt: skip
 
+    def _close_kernel(self, kernel: Measured) -> None:
+        if self._opened.pop(kernel.number, None) is not None and self.worker.alive:
+            self._ask({"job": "close", "kernel": kernel.number})
+
     def _try(self, kernel: Measured, one: Try) -> None:
         """Run one schedule: is it right, and how fast about?"""
         assert one.text is not None
@@ -441,6 +467,7 @@ class GpuMeasurer:
         return reply
 
     def _ask(self, job: Reply, timeout: float | None = None) -> Reply:
+        self.worker.ended = self._ended
         reply = self.worker.ask(job, timeout or (self.timeout if self.worker.alive else START_S))
         if reply.get("fatal"):
             with contextlib.suppress(OSError):
@@ -505,6 +532,8 @@ def rows_of(kernel: Measured) -> list[Row]:
         common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": kernel.work}
         if one.failure is not None:
             failure = one.failure
+            if failure.status == CUT:
+                continue
             rows.append(FailureRow(status=failure.status, stage=failure.stage, message=failure.message, **common))
             continue
         for regime, samples in (("cold", one.cold), ("hot", one.hot)):

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 
 from ..errors import ExtractionError, NoPlanError
@@ -31,6 +32,8 @@ CERTAIN = 0.85  # a measured interval that begins below this share of its value 
 VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
 RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
 QUICK_S = 0.5  # seconds of a solve that more measuring follows
+LAST_S = 0.25  # seconds that a solve has whatever else: without any it would end with a greedy plan
+BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
 NEXT = 2  # alternatives searched together with each kernel of the winner, if they may become faster than it is
 HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
 # three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
@@ -76,11 +79,11 @@ def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
 @no_collection()
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
-    known: Sequence[int],
+    known: Sequence[int], stop: Callable[[], bool] | None = None,
 ) -> tuple[list[int], Extraction]:  # fmt: skip
     try:
         rows, found = warm_solve(
-            lambda prices: Rows(hypergraph, prices, budgets), hypergraph, cost, solve, seconds=seconds,
+            lambda prices: Rows(hypergraph, prices, budgets), hypergraph, cost, partial(solve, stop=stop), seconds=seconds,
             deterministic=deterministic, known=known,
         )  # fmt: skip
     except ExtractionError as error:
@@ -103,7 +106,8 @@ def search(
     stop: Callable[[], bool] = lambda: False,
 ) -> Choice:
     """The cheapest known set of kernels that keeps the budgets. Measures through `measurer` (none: prices only) for at
-    most `seconds`.
+    most `seconds`; solving may take a little longer (`BEYOND`, `LAST_S`; when `deterministic`, always all it needs). `stop` is
+    polled: nothing is measured any more, and a solve under way ends with the best so far.
 
     NoPlanError if some output cannot be made by the backends' kernels, or not within the budgets.
     """
@@ -115,6 +119,15 @@ def search(
     def ended() -> bool:
         return stop() or time.monotonic() - start > seconds
 
+    def solved(cost: Sequence[float], limit: float) -> tuple[list[int], Extraction]:
+        pressed = stop()  # before: then this solve is what the best so far is made by
+        if not deterministic:
+            left = 0.0 if pressed else (1 + BEYOND) * seconds - (time.monotonic() - start)
+            limit = max(min(LAST_S, limit), min(limit, left))
+        with clock.running("solve"):
+            halted = None if pressed else stop
+            return _solve(hypergraph, cost, limit, deterministic, budgets, chosen, halted)
+
     while True:
         rounds += 1
         with clock.running("price"):
@@ -122,8 +135,7 @@ def search(
         hopes = known.hopes(prices)
         for limit in limits:  # more time only where the search would end, or where budgets are not kept within less
             try:
-                with clock.running("solve"):
-                    chosen, found = _solve(hypergraph, hopes, limit, deterministic, budgets, chosen)
+                chosen, found = solved(hopes, limit)
             except NoPlanError:
                 if not budgets or limit == limits[-1]:
                     raise
@@ -145,9 +157,8 @@ def search(
             known.measure([hypergraph.candidates[i] for i in useful or lacking], worth, look)
     if measurer is not None and any(known.hoped(i, prices[i]) for i in chosen):
         # the time is up: what was not measured counts as much as it may take, not as hoped
-        with clock.running("solve"):
-            doubtful = [p.us if p.source == "measured" else p.high for p in prices]
-            chosen, believed = _solve(hypergraph, doubtful, solve_seconds, deterministic, budgets, chosen)
+        doubtful = [p.us if p.source == "measured" else p.high for p in prices]
+        chosen, believed = solved(doubtful, solve_seconds)
         bound = min(believed.lower_bound, found.lower_bound)  # of the prices that were hoped for
         found = replace(believed, lower_bound=bound, optimal=believed.optimal and bound >= believed.cost * (1 - 1e-9))
     optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")

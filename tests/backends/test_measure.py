@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tensor_graphs.backends import measure
 from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.measure import CpuMeasurer, Failure, Timing, Worker
 from tensor_graphs.backends.measure_worker import Wrong, accuracy, answer, decode, encode, timed
@@ -83,6 +85,32 @@ def test_one_bad_kernel_costs_one_candidate(faulty: Worker) -> None:
     assert isinstance(hang, Failure) and hang.status == "timeout"
     faulty.timeout = 20.0
     assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Timing)
+
+
+class Over:
+    """Bounds of a search whose time is up from the second question on."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, candidate: Any) -> float:
+        return 0.0
+
+    def ended(self) -> bool:
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_a_kernel_that_nobody_waits_for_is_given_up_and_leaves_no_row(
+    faulty: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "GRACE_S", 0.05)
+    rows = Rows()
+    measurer = CpuMeasurer(rows, seconds=0.002, worker=faulty)
+    measurer.measure([candidate("np.sub", ADD)], worth=Over())  # it hangs; the worker's own timeout is 20 s
+    assert not rows and not faulty.alive
+    measurer.measure([candidate("np.add", ADD)])
+    assert [r.kind for r in rows] == ["timing", "accuracy"]
 
 
 def test_failures_become_rows(faulty: Worker) -> None:

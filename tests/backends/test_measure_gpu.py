@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -225,6 +226,32 @@ def test_what_a_failed_round_left_is_not_taken_for_the_next_ones() -> None:
         late.broken = False
         found = rows(measurer, candidate(replace(template(), name="second")))
     assert {r.key.name for r in found} == {"second"} and len({r.key.digest for r in found}) == 3
+
+
+def test_when_the_time_is_up_what_was_tried_is_kept_and_the_rest_is_not_waited_for() -> None:
+    class Quick:
+        alive, ended = True, None
+
+        def __init__(self) -> None:
+            self.tried = 0
+
+        def start(self) -> None: ...
+
+        def close(self) -> None: ...
+
+        def ask(self, job: dict[str, object], timeout: float) -> dict[str, object]:
+            self.tried += job["job"] == "try"
+            return {"ok": True, "accuracy": {"rel_fro": 0.0}, "cold": [1.0], "hot": [1.0], "clock_mhz": 1.0}
+
+    quick, kept = Quick(), Rows()
+    worth = lambda candidate: math.inf
+    worth.ended = lambda: quick.tried == 2  # type: ignore[attr-defined]
+    space = lambda call: [{"BLOCK": 2**i} for i in range(3, 10)]
+    with GpuMeasurer(kept, device="cpu", worker=quick) as measurer:  # type: ignore[arg-type]
+        measurer.measure([candidate(template(space=space))], worth=worth)
+    assert (
+        quick.tried == 2 and len({r.key.digest for r in kept}) == 2 and {r.kind for r in kept} == {"timing", "accuracy"}
+    )
 
 
 # ---------------------------------------------------------------- layouts and values

@@ -18,6 +18,7 @@ from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view import view_of
 from tensor_graphs.errors import NoPlanError
+from tensor_graphs.extract import search as search_module
 from tensor_graphs.extract.candidates import Hypergraph, candidates
 from tensor_graphs.extract.kernel import Candidate, Priced, Template
 from tensor_graphs.extract.search import RIVALS, alternatives, search
@@ -222,6 +223,40 @@ def test_what_is_measured_wins_over_what_is_only_hoped_for_when_the_time_is_up()
     prices.known = {call_key(c) for c in graph.candidates if c.template.name == "exp0"}
     choice = search(graph, prices, prices, stop=lambda: True)
     assert choice.stopped == "budget" and chosen(choice) == ["exp0"]
+
+
+def test_solves_have_what_is_left_of_the_time_and_a_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    plain = search_module.warm_solve
+
+    def noted(*given: Any, **more: Any) -> Any:
+        limits.append(more["seconds"])
+        return plain(*given, **more)
+
+    monkeypatch.setattr(search_module, "warm_solve", noted)
+    prices = Prices({"exp0": 10.0})
+    search(variants(1), prices, seconds=0.0)
+    assert limits == [search_module.LAST_S]
+    search(variants(1), prices, seconds=0.0, deterministic=True)
+    assert limits[1:] == [2.5]  # counted work: the clock has no say
+    search(variants(1), prices, stop=lambda: True)
+    assert limits[2:] == [search_module.LAST_S]
+
+
+def test_a_stop_ends_a_solve_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    pressed: list[int] = []
+    halts: list[Any] = []
+
+    def solved(problem: Any, *, stop: Any = None, **more: Any) -> Any:
+        pressed.append(1)
+        halts.append(stop is not None and stop())
+        return plain(problem, stop=stop, **more)
+
+    plain = search_module.solve
+    monkeypatch.setattr(search_module, "solve", solved)
+    prices = Prices({"exp0": 10.0, "exp1": 9.0})
+    choice = search(variants(2), prices, prices, stop=lambda: bool(pressed))
+    assert choice.stopped == "budget" and halts[0] is True and halts[1:] == [False] * (len(halts) - 1)
 
 
 class Deepening(Prices):
