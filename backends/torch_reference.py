@@ -39,7 +39,7 @@ def evaluate(root: Tensor, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
     import torch
 
     where = next(iter(values.values())).device if values else torch.device("cpu")
-    return _run([root], lambda name: values.get(name), where, wide=True)[0]
+    return _run([root], lambda leaf: values.get(leaf.attr("name")), where, wide=True)[0]
 
 
 def evaluate_graph(
@@ -60,8 +60,9 @@ def evaluate_tensors(
 
     from .exchange import is_torch, tensor_of
 
-    def given(name: str) -> torch.Tensor | None:
-        data = graph.params.get(name, values.get(name))
+    def given(leaf: Tensor) -> torch.Tensor | None:
+        source = graph.params if leaf.op == "param" else values  # params may also hold what states start as
+        data = source.get(leaf.attr("name"))
         if data is None or is_torch(data):
             return data
         return tensor_of(np.array(load_data(data))).to(device)
@@ -71,7 +72,7 @@ def evaluate_tensors(
 
 
 def _run(
-    roots: Sequence[Tensor], given: Callable[[str], torch.Tensor | None], where: torch.device, *, wide: bool,
+    roots: Sequence[Tensor], given: Callable[[Tensor], torch.Tensor | None], where: torch.device, *, wide: bool,
     poll: Callable[[], object] = lambda: None,
 ) -> list[torch.Tensor]:  # fmt: skip
     tops = expand_all(list(roots))
@@ -91,7 +92,7 @@ def _run(
 
 
 def _value(
-    node: Tensor, args: Sequence[torch.Tensor], given: Callable[[str], torch.Tensor | None], where: torch.device,
+    node: Tensor, args: Sequence[torch.Tensor], given: Callable[[Tensor], torch.Tensor | None], where: torch.device,
     wide: bool,
 ) -> torch.Tensor:  # fmt: skip
     attrs = dict(node.attrs)
@@ -107,7 +108,7 @@ def _value(
 
 
 def _leaf(
-    node: Tensor, attrs: Attrs, given: Callable[[str], torch.Tensor | None], where: torch.device
+    node: Tensor, attrs: Attrs, given: Callable[[Tensor], torch.Tensor | None], where: torch.device
 ) -> torch.Tensor:  # fmt: skip
     import torch
 
@@ -121,7 +122,7 @@ def _leaf(
     if node.op == "iota":
         line = torch.arange(attrs["shape"][attrs["axis"]], device=where).to(torch_dtype(attrs["dtype"]))
         return line.reshape([-1 if i == attrs["axis"] else 1 for i in range(node.rank)]).expand(attrs["shape"])
-    found = given(attrs["name"])
+    found = given(node)
     if found is None:
         raise UsageError(f"no data for {node.op} {attrs['name']!r} ({node.type})")
     return found

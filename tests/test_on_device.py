@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,24 @@ def _missing(values: Any) -> list[Any]:
     return [y, i, s]
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"])
+def test_integers_are_compared_place_by_place(dtype: str) -> None:
+    own = np.arange(40).reshape(5, 8).astype(numpy_dtype(dtype))
+    y = own.copy()
+    y[0, :4] = ~y[0, :4] if dtype != "bool" else np.logical_not(y[0, :4])
+    assert on_device.unequal(tensor_of(y), tensor_of(own)) == verify._unequal(y, own) == 0.1
+    assert on_device.unequal(tensor_of(own), tensor_of(own)) == 0.0
+    assert on_device.unequal(tensor_of(own[:2]), tensor_of(own)) == 1.0
+    assert on_device.unequal(tensor_of(own[:0]), tensor_of(own[:0])) == 0.0
+
+
+def test_states_are_what_was_drawn_not_what_they_start_as() -> None:
+    """A graph's params hold what its states start as under their names."""
+    s, x = tg.state("s", (6,)), tg.input("x", (6,))
+    graph = replace(Graph.of(x * 2.0, updates={"s": s + x}), params={"s": np.full(6, 9.0, np.float32)})
+    assert verify.verify(graph, lambda v: [v["x"] * 2, v["s"] + v["x"]], device="cpu").passed
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int64", "int8", "uint8", "bool"])
 def test_what_is_drawn_has_the_types_it_should(dtype: str) -> None:
     leaves = [tg.input("x", (30, 50), dtype), tg.input("none", (0, 5), dtype), tg.input("one", (), dtype)]
@@ -109,6 +128,11 @@ def test_a_full_device_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
     def full(*given: Any, **more: Any) -> Any:
         raise torch.OutOfMemoryError
 
+    x = torch.arange(1.0, 5.0)
+    plain, asked = on_device._errors, iter([full, on_device._errors])
+    with monkeypatch.context() as patch:
+        patch.setattr(on_device, "_errors", lambda *tensors: next(asked)(*tensors))
+        assert on_device.errors(2 * x, x, x) == plain(2 * x, x, x) == (1.0, 0.0, True)
     monkeypatch.setattr(on_device, "reference_tensors", full)
     verdict = verify.verify(Graph.of(tg.exp(tg.input("x", (4,)))), lambda v: [np.exp(v["x"])], device="cpu")
     assert verdict.passed and verdict.seeds == 3

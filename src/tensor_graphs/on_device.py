@@ -8,6 +8,7 @@ them) is nearly all of the time that a small graph's verification takes; here no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,12 +90,21 @@ def near(value: Any, like: torch.Tensor) -> torch.Tensor:
 
 def errors(y: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> tuple[float, float, bool]:
     """As `verify._errors`, of tensors of one shape: relative Frobenius errors of two runs over their finite places, and whether
-    the first has NaN and infinities only where another run has them."""
+    the first has NaN and infinities only where another run has them. On the host where the device has no room for a piece."""
+    import torch
+
+    with suppress(torch.OutOfMemoryError):
+        return _errors(y, exact, own)
+    return _errors(y.cpu(), exact.cpu(), own.cpu())
+
+
+def _errors(y: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> tuple[float, float, bool]:
     import torch
 
     sums, finite = np.zeros(4), True
+    flat = [x.reshape(-1) for x in (y, exact, own)]
     for start in range(0, exact.numel(), PIECE):
-        v, r, o = (x.reshape(-1)[start : start + PIECE].double() for x in (y, exact, own))
+        v, r, o = (x[start : start + PIECE].double() for x in flat)
         seen, known = v.isfinite() & r.isfinite(), o.isfinite() & r.isfinite()
         parts = [
             torch.linalg.vector_norm(torch.where(places, x, 0.0))
@@ -116,4 +126,9 @@ def unequal(y: torch.Tensor, own: torch.Tensor) -> float:
     """Share of the places where integers or bools differ; 1 for another shape."""
     if y.shape != own.shape:
         return 1.0
-    return float((y != own).double().mean()) if own.numel() else 0.0
+    if not own.numel():
+        return 0.0
+    y, own = (
+        x if x.is_floating_point() else x.long() for x in (y, own)
+    )  # a GPU compares no unsigned integers but bytes
+    return float((y != own).double().mean())

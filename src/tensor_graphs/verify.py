@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -159,8 +160,8 @@ def index_bounds(graph: Graph) -> dict[str, int]:
 
 
 def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Values:
-    """Random values for a graph's inputs: tensors on a device of Torch's, or arrays ("")."""
-    if not device:
+    """Random values for a graph's inputs: tensors on a device of Torch's, or arrays ("", or where they are too large)."""
+    if not device or not _fits(device, sum(t.type.nbytes for t in graph.inputs)):
         return sample_inputs(graph.inputs, rng, index_bounds(graph))
     from .on_device import sample_tensors
 
@@ -275,10 +276,9 @@ def _reference(
 
         from .on_device import reference_tensors
 
-        try:
+        with suppress(torch.OutOfMemoryError):
             return reference_tensors(graph, rng, device, poll)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # the host has more memory, and takes more time
+        torch.cuda.empty_cache()  # the host has more memory, and takes more time
     leaves = [*graph.inputs, *graph.leaves("state")]
     inputs = sample_inputs(leaves, rng, index_bounds(graph))
     graph = graph.with_roots(expand_all(graph.roots))
@@ -287,10 +287,9 @@ def _reference(
 
         from .backends.torch_reference import evaluate_graph
 
-        try:
+        with suppress(torch.OutOfMemoryError):
             return inputs, evaluate_graph(graph, inputs, float64=True), evaluate_graph(graph, inputs)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
     with np.errstate(all="ignore"):
         wide = evaluate(graph, inputs, float64=True, poll=poll)
         exact = [_kept(r, root.dtype) for r, root in zip(wide, graph.roots)]
