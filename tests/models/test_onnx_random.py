@@ -15,7 +15,8 @@ pytest.importorskip("onnxruntime")
 from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
 from tensor_graphs.models.onnx import load_onnx  # noqa: E402
 
-from ..fuzz.onnx_nodes import NODES, tried  # noqa: E402
+from ..fuzz.onnx_draws import NODES  # noqa: E402
+from ..fuzz.onnx_nodes import tried  # noqa: E402
 
 #: Operators whose reference is wrong in some cases, without another runtime that takes them: never compared here.
 OTHERWISE = {
