@@ -416,12 +416,13 @@ def _listing(e: Expr, names: Mapping[Expr, str]) -> str:
 
 
 # ---------------------------------------------------------------- from tensors
-class _Reader:
+class Reader:
     """Values of tensors at indices. Leaves are operands; `of` maps leaf -> buffer name."""
 
     def __init__(self, builder: Builder, of: Mapping[Tensor, str], buffers: Mapping[str, Buffer]) -> None:
         self.b, self.of, self.buffers = builder, of, buffers
         self.memo: dict[tuple[Any, ...], Expr] = {}
+        self.moved: dict[Tensor, Index] = {}  # by how much slices begin later
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
         """The element of a tensor at an index."""
@@ -470,19 +471,19 @@ class _Reader:
         return b.pointwise("where", (inside, value, b.const(fill, value.kind)))
 
 
-Rule = Callable[[_Reader, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]
+Rule = Callable[[Reader, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]
 
 
-def _full(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _full(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     return r.b.const(t.attr("value"), dtypes.category(t.dtype))
 
 
-def _iota(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _iota(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     found = r.b.index(at[t.attr("axis")])
     return found if dtypes.category(t.dtype) == "int" else r.b.make("cast", (found,), "float32", "float")
 
 
-def _cast(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _cast(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     x = r.value(t.args[0], at, guards)
     kind = dtypes.category(t.dtype)
     if kind == x.kind == "float" or t.dtype == t.args[0].dtype:
@@ -490,7 +491,7 @@ def _cast(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]
     return r.b.make("cast", (x,), t.dtype, kind)
 
 
-def _reduce(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     axes = [a for a in t.attr("axes") if t.args[0].shape[a] != 1]
     sizes = tuple(int(t.args[0].shape[a]) for a in axes)
     if not axes:
@@ -507,7 +508,7 @@ def _reduce(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ..
     return r.b.reduce(t.op, axis, r.value(t.args[0], tuple(inner), guards))
 
 
-def _matmul(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     x, y = t.args
     axis = r.fresh(int(x.shape[-1]), at)  # type: ignore[arg-type]
     if axis.size == 0:
@@ -519,30 +520,30 @@ def _matmul(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ..
     return r.b.reduce("sum", axis, r.b.mul(a, b))
 
 
-def _reshape(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _reshape(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     x = t.args[0]
     return r.value(x, unravelled(linear(at, concrete(t.shape)), concrete(x.shape)), guards)
 
 
-def _permute(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _permute(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     inner = [Index()] * len(at)
     for i, p in zip(at, t.attr("perm")):
         inner[p] = i
     return r.value(t.args[0], tuple(inner), guards)
 
 
-def _slice(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _slice(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     a = t.attr("axis")
-    moved = at[a] * t.attr("step") + t.attr("start")
+    moved = at[a] * t.attr("step") + t.attr("start") + r.moved.get(t, Index())
     return r.value(t.args[0], (*at[:a], moved, *at[a + 1 :]), guards)
 
 
-def _flip(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _flip(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     a = t.attr("axis")
     return r.value(t.args[0], (*at[:a], index(int(t.shape[a]) - 1) - at[a], *at[a + 1 :]), guards)
 
 
-def _concat(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _concat(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     a, (x, y) = t.attr("axis"), t.args
     size = int(x.shape[a])
     first = r.b.less(at[a], index(size))
@@ -555,18 +556,18 @@ def _concat(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ..
     return r.b.pointwise("where", (first, left, right))
 
 
-def _pad(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _pad(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     a = t.attr("axis")
     return r.within(t.args[0], (*at[:a], at[a] - t.attr("lo"), *at[a + 1 :]), a, guards, t.attr("value"))
 
 
-def _windows(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _windows(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     a = t.attr("axis")
     moved = at[a] * t.attr("stride") + at[-1] * t.attr("dilation")
     return r.value(t.args[0], (*at[:a], moved, *at[a + 1 : -1]), guards)
 
 
-def _conv(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     """A sum over kernel positions and channels, channels innermost: where tiles divide the channels, one kernel position
     serves a whole tile. A convolution of channels one by one (depthwise) is a sum over a window."""
     x, w = t.args
@@ -586,7 +587,7 @@ def _conv(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]
     return r.b.reduce("sum", axis, r.b.mul(image, weight))
 
 
-def _gather(r: _Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+def _gather(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     table, picks = t.args
     if table not in r.of:
         raise Unfusable("a gather from a value that is not in memory")
@@ -621,6 +622,7 @@ def kernel_of(
     are written, and what else the buffer should hold must be there. Raises Unfusable for others, and for ops that have
     no index expression (sorting, argmax).
     """
+    from .kir_beside import side_by_side
     from .kir_halves import cut, halved
 
     builder = Builder()
@@ -631,10 +633,12 @@ def kernel_of(
             raise Unfusable(f"{leaf!r} is no operand")
     names = [f"out{n}" if n else out for n in range(len(atomic))]
     spaces = [t.args[2] if t.op == "scatter_elements" else t for t in atomic]
-    sliced, joined = sliced_alike(atomic), side_by_side(spaces)
+    sliced = sliced_alike(atomic)
+    beside = None if sliced else side_by_side(atomic, spaces, operands, buffers)
+    joined = beside.axis if beside is not None else -1
     widest = max(range(len(spaces)), key=lambda n: (math.prod(concrete(spaces[n].shape)), -n))
     shape = concrete(atomic[0].args[0].shape if sliced else spaces[widest].shape)
-    if joined is not None and not sliced:
+    if beside is not None:
         shape = (*shape[:joined], sum(concrete(x.shape)[joined] for x in spaces), *shape[joined + 1 :])
     largest = buffers[out if sliced else names[widest]]
     if 0 in shape:
@@ -642,7 +646,7 @@ def kernel_of(
     lying = sorted(range(len(shape)), key=lambda n: -largest.strides[n])  # axes in the order of the result's memory
     axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
     at = tuple(map(index, axes))
-    reader = _Reader(builder, operands, buffers)
+    reader = Reader(builder, operands, buffers)
     stores: list[Store] = []
     lying_in: dict[str, tuple[dict[Axis, Index], tuple[Expr, ...]]] = {}
     before = 0
@@ -652,9 +656,10 @@ def kernel_of(
         if sliced:
             here, guards = _within_slice(builder, t, at)
             value = reader.value(t.args[0], at)
-        elif joined is not None:
+        elif beside is not None:
             size = concrete(own.shape)[joined]
             (*_, moved), guards = _within(builder, (at[joined],), 0, before, size)
+            reader.moved |= beside.moved(own, moved)
             before += size
             local = Axis(
                 f"{axes[joined].name}_", size
@@ -675,7 +680,7 @@ def kernel_of(
     return halved(normalized(kernel))
 
 
-def _joined(r: _Reader, store: Store, change: Mapping[Axis, Index], guards: tuple[Expr, ...]) -> Store:
+def _joined(r: Reader, store: Store, change: Mapping[Axis, Index], guards: tuple[Expr, ...]) -> Store:
     """A store over the axes that results side by side share."""
     if not change:
         return store
@@ -684,7 +689,7 @@ def _joined(r: _Reader, store: Store, change: Mapping[Axis, Index], guards: tupl
 
 
 def _placed(
-    r: _Reader, t: Tensor, here: tuple[Index, ...], name: str, value: Expr, guards: tuple[Expr, ...]
+    r: Reader, t: Tensor, here: tuple[Index, ...], name: str, value: Expr, guards: tuple[Expr, ...]
 ) -> Store:  # fmt: skip
     """Where an element of a root goes: its index is in the root, or in what is written into a tensor."""
     buffer, place, parts = r.buffers[name], Index(), []
@@ -720,15 +725,6 @@ def _from_the_start(b: Builder, where: Expr, size: int) -> Expr:
     )
 
 
-def side_by_side(spaces: Sequence[Tensor]) -> int | None:
-    """The axis along which results lie side by side: they agree in all others, and none is one value along it."""
-    shapes = [concrete(x.shape) for x in spaces]
-    if len({len(s) for s in shapes}) > 1:
-        return None
-    found = [a for a, sizes in enumerate(zip(*shapes)) if len({*sizes}) > 1]
-    return found[0] if len(found) == 1 and all(s[found[0]] > 1 for s in shapes) else None
-
-
 def _within(
     b: Builder, at: tuple[Index, ...], axis: int, before: int, size: int
 ) -> tuple[tuple[Index, ...], tuple[Expr, ...]]:
@@ -737,7 +733,7 @@ def _within(
     return (*at[:axis], at[axis] - before, *at[axis + 1 :]), tuple(g for g in guards if g.op != "const")
 
 
-def _loosened(r: _Reader, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
+def _loosened(r: Reader, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
     """Expressions that are used where guards hold, without these guards of loads that stay inside their buffers anyway: what
     several results share is then one value."""
 

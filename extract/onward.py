@@ -68,7 +68,8 @@ class Onward:
         parts = self.together.slices(whole.cls, axis)
         if not 2 <= len(parts) <= MOST:
             return
-        options = [[*self._ends(cls), self._itself(cls)] for *_, cls in parts]
+        shown = [self.together.shown(cls) for *_, cls in parts]
+        options = [[*self._ends(s.cls), self._itself(s.cls)] for s in shown if s is not None]
         count = 0
         for first in options[0]:
             others = [next((e for e in ends if _beside(first.space, e.space)), None) for ends in options[1:]]
@@ -128,8 +129,10 @@ class Onward:
         named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
         (computed,) = rebuild([whole.term], partial(_exchanged, {t: named[c] for t, c in whole.leaves}))
         terms = []
-        for (start, stop, _), end in zip(parts, ends, strict=True):
+        for (start, stop, cls), end in zip(parts, ends, strict=True):
             part = make("slice", (computed,), {"axis": axis, "start": start, "stop": stop, "step": 1})
+            if (shown := self.together.shown(cls)) is not None:
+                part = shown.of(part)
             change = {t: named[c] for t, c in end.leaves.items() if t is not end.start and c in named}
             change[end.start] = part
             terms += rebuild([end.term], partial(_exchanged, change))

@@ -169,7 +169,13 @@ class Regions:
     def _plausible(self, cls: int) -> list[int]:
         """The e-nodes of a class that a good plan may use."""
         limit = SLACK * self._costs[1][cls] + 100
-        return [n for n in self._by_class[cls][: 2 * STARTS] if self._cost(n) <= limit]
+        return [n for n in self._by_class[cls][: 2 * STARTS] if self._cost(n) * self._share(n) <= limit]
+
+    def _share(self, node: int) -> float:
+        """What part of its operand a slice is: its neighbours may be needed as well, and then pay for theirs."""
+        if self.view.op[node] != "slice":
+            return 1.0
+        return self.elements(int(self.view.cls[node])) / max(self.elements(self._kids[node][0]), 1)
 
     @cached_property
     def _by_class(self) -> dict[int, list[int]]:

@@ -11,10 +11,11 @@ save reading most.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any, NamedTuple
 
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
@@ -36,6 +37,18 @@ class Group:
     terms: tuple[Tensor, ...]
     leaves: tuple[tuple[Tensor, int], ...]
     reach: str
+
+
+class Shown(NamedTuple):
+    """A class as a view of another: by an op with attributes, "" where it is the same."""
+
+    cls: int
+    op: str = ""
+    attrs: Mapping[str, Any] = {}
+
+    def of(self, t: Tensor) -> Tensor:
+        """The class over a tensor for the other one."""
+        return make(self.op, (t,), dict(self.attrs)) if self.op else t
 
 
 @dataclass
@@ -162,7 +175,7 @@ class Together:
                 if prod(self._shape(r.cls)[:axis]) == 1:  # slices along it are row-major as they lie
                     continue
                 parts = self.slices(r.cls, axis)
-                if 2 <= len(parts) <= MOST:
+                if 2 <= len(parts) <= MOST and all(c in self.regions.uses for *_, c in parts):
                     attrs = [{"axis": axis, "start": start, "stop": stop, "step": 1} for start, stop, _ in parts]
                     terms = tuple(make("slice", (r.term,), a) for a in attrs)
                     classes = tuple(c for *_, c in parts)
@@ -199,7 +212,25 @@ class Together:
                 if along == axis and made not in found and made != cls:
                     found[made] = offset + start, offset + start + self._shape(made)[axis], made
                     todo.append((made, offset + start))
-        return sorted(s for s in found.values() if s[2] in self.regions.uses and self._asked_for(s[2]))
+        return sorted(s for s in found.values() if self._asked_for(s[2]) and self.shown(s[2]) is not None)
+
+    def shown(self, cls: int) -> Shown | None:
+        """A class that is needed and shows all of a class: itself, or a view of it that other products make as well."""
+        if cls in self.regions.uses:
+            return Shown(cls)
+        for node in self._view_nodes.get(cls, ()):
+            if (made := int(self.view.cls[node])) in self.regions.uses:
+                return Shown(made, self.view.op[node], dict(self.view.attrs[node]))
+        return None
+
+    @cached_property
+    def _view_nodes(self) -> dict[int, list[int]]:
+        """Class -> e-nodes that reshape or permute it."""
+        found: dict[int, list[int]] = {}
+        for node, op in enumerate(self.view.op):
+            if op in ("reshape", "permute"):
+                found.setdefault(int(self.view.kids(node)[0]), []).append(node)
+        return found
 
 
 def _apart(slices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

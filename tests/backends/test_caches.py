@@ -61,17 +61,21 @@ def interleaved(y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y * cos + turned * sin
 
 
-def step(tokens: int = T, samples: int = B, turn: Callable[..., Tensor] = c.rope) -> list[Tensor]:
+def step(
+    tokens: int = T, samples: int = B, turn: Callable[..., Tensor] = c.rope, own: int = H, kv: int = K
+) -> list[Tensor]:
     """Rotated queries, and caches that keys and values have been written into."""
     h = c.rms_norm(x("x", samples, tokens, W), x("g", W), eps=1e-6)
-    y = t.matmul(h, x("w", W, (H + 2 * K) * D))
+    y = t.matmul(h, x("w", W, (own + 2 * kv) * D))
     cos, sin, places = x("cos", 1, 1, tokens, D), x("sin", 1, 1, tokens, D), t.input("at", (tokens,), "int64")
-    q, k, v = (heads(y, n, count) for n, count in ((0, H), (H, K), (H + K, K)))
+    q, k, v = (heads(y, n, count) for n, count in ((0, own), (own, kv), (own + kv, kv)))
     return [turn(q, cos, sin), kept("keys", turn(k, cos, sin), places), kept("values", v, places)]
 
 
 CASES: dict[str, Callable[[], list[Tensor]]] = {
     "prefill": step, "one token": lambda: step(1), "one row": lambda: step(1, 1),
+    "one head of keys": lambda: step(1, kv=1), "one head of keys, prefill": lambda: step(kv=1),
+    "as many heads of keys": lambda: step(1, kv=H), "as many, prefill": lambda: step(kv=H), "one head": lambda: step(1, 1, own=1, kv=1),
     "neighbours": lambda: step(turn=interleaved)[:1],
     "keys alone": lambda: step()[1:2],
     "rotated": lambda: [c.rope(x("q", B, H, T, D), x("cos", 1, 1, T, D), x("sin", 1, 1, T, D))],
@@ -120,7 +124,8 @@ def test_every_result_means_what_its_term_means(name: str) -> None:
         np.testing.assert_allclose(held[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["prefill", "one token", "one row", "neighbours", "keys alone"])
+@pytest.mark.parametrize("name", ["prefill", "one token", "one row", "neighbours", "keys alone", "one head of keys",
+                                  "one head of keys, prefill", "as many heads of keys", "as many, prefill", "one head"])  # fmt: skip
 def test_halves_share_two_products(name: str) -> None:
     """As many as there are columns to read, though every rotated element needs two of them; and none divides an index."""
     one = kernel(CASES[name]())
@@ -167,7 +172,8 @@ JOINED = {"split": 2, "join": 1}
 
 @pytest.mark.parametrize(("name", "more", "inplace"), [
     ("prefill", {}, False), ("one token", {}, True), ("prefill", JOINED, True), ("keys alone", {"split": 2}, False),
-], ids=["apart", "in place", "joined by the last", "split"])  # fmt: skip
+    ("one head of keys", JOINED, True), ("as many heads of keys", {}, True),
+], ids=["apart", "in place", "joined by the last", "split", "one head of keys", "as many heads of keys"])  # fmt: skip
 def test_schedules_compute_the_same_in_the_interpreter(name: str, more: dict[str, int], inplace: bool) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
@@ -186,7 +192,7 @@ def test_schedules_compute_the_same_in_the_interpreter(name: str, more: dict[str
         assert relative_error(out.double().numpy(), exact) < 2e-3
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("one row", "bfloat16"), ("prefill", "bfloat16"), ("rows", "float32"), ("one row", "float32")])  # fmt: skip
+@pytest.mark.parametrize(("name", "dtype"), [("one row", "bfloat16"), ("prefill", "bfloat16"), ("rows", "float32"), ("one row", "float32"), ("one head", "bfloat16")])  # fmt: skip
 def test_kernels_of_cuda_write_into_their_places(name: str, dtype: str, tmp_path: Path) -> None:
     roots = CASES[name]()
     turned = [n for n in ("w",) if n in leaves(roots) and name == "prefill"]

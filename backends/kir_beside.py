@@ -1,0 +1,97 @@
+"""BESIDE: which results of one kernel lie side by side, and along which axis.
+
+Results that agree in all axes but one do, where none is one value along it: that one would be the same for all of the others'
+elements. What comes of slices of one tensor that do not overlap (queries, keys and values of one product) always does: of one
+element each, or all of one size, along the axis that counts the most of a slice's columns (heads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, topological
+from .index import Axis, Index, index
+from .kir import Buffer, Builder, Reader, Unfusable
+
+
+class Beside(NamedTuple):
+    """Results side by side along `axis`; where they come of slices of one tensor, that tensor and the axis of its slices."""
+
+    axis: int
+    whole: Tensor | None = None
+    columns: int = -1
+
+    def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
+        """How far slices that a result of one element along the axis reads move with its place on the common one, `by` being 0
+        at that place: what it reads is then what the others read there."""
+        own = [t for t in topological([space]) if t.op == "slice" and (t.args[0], t.attr("axis")) == self[1:]]
+        width = max((t.attr("stop") for t in own), default=0) - min((t.attr("start") for t in own), default=0)
+        return dict.fromkeys(own, by * width) if concrete(space.shape)[self.axis] == 1 else {}
+
+
+def side_by_side(
+    roots: Sequence[Tensor], spaces: Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
+) -> Beside | None:
+    """How results lie side by side, None where they do not; `spaces` are what the roots compute."""
+    shapes = [concrete(x.shape) for x in spaces]
+    if len(shapes) < 2 or len({len(s) for s in shapes}) > 1:
+        return None
+    found = [a for a, sizes in enumerate(zip(*shapes)) if len({*sizes}) > 1]
+    if len(found) > 1:
+        return None
+    if found and all(s[found[0]] > 1 for s in shapes):
+        return Beside(found[0])
+    whole = _of_slices(spaces)
+    if whole is None:
+        return None
+    axis = found[0] if found else _slowest(spaces[0], *whole, operands, buffers)
+    return None if axis is None else Beside(axis, *whole)
+
+
+def _of_slices(roots: Sequence[Tensor]) -> tuple[Tensor, int] | None:
+    """A tensor, and an axis of it, of which every root reads slices of its own, which overlap no other root's."""
+    found: list[dict[tuple[Tensor, int], tuple[int, int]]] = []
+    for root in roots:
+        ends: dict[tuple[Tensor, int], tuple[int, int]] = {}
+        for t in topological([root]):
+            if t.op == "slice" and t.attr("step") == 1:
+                key, start, stop = (t.args[0], t.attr("axis")), t.attr("start"), t.attr("stop")
+                low, high = ends.get(key, (start, stop))
+                ends[key] = min(low, start), max(high, stop)
+        found.append(ends)
+    for key in found[0]:
+        ranges = sorted(e[key] for e in found if key in e)
+        if len(ranges) == len(roots) and all(a[1] <= b[0] for a, b in pairwise(ranges)):
+            return key
+    return None
+
+
+def _slowest(
+    space: Tensor, whole: Tensor, axis: int, operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
+) -> int | None:
+    """The axis of a result that moves furthest along an axis of a tensor that it reads; where that takes single steps, a row
+    stays whole, and an axis of one element beside it is taken."""
+    at = [Axis(f"i{n}", d) for n, d in enumerate(concrete(space.shape))]
+    strides = tuple(int(n == axis) for n in range(whole.rank))
+    view = Buffer(whole.dtype, concrete(whole.shape), strides)
+    reader = Reader(Builder(), {**operands, whole: WHOLE}, {**buffers, WHOLE: view})
+    try:
+        reader.value(space, tuple(index(a) if a.size > 1 else index(0) for a in at))
+    except Unfusable:
+        return None
+    steps = {
+        (abs(step) * atom.size, abs(step), at.index(atom))
+        for e in reader.memo.values() if e.op == "load" and e.value[0] == WHOLE
+        for atom, step in e.value[1].terms if isinstance(atom, Axis)
+    }  # fmt: skip
+    if not steps:
+        return None
+    _, step, found = max(steps)
+    ones = [n for n in range(found) if at[n].size == 1]
+    return ones[-1] if step == 1 and ones else found
+
+
+WHOLE = "whole"  # what the tensor is called that slices are read of: no operand's name
