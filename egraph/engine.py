@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,14 @@ class Shapes:
         for i, inner in operands:
             found &= self.holds[self.number[inner]][self.kid[start + i]] if inner in self.number else False
         return bool(found.any())
+
+
+class _Numbered(dict[Any, int]):
+    """Values by number, in the order in which they are first asked for."""
+
+    def __missing__(self, value: Any) -> int:
+        self[value] = number = len(self)
+        return number
 
 
 class Engine:
@@ -245,76 +254,78 @@ class Engine:
     def view(self) -> tuple[dict[str, Any], Arrays]:
         """Live and protected e-nodes as arrays; classes are numbered in order of first appearance."""
         functions = self.egraph.freeze().functions
-        number: dict[Any, int] = {}
+        number, new_dims = _Numbered(), list[list[int]]()
+        handles = [(self.egraph.value_to_i64(r.inputs[0]), r.output) for r in functions["H"].rows]
+        handles.sort(key=lambda pair: pair[0])
+        named = np.array([(h, number[value]) for h, value in handles], np.int64).reshape(-1, 2)
+        self.handle: dict[Any, int] = {value: h for h, value in reversed(handles)}  # the first of several
+        dims = self._dims(new_dims)
+        arrays = {"handle": named, **self._nodes(functions, number, dims)}
+        arrays |= self._facts(functions, number, dims)
+        for value in number:  # of classes that were joined, one keeps its name
+            self.first.setdefault(value, self.steps)
+        own = {value for h, value in handles if h < self.own}
+        arrays["age"] = np.array([0 if value in own else self.first[value] for value in number], np.int32)
+        names = list(self.signatures)
+        self.shapes = Shapes(names, arrays, len(number))
+        return {"names": names, "new_dims": new_dims}, arrays
 
-        def classify(value: Any) -> int:
-            return number.setdefault(value, len(number))
+    def _dims(self, new: list[list[int]]) -> Callable[[Any], int]:
+        """What numbers vectors of sizes; those that were not known go to `new`."""
 
-        names, op, cls, off, kid, attr_off, attr = [], [], [], [0], [], [0], []
-        new_dims: list[list[int]] = []
+        @cache
+        def number(value: Any) -> int:
+            sizes = tuple(self.egraph.value_to_i64(v) for v in self.egraph.value_to_vec(value))
+            if sizes not in self.dims:
+                self.dims[sizes] = len(self.dims)
+                new.append(list(sizes))
+                if self.beam:  # victims are named through tables, whose columns are numbers
+                    self.run(f"(set (Attr {self.dims[sizes]}) (vec-of {' '.join(map(str, sizes))}))")
+            return self.dims[sizes]
+
+        return number
+
+    def _nodes(self, functions: Any, number: _Numbered, dims: Callable[[Any], int]) -> Arrays:
+        """Op, class, operands and attributes of each e-node; operands and attributes by offsets."""
+        op, cls, off, kid, attr_off, attr = [], [], [0], [], [0], []
         self.rows: list[tuple[str, Any]] = []
-        handle_rows = [(self.egraph.value_to_i64(r.inputs[0]), r.output) for r in functions["H"].rows]
-        handle_rows.sort(key=lambda pair: pair[0])
-        self.handle: dict[Any, int] = {}
-        handles = {}
-        for h, value in handle_rows:
-            handles[h] = classify(value)
-            self.handle.setdefault(value, h)
-        vectors: dict[Any, int] = {}
-
-        def dims(value: Any) -> int:
-            if value not in vectors:
-                sizes = tuple(self.egraph.value_to_i64(v) for v in self.egraph.value_to_vec(value))
-                if sizes not in self.dims:
-                    self.dims[sizes] = len(self.dims)
-                    new_dims.append(list(sizes))
-                    if self.beam:  # victims are named through tables, whose columns are numbers
-                        self.run(f"(set (Attr {self.dims[sizes]}) (vec-of {' '.join(map(str, sizes))}))")
-                vectors[value] = self.dims[sizes]
-            return vectors[value]
-
         integer = self.egraph.value_to_i64
-        for index, (name, sig) in enumerate(self.signatures.items()):
-            names.append(name)
+        for index, (name, signature) in enumerate(self.signatures.items()):
             kept = self._protected(functions, name) if self.pruned else set()
             for row in functions[name if name == "Leaf" else f"o_{name}"].rows:
-                inputs = row.inputs
-                if row.subsumed and tuple(inputs) not in kept:
+                if row.subsumed and tuple(row.inputs) not in kept:
                     continue
                 op.append(index)
-                cls.append(classify(row.output))
-                for letter, value in zip(sig, inputs):
+                cls.append(number[row.output])
+                for letter, value in zip(signature, row.inputs):
                     if letter == "T":
-                        kid.append(classify(value))
+                        kid.append(number[value])
                     else:
                         attr.append(dims(value) if letter == "D" else integer(value))
                 off.append(len(kid))
                 attr_off.append(len(attr))
                 self.rows.append((name, row))
-        shape, dtype = np.full(len(number), -1, np.int64), np.full(len(number), -1, np.int64)
-        weight = np.zeros(len(number), np.bool_)
-        for row in functions["shape"].rows:
-            if row.inputs[0] in number:
-                shape[number[row.inputs[0]]] = dims(row.output)
-        for row in functions["dt"].rows:
-            if row.inputs[0] in number:
-                dtype[number[row.inputs[0]]] = integer(row.output)
-        for row in functions["wk"].rows:
-            if row.inputs[0] in number:
-                weight[number[row.inputs[0]]] = integer(row.output) == 0
-        self.number = number
-        for value in number:  # of classes that were joined, one keeps its name
-            self.first.setdefault(value, self.steps)
-        own = {value for h, value in handle_rows if h < self.own}
-        arrays: Arrays = {
+        return {
             "op": np.array(op, np.int32), "cls": np.array(cls, np.int32), "off": np.array(off, np.int32),
             "kid": np.array(kid, np.int32), "attr_off": np.array(attr_off, np.int32), "attr": np.array(attr, np.int64),
-            "shape": shape, "dtype": dtype, "weight": weight,
-            "age": np.array([0 if value in own else self.first[value] for value in number], np.int32),
-            "handle": np.array(sorted(handles.items()), np.int64).reshape(-1, 2),
         }  # fmt: skip
-        self.shapes = Shapes(names, arrays, len(number))
-        return {"names": names, "new_dims": new_dims}, arrays
+
+    def _facts(self, functions: Any, number: _Numbered, dims: Callable[[Any], int]) -> Arrays:
+        """Shape and dtype of each class (-1: unknown), and whether it depends on weights only."""
+        integer = self.egraph.value_to_i64
+        found: Arrays = {
+            "shape": np.full(len(number), -1, np.int64),
+            "dtype": np.full(len(number), -1, np.int64),
+            "weight": np.zeros(len(number), np.bool_),
+        }
+        tables: tuple[tuple[str, str, Callable[[Any], int]], ...] = (
+            ("shape", "shape", dims), ("dtype", "dt", integer), ("weight", "wk", lambda value: integer(value) == 0)
+        )  # fmt: skip
+        for fact, table, read in tables:
+            for row in functions[table].rows:
+                if row.inputs[0] in number:
+                    found[fact][number[row.inputs[0]]] = read(row.output)
+        return found
 
     def _protected(self, functions: Any, name: str) -> set[tuple[Any, ...]]:
         if name == "Leaf":
