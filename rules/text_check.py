@@ -19,8 +19,8 @@ so the ranks that are drawn stand for all. Kernels of variables under "same" pad
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from time import perf_counter
@@ -34,6 +34,7 @@ from ..egraph.ops import Type
 from ..errors import ShapeError
 from .check import STYLES, Refuted, Trial, Verdict
 from .field import BITS, PRIMES, agreement, unrectified
+from .linear import Affine
 from .symbolic import Effort, Signs, proves
 from .tensat import Apply, Input, TextRule, nodes
 from .text_shapes import (
@@ -54,6 +55,7 @@ SECONDS = 20.0  # for one rule
 MEMBERS = 10  # members of a rule's families that are evaluated under one scope
 MORE = 40  # of a rule that is not proved, a second time and larger
 FINITE = ("act", "pad", "axis", "ndim", "shuffle")  # parameter variables of which every value is tried
+EVERY_VALUE = ("act", "pad", "shuffle")  # those that have no others
 IMAGES = ("conv2d", "poolmax", "poolavg")
 ELEMENTWISE = ("ewadd", "ewmul", "smul", "relu", "tanh", "sigmoid")
 LETTERS = 6  # transposes of a rule whose permutation is a variable
@@ -65,7 +67,7 @@ TEXT_STYLES = (
 )  # a maximum over a large window hardly ever meets numbers that are all negative
 LITERAL = 48  # values of a rule's parameter variables at which its types are looked at
 UNTYPED = "the right side has no type where the left has one"
-VAGUE = ("reshape", "merge")  # operators whose shapes are not all found
+VAGUE = ("reshape",)  # operators whose shapes are not all found
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def check_text(rule: TextRule, *, seed: int = 0, seconds: float = SECONDS) -> Ve
     passed: list[_Passed] = []
     large = False
     for scope in scopes(rule):
-        families = _wide(rule, scope, typings(rule, scope, until=until), until)
+        families = _meant(rule, scope, until=until)
         try:
             tally = _evaluate(rule, families, seed, until=until)
         except Refuted as found:
@@ -154,6 +156,47 @@ def check_text(rule: TextRule, *, seed: int = 0, seconds: float = SECONDS) -> Ve
     return _meaningless(rule, seed)
 
 
+def _meant(rule: TextRule, scope: Scope, *, symbolic: bool = False, until: float = inf) -> Families:
+    """The families that a rule is meant for under a scope: those at which no axis is forced to have size 1 (_wide). Where there
+    are none, those at which each side forces the same ones by itself: these are the sides' own shapes, and no corner in which
+    two sides of different shapes happen to meet."""
+    families = typings(rule, scope, symbolic=symbolic, until=until)
+    found = _wide(rule, scope, families, until)
+    if found.found or not families.found:
+        return found
+    alone = [
+        typings(replace(rule, lefts=side, rights=()), scope, only_left=True, symbolic=symbolic, until=until)
+        for side in (rule.lefts, rule.rights)
+    ]
+    if not all(side.complete for side in alone):
+        return found
+    narrow = [f for f in families.found if _forced_alone(f, [side.found for side in alone])]
+    return Families(narrow, found.why, families.complete)
+
+
+def _forced_alone(family: Typing, sides: Sequence[Sequence[Typing]]) -> bool:
+    """Whether the axes that a family forces to have size 1 have it in all families of each side alone (with the same parameters
+    and ranks) in which they occur."""
+    count, first = len(family.pairs), 0
+    ones = {n: _ones(family, t) for n, t in family.inputs.items()}
+    for families in sides:
+        same = [f for f in families if _chosen(f) <= _chosen(family) and f.ranks.items() <= family.ranks.items()]
+        for other in same:
+            known = [(ones[n], t) for n, t in other.inputs.items()]
+            known += [(_ones(family, t), o) for t, o in zip(family.terms[first : first + count], other.terms)]
+            if any(axes - _ones(other, t) for axes, t in known):
+                return False
+        if not same:
+            return False
+        first += count
+    return True
+
+
+def _chosen(family: Typing) -> Set[tuple[str, Any]]:
+    """The parameters of a family that were chosen; the others are unknowns."""
+    return {(n, v) for n, v in family.attrs.items() if not isinstance(v, Affine)}
+
+
 def _wide(rule: TextRule, scope: Scope, families: Families, until: float = inf) -> Families:
     """The families without those whose types force an axis to have size 1: at such a corner almost anything holds, and a rule
     is not meant for it, but where it names a kernel of size 1 (which says nothing of images)."""
@@ -164,7 +207,7 @@ def _wide(rule: TextRule, scope: Scope, families: Families, until: float = inf) 
 
     def kept(family: Typing) -> bool:
         watched = [t for n, t in family.inputs.items() if n in images or not meant]
-        return shaped or not _collapsed(family, watched if meant else [*watched, *family.terms])
+        return shaped or not any(_ones(family, t) for t in (watched if meant else [*watched, *family.terms]))
 
     found, complete = [], families.complete
     for family in families.found:
@@ -179,10 +222,10 @@ def _wide(rule: TextRule, scope: Scope, families: Families, until: float = inf) 
     return Families(found, families.why or "its types force sizes of 1", complete)
 
 
-def _collapsed(family: Typing, values: Sequence[Typed]) -> bool:
-    """Whether an axis of one of the values has size 1 (or none) in the whole family."""
+def _ones(family: Typing, value: Typed) -> set[int]:
+    """The axes of a value that have size 1 (or none) in the whole family."""
     signs = Signs(family)
-    return any(signs.nonnegative(s * -1 + 1) for t in values for s in t.sizes)
+    return {i for i, s in enumerate(value.sizes) if signs.nonnegative(s * -1 + 1)}
 
 
 def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMBERS, until: float = inf) -> _Tally:
@@ -238,9 +281,7 @@ def _proof(rule: TextRule, scope: Scope, families: Families, seed: int, until: f
     general_kinds = {*SYMBOLIC, "perm"} if _words(rule) else {*SYMBOLIC}
     if open_ := sorted(kinds - {*FINITE, *general_kinds}):
         return 0, f"not every {', '.join(open_)} was tried"
-    general = (
-        _wide(rule, scope, typings(rule, scope, symbolic=True, until=until)) if kinds & general_kinds else families
-    )
+    general = _meant(rule, scope, symbolic=True, until=until) if kinds & general_kinds else families
     if not general.complete:
         return 0, "the choices of ranks and parameters were not all tried"
     effort = Effort(until=until)
@@ -288,7 +329,7 @@ def _instance_without_meaning(rule: TextRule, seed: int) -> Verdict | None:
     every = list(product(*options))
     for values in every if len(every) <= LITERAL else random.Random(seed).sample(every, LITERAL):
         one = rule.at(dict(zip(rule.attributes, values)))
-        if any(_wide(one, scope, typings(one, scope)).found for scope in scopes(one)):
+        if any(_meant(one, scope).found for scope in scopes(one)):
             continue
         found = _meaningless(one, seed)
         if found.status == "refuted" and found.detail.startswith(UNTYPED):
@@ -299,9 +340,10 @@ def _instance_without_meaning(rule: TextRule, seed: int) -> Verdict | None:
 
 def _meaningless(rule: TextRule, seed: int) -> Verdict:
     """The verdict where no shapes give every side a type."""
-    families = typings(rule)
+    families = typings(rule, symbolic=bool(rule.attributes))
     both = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side)]
-    if not families.complete or rule.attributes or any(isinstance(n, Apply) and n.op in VAGUE for n in both):
+    few = not {*rule.attributes.values()} <= {*EVERY_VALUE, *SYMBOLIC} or bool(rule.attributes and families.found)
+    if few or not families.complete or any(isinstance(n, Apply) and n.op in VAGUE for n in both):
         return Verdict("unknown", f"no shapes were found at which all sides have types: {families.why}")
     left = _wide(rule, SCOPES[0], typings(rule, only_left=True))
     for family in left.found:

@@ -39,7 +39,7 @@ from .tensat import Apply, Input, Number, Param, Term, TextRule, nodes
 
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, composite.sigmoid, composite.relu, api.tanh)
 ATTRIBUTES = {"stride_h": (1, 2), "stride_w": (1, 2), "pad": (0, 1), "act": (0, 1, 2, 3), "kernel_h": (1, 3),
-              "kernel_w": (1, 3), "count": (1, 2), "axis": (0, 1, 2, 3), "ndim": (2, 4, 3), "shuffle": (1,),
+              "kernel_w": (1, 5), "count": (1, 2), "axis": (0, 1, 2, 3), "ndim": (2, 4, 3), "shuffle": (1,),
               "perm": ((1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1), (0, 2, 3, 1), (0, 1))}  # fmt: skip
 PERMUTATIONS = tuple(p for rank in (2, 3, 4) for p in permutations(range(rank)))
 """All of up to four axes: no word of one to six letters in a permutation and its inverse is trivial on all of them, so that equal
