@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..egraph.dims import concrete
 from ..egraph.match import Matcher
@@ -19,6 +19,7 @@ from ..egraph.ops import Type
 from ..egraph.pattern import Term, Var, attr_variables, variables
 from ..egraph.view import EGraphView
 from ..errors import RuleError
+from .clock import Halted
 from .collection import no_collection
 from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
 from .presolve import components
@@ -26,6 +27,8 @@ from .presolve import components
 # More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
 MAX_LAYOUTS = 16  # per class, the row-major one included
 MAX_COMBINATIONS = 64  # of operand layouts per match
+
+T = TypeVar("T")
 
 #: Layout of a view of an operand, or None where the memory cannot be looked at that way (see backends/views.py).
 ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
@@ -123,14 +126,16 @@ class Hypergraph:
 
 
 def candidates(
-    view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None
-) -> Hypergraph:
+    view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Hypergraph:  # fmt: skip
     """The kernel hypergraph of a view over the templates of some backends, restricted to what the roots may need.
 
-    `types` gives the classes' types in memory (storage.py); a cast between equal ones is a view.
+    `types` gives the classes' types in memory (storage.py); a cast between equal ones is a view. `stop` is polled: Halted
+    where it says so, for some of the candidates need not make the roots.
     """
     with no_collection():
-        return _Builder(view, backends, view_strides, types).build()
+        return _Builder(view, backends, view_strides, types, stop).build()
 
 
 class _Match(NamedTuple):
@@ -156,9 +161,10 @@ class _Form(NamedTuple):
 
 class _Builder:
     def __init__(
-        self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None
-    ) -> None:
-        self.view, self.view_strides = view, view_strides
+        self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self.view, self.view_strides, self.stop = view, view_strides, stop
         self.types: Sequence[Type] = view.types if types is None else types
         self.generators = [g for b in backends if (g := getattr(b, "generated", None)) is not None]
         self.matcher = Matcher(view)
@@ -195,8 +201,8 @@ class _Builder:
     def build(self) -> Hypergraph:
         """Views of what there is, kernels over the layouts that exist, views of what kernels write in layouts of their
         own, kernels over those: until nothing is new."""
-        matches = [m for t in self.kernels for m in self._matches(t)]
-        matches += self._generated()
+        matches = [m for t in self._polled(self.kernels) for m in self._matches(t)]
+        matches += self._polled(self._generated())
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
             for c in match.operands:
@@ -206,7 +212,7 @@ class _Builder:
         todo: Iterable[int] = range(len(matches))
         while todo:
             fresh: list[Vertex] = []
-            for i in todo:
+            for i in self._polled(todo):
                 kernels[i] = self._bound(matches[i])
                 if matches[i].template.layout is not None:
                     fresh += [c.output for c in kernels[i] if self._is_new(c.output)]
@@ -224,6 +230,13 @@ class _Builder:
         vertices = {v for c in kept for v in c.outputs}
         stats = {"vertices": len(vertices), "candidates": len(kept), "matches": len(matches)}
         return Hypergraph(self.view, kept, self.given, roots, stats, self.types)
+
+    def _polled(self, items: Iterable[T]) -> Iterator[T]:
+        """The items, as long as nobody says stop."""
+        for item in items:
+            if self.stop():
+                raise Halted
+            yield item
 
     def _generated(self) -> Iterator[_Match]:
         """Kernels that backends generate for parts of the view. What they pick depends on what else is there: those for the

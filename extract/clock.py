@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
+class Halted(Exception):
+    """Work was ended before it had a result, by whoever was polled meanwhile."""
+
+
 @dataclass
 class Clock:
     """Wall-clock seconds by name, in the order in which the names first came up."""
@@ -28,4 +32,4 @@ class Clock:
             self.add(name, time.monotonic() - start)
 
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "Halted"]

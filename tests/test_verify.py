@@ -372,9 +372,9 @@ def test_references_that_take_memory_go_once_nothing_needs_them(monkeypatch: pyt
     held: list[int] = []
     found = accept.Acceptance.__dict__["_wrong"]
 
-    def wrong(self: accept.Acceptance, program: Any, verdict: Any) -> str:
-        self.elsewhere = lambda _: held.append(len(self.references)) or ""  # type: ignore[func-returns-value]
-        return str(found(self, program, verdict))
+    def wrong(self: accept.Acceptance, *given: Any) -> str:
+        self.elsewhere = lambda *_: held.append(len(self.references)) or ""  # type: ignore[func-returns-value]
+        return str(found(self, *given))
 
     monkeypatch.setattr(accept.Acceptance, "_wrong", wrong)
     for limit in (1 << 30, 1):

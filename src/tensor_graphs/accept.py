@@ -33,6 +33,7 @@ from .egraph.view import Bools, EGraphView
 from .errors import NoPlanError, VerificationError
 from .extract.budgets import Budget, Uses, rounding
 from .extract.candidates import Hypergraph
+from .extract.clock import Halted
 from .extract.kernel import Candidate, Plan
 from .extract.plan import plan_of
 from .extract.search import Choice
@@ -45,6 +46,7 @@ GROSS = 8.0  # times its fair error: a kernel that is farther off is not used at
 MARGIN = 0.9  # of what a budget may be: random errors of other plans add up a little differently
 REWRITES = "all rewrites"
 MOVES = ("view", "copy")  # families that compute nothing
+NOTHING = Diagnosis(0.0, {}, {}, ())
 
 
 @dataclass
@@ -67,7 +69,10 @@ class Acceptance:
     seed: int = 0
     fired: Sequence[Rule] = ()
     plan: Callable[[Choice], Plan] | None = None  # how a choice becomes a plan, if not at the sizes of `work`
-    elsewhere: Callable[[Program], str] = lambda program: ""  # what is wrong with a program at other sizes
+    elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""  # what is wrong at other sizes
+    over: Callable[[], bool] = lambda: False  # whether no time is left for more than has to be
+    interrupted: Callable[[], Callable[[], bool]] = lambda: lambda: False  # makes what says whether Ctrl-C came since
+    cut: list[str] = field(default_factory=list)  # what is left out for want of time, in words
     dropped: list[str] = field(default_factory=list)  # what is not used any more, in words
     references: dict[int, Any] = field(default_factory=dict)
     tighter: Choice | None = None  # the next choice, where it is known: one within a budget of rounding
@@ -87,36 +92,37 @@ class Acceptance:
                 return choice, Program(self.plan(choice))
             return choice, Program(replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work)))
 
-    def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification]:
-        """The fastest choice that passes. VerificationError for an error that is no rounding, NoPlanError where nothing is
+    def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
+        """The fastest choice that passes; without a verdict where Ctrl-C ended its verification. When no time is left, a plan is
+        verified on one input, and where it does not pass the unoptimized graph comes next. VerificationError for an error that is no rounding, NoPlanError where nothing is
         within a tolerance given as a number or "exact"."""
         try:
             return self._run(found)
         finally:
             self.references.clear()
 
-    def _run(self, found: Hypergraph) -> tuple[Choice, Program, Verification]:
-        flops = graph_flops(list(self.work.roots))
+    def _run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             choice, program = self.build(found)
             assert program.plan is not None
             with self.stage("verify"):
-                verdict = verify(
-                    self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed, flops=flops,
-                    references=self.references, device=program.tensors,
-                )  # fmt: skip
-                verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
-                wrong = self._wrong(program, verdict)
+                try:
+                    verdict, wrong = self._judged(program, attempt)
+                except Halted:
+                    self.cut.append("verification")
+                    return choice, program, None
                 if verdict.passed and not wrong:
                     return choice, program, verdict
-                finding = Diagnosis(0.0, {}, {}, ()) if wrong else diagnose(self.graph, fixed(program.plan))
+                last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
+                hurried = self.over() and not (wrong or last or verdict.miscompiled)
+                finding = NOTHING if wrong or hurried else diagnose(self.graph, fixed(program.plan))
             if wrong and REWRITES in self.dropped:
                 raise SizesError(wrong)
-            if wrong:
+            if wrong or hurried:
                 found = self._drop(REWRITES, self.plain(), *self.dropped)
-                self.say(f"wrong at another size, again without {REWRITES}")
+                self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
+                self.cut += ["other plans within tolerance"] if hurried else []
                 continue
-            last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
             if finding.miscompiled or (last and verdict.miscompiled):
                 raise self._miscompiled(verdict, finding)
             if last and not finding.inaccurate:
@@ -127,12 +133,30 @@ class Acceptance:
             self.say(f"over tolerance, again without {self.dropped[-1]}")
         raise _beyond_tolerance()
 
-    def _wrong(self, program: Program, verdict: Verification) -> str:
+    def _judged(self, program: Program, attempt: int) -> tuple[Verification, str]:
+        """The verdict on a program, and what is wrong with it at other sizes. Halted by Ctrl-C."""
+        pressed = self.interrupted()
+
+        def poll() -> None:
+            if pressed():
+                raise Halted
+
+        verdict = verify(
+            self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed,
+            flops=graph_flops(list(self.work.roots)), references=self.references, device=program.tensors, enough=self.over,
+            poll=poll,
+        )  # fmt: skip
+        if verdict.passed and verdict.left_out:
+            self.cut.append(f"verification on {verdict.left_out} of {verdict.left_out + verdict.seeds} inputs")
+        verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
+        return verdict, self._wrong(program, verdict, poll)
+
+    def _wrong(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
         """What is wrong with a program for every size, in words: at other sizes, or, where it was lifted wrongly, at these."""
         if verdict.passed:
             if sum(r.type.nbytes for r in self.graph.roots) > KEPT_BYTES:
                 self.references.clear()  # those of other sizes need the room; seldom is there a next attempt
-            return self.elsewhere(program)
+            return self.elsewhere(program, poll)
         if self.plan is None or not verdict.miscompiled:
             return ""
         return f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g}"

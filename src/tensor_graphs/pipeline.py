@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -43,7 +43,7 @@ from .explorer import Explorer
 from .extract import budgets
 from .extract.ahead import load_solvers
 from .extract.candidates import Hypergraph, candidates
-from .extract.clock import Clock
+from .extract.clock import Clock, Halted
 from .extract.kernel import Backend, Plan, Template
 from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
@@ -57,7 +57,7 @@ from .report import BlockReport, Report, kernel_rows
 from .rules import ALL
 from .source import as_graph, bound, sizes_of
 from .symbolic import Symbolic, why_fixed
-from .verify import Tolerance, Verification, allowed_error, sampled_near, verify
+from .verify import Tolerance, Verification, allowed_error, expected_seconds, sampled_near, verify
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,15 @@ class Session:
     options: Options
     progress: Progress = field(default_factory=Progress)
     clock: Clock = field(default_factory=Clock)
-    start: float = field(default_factory=time.monotonic)
+    now: Callable[[], float] = time.monotonic
     warnings: list[str] = field(default_factory=list)
     smaller: list[EGraphView] = field(default_factory=list)  # what less effort would have searched
     symbolic: Symbolic | None = None  # where the program is to run at every size
+    cut: list[str] = field(default_factory=list)  # what the budget or Ctrl-C left out, in words
+    reserved: float = 0.0  # seconds that verification is expected to take
+
+    def __post_init__(self) -> None:
+        self.start = self.now()
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
@@ -112,7 +117,17 @@ class Session:
     @property
     def left(self) -> float:
         """Seconds of the budget that remain."""
-        return self.options.budget - (time.monotonic() - self.start)
+        return self.options.budget - (self.now() - self.start)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be begun that can be left out."""
+        return self.progress.stopped or (self.left <= 0 and not self.options.deterministic)
+
+    def interrupted(self) -> Callable[[], bool]:
+        """Whether Ctrl-C came since this was asked for: it ends the stage under way, and what later ones could leave out."""
+        before = self.progress.stopped
+        return lambda: self.progress.stopped and not before
 
 
 # ---------------------------------------------------------------- the stages
@@ -139,6 +154,9 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, 
     return Prepared(original, work, used, narrow)
 
 
+SEARCH = 0.5  # of its share of the time: what a search has, however long verification is expected to take
+REWRITING = 0.5  # of the time that is left: what rewriting may take
+MATCHING = 0.2  # of the budget: what is left when all kernels have been matched, or those of the graph as it came are
 LARGE_SEARCH = 60  # nodes of unique blocks from which on the exact solvers are likely to be needed
 
 
@@ -147,15 +165,21 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
     options = session.options
     with session.stage("blocks"):
         blocks = find_blocks(work)
+    least = 1.0 if options.deterministic else 0.0  # what a clock cuts is not the same each time
+    deadline = max(least, session.left * REWRITING)
     with session.stage("saturate", f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}"):
-        limits = options.limits
+        limits, began = options.limits, session.now()
         if sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH:
             load_solvers()
         rules = [r for r in options.rules if r.exact or not options.exact]
         *less, views = saturate_in_stages(
             options.effort, [b.graph for b in blocks.unique], rules, limits, exact=options.exact,
-            deadline=max(1.0, session.left * 0.5), stop=lambda: session.progress.stopped,
+            deadline=deadline, stop=lambda: session.progress.stopped,
         )  # fmt: skip
+    ended = [v.report.stopped for v in views]
+    halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
+    if halted:
+        session.cut.append(f"rewriting of {halted} of {len(views)} blocks")
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
     session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
     with session.stage("glue"):
@@ -163,13 +187,33 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
         return glue(blocks, views), blocks, views
 
 
-def hypergraph(session: Session, view: EGraphView, backends: Sequence[Backend]) -> Hypergraph:
-    """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for."""
+def hypergraph(
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
+) -> Hypergraph:
+    """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for. Halted where `stop`
+    says so."""
     with session.stage("candidates", f"{len(view)} e-nodes"):
         chosen = [_Exact(b) for b in backends] if session.options.exact else backends
         if session.symbolic is not None:
-            return session.symbolic.hypergraph(candidates(session.symbolic.view(view), chosen, view_strides))
-        return candidates(view, chosen, view_strides, narrow_types(view) if on_gpu(backends) else None)
+            found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop)
+            return session.symbolic.hypergraph(found)
+        return candidates(view, chosen, view_strides, narrow_types(view) if on_gpu(backends) else None, stop)
+
+
+def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Sequence[Backend]) -> list[Hypergraph]:
+    """Those of a search, the one with all that it found last: what less effort would have searched, the rewritten graph, and it
+    with its values in 16 bits. As many of them as there is time for, that of the graph as it came if there is none."""
+    graphs: list[Hypergraph] = []
+    pressed, kept = session.interrupted(), MATCHING * session.options.budget
+    stop = lambda: pressed() or (session.left <= kept and not session.options.deterministic)
+    try:
+        for v in (*session.smaller, view):
+            graphs.append(hypergraph(session, v, backends, stop))
+        if (narrow := stored_narrow(session, view, backends, stop)) is not None:
+            graphs.append(narrow)
+    except Halted:
+        session.cut.append("kernels of the rewritten graph" if not graphs else "kernels of all that rewriting found")
+    return graphs or [hypergraph(session, view_of(work), backends)]
 
 
 @dataclass(frozen=True)
@@ -197,7 +241,9 @@ def _composite(template: Template) -> bool:
     return _op(template) in OPS and OPS[_op(template)].composite
 
 
-def stored_narrow(session: Session, view: EGraphView, backends: Sequence[Backend]) -> Hypergraph | None:
+def stored_narrow(
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
+) -> Hypergraph | None:
     """The candidates of a 16-bit model on a CPU that multiplies such numbers, its values stored as the model stored them;
     None elsewhere. Whether such a plan or one in float32 is the faster one is decided between the two whole plans."""
     if session.options.exact or session.symbolic is not None or on_gpu(backends):
@@ -210,7 +256,7 @@ def stored_narrow(session: Session, view: EGraphView, backends: Sequence[Backend
     if not multiplies_bfloat16():
         return None
     with session.stage("candidates", "values in bfloat16"):
-        return candidates(view, storing_narrow(backends), view_strides, types)
+        return candidates(view, storing_narrow(backends), view_strides, types, stop)
 
 
 def _cheapest(
@@ -242,8 +288,10 @@ def choose(
     """
 
     def attempt(measurer: CpuMeasurer | GpuMeasurer | None) -> Choice:
+        left = max(0.0, session.left)
+        seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
         return search(
-            graph, pricer, measurer, seconds=max(0.0, session.left * share), deterministic=session.options.deterministic,
+            graph, pricer, measurer, seconds=seconds, deterministic=session.options.deterministic,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=[*_budgets(session.options, pricer), *limits],
         )  # fmt: skip
@@ -297,7 +345,9 @@ def optimize(
     progress: Progress | None = None,
     trust: bool = False,
 ) -> Program:
-    """The fastest verified program for a graph that rules, kernels and measurements can find within `budget` seconds.
+    """The fastest verified program for a graph that rules, kernels and measurements can find within about `budget` seconds
+    of the whole call. Loading and simplifying the model, matching and choosing kernels for it once, building the program and
+    verifying it on one input are done whatever they take; the rest ends in time, and `report.cut` names what was left out.
 
     `source` is an expression (or a sequence or dict of them), a Graph, a Python function or nn.Module with
     `example_inputs`, or the path of a model. `params` binds weights by name. A program of a graph with free dimensions runs
@@ -416,7 +466,7 @@ def _recalled(
         with session.stage("verify"):
             verdict = verify(
                 prepared.graph, partial(run_flat, program), tolerance=options.tolerance, seed=options.seed,
-                flops=graph_flops(list(prepared.work.roots)), device=program.tensors,
+                flops=graph_flops(list(prepared.work.roots)), device=program.tensors, enough=lambda: session.over,
             )  # fmt: skip
             if not verdict.passed or (symbolic and symbolic.wrong(program, options.tolerance, options.seed)):
                 return None
@@ -464,9 +514,9 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     measurer = measurer_of(options, backends, store)
     try:
         view, blocks, views = saturated(session, work)
-        graphs = [hypergraph(session, v, backends) for v in (*session.smaller, view)]
-        if (narrow := stored_narrow(session, view, backends)) is not None:
-            graphs.append(narrow)
+        graphs = hypergraphs(session, work, view, backends)
+        if options.verify:
+            session.reserved = expected_seconds(prepared.graph, graph_flops(list(work.roots)), on_gpu(backends))
         chosen: dict[int, Choice] = {}
         with open_store(session, store):
             pricer = CostPricer(store)
@@ -486,10 +536,13 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
                 prepared.graph, work, chosen_of, pricer.errors,
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
                 partial(session.progress.say, "verify"), options.tolerance, options.seed, _fired(session, views),
+                over=lambda: session.over, interrupted=session.interrupted, cut=session.cut,
             )  # fmt: skip
             if symbolic is not None:
                 acceptance.plan = symbolic.plan
-                acceptance.elsewhere = lambda program: symbolic.wrong(program, options.tolerance, options.seed)
+                acceptance.elsewhere = lambda program, poll: symbolic.wrong(
+                    program, options.tolerance, options.seed, lambda: session.over, poll
+                )
             checked: Verification | None = None
             if options.verify:
                 choice, program, checked = acceptance.run(found)
@@ -507,8 +560,10 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     report.warnings += session.warnings
     if symbolic is not None:
         report.sizes, report.warnings = symbolic.spelled(), [*report.warnings, *symbolic.notes()]
+    if choice.stopped == "budget":
+        session.cut.append("measuring")
     _time_whole(session, prepared, program, backends, report)
-    report.seconds = session.clock.seconds
+    report.seconds, report.cut = session.clock.seconds, list(dict.fromkeys(session.cut))
     if measurer is not None and not isinstance(measurer, CpuMeasurer):
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
     program.report = report
@@ -610,13 +665,18 @@ def _time_whole(
     graph = prepared.narrow if on_gpu(backends) else prepared.work
     plan = direct_plan(graph, eager(backends))
     report.kernels_before = plan.kernels
-    if not session.options.measure or session.progress.stopped:
+    if not session.options.measure:
         return
+    if session.over:
+        session.cut.append("timing of the whole program")
+        return
+    pressed = session.interrupted()
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(prepared.graph, graph)))
         inputs = sampled_near(prepared.graph, np.random.default_rng(session.options.seed), program.tensors)
         values = program.near([inputs[n] for n in program.input_names])
-        timed = partial(interleaved, seconds=1.0, settled=0.1, clock=clock_of(program.device))
+        ended = lambda: pressed() or session.left <= 0
+        timed = partial(interleaved, seconds=1.0, settled=0.1, clock=clock_of(program.device), ended=ended)
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
         if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
             times = timed(calls)

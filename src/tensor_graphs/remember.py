@@ -122,7 +122,8 @@ class Memory:
         """What the file holds; None where there is none, it is damaged, or its search was cut by a smaller budget than this."""
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            ended = data["report"]["search_stopped"] == "measured" or data["budget"] >= budget
+            whole = data["report"]["search_stopped"] == "measured" and not data["report"]["cut"]
+            ended = whole or data["budget"] >= budget
             if data["format"] != FORMAT or not ended:
                 return None
             os.utime(self.path)

@@ -78,6 +78,7 @@ class Report:
     verification: dict[str, Any] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     measuring: dict[str, float] = field(default_factory=dict)  # on a GPU: seconds by part, and counts
+    cut: list[str] = field(default_factory=list)  # what the budget, or Ctrl-C, left out
     searched: dict[str, Any] = field(default_factory=dict)  # limits, effort, and the most rounds that a block had
     snapshot: str = ""
     source: str = ""  # where the emitted source lies, once saved
@@ -166,6 +167,8 @@ class Report:
         rows.append(
             ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))
         )
+        if self.cut:
+            rows.append(("cut", f"the time was up: {', '.join(self.cut)}"))
         if self.source:
             rows.append(("source", self.source))
         return rows + [("note", w) for w in self.warnings]

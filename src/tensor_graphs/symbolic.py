@@ -282,18 +282,23 @@ class Symbolic:
         there = self.graph.bind(sizes)
         return graph_flops(list(there.roots)) <= flops and all(n.type.nbytes <= size for n in there.nodes() if n.args)
 
-    def wrong(self, program: Program, tolerance: Tolerance, seed: int) -> str:
-        """What is wrong with a program at other sizes, in words; empty if nothing is."""
+    def wrong(
+        self, program: Program, tolerance: Tolerance, seed: int, enough: Callable[[], bool] = lambda: False,
+        poll: Callable[[], object] = lambda: None,
+    ) -> str:  # fmt: skip
+        """What is wrong with a program at other sizes, in words; empty if nothing is. `enough`: whether the sizes that it need
+        not be run at are left out; `poll`: see `verify`."""
         start = time.monotonic()
         for number, sizes in enumerate(chain(needed := self.others(), self._drawn(seed))):
-            if number >= len(needed) and time.monotonic() - start > EXTRA_SECONDS:
+            if number >= len(needed) and (enough() or time.monotonic() - start > EXTRA_SECONDS):
                 break
             there = self.graph.bind(sizes)
             small = number < len(needed) and sum(r.type.nbytes for r in there.roots) <= KEPT_BYTES
             known = self._references.setdefault(tuple(sizes.values()), {}) if small else {}
             try:
                 verdict = verify(
-                    there, partial(run_flat, program), tolerance=tolerance, seed=seed, references=known, seeds=1
+                    there, partial(run_flat, program), tolerance=tolerance, seed=seed, references=known, seeds=1,
+                    poll=poll,
                 )  # fmt: skip
             except (TensorGraphsError, ValueError, TypeError, IndexError, RuntimeError) as error:
                 return self._noted(sizes, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")

@@ -48,10 +48,10 @@ def is_settled(samples: Sequence[float]) -> bool:
 
 def interleaved(
     calls: Mapping[str, Run], *, seconds: float = 2.0, settled: float = inf, least: int = 5, most: int = 200,
-    clock: Callable[[Run], float] = wall_us,
+    clock: Callable[[Run], float] = wall_us, ended: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:  # fmt: skip
     """Median µs of each call. Rounds of one call each, in turn, after two warm-up rounds, for about `seconds`, or from
-    `settled` seconds on until all medians are."""
+    `settled` seconds on until all medians are; `ended`: asked after each round, of which there is one at least."""
     samples: dict[str, list[float]] = {n: [] for n in calls}
     start = time.perf_counter()
     for turn in range(most + 2):
@@ -60,6 +60,8 @@ def interleaved(
             if turn >= 2:
                 samples[name].append(took)
         took_all = time.perf_counter() - start
+        if turn >= 2 and ended():
+            break
         if turn < least + 2:
             continue
         if took_all > seconds or (took_all > settled and all(is_settled(s) for s in samples.values())):

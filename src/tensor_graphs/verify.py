@@ -24,6 +24,7 @@ from .egraph.graph import Graph, Tensor
 from .egraph.interpret import evaluate, expand_all
 from .egraph.widen import NARROW
 from .errors import UsageError
+from .extract.clock import Halted
 
 Array = np.ndarray[Any, Any]
 Tolerance = str | float
@@ -71,6 +72,7 @@ class Verification:
     note: str = ""
     attempts: int = 1
     dropped: tuple[str, ...] = field(default_factory=tuple)  # kernels excluded on the way
+    left_out: int = 0  # inputs that it was not run on for want of time
 
     @property
     def passed(self) -> bool:
@@ -235,7 +237,7 @@ def verify(
     `references` keeps (inputs, float64 run, own-dtype run) per seed between attempts on the same graph. `device`: Torch's name
     of the device that `run` takes and gives tensors of; there all is drawn, computed and compared (arrays on the host: "").
     `enough`: asked before each seed but the first; where it says so the rest is left out, and the verdict says that. `poll` is
-    called before every operation of a reference run: what it raises ends the verification.
+    called before every operation of a reference run: Halted there ends the verification, before the first seed's end by Halted.
     """
     size = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
@@ -248,7 +250,12 @@ def verify(
     while seeds < planned and not (seeds and enough()):
         if seeds not in known:
             drawing = np.random.default_rng((seed, seeds))
-            known[seeds] = _reference(graph, drawing, device, tolerance == "exact", poll)
+            try:
+                known[seeds] = _reference(graph, drawing, device, tolerance == "exact", poll)
+            except Halted:
+                if not seeds:
+                    raise
+                break
         inputs, exact, own = known[seeds]
         found = run({n: v.clone() if is_torch(v) else v.copy() for n, v in inputs.items()})
         for name, root, y, r, o in zip(names, graph.roots, found, exact, own, strict=True):
@@ -257,7 +264,18 @@ def verify(
     outputs = tuple(max(worst[n], key=lambda o: (not o.finite, o.plan / max(o.allowed, 1e-30))) for n in names)
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
-    return Verification(outputs, seeds, tolerance, note)
+    return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
+
+
+HOST_FLOPS, HOST_BYTES = 2e10, 1e9  # about, a second, of reference runs on the host
+DEVICE_FLOPS, DEVICE_BYTES = 1e13, 1e11  # the same on a GPU
+
+
+def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
+    """About how long verification on one input takes: two runs, each of whose values is written and read once or twice."""
+    nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
+    rates = (DEVICE_FLOPS, DEVICE_BYTES) if on_gpu else (HOST_FLOPS, HOST_BYTES)
+    return 2 * flops / rates[0] + 4 * nbytes / rates[1]
 
 
 def _fits(device: str, nbytes: int) -> bool:
