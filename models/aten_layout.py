@@ -595,6 +595,24 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     return _along(x, dim, index, t.broadcast_to(lift(value, dtype=x.dtype)[0], size), "set")
 
 
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """x with the elements where the mask holds replaced by the source's, one after the other"""
+    shape = mask.shape if mask.rank > x.rank else x.shape
+    x, mask = t.broadcast_to(x, shape), t.broadcast_to(mask, shape)
+    flat = t.cast(t.reshape(mask, (volume(shape),)), "int64")
+    order = t.reshape(t.cumsum(flat, 0) - 1, shape)  # below 0 or beyond the source only where the mask is False
+    return t.where(mask, t.gather(t.reshape(source, (volume(source.shape),)), t.maximum(order, 0), 0), x)
+
+
+def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """x with a diagonal of two axes replaced"""
+    places = t.reshape(t.iota((volume(x.shape),), 0), x.shape)
+    spots = diagonal(places, offset, dim1, dim2)
+    flat, count = t.reshape(x, (volume(x.shape),)), (volume(spots.shape),)
+    written = t.scatter_elements(flat, t.reshape(spots, count), t.reshape(t.cast(source, x.dtype), count), 0, "set")
+    return t.reshape(written, x.shape)
+
+
 def _along(x: Tensor, dim: int, index: Tensor, source: Tensor, mode: str) -> Tensor:
     if not x.rank:
         raise UnsupportedError("writing into positions of a 0-d tensor is not supported")

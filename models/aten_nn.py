@@ -15,8 +15,9 @@ from ..egraph.dims import Dim, Expr, concrete, volume
 from ..egraph.graph import Graph, Tensor, topological
 from ..egraph.interpret import evaluate
 from ..errors import UnsupportedError
-from .aten_layout import Missing, constant_pad, upsample
-from .aten_reduce import refuse_free
+from .aten_layout import Missing, constant_pad, neutral, upsample
+from .aten_pointwise import number
+from .aten_reduce import linear, refuse_free
 from .sampling import grid_sample
 
 Ints = int | Sequence[int]
@@ -113,9 +114,47 @@ def max_pool(n: int) -> Callable[..., Tensor]:
 
 
 def max_pool_indices(n: int) -> Callable[..., list[Any]]:
-    """The largest in each window; the positions are not computed."""
-    pool = max_pool(n)
-    return lambda x, *args, **named: [pool(x, *args, **named), Missing(f"the indices of max_pool{n}d")]
+    """The largest in each window, and the position of the first of them in the flat image."""
+
+    def build(
+        x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, dilation: Ints = 1, ceil_mode: bool = False
+    ) -> list[Tensor]:
+        attrs = _pool_attrs(x, n, kernel, stride, padding, dilation, ceil_mode)
+        return [c.max_pool(x, **attrs), _largest_at(x, **attrs)]
+
+    return _batched(n, build)
+
+
+def _largest_at(
+    x: Tensor, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
+) -> Tensor:
+    """Where the first largest element of each window stands, as an index into the spatial axes made one."""
+    n = len(kernel)
+    wide = t.pad(x, [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))], neutral(True, x.dtype))
+    for i in range(n):
+        wide = t.windows(wide, 2 + i, kernel[i], strides[i], dilations[i])
+    rank = 2 + n
+    best = t.argmax(t.reshape(wide, (*wide.shape[:rank], prod(kernel))), rank)
+    flat, place = t.full((1,) * rank, 0, "int64"), 1
+    weight: Dim = 1
+    for i in reversed(range(n)):
+        inside = t.mod(t.floordiv(best, place), kernel[i])
+        first = t.iota(best.shape, 2 + i) * strides[i] - pads[i]
+        flat = flat + (first + inside * dilations[i]) * number(weight)
+        place, weight = place * kernel[i], weight * x.shape[2 + i]
+    return flat
+
+
+def max_unpool(n: int) -> Callable[..., Tensor]:
+    """Values written back to where max_pool found them, zeros elsewhere."""
+
+    def build(x: Tensor, indices: Tensor, output_size: Sequence[Dim], *_: Any) -> Tensor:
+        lead, count, room = x.shape[: x.rank - n], volume(x.shape[x.rank - n :]), tuple(output_size)
+        zeros = t.zeros((*lead, volume(room)), x.dtype)
+        spots, values = t.reshape(indices, (*lead, count)), t.reshape(x, (*lead, count))
+        return t.reshape(t.scatter_elements(zeros, spots, values, x.rank - n, "set"), (*lead, *room))
+
+    return build
 
 
 def avg_pool(n: int) -> Callable[..., Tensor]:
@@ -169,18 +208,29 @@ def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
 
 
 def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
-    """Largest values of equal windows, as many as asked for; only where the size divides."""
+    """Largest values of as many windows as asked for; where the size does not divide, they overlap."""
 
     def build(x: Tensor, output_size: Any) -> list[Any]:
-        wanted = _each(output_size, n)
+        wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(_each(output_size, n))]
         sizes = [refuse_free(d, "an adaptive pool") for d in x.shape[2:]]
         if any(s % v for s, v in zip(sizes, wanted)):
-            raise UnsupportedError(f"adaptive_max_pool of {sizes} to {wanted} has unequal windows")
+            for i, (size, count) in enumerate(zip(sizes, wanted)):
+                x = _largest_of(x, 2 + i, size, count)
+            return [x, Missing(f"the indices of adaptive_max_pool{n}d with unequal windows")]
         kernel = [s // v for s, v in zip(sizes, wanted)]
-        out = c.max_pool(x, kernel=kernel, strides=kernel, pads=(0,) * (2 * n), dilations=(1,) * n)
-        return [out, Missing(f"the indices of adaptive_max_pool{n}d")]
+        attrs = {"kernel": kernel, "strides": kernel, "pads": (0,) * (2 * n), "dilations": (1,) * n}
+        return [c.max_pool(x, **attrs), _largest_at(x, **attrs)]
 
     return _batched(n, build)
+
+
+def _largest_of(x: Tensor, axis: int, size: int, count: int) -> Tensor:
+    """The largest of each of PyTorch's `count` adaptive windows of an axis; shorter windows repeat their last element."""
+    low = [(i * size) // count for i in range(count)]
+    high = [-(-(i + 1) * size // count) for i in range(count)]
+    width = max(b - a for a, b in zip(low, high))
+    spots = np.minimum(np.array(low)[:, None] + np.arange(width), np.array(high)[:, None] - 1)
+    return t.max(t.gather(x, t.constant(spots.astype(np.int64)), axis), axis + 1)
 
 
 # ---------------------------------------------------------------- normalisation
@@ -295,6 +345,14 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(x, gain, shift, mean, var, False, momentum, eps)
     return group_norm(x, refuse_free(x.shape[1], "the number of channels"), gain, shift, eps)
+
+
+def bilinear(x: Tensor, y: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """sum_ij x[..., i] w[o, i, j] y[..., j] + b[o]"""
+    rows, columns = w.shape[1:]
+    pairs = t.expand_dims(x, x.rank) * t.expand_dims(y, y.rank - 1)
+    flat = t.reshape(pairs, (*x.shape[:-1], volume((rows, columns))))
+    return linear(flat, t.reshape(w, (w.shape[0], volume((rows, columns)))), b)
 
 
 # ---------------------------------------------------------------- attention
@@ -441,6 +499,49 @@ def _interpolation(size: int, want: int, align: bool, factor: float | None) -> n
     np.add.at(matrix, (np.arange(want), low), 1 - share)
     np.add.at(matrix, (np.arange(want), high), share)
     return matrix
+
+
+def _triangle(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The linear filter."""
+    line: np.ndarray[Any, Any] = np.maximum(1 - np.abs(x), 0.0)
+    return line
+
+
+def _cubic(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The cubic filter of Keys with a = -0.5."""
+    a, d = -0.5, np.abs(x)
+    near, far = ((a + 2) * d - (a + 3)) * d * d + 1, (((d - 5) * d + 8) * d - 4) * a
+    return np.where(d < 1, near, np.where(d < 2, far, 0.0))
+
+
+def _filtered(
+    size: int, want: int, align: bool, factor: float | None, reach: int, weigh: Callable[[Any], Any]
+) -> np.ndarray[Any, Any]:
+    """The [want, size] matrix of a filter that is as wide as what it shrinks, as in Pillow's resizing."""
+    step = (size - 1) / max(want - 1, 1) if align else 1.0 / factor if factor else size / want
+    wide = max(step, 1.0)
+    matrix = np.zeros((want, size))
+    for i in range(want):
+        center = step * (i + 0.5)
+        low, high = max(int(center - reach * wide + 0.5), 0), min(int(center + reach * wide + 0.5), size)
+        row = weigh((np.arange(low, high) - center + 0.5) / wide)
+        matrix[i, low:high] = row / row.sum()
+    return matrix
+
+
+def upsample_filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[..., Tensor]:
+    """Resizing with antialiasing: each output is a weighted mean of all inputs that it covers."""
+
+    def build(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
+        factors = _scales(scales, x.rank - 2)
+        wanted = _targets(x, output_size, factors)
+        sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
+        return resample(x, [_filtered(s, w, align_corners, f, reach, weigh) for s, w, f in zip(sizes, wanted, factors)])
+
+    return build
+
+
+upsample_linear_aa, upsample_cubic_aa = upsample_filtered(1, _triangle), upsample_filtered(2, _cubic)
 
 
 def _between(x: Tensor, axis: int, times: int) -> Tensor:

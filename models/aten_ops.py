@@ -48,6 +48,7 @@ _ARITHMETIC: dict[str, Builder] = {
     "fmax": p.fmax,
     "fmin": p.fmin,
     "atan2": p.atan2,
+    "copysign.Tensor Scalar": p.copysign,
     "hypot": p.hypot,
     "ldexp.Tensor": p.ldexp,
     "xlogy.Tensor Scalar_Other Scalar_Self": p.xlogy,
@@ -86,6 +87,7 @@ _FUNCTIONS: dict[str, Builder] = {
     "abs": t.abs,
     "sign": t.sign,
     "sgn": t.sign,
+    "signbit": p.signbit,
     "square": t.square,
     "reciprocal": p.floating(t.recip),
     **{name: p.floating(getattr(t, name)) for name in
@@ -120,6 +122,10 @@ _FUNCTIONS: dict[str, Builder] = {
     "glu": p.glu,
     "softshrink": p.softshrink,
     "hardshrink": p.hardshrink,
+    "fake_quantize_per_tensor_affine.default tensor_qparams": lambda *args: p.fake_quantize(*args)[0],
+    "fake_quantize_per_tensor_affine_cachemask": p.fake_quantize,
+    "fake_quantize_per_channel_affine": lambda *args: p.fake_quantize_channels(*args)[0],
+    "fake_quantize_per_channel_affine_cachemask": p.fake_quantize_channels,
     "dropout": p.dropout,
     "native_dropout": p.native_dropout,
 }  # fmt: skip
@@ -195,6 +201,8 @@ _LAYOUT: dict[str, Builder] = {
     **{f"replication_pad{n}d": layout.edge_pad("edge") for n in (1, 2, 3)},
     "slice_scatter": layout.slice_scatter,
     "select_scatter": layout.select_scatter,
+    "diagonal_scatter": layout.diagonal_scatter,
+    "masked_scatter": layout.masked_scatter,
     "embedding": layout.embedding,
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), layout.embedding_bag),
     "index_select": layout.index_select,
@@ -264,6 +272,7 @@ _CONTRACTIONS: dict[str, Builder] = {
     **dict.fromkeys(("mm", "bmm"), t.matmul),
     "matmul": r.matmul,
     "linear": r.linear,
+    "bilinear": nn.bilinear,
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), r.addmm),
     "mv": r.matvec,
     **dict.fromkeys(("dot", "vdot"), r.dot),
@@ -277,6 +286,7 @@ _CONTRACTIONS: dict[str, Builder] = {
 _LAYERS: dict[str, Builder] = {
     **{f"max_pool{n}d": nn.max_pool(n) for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": nn.max_pool_indices(n) for n in (1, 2, 3)},
+    **{f"max_unpool{n}d": nn.max_unpool(n) for n in (2, 3)},
     **{f"avg_pool{n}d": nn.avg_pool(n) for n in (1, 2, 3)},
     **{f"adaptive_avg_pool{n}d": nn.adaptive_avg_pool(n) for n in (1, 2, 3)},
     **{f"_adaptive_avg_pool{n}d": nn.adaptive_avg_pool(n) for n in (2, 3)},
@@ -296,6 +306,8 @@ _LAYERS: dict[str, Builder] = {
     **{f"grid_sampler_{n}d": nn.grid_sampler for n in (2, 3)},
     **{f"upsample_nearest{n}d.default vec": nn.upsample_nearest for n in (1, 2, 3)},
     **{f"upsample_{kind}.default vec": nn.upsample_linear for kind in ("linear1d", "bilinear2d", "trilinear3d")},
+    "_upsample_bilinear2d_aa.default vec": nn.upsample_linear_aa,
+    "_upsample_bicubic2d_aa.default vec": nn.upsample_cubic_aa,
 }
 
 #: overload name ("add.Tensor") -> builder

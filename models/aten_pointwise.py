@@ -228,6 +228,33 @@ def fmin(x: Value, y: Value) -> Tensor:
     return t.where(is_nan(a), b, t.where(is_nan(b), a, t.minimum(a, b)))
 
 
+def signbit(x: Tensor) -> Tensor:
+    """Whether below zero or -0.0; a NaN counts as positive"""
+    below = t.lt(x, 0)
+    return t.logical_or(below, t.lt(t.recip(x), 0)) if dtypes.is_float(x.dtype) else below
+
+
+def copysign(x: Value, y: Value) -> Tensor:
+    """The size of x with the sign of y"""
+    a, b = (as_float(v) for v in lift(x, y))
+    return t.where(signbit(b), -t.abs(a), t.abs(a))
+
+
+def fake_quantize(x: Tensor, scale: Value, zero: Value, low: int, high: int) -> list[Tensor]:
+    """x on a grid of whole multiples of a scale, and where the grid reaches it"""
+    step = t.cast(scale, x.dtype) if isinstance(scale, Tensor) else number(scale)
+    base = t.cast(zero, x.dtype) if isinstance(zero, Tensor) else number(zero)
+    spot = t.round(x * (t.recip(step) if isinstance(step, Tensor) else 1.0 / step)) + base
+    held = t.logical_and(t.ge(spot, low), t.le(spot, high))
+    return [(clamp(spot, low, high) - base) * step, held]
+
+
+def fake_quantize_channels(x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int) -> list[Tensor]:
+    """The same with a scale and a zero for each position of an axis"""
+    line = [scale.shape[0] if i == axis % x.rank else 1 for i in range(x.rank)]
+    return fake_quantize(x, t.reshape(scale, line), t.reshape(zero, line), low, high)
+
+
 def round_decimals(x: Tensor, decimals: int = 0) -> Tensor:
     """Rounded to a number of decimals"""
     scale = 10.0 ** abs(decimals)

@@ -51,9 +51,10 @@ _FRACTIONS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 #: What to do about operators that no builder can be written for: pattern of their names -> hint.
 _HINTS = {
-    r"dropout|rand|bernoulli|multinomial": "programs draw no random numbers; is the module in training mode? call .eval() first",
+    r"dropout|rand|bernoulli|multinomial|exponential|normal|uniform|rrelu_with_noise": "programs draw no random numbers; is the module in training mode? call .eval() first",
     r"nonzero|masked_select|unique|depends on data": "sizes that depend on values cannot be captured; compute all cases and "
     "choose by torch.where",
+    r"autocast": "autocast chooses dtypes by operator: leave it out and cast module and inputs, .to(torch.bfloat16)",
     r"complex output": "return torch.view_as_real of it",
     r"writes into its user_input": "return the new value instead of writing it into an argument",
     r"": "models/aten_ops.py is where one is added",

@@ -259,6 +259,20 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
         "bilinear": lambda m, l, v, w, b, wt, wd, w1: F.interpolate(m, size=(9, 5), mode="bilinear"), "bilinear_corners": lambda m, l, v, w, b, wt, wd, w1: F.interpolate(m, size=(9, 12), mode="bilinear", align_corners=True),
         "bilinear_factor": lambda m, l, v, w, b, wt, wd, w1: F.interpolate(m, scale_factor=2, mode="bilinear"), "linear_1d": lambda m, l, v, w, b, wt, wd, w1: F.interpolate(l, scale_factor=2, mode="linear"), "trilinear": lambda m, l, v, w, b, wt, wd, w1: F.interpolate(v, size=(3, 7, 6), mode="trilinear"),
     }),
+    "windows": ((IMAGE, LINE, IMAGE.round()), {
+        "adaptive_max": lambda m, l, r: F.adaptive_max_pool2d(m, (4, 5)), "adaptive_max_1d": lambda m, l, r: F.adaptive_max_pool1d(l, 4), "adaptive_max_index": lambda m, l, r: F.adaptive_max_pool2d(r, (2, 3), return_indices=True)[1],
+        "index": lambda m, l, r: F.max_pool2d(r, 2, return_indices=True)[1], "index_overlap": lambda m, l, r: F.max_pool2d(r, 3, (2, 1), 1, (1, 2), True, return_indices=True)[1], "index_1d": lambda m, l, r: F.max_pool1d(l, 3, 2, 1, return_indices=True)[1],
+        "unpool": lambda m, l, r: F.max_unpool2d(*F.max_pool2d(m, 2, return_indices=True), 2, output_size=(6, 9)), "unpool_1d": lambda m, l, r: F.max_unpool1d(*F.max_pool1d(l, 3, return_indices=True), 3),
+        "antialias": lambda m, l, r: F.interpolate(m, size=(4, 4), mode="bilinear", antialias=True), "antialias_up": lambda m, l, r: F.interpolate(m, size=(7, 4), mode="bicubic", antialias=True), "antialias_corners": lambda m, l, r: F.interpolate(m, size=(3, 11), mode="bicubic", antialias=True, align_corners=True),
+        "antialias_factor": lambda m, l, r: F.interpolate(m, scale_factor=(0.4, 1.7), mode="bilinear", antialias=True),
+    }),
+    "quantized": ((X, Y, torch.tensor([0.1, 0.02, 0.3]), torch.tensor([3, -5, 0], dtype=torch.int32)), {
+        "tensor": lambda x, y, s, z: torch.fake_quantize_per_tensor_affine(x, 0.0173, 3, -20, 19), "tensor_scale": lambda x, y, s, z: torch.fake_quantize_per_tensor_affine(x, s[0], z[0], -128, 127),
+        "channels": lambda x, y, s, z: torch.fake_quantize_per_channel_affine(x, s, z, 0, -128, 127), "mask": lambda x, y, s, z: torch.ops.aten.fake_quantize_per_tensor_affine_cachemask(x, 0.01, 0, -20, 19)[1],
+        "copysign": lambda x, y, s, z: torch.copysign(x, y), "copysign_zero": lambda x, y, s, z: torch.copysign(x, -x * 0), "copysign_scalar": lambda x, y, s, z: torch.copysign(x, -2.0), "signbit": lambda x, y, s, z: torch.signbit(x * 0), "signbit_int": lambda x, y, s, z: torch.signbit(z),
+        "masked_scatter": lambda x, y, s, z: x.masked_scatter(x > 0, y), "masked_scatter_rows": lambda x, y, s, z: x.masked_scatter((s > 0.05)[:, None], y), "bilinear": lambda x, y, s, z: F.bilinear(x, y, torch.arange(32.0).reshape(2, 4, 4), s[:2]),
+        "diagonal_scatter": lambda x, y, s, z: torch.diagonal_scatter(x, y[0, :3], 1), "diagonal_fill": lambda x, y, s, z: _diagonal(x),
+    }),
     "norms": ((IMAGE, SEQUENCE, _random(4), _random(4).abs() + 0.5), {
         "layer_norm": lambda m, s, g, p: F.layer_norm(s, (8,)), "layer_norm_affine": lambda m, s, g, p: F.layer_norm(s[..., :4], (4,), g, p, 1e-3), "layer_norm_two": lambda m, s, g, p: F.layer_norm(s, (5, 8)),
         "layer_norm_gain": lambda m, s, g, p: F.layer_norm(s[..., :4], (4,), g), "rms_norm": lambda m, s, g, p: F.rms_norm(s[..., :4], (4,), g, 1e-6), "rms_norm_plain": lambda m, s, g, p: F.rms_norm(s, (8,)),
@@ -292,6 +306,12 @@ def _assigned(x: Any) -> Any:
     y = x.clone()
     y[:, 1:, ::2] = 0.0
     y[0, 0, 1] += 2.0
+    return y
+
+
+def _diagonal(x: Any) -> Any:
+    y = x.clone()
+    y.diagonal(-1).copy_(y[0, :2] * 3)
     return y
 
 
