@@ -1,0 +1,161 @@
+"""A budget and Ctrl-C end every stage; what comes out is right, and the report names what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs import pipeline, remember, settings, verify
+from tensor_graphs.backends.measure import CpuMeasurer
+from tensor_graphs.backends.measure import Timing as Measured
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.egraph.composite import layer_norm
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.extract.kernel import Template
+from tensor_graphs.pipeline import Options, Progress, Session, optimize_graph
+
+RNG = np.random.default_rng(0)
+PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}
+X = RNG.standard_normal((8, 16)).astype(np.float32)
+ALL_CUT = ["rewriting", "kernels of", "measuring", "verification on 2 of 3 inputs", "timing of the whole program"]
+
+
+def graph() -> Graph:
+    x, w = tg.input("x", (8, 16)), tg.param("w", (16, 16))
+    return Graph.of(
+        tg.softmax(layer_norm(x @ w, tg.param("g", (16,)), tg.param("b", (16,)), eps=1e-5) * 0.5) + x, params=PARAMS
+    )
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store of its own, and kernels that take no time to measure."""
+    took = lambda self, template, call: Measured((float(len(template.name)),) * 5, {"rel_fro": 0.0})
+    monkeypatch.setattr(CpuMeasurer, "time", took)
+    with settings.override(home=str(tmp_path)):
+        yield tmp_path
+
+
+class Clock:
+    """Time that stands still but where a stage begins."""
+
+    def __init__(self, stage: str, seconds: float) -> None:
+        self.stage, self.seconds, self.time = stage, seconds, 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+    def say(self, stage: str, message: str) -> None:
+        if stage == self.stage:
+            self.time += self.seconds
+
+
+def right(program: Any) -> bool:
+    want = evaluate(graph(), {"x": X}, float64=True)[0]
+    return bool(np.allclose(program(X), want, rtol=1e-4, atol=1e-5))
+
+
+def run(progress: Progress, now: Any = None, **options: Any) -> Any:
+    chosen = Options(backend="numpy", **{"budget": 600.0, **options})
+    session = Session(chosen, progress) if now is None else Session(chosen, progress, now=now)
+    return optimize_graph(session, graph())
+
+
+def cut(report: Any) -> list[str]:
+    """Which of ALL_CUT the report names."""
+    return [c for c in ALL_CUT if any(c in said for said in report.cut)]
+
+
+STAGES = {"simplify": 0, "saturate": 1, "glue": 1, "candidates": 1, "extract": 2, "verify": 3, "time": 5}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_budget_that_ends_in_a_stage_cuts_what_comes_after_it(stage: str) -> None:
+    clock = Clock(stage, 1000.0)
+    made = run(Progress(clock.say), clock)
+    assert right(made) and made.report.verification["passed"]
+    assert cut(made.report) == ALL_CUT[STAGES[stage] :]
+    assert made.report.verification["seeds"] == (1 if STAGES[stage] < 4 else 3)
+    assert made.report.measured_now == 0 or STAGES[stage] > 2
+    assert ("the time was up" in str(made.report)) == bool(made.report.cut)
+
+
+def test_time_that_suffices_cuts_nothing() -> None:
+    made = run(Progress(), Clock("", 0.0))
+    assert right(made) and made.report.cut == [] and made.report.verification["seeds"] == 3
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ctrl_c_in_a_stage_keeps_the_best(stage: str, home: Path) -> None:
+    progress = Progress()
+
+    def say(now: str, message: str) -> None:
+        progress.stopped = progress.stopped or now == stage
+
+    progress.say = say
+    made = run(progress)
+    assert right(made) and made.report.verification["passed"]
+    assert bool(made.report.cut) == (stage != "time") or made.report.latency_after_us
+    assert not list((home / remember.FOLDER).glob("*.json")), "a plan that was cut by hand is not remembered"
+    if stage in ("glue", "extract"):  # what rewriting has found is not thrown away
+        assert cut(made.report)[:1] != ["kernels of"]
+
+
+@pytest.mark.parametrize(("at", "verified"), [(1, 0), (2, 0), (3, 1)])
+def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pressed in the first run of the reference, in the second, and in the first for another input."""
+    progress, plain, calls = Progress(), verify.evaluate, []
+
+    def evaluated(*given: Any, **more: Any) -> Any:
+        calls.append(1)
+        progress.stopped = progress.stopped or len(calls) == at
+        return plain(*given, **more)
+
+    monkeypatch.setattr(verify, "evaluate", evaluated)
+    made = run(progress)
+    assert right(made) and len(calls) == at
+    if verified:
+        assert made.report.verification["seeds"] == 1 and "verification on 2 of 3 inputs" in made.report.cut
+    else:
+        assert made.report.verification is None and "verification" in made.report.cut
+        assert "not verified" in str(made.report)
+
+
+def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With time its rough kernel is found and left out; without, nothing of the rewritten graph is kept."""
+    numpy = backend("numpy")
+    rough = Template("np.rough_exp", "numpy", "exp(x)", "np.multiply(np.exp({x}), np.float32(1.001), out={out})")
+
+    class Rough:
+        name, device, helpers, templates = numpy.name, numpy.device, numpy.helpers, (rough, *numpy.templates)
+
+        def unavailable(self) -> str:
+            return ""
+
+    monkeypatch.setattr(pipeline, "select", lambda choice: [Rough()])
+    monkeypatch.setattr(
+        CpuMeasurer, "time", lambda self, t, c: Measured((0.01 if t is rough else 9.0,) * 5, {"rel_fro": 0.0})
+    )
+    for stage, dropped in (("", ["np.rough_exp"]), ("verify", ["all rewrites", "np.rough_exp"])):
+        clock = Clock(stage, 1000.0)
+        made = optimize_graph(
+            Session(Options(backend="numpy", budget=600.0, again=True), Progress(clock.say), now=clock),
+            Graph.of(tg.exp(tg.input("x", (8, 16)))),
+        )
+        found = made.report.verification
+        assert found["passed"] and [d for d in found["dropped"] if "round" not in d] == dropped
+        assert ("other plans within tolerance" in made.report.cut) == bool(stage)
+
+
+def test_a_plan_that_a_budget_cut_is_searched_again_with_a_larger_one(home: Path) -> None:
+    made = tg.optimize(graph(), backend="numpy", budget=0.0)
+    assert right(made) and "measuring" in made.report.cut
+    assert tg.optimize(graph(), backend="numpy", budget=0.0).report.remembered
+    again = tg.optimize(graph(), backend="numpy", budget=60.0)
+    assert not again.report.remembered and again.report.cut == [] and right(again)
