@@ -25,8 +25,10 @@ from ..extract.together import Group, Together
 from ..extract.work import graph_flops
 from .images import channels_last, filters, laid_out, prepared
 from .index import Axis
-from .kir import Buffer, Kernel, Unfusable, base_two, kernel_of, scaled_early, walk
+from .kir import Buffer, Kernel, Unfusable, walk
 from .kir_loops import rolled
+from .kir_lower import kernel_of
+from .kir_scale import base_two, scaled_early
 from .kir_split import COUNTERS, places, split
 from .tiling import Shape, repeated, shape_of
 

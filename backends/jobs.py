@@ -49,7 +49,7 @@ def job_of(template: Template, call: Call) -> Job:
     return found
 
 
-def kernel_of(job: Job) -> tuple[Template, list[Call]]:
+def read_job(job: Job) -> tuple[Template, list[Call]]:
     """The template and its calls, one per schedule that the job lists (else the one call). UsageError says what is wrong."""
     try:
         call = _checked(call_of_json(job["call"]))
@@ -278,7 +278,7 @@ def _wanted(
         try:
             if isinstance(job, str):
                 raise UsageError(job)
-            template, calls = kernel_of(job)
+            template, calls = read_job(job)
             if all(_ended(template, c, have, most) for c in calls):
                 old += 1
             else:

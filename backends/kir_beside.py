@@ -14,7 +14,8 @@ from typing import NamedTuple
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
 from .index import Axis, Index, index
-from .kir import Buffer, Builder, Reader, Unfusable
+from .kir import Buffer, Builder, Unfusable
+from .kir_read import Reader
 
 
 class Beside(NamedTuple):

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .index import Axis, Index, index
-from .kir import Builder, Expr, Kernel, Store, normalized, walk
+from .kir import Builder, Expr, Kernel, Store, walk
+from .kir_axes import normalized
 
 
 def halved(kernel: Kernel) -> Kernel:

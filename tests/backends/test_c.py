@@ -22,6 +22,7 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import c, c_helpers, c_math, c_source, kir, kir_numpy
 from tensor_graphs.backends.c import generated
 from tensor_graphs.backends.emit import library_text
+from tensor_graphs.backends.kir_lower import kernel_of
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.sample import sample
 from tensor_graphs.backends.single import expected, laid, meaning, random_values, run_outputs, run_template
@@ -212,7 +213,7 @@ def body(seed: int) -> tuple[kir.Kernel, Call, dict[str, Array]] | None:
         if v.size > 4 and made.rng.random() < 0.3:
             v.reshape(-1)[:4] = [np.nan, np.inf, -np.inf, -0.0]
     try:
-        return kir.kernel_of(root, {n: str(n.attr("name")) for n in leaves}, buffers), call, values
+        return kernel_of(root, {n: str(n.attr("name")) for n in leaves}, buffers), call, values
     except kir.Unfusable:
         return None
 

@@ -14,6 +14,7 @@ import pytest
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import cuda_cpp, kir, kir_numpy, memory
 from tensor_graphs.backends.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.kir_lower import kernel_of
 from tensor_graphs.backends.program import Program, load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tiling import shape_of
@@ -104,7 +105,7 @@ def values(roots: list[Tensor], dtype: str = "float32") -> dict[str, np.ndarray]
 def kernel(roots: list[Tensor]) -> kir.Kernel:
     known = leaves(roots)
     buffers = {n: kir.Buffer(k.dtype, tuple(k.shape), contiguous(k.shape)) for n, k in {**known, **dict(zip(names(roots), roots))}.items()}  # type: ignore[arg-type]  # fmt: skip
-    return kir.kernel_of(roots, {leaf: n for n, leaf in known.items()}, buffers)
+    return kernel_of(roots, {leaf: n for n, leaf in known.items()}, buffers)
 
 
 def base(root: Tensor) -> str:

@@ -19,8 +19,9 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import kir, kir_numpy
 from tensor_graphs.backends.generated import template_of
 from tensor_graphs.backends.images import innermost
-from tensor_graphs.backends.jobs import job_of, kernel_of
+from tensor_graphs.backends.jobs import job_of, read_job
 from tensor_graphs.backends.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.kir_lower import kernel_of
 from tensor_graphs.backends.kir_split import split
 from tensor_graphs.backends.tiling import shape_of
 from tensor_graphs.backends.triton import BACKEND, launches
@@ -102,7 +103,7 @@ def lying(shape: tuple[int, ...], last: bool) -> Strides:
 def kernel(root: Tensor, last: bool = False) -> kir.Kernel:
     names = {n: str(n.attr("name")) for n in leaves(root)}
     shapes = {name: tuple(map(int, n.shape)) for n, name in names.items()} | {"out": tuple(map(int, root.shape))}  # type: ignore[arg-type]
-    return kir.kernel_of(root, names, {n: kir.Buffer("float32", s, lying(s, last)) for n, s in shapes.items()})
+    return kernel_of(root, names, {n: kir.Buffer("float32", s, lying(s, last)) for n, s in shapes.items()})
 
 
 def memory_of(one: kir.Kernel, drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -272,7 +273,7 @@ def test_tiles_that_divide_the_channels_and_others_agree(name: str, more: dict[s
 
 def test_a_job_remembers_the_layouts() -> None:
     template, call = call_of(KERNELS["norm_relu"](), "float16", True)
-    back, (again,) = kernel_of(json.loads(json.dumps(job_of(template, call))))
+    back, (again,) = read_job(json.loads(json.dumps(job_of(template, call))))
     assert back.identity == template.identity
     assert kernel_text(back, again).text == kernel_text(template, call).text
 
@@ -401,7 +402,7 @@ def test_what_an_image_has_once_is_read_once_by_a_program() -> None:
     leaves = {n: str(n.attr("name")) for n in topological([root]) if n.op == "input"}
     buffers = {name: kir.Buffer("float32", tuple(map(int, n.shape)), contiguous(n.shape)) for n, name in leaves.items()}  # type: ignore[arg-type]
     buffers["out"] = kir.Buffer("float32", (2, 48, 32, 32), innermost((2, 48, 32, 32)))
-    one = kir.kernel_of(root, leaves, buffers)
+    one = kernel_of(root, leaves, buffers)
     shape = shape_of(one)
     assert [a.size for a in shape.batch] == [2] and shape.m == 1024 and shape.n == 48, (
         "channels of a group are no short rows"

@@ -54,7 +54,7 @@ def test_files_keep_kernels_and_calls(suffix: str, tmp_path: Path) -> None:
     assert jobs.write_jobs(path, found) == 2
     for job, c in zip(jobs.read_jobs(path), found, strict=False):
         assert not isinstance(job, str)
-        back, (call,) = jobs.kernel_of(job)
+        back, (call,) = jobs.read_job(job)
         assert back.identity == c.template.identity and back.name == c.template.name
         assert jobs.key_of(back, call).digest == jobs.key_of(c.template, c.call).digest
 
@@ -99,7 +99,7 @@ BAD = {
 def test_bad_jobs_are_named(fault: str) -> None:
     job = {**jobs.job_of(library().template, library().call), **BAD[fault]}
     with pytest.raises(UsageError):
-        jobs.kernel_of(job)
+        jobs.read_job(job)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

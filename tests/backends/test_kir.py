@@ -19,6 +19,8 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import kir, kir_numpy
 from tensor_graphs.backends.descriptors import box
 from tensor_graphs.backends.index import Axis, Index, index, linear, unravelled
+from tensor_graphs.backends.kir_lower import kernel_of
+from tensor_graphs.backends.kir_scale import base_two, scaled_early
 from tensor_graphs.backends.kir_split import split
 from tensor_graphs.backends.short_erf import COARSE, FINE, ShortErf
 from tensor_graphs.backends.tiling import shape_of
@@ -138,9 +140,7 @@ def leaves(root: Tensor) -> list[Tensor]:
 def kernel(root: Tensor) -> kir.Kernel:
     found = {n: str(n.attr("name")) for n in leaves(root)}
     buffers = {name: kir.Buffer("float32", tuple(n.shape), contiguous(n.shape)) for n, name in found.items()}  # type: ignore[arg-type]
-    return kir.kernel_of(
-        root, found, {**buffers, "out": kir.Buffer("float32", tuple(root.shape), contiguous(root.shape))}
-    )  # type: ignore[arg-type]
+    return kernel_of(root, found, {**buffers, "out": kir.Buffer("float32", tuple(root.shape), contiguous(root.shape))})  # type: ignore[arg-type]
 
 
 def values(root: Tensor, seed: int = 0) -> dict[str, np.ndarray]:
@@ -165,7 +165,7 @@ def test_a_kernel_means_what_its_term_means(name: str, two: bool) -> None:
     root = KERNELS[name]()
     given = values(root)
     want = evaluate([root], given, float64=True)[0]
-    one = kir.scaled_early(kir.base_two(kernel(root))) if two else kernel(root)
+    one = scaled_early(base_two(kernel(root))) if two else kernel(root)
     memory = memory_for(one, given)
     kir_numpy.run(one, memory)
     assert error(memory["out"].reshape(want.shape), want) < 1e-12
@@ -177,7 +177,7 @@ def test_a_kernel_means_what_its_term_means(name: str, two: bool) -> None:
 @pytest.mark.parametrize("parts", [2, 4])
 def test_a_split_reduction_means_the_same(name: str, parts: int) -> None:
     root = KERNELS[name]()
-    one = kir.base_two(kernel(root))
+    one = base_two(kernel(root))
     axis = max(shape_of(one).outer, key=lambda a: a.size)
     if axis.size % parts:
         with pytest.raises(kir.Unfusable):
@@ -225,7 +225,7 @@ def test_a_row_scale_leaves_the_product_behind_it() -> None:
 
 def test_queries_are_scaled_before_the_loop_over_keys() -> None:
     """What no key moves joins the queries, in the two products alike; the keys' own norm stays a factor of the scores."""
-    one = kir.scaled_early(kir.base_two(kernel(KERNELS["normed_attention"]())))
+    one = scaled_early(base_two(kernel(KERNELS["normed_attention"]())))
     shape = shape_of(one)
     scores = [d for e, d in shape.dots.items() if e.axes - set(one.axes)]
     assert len(scores) == 1
@@ -427,7 +427,7 @@ def test_regions_of_a_saturated_graph_compute_their_class() -> None:
         buffers = {str(n.attr("name")): kir.Buffer("float32", tuple(n.shape), contiguous(n.shape)) for n in names}  # type: ignore[arg-type]
         kind = view.types[region.cls]
         buffers["out"] = kir.Buffer("float32", tuple(kind.shape), contiguous(kind.shape))  # type: ignore[arg-type]
-        one = kir.kernel_of(region.term, names, buffers)
+        one = kernel_of(region.term, names, buffers)
         memory = memory_for(one, {names[leaf]: np.asarray(known[cls]) for leaf, cls in region.leaves})
         kir_numpy.run(one, memory)
         np.testing.assert_allclose(

@@ -16,9 +16,10 @@ import pytest
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import c as c_backend
 from tensor_graphs.backends import cuda_cpp, index, kir, kir_numpy
-from tensor_graphs.backends.jobs import job_of, kernel_of
+from tensor_graphs.backends.jobs import job_of, read_job
 from tensor_graphs.backends.kernel_text import call_json, call_of_json
 from tensor_graphs.backends.keys import key_of
+from tensor_graphs.backends.kir_lower import kernel_of
 from tensor_graphs.backends.kir_split import split
 from tensor_graphs.backends.program import Program, load_program
 from tensor_graphs.backends.registry import backend
@@ -108,7 +109,7 @@ def kernel(roots: list[Tensor]) -> kir.Kernel:
     found = {n: str(n.attr("name")) for n in topological(roots) if n.op == "input"}
     kinds = {**{name: n for n, name in found.items()}, **dict(zip(names_of(roots), roots))}
     buffers = {name: kir.Buffer(n.dtype, tuple(n.shape), contiguous(n.shape)) for name, n in kinds.items()}  # type: ignore[arg-type]
-    return kir.kernel_of(roots, found, buffers)
+    return kernel_of(roots, found, buffers)
 
 
 def values(roots: list[Tensor], dtype: str = "float32") -> dict[str, np.ndarray]:
@@ -268,10 +269,10 @@ def test_keys_jobs_and_work_know_every_output() -> None:
     taller = replace(call, more=(Operand(Type((16, 24), "float16"), (24, 1)), call.more[1]))
     assert key_of(template, call).digest == key_of(template, swapped).digest != key_of(template, taller).digest
     assert call_work(template, call)[1] == 4 * (16 * 64 + 64 + 64 * 96 + 16 * 96)
-    again, calls = kernel_of(job_of(template, call))
+    again, calls = read_job(job_of(template, call))
     assert again.identity == template.identity and calls == [call]
     with pytest.raises(UsageError, match="3 values"):
-        kernel_of({**job_of(template, call), "call": call_json(replace(call, more=()))})
+        read_job({**job_of(template, call), "call": call_json(replace(call, more=()))})
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.kir import Buffer, kernel_of
+from tensor_graphs.backends.kir import Buffer
+from tensor_graphs.backends.kir_lower import kernel_of
 from tensor_graphs.backends.short_erf import COARSE, FINE, ShortErf, gelu_of
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Tensor

@@ -1,0 +1,197 @@
+"""From tensors to a kernel: which axes it runs over, and where in memory each element of its results goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, topological
+from ..egraph.interpret import expand_all
+from .index import Axis, Index, index, linear, unravelled
+from .kir import Buffer, Builder, Expr, Kernel, Store, Unfusable
+from .kir_axes import normalized
+from .kir_beside import Beside, side_by_side
+from .kir_halves import cut, halved
+from .kir_read import Reader
+from .kir_simplify import as_index
+
+
+def kernel_of(
+    root: Tensor | Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer], out: str = "out"
+) -> Kernel:
+    """The kernel that computes a tensor from the leaves `operands` (leaf -> buffer name) into buffer `out`; of several
+    tensors, the others into `out1`, `out2`, ….
+
+    Several are computed over the axes of the largest one: each has as many elements, or is one value along some of its
+    axes; or all are slices of one tensor, which then is computed once; or they agree in all axes but one, along which they lie
+    side by side. Values that are written into a tensor in memory (`scatter_elements`) count by themselves: only their places
+    are written, and what else the buffer should hold must be there. Raises Unfusable for others, and for ops that have
+    no index expression (sorting, argmax).
+    """
+    roots = expand_all([root] if isinstance(root, Tensor) else list(root))
+    for leaf in topological(roots):
+        if leaf.is_leaf and leaf not in operands:
+            raise Unfusable(f"{leaf!r} is no operand")
+    names = [f"out{n}" if n else out for n in range(len(roots))]
+    spaces = [t.args[2] if t.op == "scatter_elements" else t for t in roots]
+    sliced = sliced_alike(roots)
+    beside = None if sliced else side_by_side(roots, spaces, operands, buffers)
+    widest = max(range(len(spaces)), key=lambda n: (math.prod(concrete(spaces[n].shape)), -n))
+    shape = concrete(roots[0].args[0].shape if sliced else spaces[widest].shape)
+    if beside is not None:
+        whole = sum(concrete(x.shape)[beside.axis] for x in spaces)
+        shape = (*shape[: beside.axis], whole, *shape[beside.axis + 1 :])
+    if 0 in shape:
+        raise Unfusable("no elements")
+    strides = buffers[out if sliced else names[widest]].strides
+    lying = sorted(range(len(shape)), key=lambda n: -strides[n])  # axes in the order of the largest result's memory
+    axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
+    reader = Reader(Builder(), operands, buffers)
+    if sliced:
+        parts = _slices(reader, roots, axes)
+    else:
+        parts = _alike(reader, spaces, axes) if beside is None else _neighbours(reader, spaces, axes, beside)
+    stores: dict[str, tuple[Store, _Part]] = {}
+    for t, name, part in zip(roots, names, parts):
+        stores[name] = _placed(reader, t, name, part), part
+    running = tuple(a for n in lying if (a := axes[n]).size > 1)
+    kernel = cut(Kernel(running, tuple(s for s, _ in stores.values()), buffers, reader.b))
+    kernel = replace(kernel, stores=tuple(_joined(reader, s, stores[s.buffer][1]) for s in kernel.stores))
+    overwritten = {operands[t.args[0]] for t in roots if t.op == "scatter_elements"}
+    if any(e.op == "load" and e.value[0] in overwritten for e in kernel.exprs):
+        raise Unfusable("it reads what it writes into")
+    return halved(normalized(kernel))
+
+
+# ---------------------------------------------------------------- results over common axes
+class _Part(NamedTuple):
+    """One of the results at a point of the axes that all share: its own index, its value, the conditions that it has an
+    element there, and what its own axes are on the shared ones."""
+
+    at: tuple[Index, ...]
+    value: Expr
+    guards: tuple[Expr, ...] = ()
+    change: Mapping[Axis, Index] | None = None
+
+
+def _slices(r: Reader, roots: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
+    """Slices of one tensor, which is computed once."""
+    at = tuple(map(index, axes))
+    for t in roots:
+        axis = t.attr("axis")
+        here, guards = _within(r.b, at, axis, t.attr("start"), int(t.shape[axis]))
+        yield _Part(here, r.value(t.args[0], at), guards)
+
+
+def _neighbours(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...], beside: Beside) -> Iterator[_Part]:
+    """Results side by side, each over an axis of its own: where an index lies in one result is known, so that nothing is
+    divided."""
+    at, along, before = tuple(map(index, axes)), beside.axis, 0
+    for x in spaces:
+        size = concrete(x.shape)[along]
+        (moved,), guards = _within(r.b, (at[along],), 0, before, size)
+        r.moved |= beside.moved(x, moved)
+        before += size
+        local = Axis(f"{axes[along].name}_", size)
+        here = (*at[:along], index(local), *at[along + 1 :])
+        yield _Part(here, r.value(x, here, guards), guards, {local: moved})
+
+
+def _alike(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
+    """Results with as many elements as the largest one has, or one along some axes."""
+    at, shape = tuple(map(index, axes)), tuple(a.size for a in axes)
+    for x in spaces:
+        here = _along(x, at, shape)
+        yield _Part(here, r.value(x, here))
+
+
+def _joined(r: Reader, store: Store, part: _Part) -> Store:
+    """A store over the axes that results side by side share."""
+    if not part.change:
+        return store
+    moved = r.b.substituted(store.exprs, part.change)
+    return store.moved(store.at.replaced(part.change), _loosened(r, moved, part.guards))
+
+
+def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> Store:
+    """Where an element of a root goes: its index is in the root, or in what is written into a tensor."""
+    buffer, place, parts, guards = r.buffers[name], Index(), [], part.guards
+    axis = t.attr("axis") if t.op == "scatter_elements" else -1
+    if axis >= 0:
+        base = r.of.get(t.args[0])
+        if base is None or t.attr("mode") != "set" or r.buffers[base] != buffer:
+            raise Unfusable("values written into what is not in memory, or not in their place")
+        size = buffer.shape[axis]
+        where = _from_the_start(r.b, r.value(t.args[1], part.at, guards), size)
+        if where.op in ("index", "const"):
+            place = as_index(where) * buffer.strides[axis]
+            if not (as_index(where).range[0] >= 0 and as_index(where).range[1] < size):
+                raise Unfusable("places that are not there")
+        else:
+            parts.append((where, buffer.strides[axis]))
+            ends = (r.b.const(-1, "int"), where), (where, r.b.const(size, "int"))  # nothing else is written over
+            guards = (*guards, *(r.b.pointwise("lt", pair) for pair in ends))
+    for n, (i, stride, size) in enumerate(zip(part.at, buffer.strides, buffer.shape, strict=True)):
+        place = place + i * stride if size > 1 and n != axis else place
+    return Store(name, place, part.value, guards, tuple(parts))
+
+
+def _from_the_start(b: Builder, where: Expr, size: int) -> Expr:
+    """A place along an axis; negative ones count from its end."""
+    if where.op in ("index", "const"):
+        return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
+    zero = b.const(0, "int")
+    if where.op == "where" and where.args[0].op == "lt" and where.args[0].args == (where.args[2], zero):
+        return where  # said already
+    return b.pointwise(
+        "where", (b.pointwise("lt", (where, zero)), b.pointwise("add", (where, b.const(size, "int"))), where)
+    )
+
+
+def _within(
+    b: Builder, at: tuple[Index, ...], axis: int, before: int, size: int
+) -> tuple[tuple[Index, ...], tuple[Expr, ...]]:
+    """The index in one of several results side by side, and the conditions that it is there."""
+    guards = b.less(index(before - 1), at[axis]), b.less(at[axis], index(before + size))
+    return (*at[:axis], at[axis] - before, *at[axis + 1 :]), tuple(g for g in guards if g.op != "const")
+
+
+def _loosened(r: Reader, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
+    """Expressions that are used where guards hold, without these guards of loads that stay inside their buffers anyway: what
+    several results share is then one value."""
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op != "load":
+            return None
+        operand, at, steps, _ = e.value
+        buffer, (low, high) = r.buffers[operand], at.range
+        if low < 0 or high > sum((d - 1) * s for d, s in zip(buffer.shape, buffer.strides)):
+            return None
+        kept = (g for g in args[len(steps) :] if g not in guards)
+        return r.b.make("load", (*args[: len(steps)], *kept), e.value, e.kind)
+
+    return r.b.rebuilt(exprs, one)
+
+
+def sliced_alike(roots: Sequence[Tensor]) -> bool:
+    """Whether several tensors are slices of one without gaps inside, along one axis, none of which overlap."""
+    if len(roots) < 2 or any(t.op != "slice" or t.attr("step") != 1 for t in roots):
+        return False
+    if len({(t.args[0], t.attr("axis")) for t in roots}) > 1:
+        return False
+    ranges = sorted((t.attr("start"), t.attr("start") + t.shape[t.attr("axis")]) for t in roots)
+    return all(a[1] <= b[0] for a, b in pairwise(ranges))
+
+
+def _along(t: Tensor, at: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
+    """The index in a result of an element of the largest one."""
+    own = concrete(t.shape)
+    if math.prod(own) == math.prod(shape):
+        return unravelled(linear(at, shape), own)
+    if len(own) == len(shape) and all(d in (1, whole) for d, whole in zip(own, shape)):
+        return tuple(Index() if d == 1 else i for d, i in zip(own, at))
+    raise Unfusable(f"results of {shape} and {own} elements")

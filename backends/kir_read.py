@@ -1,0 +1,210 @@
+"""The index rules: what the element of a tensor at an index is, as an expression of the kernel IR. A rule for each op that is not
+pointwise; views, and ops that lay out anew, change the index alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..egraph import dtypes
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, make
+from .index import Axis, Index, index, linear, unravelled
+from .kir import WINDOW, Buffer, Builder, Expr, Unfusable
+from .kir_simplify import conjuncts
+
+
+class Reader:
+    """Values of tensors at indices. Leaves are operands; `of` maps leaf -> buffer name."""
+
+    def __init__(self, builder: Builder, of: Mapping[Tensor, str], buffers: Mapping[str, Buffer]) -> None:
+        self.b, self.of, self.buffers = builder, of, buffers
+        self.memo: dict[tuple[Any, ...], Expr] = {}
+        self.moved: dict[Tensor, Index] = {}  # by how much slices begin later
+
+    def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
+        """The element of a tensor at an index."""
+        key = (t, at, guards)
+        if key not in self.memo:
+            self.memo[key] = self._value(t, at, guards)
+        return self.memo[key]
+
+    def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+        if t in self.of:
+            name = self.of[t]
+            buffer = self.buffers[name]
+            place = Index()
+            for i, stride, size in zip(at, buffer.strides, buffer.shape, strict=True):
+                place = place + i * stride if size > 1 else place
+            return self.b.load(name, place, buffer.dtype, (), guards)
+        rule = _RULES.get(t.op)
+        if rule is not None:
+            return rule(self, t, at, guards)
+        if not t.entry.pointwise:
+            raise Unfusable(f"{t.op} has no index expression")
+        return self.b.pointwise(t.op, [self.operand(a, at, guards) for a in t.args])
+
+    def operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+        """An operand that may broadcast. What guards an index that it does not have is not its guard."""
+        own = tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True))
+        atoms = {a for i in own for a in i.atoms}
+        lost = {i for i, k in zip(at, own) if i != k and atoms.isdisjoint(a for a, _ in i.terms)}
+        kept = (g for g in guards if not any(a.op == "index" and a.value in lost for a in g.args))
+        return self.value(x, own, tuple(kept) if lost else guards)
+
+    def fresh(self, size: int, at: Iterable[Index], stem: str = "r") -> Axis:
+        """An axis for a reduction: the first of its size that does not occur in the surroundings."""
+        used = frozenset().union(*(i.axes for i in at))
+        k = 0
+        while (axis := Axis(f"{stem}{size}" + "_" * k, size)) in used:
+            k += 1
+        return axis
+
+    def within(self, x: Tensor, at: tuple[Index, ...], axis: int, guards: tuple[Expr, ...], fill: float = 0.0) -> Expr:
+        """The element of a tensor at an index that may lie before or behind an axis' elements: `fill` there."""
+        b = self.b
+        inside = b.pointwise("and", (b.less(index(-1), at[axis]), b.less(at[axis], index(int(x.shape[axis])))))  # type: ignore[arg-type]
+        more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
+        value = self.value(x, at, (*guards, *more))
+        return b.pointwise("where", (inside, value, b.const(fill, value.kind)))
+
+
+Rule = Callable[[Reader, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]
+
+
+def _full(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    return r.b.const(t.attr("value"), dtypes.category(t.dtype))
+
+
+def _iota(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    found = r.b.index(at[t.attr("axis")])
+    return found if dtypes.category(t.dtype) == "int" else r.b.make("cast", (found,), "float32", "float")
+
+
+def _cast(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    x = r.value(t.args[0], at, guards)
+    kind = dtypes.category(t.dtype)
+    if kind == x.kind == "float" or t.dtype == t.args[0].dtype:
+        return x  # widths of floats are the buffers' business
+    return r.b.make("cast", (x,), t.dtype, kind)
+
+
+def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    axes = [a for a in t.attr("axes") if t.args[0].shape[a] != 1]
+    sizes = tuple(int(t.args[0].shape[a]) for a in axes)
+    if not axes:
+        return r.value(t.args[0], at, guards)
+    if 0 in sizes:
+        raise Unfusable("an empty reduction")
+    windows, x = 0, t.args[0]
+    while x.op == "windows":
+        windows, x = windows + 1, x.args[0]
+    axis = r.fresh(math.prod(sizes), at, WINDOW if axes[0] >= t.args[0].rank - windows else "r")
+    inner = list(at)
+    for a, i in zip(axes, unravelled(index(axis), sizes)):
+        inner[a] = i
+    return r.b.reduce(t.op, axis, r.value(t.args[0], tuple(inner), guards))
+
+
+def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    x, y = t.args
+    axis = r.fresh(int(x.shape[-1]), at)  # type: ignore[arg-type]
+    if axis.size == 0:
+        raise Unfusable("an empty contraction")
+    k = index(axis)
+    left = (*at[:-1], k)
+    right = (k, at[-1]) if y.rank == 2 else (*at[:-2], k, at[-1])
+    a, b = r.operand(x, left, guards), r.operand(y, right, guards)
+    return r.b.reduce("sum", axis, r.b.mul(a, b))
+
+
+def _reshape(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    x = t.args[0]
+    return r.value(x, unravelled(linear(at, concrete(t.shape)), concrete(x.shape)), guards)
+
+
+def _permute(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    inner = [Index()] * len(at)
+    for i, p in zip(at, t.attr("perm")):
+        inner[p] = i
+    return r.value(t.args[0], tuple(inner), guards)
+
+
+def _slice(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    moved = at[a] * t.attr("step") + t.attr("start") + r.moved.get(t, Index())
+    return r.value(t.args[0], (*at[:a], moved, *at[a + 1 :]), guards)
+
+
+def _flip(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    return r.value(t.args[0], (*at[:a], index(int(t.shape[a]) - 1) - at[a], *at[a + 1 :]), guards)
+
+
+def _concat(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a, (x, y) = t.attr("axis"), t.args
+    size = int(x.shape[a])
+    first = r.b.less(at[a], index(size))
+    if first.op == "const":
+        chosen, i = (x, at[a]) if first.value else (y, at[a] - size)
+        return r.value(chosen, (*at[:a], i, *at[a + 1 :]), guards)
+    second = r.b.make("not", (first,), None, "bool")
+    left = r.value(x, at, (*guards, first))
+    right = r.value(y, (*at[:a], at[a] - size, *at[a + 1 :]), (*guards, second))
+    return r.b.pointwise("where", (first, left, right))
+
+
+def _pad(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    return r.within(t.args[0], (*at[:a], at[a] - t.attr("lo"), *at[a + 1 :]), a, guards, t.attr("value"))
+
+
+def _windows(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    a = t.attr("axis")
+    moved = at[a] * t.attr("stride") + at[-1] * t.attr("dilation")
+    return r.value(t.args[0], (*at[:a], moved, *at[a + 1 : -1]), guards)
+
+
+def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    """A sum over kernel positions and channels, channels innermost: where tiles divide the channels, one kernel position
+    serves a whole tile. A convolution of channels one by one (depthwise) is a sum over a window."""
+    x, w = t.args
+    sizes, n = concrete(w.shape), x.rank - 2
+    pads, per_out = t.attr("pads"), sizes[0] // t.attr("groups")
+    taps, inner = sizes[2:], sizes[1]
+    axis = r.fresh(math.prod(taps) * inner, at, "r" if inner > 1 else WINDOW)
+    if axis.size == 0:
+        raise Unfusable("an empty contraction")
+    *tap, c = unravelled(index(axis), (*taps, inner))
+    padded = x
+    for i, (lo, hi) in enumerate(zip(pads[:n], pads[n:]), 2):
+        padded = make("pad", (padded,), {"axis": i, "lo": lo, "hi": hi, "value": 0.0}) if lo or hi else padded
+    place = (i * s + k * d for i, s, k, d in zip(at[2:], t.attr("strides"), tap, t.attr("dilations")))
+    channel = (at[1] // per_out if per_out < sizes[0] else Index()) * inner + c
+    image, weight = r.value(padded, (at[0], channel, *place), guards), r.value(w, (at[1], c, *tap), guards)
+    return r.b.reduce("sum", axis, r.b.mul(image, weight))
+
+
+def _gather(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    table, picks = t.args
+    if table not in r.of:
+        raise Unfusable("a gather from a value that is not in memory")
+    a, buffer = t.attr("axis"), r.buffers[r.of[table]]
+    where = r.value(picks, at[a : a + picks.rank], guards)
+    rest = (*at[:a], *at[a + picks.rank :])
+    strides = (*buffer.strides[:a], *buffer.strides[a + 1 :])
+    sizes = (*buffer.shape[:a], *buffer.shape[a + 1 :])
+    place = Index()
+    for i, stride, size in zip(rest, strides, sizes, strict=True):
+        place = place + i * stride if size > 1 else place
+    return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
+
+
+_RULES: dict[str, Rule] = {
+    "full": _full, "iota": _iota, "cast": _cast, "sum": _reduce, "max": _reduce, "min": _reduce, "prod": _reduce,
+    "matmul": _matmul, "reshape": _reshape, "permute": _permute, "slice": _slice, "flip": _flip, "concat": _concat,
+    "pad": _pad, "windows": _windows, "conv": _conv, "gather": _gather,
+    "broadcast_to": lambda r, t, at, guards: r.operand(t.args[0], at, guards),
+}  # fmt: skip

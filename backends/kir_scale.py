@@ -1,0 +1,85 @@
+"""Scales that move: exponentials become those of two, and factors leave a loop early."""
+
+from __future__ import annotations
+
+import math
+
+from .kir import Builder, Expr, Kernel, factors, walk
+
+LOG2E = math.log2(math.e)
+
+
+def base_two(kernel: Kernel) -> Kernel:
+    """Every exp(a - max(a)) as 2 ** (a' - max(a')), with the factor in a' = a * log2(e) joined to one that is there: the
+    hardware's exponential is to base two."""
+    b = kernel.builder
+    scaled = {
+        m: b.make("reduce", (_scaled(b, m.args[0]),), m.value, m.kind)
+        for m in kernel.reductions
+        if _exponents_only(kernel, m)
+    }
+
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op == "exp" and e.args[0].op == "sub" and e.args[0].args[1] in scaled:
+            m = scaled[e.args[0].args[1]]
+            return b.make("exp2", (b.pointwise("sub", (m.args[0], m)),))
+        return None
+
+    return kernel.with_values(b.rebuilt([s.value for s in kernel.stores], change)) if scaled else kernel
+
+
+def _exponents_only(kernel: Kernel, m: Expr) -> bool:
+    """Whether a maximum serves only to shift exponents of its own body, which contains no other such maximum."""
+    if m.op != "reduce" or m.value[0] != "max" or any(x.op == "reduce" and x.value[0] == "max" for x in walk(m.args)):
+        return False
+    users = [e for e in kernel.exprs if m in e.args]
+    shifts = all(u.op == "sub" and u.args[0] is m.args[0] and u.args[1] is m for u in users)
+    stored = any(s.value is m for s in kernel.stores)
+    return shifts and not stored and all(e.op == "exp" for e in kernel.exprs if any(u in e.args for u in users))
+
+
+def _scaled(b: Builder, e: Expr) -> Expr:
+    """e * log2(e), the factor moved to a number that is there."""
+    if e.op == "const":
+        return b.const(e.value * LOG2E)
+    if e.op == "mul" and e.args[1].op == "const":
+        return b.mul(e.args[0], b.const(e.args[1].value * LOG2E))
+    if e.op in ("add", "sub"):
+        return b.pointwise(e.op, (_scaled(b, e.args[0]), _scaled(b, e.args[1])))
+    if e.op == "where":
+        return b.pointwise("where", (e.args[0], _scaled(b, e.args[1]), _scaled(b, e.args[2])))
+    return b.mul(e, b.const(LOG2E))
+
+
+def scaled_early(kernel: Kernel) -> Kernel:
+    """Factors of a product that no loop around it moves join that side of it that stays as well: queries are multiplied by
+    their norm and the softmax's scale once, not the scores of every tile (DEFER the other way round).
+
+    A number alone stays where it is if the side is plain memory: scaling that would cost a rounding and save one product.
+    """
+    b, held = kernel.builder, set(kernel.axes)
+
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op != "mul":
+            return None
+        over, under = factors(b.make("mul", args))
+        for d in over:
+            around = d.axes - held
+            if d.op != "reduce" or d.value[0] != "sum" or d.kind != "float" or not around:
+                continue
+            sides, below = factors(d.args[0])
+            still = [f for f in sides if not f.axes & around]
+            moved = [f for f in over if f is not d and not f.axes & around]
+            lowered = [f for f in under if not f.axes & around]
+            plain = all(f.op == "load" or (f.op == "cast" and f.args[0].op == "load") for f in still)
+            if below or not still or len(still) == len(sides) or not [*moved, *lowered]:
+                continue
+            if plain and all(f.op == "const" for f in (*moved, *lowered)):
+                continue
+            side = b.product([*still, *moved], lowered)
+            body = b.mul(side, b.product([f for f in sides if f not in still], []))
+            rest = [f for f in over if f is not d and f not in moved], [f for f in under if f not in lowered]
+            return b.product([b.make("reduce", (body,), d.value, d.kind), *rest[0]], rest[1])
+        return None
+
+    return kernel.with_values(b.rebuilt([s.value for s in kernel.stores], change))
