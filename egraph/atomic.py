@@ -168,7 +168,7 @@ def _power(x: Array, y: Array) -> Array:
     squares, roots and quotients, which have other bits and, of -0 and -inf, other values."""
     shape = np.broadcast_shapes(x.shape, y.shape)
     exponents = np.array(np.broadcast_to(y, shape), order="C")
-    return np.power(np.atleast_1d(x), np.atleast_1d(exponents)).reshape(shape)
+    return np.asarray(np.power(np.atleast_1d(x), np.atleast_1d(exponents)).reshape(shape))
 
 
 def _quiet(f: Callable[..., Array]) -> Callable[..., Array]:
