@@ -214,18 +214,9 @@ def _pointwise() -> list[Template]:
     chain = "np.negative({x}, out={out}); np.exp({out}, out={out}); np.add({out}, 1, out={out}); "
     return [
         *(_ufunc(op, *spec) for op, spec in UFUNCS.items()),
-        row(
-            "rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True
-        ),
-        row(
-            "pow",
-            "pow(x, y)",
-            setup=("power",),
-            inplace=("x",),
-            applies=_NUMBER,
-            exact=True,
-            **with_rooms("power({x}, {y}, {exponents}, {out})", _exponents),
-        ),
+        row("rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True),
+        row("pow", "pow(x, y)", setup=("power",), inplace=("x",), applies=_NUMBER, exact=True,
+            **with_rooms("power({x}, {y}, {exponents}, {out})", _exponents)),
         row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
         row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
         row("cast", "cast(x, dtype=dtype)", _cast_code, exact=True),
@@ -237,45 +228,19 @@ def _pointwise() -> list[Template]:
         row("gelu", "gelu(x)", "gelu({x}, {out})", inplace=("x",), dense=("x",), setup=("gelu",)),
         row("gelu_tanh", "gelu_tanh(x)", "gelu_tanh({x}, {out})", setup=("gelu_tanh",)),
         row("softplus", "softplus(x)", "np.logaddexp({x}, 0, out={out})", inplace=("x",), applies=_wide),
-        row(
-            "softplus_half",
-            "softplus(x)",
-            "np.copyto({out}, np.logaddexp({x}.astype(np.float32), 0), casting='unsafe')",
-            applies=_half,
-        ),
+        row("softplus_half", "softplus(x)", "np.copyto({out}, np.logaddexp({x}.astype(np.float32), 0), casting='unsafe')",
+            applies=_half),
         row("mish", "mish(x)", "mish({x}, {out})", setup=("mish",)),
-        *(
-            row(
-                op,
-                f"{op}(x, alpha=alpha)",
-                setup=(op,),
-                **with_rooms(f"{op}({{x}}, {{alpha}}, {{positive}}, {{out}})", _signs),
-            )
-            for op in ("elu", "leaky_relu")
-        ),
-        row(
-            "hard_sigmoid",
-            "hard_sigmoid(x, alpha=alpha, beta=beta)",
+        *(row(op, f"{op}(x, alpha=alpha)", setup=(op,),
+              **with_rooms(f"{op}({{x}}, {{alpha}}, {{positive}}, {{out}})", _signs)) for op in ("elu", "leaky_relu")),
+        row("hard_sigmoid", "hard_sigmoid(x, alpha=alpha, beta=beta)",
             spell("np.multiply({x}, {alpha}, out={out}); np.add({out}, {beta}, out={out}); clip({out}, 0, 1, {out})"),
-            inplace=("x",),
-            setup=("clip",),
-        ),
-        row(
-            "hard_swish",
-            "hard_swish(x)",
+            inplace=("x",), setup=("clip",)),
+        row("hard_swish", "hard_swish(x)",
             "np.multiply({x}, 1 / 6, out={out}); np.add({out}, 0.5, out={out}); clip({out}, 0, 1, {out}); "
-            "np.multiply({x}, {out}, out={out})",
-            setup=("clip",),
-        ),
-        row(
-            "clip",
-            "clip(x, lo=lo, hi=hi)",
-            spell("clip({x}, {lo}, {hi}, {out})"),
-            inplace=("x",),
-            setup=("clip",),
-            exact=True,
-        ),
-    ]
+            "np.multiply({x}, {out}, out={out})", setup=("clip",)),
+        row("clip", "clip(x, lo=lo, hi=hi)", spell("clip({x}, {lo}, {hi}, {out})"), inplace=("x",), setup=("clip",), exact=True),
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- reductions and normalisations
