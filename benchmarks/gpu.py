@@ -1,10 +1,11 @@
-"""The GPU table: `python -m benchmarks.gpu [--only NAME ...] [--seconds 540] [--ours-only] [--render]`.
+"""The GPU table: `python -m benchmarks.gpu [--only NAME ...] [--seconds 540] [--ours-only] [--render | --explain]`.
 
 Prepare a bare machine with `. benchmarks/gpu_setup.sh`. Each workload runs in a process of its own: eager PyTorch, torch.compile (default and max-autotune), XLA where JAX is
 installed, our program, and the best of generated kernels only, side by side. All are captured in CUDA graphs over rotating
 arguments, so that weights come from memory, and replayed in turn. Results are written at once to results/gpu/NAME.json;
 results/gpu.md is made from all of them. A run begins with what was measured longest ago and ends in time: several short runs
-do the work of a long one. With --ours-only, peers' times of an earlier run on the same kind of machine are kept, and marked.
+do the work of a long one. Beside each record lies what our program was made from, NAME.origin/: --explain says from it, without
+a GPU, by which rules it was found. With --ours-only, peers' times of an earlier run on the same kind of machine are kept, and marked.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -41,6 +42,7 @@ CASE_S, WARM_S, LAST_S = (
     150.0,
     45.0,
 )  # most seconds of a case, of compiling ahead; least seconds to begin one with
+EXPLAIN_S = 30.0  # from here on no further form of a block is explained
 ROUNDS, REPLAY_US, MOST_SETS = 15, 1500.0, 64
 
 Record = dict[str, Any]
@@ -171,11 +173,13 @@ class Case:
                 self.target.with_name(f"{self.full.name}-{name}.py").write_text(program.source)
                 self.add(name, found, self.instances(program))
                 if name == "ours":
-                    self.write()
-                    try:
-                        found["rules"] = rules_of(program)
-                    except Exception as problem:  # the table is about times: what cannot be explained is said
-                        found["rules"] = [f"not explained ({getattr(problem, 'message', problem)})"]
+                    keep_origin(program, origin_in(self.target.parent, self.full.name))
+
+    def explain(self) -> None:
+        """By which rules our program was found: last, since the table is about times."""
+        folder = origin_in(self.target.parent, self.full.name)
+        if folder.is_dir():
+            self.record["variants"]["ours"] |= explained(folder, replay=False)  # values are for when there is time
 
     def instances(self, program: Any) -> list[Run]:
         """The program bound to a copy of its weights for each set of arguments, its inputs in their places."""
@@ -267,14 +271,48 @@ def found_as(step: Any) -> Record:
     return {"generated": ways is not None, "ways": list(ways(step.call)) if ways else [], "named": sorted(named)}
 
 
-def rules_of(program: Any) -> list[str]:
-    """The rules that lead from the workload as it is written to what its kernels compute, in the order of the steps."""
-    from tensor_graphs.rewrites import explain_saved
+def origin_in(folder: Path, name: str) -> Path:
+    """Where what a workload's program was made from is kept, beside its record."""
+    return folder / f"{name}.origin"
 
-    with tempfile.TemporaryDirectory() as folder:
-        program.save(folder)
-        blocks = explain_saved(folder, replay=False)
-    return list(dict.fromkeys(s.rule for b in blocks for e in b.explanations for s in e.steps))
+
+def keep_origin(program: Any, folder: Path) -> None:
+    """Write what explaining a program takes, which is little: its graph, the terms of its kernels, the limits of its search."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if program.attached is not None:
+        program.attached(folder)
+    told = {"kernels": [], "blocks": [], "rules": {}, "verification": None, "searched": program.report.searched}
+    (folder / "report.json").write_text(json.dumps(told) + "\n")
+
+
+def explained(folder: Path, replay: bool | None = None) -> Record:
+    """The rules that lead from a workload as it is written to what its kernels compute, in the order of the steps; how many steps,
+    how many of them no rule accounts for, whether they were replayed, and in which dtypes values are rounded between kernels.
+    Needs no GPU."""
+    from tensor_graphs.explain import explain_steps
+
+    try:
+        found, _ = explain_steps(folder, seconds=EXPLAIN_S, replay=replay)
+    except Exception as problem:
+        return {"rules": [], "steps": {"verdict": f"not explained ({getattr(problem, 'message', problem)})"}}
+    steps = [s["rule"] for b in found["blocks"] for o in b["outputs"] for s in o["steps"]]
+    verdicts = dict.fromkeys(b["verdict"] for b in found["blocks"])
+    return {
+        "rules": list(dict.fromkeys(steps)), "rounded": [s["dtype"] for s in found["stored"]],
+        "steps": {"count": len(steps), "verdict": "; ".join(verdicts)},
+    }  # fmt: skip
+
+
+def explain_all(names: Sequence[str]) -> int:
+    """Explain the stored results of workloads whose program's origin is there; how many were."""
+    count = 0
+    for name in names:
+        folder, found = origin_in(RESULTS, name), stored(name)
+        if found is not None and "ours" in found["variants"] and folder.is_dir():
+            found["variants"]["ours"] |= explained(folder)
+            (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            count += 1
+    return count
 
 
 def error(got: Any, want: Any) -> float:
@@ -337,6 +375,7 @@ def child(options: argparse.Namespace) -> None:
         case.xla()
     case.ours()
     case.time()
+    case.explain()
     case.record["finished"] = True
     case.write()
 
@@ -414,6 +453,7 @@ def run_case(name: str, options: argparse.Namespace, seconds: float) -> Record:
     """One case's record: what its process wrote, and how it ended."""
     target = options.work / f"{name}.json"
     target.unlink(missing_ok=True)
+    shutil.rmtree(origin_in(options.work, name), ignore_errors=True)
     arguments = ["--child", "time", "--case", name, "--to", str(target), "--budget", str(options.budget),
                  "--store", str(options.store / name), "--together", str(options.together),
                  *(["--ours-only"] if options.ours_only else [])]  # fmt: skip
@@ -469,6 +509,8 @@ def finished(name: str, options: argparse.Namespace, until: float) -> bool:
     found = merged(stored(name), run_case(name, options, min(options.case_seconds, left)))
     if found.get("date"):
         (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        if (origin := origin_in(options.work, name)).is_dir() and "kept_from" not in found["variants"].get("ours", {}):
+            shutil.copytree(origin, origin_in(RESULTS, name), dirs_exist_ok=True)
     with _writing:
         TABLE.write_text(render())
         print(line(found), flush=True)
@@ -512,7 +554,12 @@ def way(record: Record) -> str:
         ])) if k["generated"] else "library")
         for k in kernels
     ]  # fmt: skip
-    rules = ", ".join(ours.get("rules", ())) or "none"
+    rules, steps = ", ".join(ours.get("rules", ())) or "none", ours.get("steps", {})
+    if steps:
+        count = f"{steps['count']} steps, " if "count" in steps else ""
+        rules += f" ({count}{steps['verdict']})"
+    rounded = ours.get("rounded", ())
+    texts += [f"{rounded.count(d)} values rounded to {d} where they are stored" for d in dict.fromkeys(rounded)]
     return f"- {record['name']}: rules {rules}; {'; '.join(dict.fromkeys(texts))}"
 
 
@@ -602,6 +649,9 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: does everything run?")
     parser.add_argument("--small", action="store_true", help="small sizes")
     parser.add_argument("--render", action="store_true", help="only write the table again")
+    parser.add_argument(
+        "--explain", action="store_true", help="only explain stored results again, and replay the steps (no GPU)"
+    )
     parser.add_argument("--child", choices=("time", "warm"), help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
@@ -613,7 +663,11 @@ def main() -> int:
     if options.small or options.device == "cpu":  # not for the table
         global RESULTS, TABLE
         RESULTS, TABLE = options.work / "small", options.work / "small.md"
-    failed = 0 if options.render else run(options)
+    if options.explain:
+        from benchmarks.workloads import WORKLOADS
+
+        explain_all(options.only or list(WORKLOADS))
+    failed = 0 if options.render or options.explain else run(options)
     TABLE.write_text(render())
     return failed
 

@@ -143,20 +143,48 @@ class _Terms:
 
 
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
-    """The classes of all nodes below some terms, where the view holds them."""
+    """The classes of all nodes below some terms, where the view holds them; slices of slices written as one are theirs."""
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):
         leaf = view.tensors.get(i)
         own = ("leaf", id(leaf)) if leaf is not None else number_of(view.op[i], view.attrs[i])
         index.setdefault((own, *view.kids(i).tolist()), int(view.cls[i]))
-    found: dict[Tensor, int] = dict(view.classes)
+    found, slices = dict(view.classes), _Slices(view)
     for node in topological(roots):
         if node not in found and all(a in found for a in node.args):
             own = ("leaf", id(node)) if node.op in LEAVES else number_of(node.op, node.attrs)
             cls = index.get((own, *(found[a] for a in node.args)))
+            if cls is None and node.op == "slice":  # as kernels that write several parts of a value spell them
+                cls = slices.find(found[node.args[0]], node)
             if cls is not None:
                 found[node] = cls
     return found
+
+
+class _Slices:
+    """Slices of a class without gaps, slices of slices along the same axis too: (axis, start, stop) in the whole -> class."""
+
+    def __init__(self, view: EGraphView) -> None:
+        self.of: dict[int, list[tuple[int, int, int, int]]] = {}
+        for i in (i for i, op in enumerate(view.op) if op == "slice"):
+            cut = dict(view.attrs[i])
+            if cut["step"] == 1:
+                (whole,) = view.kids(i).tolist()
+                self.of.setdefault(whole, []).append((cut["axis"], cut["start"], cut["stop"], int(view.cls[i])))
+
+    def find(self, whole: int, slice_: Tensor) -> int | None:
+        """The class of a slice of a class, where it is known as a slice of slices."""
+        wanted = dict(slice_.attrs)
+        todo, seen = [(whole, 0)], {whole}
+        while todo and wanted["step"] == 1:
+            source, offset = todo.pop()
+            for axis, start, stop, made in self.of.get(source, ()):
+                if axis == wanted["axis"] and made not in seen:
+                    if (offset + start, offset + stop) == (wanted["start"], wanted["stop"]):
+                        return made
+                    seen.add(made)
+                    todo.append((made, offset + start))
+        return None
 
 
 # ---------------------------------------------------------------- equations

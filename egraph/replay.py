@@ -146,7 +146,7 @@ def _random_leaves(
         else:
             x = rng.standard_normal(shape)
             found[name] = np.abs(x) + 0.1 if positive else x
-    return found
+    return {name: np.asarray(value) for name, value in found.items()}  # NumPy gives numbers where there are no axes
 
 
 def _is_instance(step: Step, rules: Mapping[str, Rule]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,3 +81,27 @@ def test_peers_of_an_earlier_run_are_kept_and_marked(bench: Any) -> None:
     assert "16.0†" in gpu.line(new)
     other = gpu.merged({**old, "machine": "another"}, record(ours={"us": 10.0}))
     assert set(other["variants"]) == {"ours"}
+
+
+def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU and no weights are needed for it, nor the program."""
+    import tensor_graphs as tg
+
+    gpu, workloads = bench
+    work = workloads.small(workloads.WORKLOADS["lora_b16"])
+    inputs, weights = work.arguments("cpu")
+    program = tg.optimize(work.module(weights), tuple(inputs), backend="numpy", measure=False, verify=False, budget=20)
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
+    kernel = {"kernel": "np.matmul", "generated": False, "ways": [], "named": []}
+    found = {**record(ours={"us": 1.0, "kernels": [kernel]}), "name": "lora_b16"}
+    (tmp_path / "lora_b16.json").write_text(json.dumps(found))
+    assert gpu.explain_all(["lora_b16", "lora_b1"]) == 0
+    gpu.keep_origin(program, gpu.origin_in(tmp_path, "lora_b16"))
+    assert gpu.explain_all(["lora_b16", "lora_b1"]) == 1
+    ours = gpu.stored("lora_b16")["variants"]["ours"]
+    assert "low-rank-folds" in ours["rules"] and ours["steps"]["verdict"] == "replayed" and ours["steps"]["count"] > 0
+    assert "low-rank-folds" in gpu.way(gpu.stored("lora_b16")) and "steps, replayed" in gpu.way(gpu.stored("lora_b16"))
+    (gpu.origin_in(tmp_path, "lora_b16") / "origin.safetensors").write_bytes(b"nonsense")
+    assert gpu.explain_all(["lora_b16"]) == 1 and "not explained" in gpu.way(gpu.stored("lora_b16"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -25,12 +26,15 @@ from tensor_graphs.backends.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.triton import Triton
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.dtypes import numpy_dtype
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.graph import Graph, topological
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.simplify import simplify
 from tensor_graphs.errors import DeviceUnavailableError
+from tensor_graphs.explain import explain_steps
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
+from tensor_graphs.origin import origin_of, read_origin
+from tensor_graphs.plan_file import plan_from_json, plan_to_json
 from tensor_graphs.verify import index_bounds, relative_error, sample_inputs
 
 torch = pytest.importorskip("torch")
@@ -216,3 +220,28 @@ def test_on_a_gpu(_: int, dtype: str, choice: str) -> None:
     program = tg.optimize(graph, params=params, backend=choice, budget=60)
     check(program, graph, params, dtype)
     assert program.report.latency_after_us > 0
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_a_gpus_program_says_by_which_rules_it_was_found(tmp_path: Path) -> None:
+    """In the graph's dtypes, whatever values are stored in; what storing rounds is said beside the steps."""
+    x, gain = t.input("x", (16, 32), "bfloat16"), t.param("gain", (32,), "bfloat16")
+    up, gate = t.param("up", (32, 48), "bfloat16"), t.param("gate", (32, 48), "bfloat16")
+    h = c.rms_norm(x, gain, eps=1e-6)
+    graph = Graph.of(t.matmul(c.silu(t.matmul(h, gate)) * t.matmul(h, up), t.transpose(up)), name="gated")
+    rng = np.random.default_rng(0)
+    params = {
+        n.attr("name"): (rng.standard_normal(n.shape) / 6).astype(numpy_dtype("bfloat16")) for n in (gain, up, gate)
+    }
+    program = tg.optimize(graph, params=params, backend="cuda", measure=False, verify=False, budget=20)
+    program.save(tmp_path / "p")
+    found, text = explain_steps(tmp_path / "p")
+    assert {o["complete"] for b in found["blocks"] for o in b["outputs"]} == {True}
+    assert [b["verdict"] for b in found["blocks"]] == ["replayed"]
+    assert "merge-matmuls" in text
+    assert {s["dtype"] for s in found["stored"]} == {"bfloat16"} and "rounded to bfloat16" in text
+    origin = read_origin(tmp_path / "p")
+    assert {n.dtype for term in origin.chosen for n in topological([term]) if n.args and n is not term} == {"float32"}
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(program.plan))), program.plan.graph)
+    work = Graph.of(list(origin.roots))
+    assert origin_of(again, work) == origin == origin_of(program.plan, work)

@@ -27,7 +27,7 @@ def explain(
     rules that lead from each block of a model to its chosen form, applied one by one and replayed."""
     folder = Path(target)
     if (folder / "manifest.json").is_file():
-        return _explain_steps(folder) if steps else _explain_program(folder)
+        return explain_steps(folder) if steps else _explain_program(folder)
     if steps:
         from .rewrites import explain_rewrites
 
@@ -61,9 +61,13 @@ def explain(
     return document, "\n".join(lines)
 
 
-def _explain_steps(folder: Path) -> tuple[dict[str, Any], str]:
-    """The rules that lead from the graph that a program was made from to its kernels, within the limits of that search."""
+def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | None = None) -> tuple[dict[str, Any], str]:
+    """The rules that lead from the graph that a program was made from to its kernels, within the limits of that search, and what
+    no rule says: which values the kernels round where they store them. `folder` needs the program's origin and report only.
+    Forms of blocks that `seconds` do not reach are listed as such; `replay`: see `explain_saved`."""
+    from .egraph.explain import spelled
     from .egraph.saturate import Limits
+    from .origin import read_origin
     from .rewrites import explain_saved
 
     searched = _report(folder / "report.json").get("searched", {})
@@ -73,8 +77,18 @@ def _explain_steps(folder: Path) -> tuple[dict[str, Any], str]:
         effort = int(searched.get("effort", 1))
     except (TypeError, ValueError, AttributeError) as error:
         raise BadModelError(f"the report is malformed: {error!r}", where=str(folder / "report.json")) from None
-    found = explain_saved(folder, limits=limits, effort=effort, exact=bool(searched.get("exact")))
-    return {"blocks": [b.to_json() for b in found]}, "\n".join(map(str, found))
+    found = explain_saved(
+        folder, limits=limits, effort=effort, exact=bool(searched.get("exact")), replay=replay, seconds=seconds
+    )
+    origin = read_origin(folder)
+    inputs = [f"{t.attr('name')}: {t.type}" for t in origin.graph.inputs]
+    stored = [{"dtype": t.dtype, "term": spelled(t.args[0])} for t in origin.stored]
+    text = [f"from ({', '.join(inputs)})", *map(str, found)]
+    for dtype in dict.fromkeys(s["dtype"] for s in stored):
+        terms = [s["term"] for s in stored if s["dtype"] == dtype]
+        text.append(f"rounded to {dtype} where they are stored, which is no step and part of the program's error:")
+        text += [f"    {term}" for term in terms]
+    return {"inputs": inputs, "blocks": [b.to_json() for b in found], "stored": stored}, "\n".join(text)
 
 
 def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:

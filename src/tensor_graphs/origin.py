@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from .backends.program import Program
+from .egraph import dtypes
 from .egraph.graph import Graph, Tensor
 from .egraph.pattern import build
 from .egraph.widen import as_dtype
@@ -23,13 +23,14 @@ from .extract.sizes import bound_call, bound_terms
 from .models.native import load_graph, save_graph
 
 FILE = "origin.safetensors"
+MOVES = frozenset(("view", "layout"))  # kinds of ops that compute no numbers
 Terms = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The roots of a graph, the term chosen for each, and the casts that storing values between kernels amounts to: no step from
-    a root to its term shows them."""
+    """The roots of a graph, the term chosen for each, and values that are rounded where they are stored between kernels, as their
+    casts to the dtype that they lie in: no step from a root to its term shows them."""
 
     roots: Terms
     chosen: Terms
@@ -58,9 +59,21 @@ def origin_of(plan: Plan, work: Graph, sizes: Mapping[str, int] | None = None) -
     chosen = tuple(made[i] for i in (*plan.outputs, *plan.updates.values()))
     if [t.type for t in chosen] != [r.type for r in work.roots]:
         raise ShapeError("a plan's kernels compute values of other types than its graph")
-    written = [v for v in plan.values if v.carried and v.origin in ("kernel", "weight")]
-    stored = [as_dtype(made[v.id], v.type.dtype) for v in written]
-    return Origin(tuple(work.roots), chosen, tuple(t for t in dict.fromkeys(stored) if t.op == "cast"))
+    written = [(made[v.id], v.type.dtype) for v in plan.values if v.carried and v.origin in ("kernel", "weight")]
+    stored = dict.fromkeys(as_dtype(term, dtype) for term, dtype in written if _rounds(term, dtype))
+    return Origin(tuple(work.roots), chosen, tuple(stored))
+
+
+def _rounds(term: Tensor, dtype: str) -> bool:
+    """Whether a value holds other numbers than those of a dtype, moved."""
+    todo = [term]
+    while todo:
+        t = todo.pop()
+        if dtypes.is_float(t.dtype) and dtype not in (t.dtype, t.args[0].dtype if t.op == "cast" else ""):
+            if t.entry.kind not in MOVES and t.op != "gather":
+                return True
+            todo += t.args
+    return False
 
 
 def attach(program: Program, work: Graph, sizes: Mapping[str, int] | None = None) -> None:

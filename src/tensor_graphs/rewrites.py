@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from .egraph.rule import Rule
 from .egraph.saturate import Limits
 from .egraph.union import congruent
 from .egraph.view import EGraphView
-from .errors import BadModelError
+from .errors import BadModelError, UsageError
 from .extract.plan import plan_of
 from .extract.search import Choice
 from .extract.work import graph_flops
@@ -41,9 +42,10 @@ class BlockRewrites:
     instances: int
     nodes: int
     e_nodes: int
-    explanations: tuple[Explanation, ...]
-    checked: tuple[Checked | None, ...]
     inside: int = 0  # outputs that no kernel makes: they are inside kernels that reach beyond the block
+    explanations: tuple[Explanation, ...] = ()
+    checked: tuple[Checked | None, ...] = ()
+    given_up: str = ""  # why there are no explanations
 
     @property
     def steps(self) -> int:
@@ -53,6 +55,8 @@ class BlockRewrites:
     @property
     def verdict(self) -> str:
         """What is known of the steps."""
+        if self.given_up:
+            return f"not explained: {self.given_up}"
         missing = sum(not s.reconstructed for e in self.explanations for s in e.steps)
         wrong = sum(len(c.wrong) for c in self.checked if c)
         said = f"{missing} steps not reconstructed, " if missing else ""
@@ -125,14 +129,17 @@ def explain_saved(
     effort: int = 1,
     exact: bool = False,
     replay: bool | None = None,
+    seconds: float = math.inf,
 ) -> list[BlockRewrites]:
     """For every unique block of the graph that a saved program was made from, and each form in which its instances were
-    chosen, the rules that lead to that form. The blocks are rewritten again, within the same limits.
+    chosen, the rules that lead to that form. The blocks are rewritten again, within the same limits. No form is begun after
+    `seconds`; one that is not explained says why.
 
     UsageError where the program keeps no graph; BadModelError where its terms are not among what the rules reach now.
     """
     origin = read_origin(Path(folder))
     roots, chosen = origin.roots, origin.chosen
+    until = time.monotonic() + seconds
     session = pipeline.Session(
         pipeline.Options(
             limits=limits or Limits(),
@@ -153,12 +160,12 @@ def explain_saved(
     for term in topological(chosen):
         if term in classes:
             terms.setdefault(classes[term], term)
-    return list(_saved_blocks(blocks, views, classes, terms, replay))
+    return list(_saved_blocks(blocks, views, classes, terms, replay, until))
 
 
 def _saved_blocks(
     blocks: Blocks, views: Sequence[EGraphView], classes: Mapping[Tensor, int], terms: Mapping[int, Tensor],
-    replay: bool | None,
+    replay: bool | None, until: float,
 ) -> Iterator[BlockRewrites]:  # fmt: skip
     """The chosen forms of each block: cut out of the whole at the block's leaves, equal ones of several instances once."""
     for number, (block, view) in enumerate(zip(blocks.unique, views)):
@@ -168,15 +175,25 @@ def _saved_blocks(
                 form = _cut(block.graph, instance, classes, terms)
                 forms[form] = forms.get(form, 0) + 1
         for form, count in forms.items():
-            pairs = [(r, t) for r, t in zip(block.graph.roots, form) if t is not None]
-            fired = [d for r in ALL for d in r.directions if view.report.matches.get(d.name)]
-            steps = explain(view, fired, [r for r, _ in pairs], [t for _, t in pairs])
-            small = graph_flops(list(block.graph.roots)) <= REPLAYED_FLOPS if replay is None else replay
-            bounds = index_bounds(block.graph)
-            checked = tuple(check(e, ALL, bounds=bounds, whole=False) if small else None for e in steps)
-            yield BlockRewrites(
-                number, count, len(block.graph.nodes()), len(view), tuple(steps), checked, len(form) - len(pairs)
-            )
+            sizes = number, count, len(block.graph.nodes()), len(view), form.count(None)
+            try:
+                if time.monotonic() > until:
+                    raise UsageError("the time was up")
+                yield BlockRewrites(*sizes, *_form(block.graph, view, form, replay))
+            except UsageError as error:
+                yield BlockRewrites(*sizes, given_up=error.message)
+
+
+def _form(
+    block: Graph, view: EGraphView, form: Sequence[Tensor | None], replay: bool | None
+) -> tuple[tuple[Explanation, ...], tuple[Checked | None, ...]]:
+    """The steps from a block's outputs to the terms chosen for them, and their check."""
+    pairs = [(r, t) for r, t in zip(block.roots, form) if t is not None]
+    fired = [d for r in ALL for d in r.directions if view.report.matches.get(d.name)]
+    steps = explain(view, fired, [r for r, _ in pairs], [t for _, t in pairs])
+    small = graph_flops(list(block.roots)) <= REPLAYED_FLOPS if replay is None else replay
+    bounds = index_bounds(block)
+    return tuple(steps), tuple(check(e, ALL, bounds=bounds, whole=False) if small else None for e in steps)
 
 
 def _cut(
@@ -221,7 +238,7 @@ def _blocks(
             choice = pipeline.choose(session, found, CostPricer(store), None)
             steps, checked = explain_choice(block.graph, view, choice, replay=replay)
             yield BlockRewrites(
-                number, sum(i.block == number for i in blocks.instances), len(block.graph.nodes()), len(view),
+                number, sum(i.block == number for i in blocks.instances), len(block.graph.nodes()), len(view), 0,
                 tuple(steps), tuple(checked),
             )  # fmt: skip
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.congruence import Congruence, Equation, ShortProofs
-from tensor_graphs.egraph.explain import Explanation, Step, derive, explain
-from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.egraph.explain import Explanation, Step, classes_of, derive, explain
+from tensor_graphs.egraph.graph import Graph, Tensor, make
 from tensor_graphs.egraph.replay import check
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.unfold import GAP
+from tensor_graphs.egraph.view import view_of
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
 
@@ -191,3 +192,24 @@ def test_congruence_closure_agrees_with_a_partition(pairs: list[tuple[int, int]]
                 ends = [a, *(link.after for link in links)]
                 assert [link.before for link in links] == ends[:-1] and ends[-1] is b
                 assert ShortProofs(closure).length(a, b) <= ShortProofs(closure, 0).length(a, b)
+
+
+def test_constants_that_are_one_in_their_dtype_connect_both_ways() -> None:
+    """A model's 0 and a rule's 0.0, whichever was there first."""
+    a, b = (make("full", (), {"value": value, "shape": (1,), "dtype": "int64"}) for value in (0, 0.0))
+    assert a is not b
+    for first, second in ((a, b), (b, a)):
+        closure = Congruence()
+        closure.add(first)
+        closure.add(second)
+        proofs = ShortProofs(closure)
+        assert [link.after for link in proofs.path(a, b)] == [b] and [link.after for link in proofs.path(b, a)] == [a]
+
+
+def test_slices_of_slices_written_as_one_have_a_class() -> None:
+    whole = x(4, 12)
+    view = view_of(Graph.of(t.exp(t.slice_axis(t.slice_axis(t.slice_axis(whole, 1, 2, 12), 1, 1, 9), 1, 3, 5))))
+    part = lambda start, stop: t.slice_axis(whole, 1, start, stop)
+    found = classes_of(view, [t.exp(part(6, 8)), t.exp(part(3, 11)), part(6, 9), t.slice_axis(whole, 0, 0, 2)])
+    assert found[t.exp(part(6, 8))] == view.roots[0] and part(3, 11) in found
+    assert not {t.exp(part(3, 11)), part(6, 9), t.slice_axis(whole, 0, 0, 2)} & found.keys()
