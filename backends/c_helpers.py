@@ -78,9 +78,7 @@ def c_library(source: str, threads: bool = True) -> Any:
     """The functions of a C source, compiled for this machine's processor unless they were before. `threads`: whether long
     loops are shared by threads (not beside NumPy's own, which wait for work on all cores)."""
     command = [*c_compiler(), *c_flags()]
-    machine = c_output(
-        [*command, "-dM", "-E", "-x", "c", os.devnull]
-    )  # the compiler's version, the processor's features
+    machine = c_output([*command, "-dM", "-E", "-x", "c", os.devnull])  # compiler's version, processor's features
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     name = hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()
     folder = c_folder()

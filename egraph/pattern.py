@@ -149,10 +149,9 @@ FUNCTIONS: dict[str, Any] = {
     "floating": lambda fact: fact.type.dtype in ("float16", "bfloat16", "float32", "float64"),
     "chained": lambda fact: True,  # an original weight, or a merge of such: what may merge further (a growth bound)
     "original": lambda fact: True,  # a weight of the model, not one that rules made (a growth bound)
-    "ordered": lambda *tensors: (
-        True
-    ),  # (x, a, b): weight b is the next after the chain a to meet x; (a, b): it is later.
-    # A bound on the growth of merges, not a condition of their truth.
+    # (x, a, b): weight b is the next after the chain a to meet x; (a, b): it is later. A bound on the growth of merges, not a
+    # condition of their truth.
+    "ordered": lambda *tensors: True,
 }
 
 

@@ -127,9 +127,8 @@ class _Window:
             limit = math.floor(room * self.scale)
             self.encoding.model.add(self.encoding.objective <= limit)
         self.counted = [bool(wish.kernels[problem.live[at]]) for at in self.reduced.origin]
-        self.last = math.floor(
-            max(0.0, first.cost - self.reduced.constant) * self.scale + 1e-6
-        )  # of the one before, in units
+        # cost of the one before, in units
+        self.last = math.floor(max(0.0, first.cost - self.reduced.constant) * self.scale + 1e-6)
         self.exclude(first)
 
     def _demand(self) -> None:
@@ -152,9 +151,8 @@ class _Window:
         model.add(sum([x[r] for r in free]) <= len(free) - self.wish.min_distance)
         if not self.wish.diversity:
             return
-        common = SHARES - math.ceil(
-            self.wish.diversity * SHARES - 1e-9
-        )  # most of its kernels that may be known, of SHARES
+        # most of its kernels that may be known, of SHARES
+        common = SHARES - math.ceil(self.wish.diversity * SHARES - 1e-9)
         kernels = [r for r, counted in enumerate(self.counted) if counted]
         taken = set(chosen)
         model.add(sum([x[r] * (common - SHARES * (r in taken)) for r in kernels]) >= 0)

@@ -365,9 +365,8 @@ def _view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGra
     off = np.cumsum([0, *map(len, kids)]).astype(np.int32)
     flat = np.array([k for row in kids for k in row], np.int32)
     own = _flags(record, "own", len(ops), "an e-node", where)  # e-nodes of the model as it came
-    original = _flags(
-        record, "original", len(types), "a class", where
-    )  # its values: some kernels are made for them alone
+    # its values: some kernels are made for them alone
+    original = _flags(record, "original", len(types), "a class", where)
     return EGraphView(ops, attrs, np.array(owners, np.int32), off, flat, types, np.array(weight, np.bool_), roots,
                       SaturationReport(), tensors, {}, original, own=own)  # fmt: skip
 
