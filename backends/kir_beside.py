@@ -86,7 +86,7 @@ def _slowest(
     steps = {
         (abs(step) * atom.size, abs(step), at.index(atom))
         for e in reader.memo.values() if e.op == "load" and e.value[0] == WHOLE
-        for atom, step in e.value[1].terms if isinstance(atom, Axis)
+        for atom, step in e.value[1].terms if atom in at
     }  # fmt: skip
     if not steps:
         return None
@@ -95,4 +95,4 @@ def _slowest(
     return ones[-1] if step == 1 and ones else found
 
 
-WHOLE = "whole"  # what the tensor is called that slices are read of: no operand's name
+WHOLE = "*whole"  # what the tensor is called that slices are read of: no operand has that name
