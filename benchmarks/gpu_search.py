@@ -43,6 +43,8 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("TENSOR_GRAPHS_GPU", "gpu:none:sm90:multiprocessors=132|none|none")
 
+    from tensor_graphs.session import Options, Session
+
     from benchmarks.workloads import WORKLOADS
     from tensor_graphs import pipeline
     from tensor_graphs.backends.compile_pool import CompilePool
@@ -56,7 +58,7 @@ def main() -> None:
     inputs, weights = work.arguments("cpu")
     there = lambda self: ""
     with mock.patch.object(TorchCudaBackend, "unavailable", there), mock.patch.object(Generator, "unavailable", there):
-        session = pipeline.Session(pipeline.Options(backend="triton-only"))
+        session = Session(Options(backend="triton-only"))
         graph = as_graph(work.module(weights), tuple(inputs))
         view, _, _ = pipeline.saturated(session, pipeline.prepare(session, graph, None).work)
         start = time.monotonic()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tensor_graphs.session import Options, Session
+
 from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.egraph.blocks import find_blocks
@@ -42,7 +44,7 @@ def measure(graph: Graph, backends: Sequence[Backend]) -> dict[str, Any]:
     pricer = stated_prices()
     found = run(graph, pricer=pricer, solve_seconds=SECONDS, backends=backends)
     whole = found.choice.extraction
-    session = pipeline.Session(pipeline.Options(measure=False))
+    session = Session(Options(measure=False))
     blocks = find_blocks(pipeline.prepare(session, graph, None).work, max_nodes=96)
     alone = [
         search(pipeline.hypergraph(session, view, backends), pricer, solve_seconds=SECONDS).extraction

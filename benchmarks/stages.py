@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tensor_graphs.session import Options, Session, open_store
+
 from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import select
 from tensor_graphs.costdb.store import Store
@@ -71,7 +73,7 @@ def run(
 ) -> Run:
     """The pipeline's stages with one's own limits, block size (None: no cutting), prices (default: the store's) and
     backends (default: all that can be used here)."""
-    session = pipeline.Session(pipeline.Options(limits=limits or Limits(), measure=False, verify=False, budget=600.0))
+    session = Session(Options(limits=limits or Limits(), measure=False, verify=False, budget=600.0))
     seconds: dict[str, float] = {}
     backends = select("auto") if backends is None else backends
     with timed(seconds, "simplify"):
@@ -86,7 +88,7 @@ def run(
         whole = [glue(blocks, views) if blocks else views[0] for views in stages]
     found = [pipeline.hypergraph(session, view, backends) for view in whole]
     seconds["candidates"] = session.clock.seconds["candidates"]
-    with pipeline.open_store(session) as store:
+    with open_store(session) as store:
         pricer = pricer or pipeline.CostPricer(store)
         with timed(seconds, "extract"):
             choices = [search(graph, pricer, solve_seconds=solve_seconds) for graph in found]

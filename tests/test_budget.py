@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs import pipeline, remember, settings, verify
@@ -18,7 +19,8 @@ from tensor_graphs.egraph.composite import layer_norm
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.extract.kernel import Template
-from tensor_graphs.pipeline import Options, Progress, Session, optimize_graph
+from tensor_graphs.pipeline import optimize_graph
+from tensor_graphs.progress import Progress
 
 RNG = np.random.default_rng(0)
 PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}

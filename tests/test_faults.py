@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs import errors, pipeline
@@ -27,8 +28,9 @@ from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.extract.kernel import Priced
-from tensor_graphs.pipeline import Options, Session, optimize_graph
+from tensor_graphs.pipeline import optimize_graph
 from tensor_graphs.progress import Progress
+from tensor_graphs.rules import ALL
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
 
@@ -183,7 +185,7 @@ def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None
     a, b, c = (tg.input(n, (4,)) for n in "abc")
     graph = Graph.of(((a + b) + c) * (a + c))
     start = time.monotonic()
-    made = optimize_graph(Session(Options(**FAST, limits=limits, rules=(exploding(), *pipeline.ALL))), graph)
+    made = optimize_graph(Session(Options(**FAST, limits=limits, rules=(exploding(), *ALL))), graph)
     assert reason in made.report.stopped
     assert time.monotonic() - start < 30.0
     right(made, graph.outputs[0], {n: normal(4, seed=i) for i, n in enumerate("abc")})

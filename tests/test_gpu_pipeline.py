@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensor_graphs.session import Options, Session, open_store
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
@@ -159,11 +160,11 @@ def test_diagnosis_of_a_plan_that_stores_16_bits() -> None:
     from dataclasses import replace
 
     graph, params = block("bfloat16")
-    options = pipeline.Options(backend="cuda", measure=False)
-    session = pipeline.Session(options)
+    options = Options(backend="cuda", measure=False)
+    session = Session(options)
     work = pipeline.prepare(session, replace(graph, params=params), None).work
     found = pipeline.hypergraph(session, pipeline.view_of(work), [backend("torch_cuda")])
-    with pipeline.open_store(session) as store:
+    with open_store(session) as store:
         choice = pipeline.choose(session, found, pipeline.CostPricer(store), None)
     plan = pipeline.plan_of(choice, work)
     seen = diagnose.diagnose(replace(graph, params=params), plan)

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
-from tensor_graphs.pipeline import Options, Session, hypergraph, optimize_graph, prepare, saturated
+from tensor_graphs.pipeline import hypergraph, optimize_graph, prepare, saturated
 from tensor_graphs.progress import Progress
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensor_graphs.session import Options, Session, open_store
 
 import tensor_graphs as tg
 from tensor_graphs import pipeline, settings
@@ -54,12 +55,12 @@ def exact(graph: Graph, x: Any) -> Any:
 
 def test_values_and_weights_lie_in_bfloat16() -> None:
     graph = model()
-    session = pipeline.Session(pipeline.Options(measure=False))
+    session = Session(Options(measure=False))
     prepared = pipeline.prepare(session, graph, None)
     view, _, _ = pipeline.saturated(session, prepared.work)
     found = pipeline.stored_narrow(session, view, select("torch"))
     assert found is not None
-    with pipeline.open_store(session) as store:
+    with open_store(session) as store:
         choice = pipeline.choose(session, found, CostPricer(store), None)
     plan = plan_of(choice, prepared.work)
     kinds = {v.type.dtype for v in plan.values if len(v.type.shape) == 2 and v.type.shape[-1] != 1}
@@ -80,10 +81,10 @@ def test_the_faster_of_both_plans_is_verified_and_runs() -> None:
 
 
 def test_where_it_makes_no_sense_there_is_no_such_plan() -> None:
-    session = pipeline.Session(pipeline.Options(measure=False, tolerance="exact"))
+    session = Session(Options(measure=False, tolerance="exact"))
     view = pipeline.view_of(pipeline.prepare(session, model(), None).work)
     assert pipeline.stored_narrow(session, view, select("torch")) is None
-    session = pipeline.Session(pipeline.Options(measure=False))
+    session = Session(Options(measure=False))
     assert pipeline.stored_narrow(session, view, select("numpy")) is None
     wide = pipeline.view_of(Graph.of(tg.exp(tg.input("x", (4, 4)))))
     with settings.override(threads=1):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs import pipeline
@@ -251,7 +252,7 @@ def test_ranges_are_narrowed_to_what_the_ops_allow() -> None:
 def test_on_a_gpu_a_program_is_of_one_size() -> None:
     from types import SimpleNamespace
 
-    session = pipeline.Session(pipeline.Options(measure=False))
+    session = Session(Options(measure=False))
     graph = Graph.of(X * 2.0)
     prepared = pipeline.prepare(session, graph, {"B": 1, "T": 8})
     assert pipeline.for_every_size(session, graph, prepared, [SimpleNamespace(device="cuda")]) is None  # type: ignore[list-item]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs import accept, pipeline, verify
@@ -19,7 +20,7 @@ from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import InProcess, saturate_block
 from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
 from tensor_graphs.extract.kernel import Template
-from tensor_graphs.pipeline import Options, Session, optimize_graph
+from tensor_graphs.pipeline import optimize_graph
 from tensor_graphs.rules import ALL
 
 

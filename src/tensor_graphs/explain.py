@@ -35,10 +35,11 @@ def explain(
         return {"blocks": [b.to_json() for b in found]}, "\n".join(map(str, found))
     from . import pipeline
     from .egraph.blocks import find_blocks
+    from .session import Options, Session
     from .source import as_graph
 
     graph = as_graph(target, dims=dims, trust=trust)
-    session = pipeline.Session(pipeline.Options(backend=backend))
+    session = Session(Options(backend=backend))
     prepared = pipeline.prepare(session, graph, dims)
     blocks = find_blocks(prepared.work)
     counts = dict(sorted(graph.counts().items(), key=lambda r: -r[1]))

@@ -10,9 +10,10 @@ from .backends.jobs import write_jobs
 from .backends.registry import CHOICES, backend, select
 from .extract.kernel import Backend, Candidate
 from .extract.search import RIVALS, Choice, alternatives
-from .pipeline import Options, Session, choose, hypergraph, open_store, prepare, saturated
+from .pipeline import choose, hypergraph, prepare, saturated
 from .prices import CostPricer
 from .progress import Progress
+from .session import Options, Session, open_store
 from .source import as_graph
 
 

@@ -26,6 +26,7 @@ from .extract.work import graph_flops
 from .origin import origin_of, read_origin
 from .prices import CostPricer
 from .rules import ALL
+from .session import Options, Session, open_store
 from .source import as_graph
 from .verify import index_bounds
 
@@ -116,7 +117,7 @@ def explain_rewrites(
     Each block is extracted by itself; the plan of the whole model may choose differently where blocks meet. Nothing is
     measured. Takes what `optimize` takes.
     """
-    session = pipeline.Session(pipeline.Options(backend, limits=limits or Limits(), measure=False))
+    session = Session(Options(backend, limits=limits or Limits(), measure=False))
     graph = as_graph(source, example_inputs, dims=dims, trust=trust)
     _, blocks, views = pipeline.saturated(session, pipeline.prepare(session, graph, dims).work)
     return list(_blocks(session, blocks, views, replay))
@@ -140,8 +141,8 @@ def explain_saved(
     origin = read_origin(Path(folder))
     roots, chosen = origin.roots, origin.chosen
     until = time.monotonic() + seconds
-    session = pipeline.Session(
-        pipeline.Options(
+    session = Session(
+        Options(
             limits=limits or Limits(),
             effort=effort,
             tolerance="exact" if exact else "eager",
@@ -229,10 +230,10 @@ def _cut(
 
 
 def _blocks(
-    session: pipeline.Session, blocks: Blocks, views: Sequence[EGraphView], replay: bool | None
+    session: Session, blocks: Blocks, views: Sequence[EGraphView], replay: bool | None
 ) -> Iterator[BlockRewrites]:
     backends = select(session.options.backend)
-    with pipeline.open_store(session) as store:
+    with open_store(session) as store:
         for number, (block, view) in enumerate(zip(blocks.unique, views)):
             found = pipeline.hypergraph(session, view, backends)
             choice = pipeline.choose(session, found, CostPricer(store), None)

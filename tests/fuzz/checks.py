@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs.accept import renamed, run_flat
@@ -31,7 +32,7 @@ from tensor_graphs.extract.plan import plan_of
 from tensor_graphs.extract.problem import Extraction
 from tensor_graphs.extract.search import Choice
 from tensor_graphs.extract.storage import narrow_types
-from tensor_graphs.pipeline import Options, Session, prepare
+from tensor_graphs.pipeline import prepare
 from tensor_graphs.rules import ALL
 
 from .graphs import Case

@@ -1,0 +1,121 @@
+"""One optimization under way: what was asked for, its clock, its cost store, and what it has to say in the end."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import settings
+from .costdb.store import Store, default_root
+from .egraph.rule import Rule
+from .egraph.saturate import Limits
+from .egraph.view import EGraphView
+from .errors import UsageError
+from .extract.clock import Clock
+from .progress import Progress
+from .rules import ALL
+from .symbolic import Symbolic
+from .verify import Tolerance, allowed_error
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller can choose; see `optimize`."""
+
+    backend: str = "auto"
+    tolerance: Tolerance = "eager"
+    budget: float = 60.0
+    limits: Limits = field(default_factory=Limits)
+    costdb: str | Path | None = None
+    verify: bool = True
+    measure: bool = True
+    deterministic: bool = False
+    seed: int = 0
+    rules: tuple[Rule, ...] = ALL
+    memory_limit: float | None = None
+    error_budget: float | None = None
+    effort: int = 1
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.budget >= 0:
+            raise UsageError(f"a budget of {self.budget} seconds", hint="give a number from 0 on")
+        allowed_error(self.tolerance, 0.0, "float32")  # refuses what is none
+
+    @property
+    def exact(self) -> bool:
+        """Whether only bitwise-exact rewriting is allowed."""
+        return self.tolerance == "exact"
+
+
+@dataclass
+class Session:
+    """One optimization under way: options, the clock of its stages, and what it has found so far."""
+
+    options: Options
+    progress: Progress = field(default_factory=Progress)
+    clock: Clock = field(default_factory=Clock)
+    now: Callable[[], float] = time.monotonic
+    warnings: list[str] = field(default_factory=list)
+    smaller: list[EGraphView] = field(default_factory=list)  # what less effort would have searched
+    symbolic: Symbolic | None = None  # where the program is to run at every size
+    cut: list[str] = field(default_factory=list)  # what the budget or Ctrl-C left out, in words
+    reserved: float = 0.0  # seconds that verification is expected to take
+
+    def __post_init__(self) -> None:
+        self.start = self.now()
+
+    @contextmanager
+    def stage(self, name: str, message: str = "") -> Iterator[None]:
+        """Time a stage and say that it began."""
+        self.progress.say(name, message)
+        with self.clock.running(name):
+            yield
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget that remain."""
+        return self.options.budget - (self.now() - self.start)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be begun that can be left out."""
+        return self.progress.stopped or (self.left <= 0 and not self.options.deterministic)
+
+    def interrupted(self) -> Callable[[], bool]:
+        """Whether Ctrl-C came since this was asked for: it ends the stage under way, and what later ones could leave out."""
+        before = self.progress.stopped
+        return lambda: self.progress.stopped and not before
+
+
+def store_root(options: Options) -> Path:
+    """The folder of the cost store."""
+    return Path(options.costdb or settings.current().costdb or default_root())
+
+
+def store_of(session: Session) -> Store:
+    """The cost store of the session; nothing is read yet."""
+    with kept_warnings(session):  # of a folder that cannot be written
+        return Store(store_root(session.options), frozen=session.options.deterministic)
+
+
+@contextmanager
+def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
+    """The cost store of the session; its warnings are kept for the report."""
+    with kept_warnings(session):
+        store = store or store_of(session)
+        yield store
+        store.flush()
+
+
+@contextmanager
+def kept_warnings(session: Session) -> Iterator[None]:
+    """Keep what the block warns of for the report."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    session.warnings += [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
