@@ -43,8 +43,6 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("TENSOR_GRAPHS_GPU", "gpu:none:sm90:multiprocessors=132|none|none")
 
-    from tensor_graphs.session import Options, Session
-
     from benchmarks.workloads import WORKLOADS
     from tensor_graphs import pipeline
     from tensor_graphs.backends.compile_pool import CompilePool
@@ -52,6 +50,7 @@ def main() -> None:
     from tensor_graphs.backends.measure_gpu import GpuMeasurer
     from tensor_graphs.backends.registry import select
     from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+    from tensor_graphs.session import Options, Session
     from tensor_graphs.source import as_graph
 
     work = WORKLOADS[options.workload]

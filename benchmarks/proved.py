@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensor_graphs.session import Options, Session
-
 from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.egraph.blocks import find_blocks
@@ -20,6 +18,7 @@ from tensor_graphs.extract.kernel import Backend
 from tensor_graphs.extract.search import search
 from tensor_graphs.models import zoo
 from tensor_graphs.models.field import load_field_json
+from tensor_graphs.session import Options, Session
 
 from .common import QUICK, data, row
 from .stages import run, stated_prices

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensor_graphs.session import Options, Session, open_store
-
 from tensor_graphs import pipeline
 from tensor_graphs.backends.registry import select
 from tensor_graphs.costdb.store import Store
@@ -25,6 +23,7 @@ from tensor_graphs.extract.ahead import load_solvers
 from tensor_graphs.extract.kernel import Backend, Plan, Pricer
 from tensor_graphs.extract.plan import plan_of
 from tensor_graphs.extract.search import Choice, search
+from tensor_graphs.session import Options, Session, open_store
 
 from .common import timed
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs import pipeline, remember, settings, verify
@@ -21,6 +20,7 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.extract.kernel import Template
 from tensor_graphs.pipeline import optimize_graph
 from tensor_graphs.progress import Progress
+from tensor_graphs.session import Options, Session
 
 RNG = np.random.default_rng(0)
 PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs import errors, pipeline
@@ -31,6 +30,7 @@ from tensor_graphs.extract.kernel import Priced
 from tensor_graphs.pipeline import optimize_graph
 from tensor_graphs.progress import Progress
 from tensor_graphs.rules import ALL
+from tensor_graphs.session import Options, Session
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
 

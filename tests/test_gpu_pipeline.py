@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensor_graphs.session import Options, Session, open_store
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
@@ -36,6 +35,7 @@ from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
 from tensor_graphs.origin import origin_of, read_origin
 from tensor_graphs.plan_file import plan_from_json, plan_to_json
+from tensor_graphs.session import Options, Session, open_store
 from tensor_graphs.verify import index_bounds, relative_error, sample_inputs
 
 torch = pytest.importorskip("torch")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs.costdb.store import Store
@@ -21,6 +20,7 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.pipeline import hypergraph, optimize_graph, prepare, saturated
 from tensor_graphs.progress import Progress
+from tensor_graphs.session import Options, Session
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
 SMALL = tg.Limits(iterations=4, nodes=3000)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensor_graphs.session import Options, Session, open_store
 
 import tensor_graphs as tg
 from tensor_graphs import pipeline, settings
@@ -16,6 +15,7 @@ from tensor_graphs.egraph import dtypes
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.extract.plan import plan_of
 from tensor_graphs.prices import CostPricer
+from tensor_graphs.session import Options, Session, open_store
 
 
 def supported() -> bool:

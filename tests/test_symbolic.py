@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs import pipeline
@@ -27,6 +26,7 @@ from tensor_graphs.egraph.lift import Numbers, generic_sizes, lifted
 from tensor_graphs.egraph.view import view_of
 from tensor_graphs.errors import BadModelError, ShapeError, UsageError
 from tensor_graphs.extract.sizes import bound_call
+from tensor_graphs.session import Options, Session
 from tensor_graphs.symbolic import Symbolic
 from tensor_graphs.verify import index_bounds, relative_error, sample_inputs
 

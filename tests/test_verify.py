@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs import accept, pipeline, verify
@@ -22,6 +21,7 @@ from tensor_graphs.errors import NoPlanError, UsageError, VerificationError
 from tensor_graphs.extract.kernel import Template
 from tensor_graphs.pipeline import optimize_graph
 from tensor_graphs.rules import ALL
+from tensor_graphs.session import Options, Session
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:

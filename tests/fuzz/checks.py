@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensor_graphs.session import Options, Session
 
 import tensor_graphs as tg
 from tensor_graphs.accept import renamed, run_flat
@@ -34,6 +33,7 @@ from tensor_graphs.extract.search import Choice
 from tensor_graphs.extract.storage import narrow_types
 from tensor_graphs.pipeline import prepare
 from tensor_graphs.rules import ALL
+from tensor_graphs.session import Options, Session
 
 from .graphs import Case
 from .oracle import BASE, Oracle, coarsest
