@@ -22,7 +22,7 @@ from ..errors import RuleError
 from .clock import Halted
 from .collection import no_collection
 from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
-from .presolve import components
+from .scc import components
 
 # More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
 MAX_LAYOUTS = 16  # per class, the row-major one included

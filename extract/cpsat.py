@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .presolve import Item as _Item
-from .presolve import always_read, class_graph, components, must_implications
+from .must import always_read, class_graph, items_of, must_implications
 from .problem import LIMIT_ROUNDING, Rows
+from .scc import components
 
 MIN_WORKERS = 8
 """CP-SAT's workers are different strategies: fewer of its default ones prove much less, even on one core."""
@@ -85,8 +85,7 @@ class Encoding:
 
     def _forbid_cycles(self) -> None:
         m, rows = self.model, self.rows
-        items = [[_Item(0.0, frozenset(rows.kids[r]), r) for r in row] for row in rows.members]
-        of, groups = components(class_graph(items))
+        of, groups = components(class_graph(items_of(rows)))
         for (c, k), readers in self.reads.items():
             if of[c] != of[k]:
                 continue

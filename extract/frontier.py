@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .presolve import components
 from .problem import Rows
+from .scc import components
 
 WIDTHS = (30, 300, 3000)
 """Beam widths tried in turn until one is exact."""

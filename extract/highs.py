@@ -17,9 +17,9 @@ from typing import Any
 
 from .cpsat import SMALLEST, Answer, units
 from .greedy import best_greedy, bottom_up, discounted, one_pass
-from .presolve import Item as _Item
-from .presolve import always_read, class_graph, components, must_implications
+from .must import always_read, class_graph, items_of, must_implications
 from .problem import LIMIT_ROUNDING, Rows
+from .scc import components
 
 SCALE = 1e4
 """The incumbent's cost in the program: HiGHS's tolerances are absolute."""
@@ -57,8 +57,7 @@ class Relaxation:
         self.model.minimize(sum(v * o for v, o in zip(self.vars, objective) if o))
         for root in rows.roots:
             self.vars[root].lower_bound = 1.0
-        items = [[_Item(0.0, frozenset(rows.kids[r]), r) for r in row] for row in members]
-        self.component, _ = components(class_graph(items))
+        self.component, _ = components(class_graph(items_of(rows)))
         self.reads = always_read(rows)
         self.bound, self.status = 0.0, ""
         self.unit, self.integral_costs = units(rows.cost, upper)

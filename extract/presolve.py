@@ -1,4 +1,4 @@
-"""Reductions that keep an optimal extraction for costs >= 0, and the split into independent components.
+"""Reductions that keep an optimal extraction for costs >= 0.
 
 A *must set* of a class is the set of classes that occur in every acyclic derivation of it. Classes in the must set of a
 root are always on: reading them is free, so such reads are dropped (outside cycles) and the problem falls apart.
@@ -7,18 +7,17 @@ Solutions map back because every row that survives is one row of the input: see 
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .greedy import path_bounds
-from .problem import IntArray, Rows
+from .must import Item, class_graph, items_of, must_sets
+from .problem import Rows
+from .scc import components
 
 MUST_CLASSES = 50_000
 """Must sets take classes^2 / 8 bytes: above this many classes they are skipped."""
@@ -39,18 +38,6 @@ FILL_IN = 12
 """A free class with one row is replaced by its children if that adds at most this many reads."""
 
 
-class Item:
-    """One row while it is being reduced: what is left of its cost and of the classes it reads."""
-
-    __slots__ = ("cost", "kids", "row")
-
-    def __init__(self, cost: float, kids: frozenset[int], row: int) -> None:
-        self.cost, self.kids, self.row = cost, kids, row
-
-
-Items = list[list[Item]]
-
-
 @dataclass(frozen=True)
 class Reduced:
     """A smaller problem: `origin[r]` is the input row of its row r, `fixed` are input rows chosen already, `constant`
@@ -66,129 +53,12 @@ class Reduced:
         return self.fixed + [self.origin[row] for row in chosen]
 
 
-@dataclass(frozen=True)
-class Part:
-    """One independent component and all its identical copies: `copies[i][r]` is the row that r stands for in copy i.
-
-    `key` holds its canonical form: two parts with the same key are the same problem, row by row."""
-
-    key: bytes
-    rows: Rows
-    copies: list[list[int]]
-
-
-def components(adjacency: Sequence[Iterable[int]]) -> tuple[list[int], list[list[int]]]:
-    """Strongly connected components (Tarjan, iterative), children before parents: component of each vertex, members."""
-    n = len(adjacency)
-    index, low, of = [-1] * n, [0] * n, [-1] * n
-    found: list[list[int]] = []
-    open_: list[int] = []
-    counter = 0
-    for start in range(n):
-        if index[start] >= 0:
-            continue
-        index[start] = low[start] = counter
-        counter += 1
-        open_.append(start)
-        work = [(start, iter(adjacency[start]))]
-        while work:
-            v, edges = work[-1]
-            for w in edges:
-                if index[w] < 0:
-                    index[w] = low[w] = counter
-                    counter += 1
-                    open_.append(w)
-                    work.append((w, iter(adjacency[w])))
-                    break
-                if of[w] < 0 and index[w] < low[v]:
-                    low[v] = index[w]
-            else:
-                work.pop()
-                if work and low[v] < low[work[-1][0]]:
-                    low[work[-1][0]] = low[v]
-                if low[v] == index[v]:
-                    member: list[int] = []
-                    while not member or member[-1] != v:
-                        member.append(open_.pop())
-                        of[member[-1]] = len(found)
-                    found.append(member)
-    return of, found
-
-
-def class_graph(items: Items) -> list[set[int]]:
-    """Children of each class over all its rows."""
-    return [set().union(*[i.kids for i in row]) if row else set() for row in items]
-
-
-def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] = lambda: False) -> list[int] | None:
-    """Bitset per class of the classes in every acyclic derivation of it; 0 for classes without a derivation.
-
-    The greatest fixpoint, reached in one pass in the order of the components (children first), iterating inside each.
-    None once `expired` (asked now and then) says so: before the end the sets are too large.
-    """
-    must = [0] * len(items)
-    for n, member in enumerate(order):
-        if len(member) == 1:
-            _update_must(member[0], items, must)
-        elif not _settle(member, items, must, expired):
-            return None
-        if not n & 1023 and expired():
-            return None
-    return must
-
-
-def _update_must(c: int, items: Items, must: list[int]) -> bool:
-    common = -1
-    for item in items[c]:
-        total = 0
-        for k in item.kids:
-            known = must[k]
-            if not known:
-                break
-            total |= known
-        else:
-            common &= total
-            if not common:
-                break
-    if common == -1:
-        return False
-    common |= 1 << c
-    changed = common != must[c]
-    must[c] = common
-    return changed
-
-
-def _settle(member: list[int], items: Items, must: list[int], expired: Callable[[], bool]) -> bool:
-    """The fixpoint inside one component; False if the time was up before."""
-    inside = set(member)
-    readers: dict[int, set[int]] = {c: set() for c in member}
-    for c in member:
-        for item in items[c]:
-            for k in item.kids & inside:
-                readers[k].add(c)
-    todo, queued = deque(member), set(member)
-    turn = 0
-    while todo:
-        turn += 1
-        if not turn & 1023 and expired():
-            return False
-        c = todo.popleft()
-        queued.discard(c)
-        if _update_must(c, items, must):
-            fresh = readers[c] - queued
-            todo.extend(sorted(fresh))
-            queued |= fresh
-    return True
-
-
 class Reducer:
     """The reductions, each one method over a mutable copy of the rows."""
 
     def __init__(self, rows: Rows, pinned: Collection[int] = ()) -> None:
         self.pinned = pinned
-        self.items: Items = [[] for _ in range(rows.n_classes)]
-        for row, (c, kids, cost) in enumerate(zip(rows.cls, rows.kids, rows.cost)):
-            self.items[c].append(Item(cost, frozenset(kids), row))
+        self.items = items_of(rows)
         self.on = set(rows.roots)
         self.constant = 0.0
         self.fixed: list[int] = []
@@ -543,172 +413,3 @@ def presolve(
         work.drop_always_on_reads()
     work.keep_reachable()  # reads were dropped last, also where the time ended in the middle of a round
     return work.compact()
-
-
-def split(rows: Rows) -> list[Part]:
-    """Independent components of a problem, identical ones (same structure and costs after renumbering) joined.
-
-    Renumbering orders classes by a colour that only depends on structure and costs (a few rounds of Weisfeiler-Lehman
-    hashing), then by number; a wrong guess there costs a reuse, never correctness, because whole arrays are compared.
-    """
-    if not len(rows):
-        return []
-    flat = _Flat(rows)
-    label = flat.labels()
-    parts: dict[bytes, Part] = {}
-    for key, build, members in flat.forms(label):
-        part = parts.get(key)
-        if part is None:
-            parts[key] = Part(key, build(), [members])
-        else:
-            part.copies.append(members)
-    return list(parts.values())
-
-
-def colours(rows: Rows, costs: Sequence[float], rounds: int = 5) -> list[tuple[int, ...]]:
-    """Numbers for each class that say what it looks like, then what is next to it, and so on outwards, at such costs: equal
-    for classes that play the same part in equal surroundings, and hardly ever for others."""
-    flat = _Flat(rows)
-    flat.cost = np.array(costs, np.float64)
-    return list(zip(*[flat.colours(n)[0].tolist() for n in range(1, rounds + 1)]))
-
-
-class _Flat:
-    """Rows as arrays, for hashing and splitting all components at once."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-        self.n = rows.n_classes
-        self.cls: IntArray = np.array(rows.cls, np.int32)
-        self.count = np.fromiter(map(len, rows.kids), np.int64, len(rows))
-        self.owner = np.repeat(np.arange(len(rows)), self.count)
-        self.kid: IntArray = np.fromiter((k for kids in rows.kids for k in kids), np.int32, len(self.owner))
-        self.cost = np.array(rows.cost)
-        self.root = np.zeros(self.n, np.uint64)
-        self.root[list(rows.roots)] = 1
-
-    def labels(self) -> npt.NDArray[np.int64]:
-        """Connected component of each class: its least class number (label propagation with pointer jumping)."""
-        label = np.arange(self.n)
-        a, b = self.cls[self.owner], self.kid
-        while True:
-            new = label.copy()
-            low = np.minimum(label[a], label[b])
-            np.minimum.at(new, label[a], low)
-            np.minimum.at(new, label[b], low)
-            while True:
-                jumped = new[new]
-                if (jumped == new).all():
-                    break
-                new = jumped
-            if (new == label).all():
-                return label
-            label = new
-
-    def colours(self, rounds: int = 4) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Structure hashes of classes and rows."""
-        colour = _mix(self.root)
-        cost = _mix(self.cost.view(np.uint64))
-        for _ in range(rounds):
-            row = cost.copy()
-            np.add.at(row, self.owner, _mix(colour[self.kid]))
-            row = _mix(row)
-            fresh = _mix(colour)
-            np.add.at(fresh, self.cls, row)
-            np.add.at(fresh, self.kid, _mix(row[self.owner] ^ colour[self.cls[self.owner]]))
-            colour = _mix(fresh)
-        return colour, row
-
-    def forms(self, label: npt.NDArray[np.int64]) -> list[tuple[bytes, _Build, list[int]]]:
-        """Per component: canonical bytes, a function that builds its rows, and its row numbers in canonical order."""
-        colour, row_colour = self.colours()
-        order = np.lexsort((np.arange(self.n), colour, label))
-        start = np.flatnonzero(np.r_[True, np.diff(label[order]) != 0])
-        size = np.diff(np.r_[start, self.n])
-        rank = np.empty(self.n, np.int64)
-        rank[order] = np.arange(self.n) - np.repeat(start, size)
-        row_label = label[self.cls]
-        row_order = np.lexsort((np.arange(len(self.cls)), row_colour, rank[self.cls], row_label))
-        row_place = np.empty(len(self.cls), np.int64)
-        row_place[row_order] = np.arange(len(self.cls))
-        edge_order = np.lexsort((rank[self.kid], row_place[self.owner]))
-        kid = rank[self.kid[edge_order]]
-        count = self.count[row_order]
-        off = np.r_[0, np.cumsum(count)]
-        owner, cost = rank[self.cls[row_order]], self.cost[row_order]
-        edges = np.append(label[order[start]], self.n)
-        bounds = np.searchsorted(row_label[row_order], edges)
-        found: list[tuple[bytes, _Build, list[int]]] = []
-        firsts: list[int] = start.tolist()
-        for i, first in enumerate(firsts):
-            a, b = int(bounds[i]), int(bounds[i + 1])
-            if a == b:
-                continue
-            n = int(size[i])
-            here = order[first : first + n]
-            roots = np.flatnonzero(self.root[here] == 1)
-            piece = (owner[a:b], count[a:b], kid[off[a] : off[b]], cost[a:b], roots)
-            found.append(
-                (b"|".join([b"%d" % n, *(p.tobytes() for p in piece)]), _Build(piece, n), row_order[a:b].tolist())
-            )
-        return found
-
-
-class _Build:
-    """Makes the rows of a component when they are wanted: copies never are."""
-
-    def __init__(self, source: tuple[npt.NDArray[Any], ...], n: int) -> None:
-        self.source, self.n = source, n
-
-    def __call__(self) -> Rows:
-        owner, count, kid, cost, roots = (p.tolist() for p in self.source)
-        kids, at = [], 0
-        for length in count:
-            kids.append(tuple(kid[at : at + length]))
-            at += length
-        return Rows(owner, kids, cost, self.n, roots)
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A 64-bit finaliser (the constants of splitmix64)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))) + np.uint64(0x9E3779B97F4A7C15)
-
-
-def must_implications(rows: Rows) -> list[tuple[int, int]]:
-    """Pairs (c, x): choosing c needs x, in every acyclic derivation; transitively reduced, without the direct reads.
-
-    Roots are left out as targets (they are on anyway).
-    """
-    items: Items = [[] for _ in range(rows.n_classes)]
-    for c, kids in zip(rows.cls, rows.kids):
-        items[c].append(Item(0.0, frozenset(kids), 0))
-    must = must_sets(items, components(class_graph(items))[1])
-    assert must is not None  # without a clock
-    on = reduce(or_, [1 << c for c in rows.roots], 0)
-    pairs: list[tuple[int, int]] = []
-    for c, row in enumerate(items):
-        if on >> c & 1 or not row:
-            continue
-        best = rest = must[c] & ~(1 << c) & ~on
-        while rest:
-            low = rest & -rest
-            rest ^= low
-            best &= ~(must[low.bit_length() - 1] & ~low)
-        direct = frozenset.intersection(*[i.kids for i in row])
-        while best:
-            low = best & -best
-            best ^= low
-            if (k := low.bit_length() - 1) not in direct:
-                pairs.append((c, k))
-    return pairs
-
-
-def always_read(rows: Rows) -> dict[tuple[int, int], list[int]]:
-    """Rows of class c that read class k, for each such pair."""
-    pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
-        for k in kids:
-            pairs[c, k].append(row)
-    return pairs

@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .frontier import Cover, bits_of
-from .presolve import colours, components
+from .parts import colours
 from .problem import Rows
+from .scc import components
 
 OPEN = 96
 """With more classes open at a time the search would not end."""

@@ -23,7 +23,8 @@ from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
 from .highs import solve_highs
 from .limited import solve_limited
 from .local import polish, promising
-from .presolve import Part, Reduced, detach, presolve, split
+from .parts import Part, split
+from .presolve import Reduced, detach, presolve
 from .problem import TIE, Extraction, IntArray, Problem, Rows, evaluate, reachable, relative_gap
 from .seams import Seams
 

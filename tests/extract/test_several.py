@@ -26,9 +26,9 @@ from tensor_graphs.extract.candidates import Hypergraph, _Builder, candidates
 from tensor_graphs.extract.kbest import k_best
 from tensor_graphs.extract.kernel import Candidate, Operand, Priced, Template, Vertex
 from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.presolve import components
 from tensor_graphs.extract.regions import MAX_LEAVES, Regions
 from tensor_graphs.extract.rows import Rows
+from tensor_graphs.extract.scc import components
 from tensor_graphs.extract.search import alternatives, search
 from tensor_graphs.extract.solve import solve
 from tensor_graphs.extract.together import MOST, Together

@@ -16,7 +16,8 @@ from tensor_graphs.extract import greedy
 from tensor_graphs.extract import solve as solving
 from tensor_graphs.extract.greedy import best_greedy, bottom_up
 from tensor_graphs.extract.local import polish, promising
-from tensor_graphs.extract.presolve import presolve, split
+from tensor_graphs.extract.parts import split
+from tensor_graphs.extract.presolve import presolve
 from tensor_graphs.extract.problem import Problem, evaluate
 from tensor_graphs.extract.serialize import parse_egraph, to_json, write_egraph
 from tensor_graphs.extract.solve import solve

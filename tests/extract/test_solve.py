@@ -17,7 +17,8 @@ from tensor_graphs.extract.frontier import Frontier
 from tensor_graphs.extract.greedy import best_greedy, bottom_up, one_pass, queued
 from tensor_graphs.extract.highs import solve_highs
 from tensor_graphs.extract.kbest import k_best
-from tensor_graphs.extract.presolve import detach, presolve, split
+from tensor_graphs.extract.parts import split
+from tensor_graphs.extract.presolve import detach, presolve
 from tensor_graphs.extract.problem import Problem, evaluate
 from tensor_graphs.extract.serialize import read_egraph
 from tensor_graphs.extract.solve import METHODS, solve

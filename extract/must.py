@@ -1,0 +1,133 @@
+"""Must sets: the classes that occur in every acyclic derivation of a class, as bitsets."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
+
+from .problem import Rows
+from .scc import components
+
+
+class Item:
+    """One row while it is being reduced: what is left of its cost and of the classes it reads."""
+
+    __slots__ = ("cost", "kids", "row")
+
+    def __init__(self, cost: float, kids: frozenset[int], row: int) -> None:
+        self.cost, self.kids, self.row = cost, kids, row
+
+
+Items = list[list[Item]]
+
+
+def items_of(rows: Rows) -> Items:
+    """The rows of each class."""
+    items: Items = [[] for _ in range(rows.n_classes)]
+    for row, (c, kids, cost) in enumerate(zip(rows.cls, rows.kids, rows.cost)):
+        items[c].append(Item(cost, frozenset(kids), row))
+    return items
+
+
+def class_graph(items: Items) -> list[set[int]]:
+    """Children of each class over all its rows."""
+    return [set().union(*[i.kids for i in row]) if row else set() for row in items]
+
+
+def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] = lambda: False) -> list[int] | None:
+    """Bitset per class of the classes in every acyclic derivation of it; 0 for classes without a derivation.
+
+    The greatest fixpoint, reached in one pass in the order of the components (children first), iterating inside each.
+    None once `expired` (asked now and then) says so: before the end the sets are too large.
+    """
+    must = [0] * len(items)
+    for n, member in enumerate(order):
+        if len(member) == 1:
+            _update_must(member[0], items, must)
+        elif not _settle(member, items, must, expired):
+            return None
+        if not n & 1023 and expired():
+            return None
+    return must
+
+
+def _update_must(c: int, items: Items, must: list[int]) -> bool:
+    common = -1
+    for item in items[c]:
+        total = 0
+        for k in item.kids:
+            known = must[k]
+            if not known:
+                break
+            total |= known
+        else:
+            common &= total
+            if not common:
+                break
+    if common == -1:
+        return False
+    common |= 1 << c
+    changed = common != must[c]
+    must[c] = common
+    return changed
+
+
+def _settle(member: list[int], items: Items, must: list[int], expired: Callable[[], bool]) -> bool:
+    """The fixpoint inside one component; False if the time was up before."""
+    inside = set(member)
+    readers: dict[int, set[int]] = {c: set() for c in member}
+    for c in member:
+        for item in items[c]:
+            for k in item.kids & inside:
+                readers[k].add(c)
+    todo, queued = deque(member), set(member)
+    turn = 0
+    while todo:
+        turn += 1
+        if not turn & 1023 and expired():
+            return False
+        c = todo.popleft()
+        queued.discard(c)
+        if _update_must(c, items, must):
+            fresh = readers[c] - queued
+            todo.extend(sorted(fresh))
+            queued |= fresh
+    return True
+
+
+def must_implications(rows: Rows) -> list[tuple[int, int]]:
+    """Pairs (c, x): choosing c needs x, in every acyclic derivation; transitively reduced, without the direct reads.
+
+    Roots are left out as targets (they are on anyway).
+    """
+    items = items_of(rows)
+    must = must_sets(items, components(class_graph(items))[1])
+    assert must is not None  # without a clock
+    on = reduce(or_, [1 << c for c in rows.roots], 0)
+    pairs: list[tuple[int, int]] = []
+    for c, row in enumerate(items):
+        if on >> c & 1 or not row:
+            continue
+        best = rest = must[c] & ~(1 << c) & ~on
+        while rest:
+            low = rest & -rest
+            rest ^= low
+            best &= ~(must[low.bit_length() - 1] & ~low)
+        direct = frozenset.intersection(*[i.kids for i in row])
+        while best:
+            low = best & -best
+            best ^= low
+            if (k := low.bit_length() - 1) not in direct:
+                pairs.append((c, k))
+    return pairs
+
+
+def always_read(rows: Rows) -> dict[tuple[int, int], list[int]]:
+    """Rows of class c that read class k, for each such pair."""
+    pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
+        for k in kids:
+            pairs[c, k].append(row)
+    return pairs

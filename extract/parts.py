@@ -1,0 +1,154 @@
+"""Independent components of a problem, of which equal ones are solved once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .problem import IntArray, Rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """One independent component and all its identical copies: `copies[i][r]` is the row that r stands for in copy i.
+
+    `key` holds its canonical form: two parts with the same key are the same problem, row by row."""
+
+    key: bytes
+    rows: Rows
+    copies: list[list[int]]
+
+
+def split(rows: Rows) -> list[Part]:
+    """Independent components of a problem, identical ones (same structure and costs after renumbering) joined.
+
+    Renumbering orders classes by a colour that only depends on structure and costs (a few rounds of Weisfeiler-Lehman
+    hashing), then by number; a wrong guess there costs a reuse, never correctness, because whole arrays are compared.
+    """
+    if not len(rows):
+        return []
+    flat = _Flat(rows)
+    label = flat.labels()
+    parts: dict[bytes, Part] = {}
+    for key, build, members in flat.forms(label):
+        part = parts.get(key)
+        if part is None:
+            parts[key] = Part(key, build(), [members])
+        else:
+            part.copies.append(members)
+    return list(parts.values())
+
+
+def colours(rows: Rows, costs: Sequence[float], rounds: int = 5) -> list[tuple[int, ...]]:
+    """Numbers for each class that say what it looks like, then what is next to it, and so on outwards, at such costs: equal
+    for classes that play the same part in equal surroundings, and hardly ever for others."""
+    flat = _Flat(rows)
+    flat.cost = np.array(costs, np.float64)
+    return list(zip(*[flat.colours(n)[0].tolist() for n in range(1, rounds + 1)]))
+
+
+class _Flat:
+    """Rows as arrays, for hashing and splitting all components at once."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.n = rows.n_classes
+        self.cls: IntArray = np.array(rows.cls, np.int32)
+        self.count = np.fromiter(map(len, rows.kids), np.int64, len(rows))
+        self.owner = np.repeat(np.arange(len(rows)), self.count)
+        self.kid: IntArray = np.fromiter((k for kids in rows.kids for k in kids), np.int32, len(self.owner))
+        self.cost = np.array(rows.cost)
+        self.root = np.zeros(self.n, np.uint64)
+        self.root[list(rows.roots)] = 1
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Connected component of each class: its least class number (label propagation with pointer jumping)."""
+        label = np.arange(self.n)
+        a, b = self.cls[self.owner], self.kid
+        while True:
+            new = label.copy()
+            low = np.minimum(label[a], label[b])
+            np.minimum.at(new, label[a], low)
+            np.minimum.at(new, label[b], low)
+            while True:
+                jumped = new[new]
+                if (jumped == new).all():
+                    break
+                new = jumped
+            if (new == label).all():
+                return label
+            label = new
+
+    def colours(self, rounds: int = 4) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Structure hashes of classes and rows."""
+        colour = _mix(self.root)
+        cost = _mix(self.cost.view(np.uint64))
+        for _ in range(rounds):
+            row = cost.copy()
+            np.add.at(row, self.owner, _mix(colour[self.kid]))
+            row = _mix(row)
+            fresh = _mix(colour)
+            np.add.at(fresh, self.cls, row)
+            np.add.at(fresh, self.kid, _mix(row[self.owner] ^ colour[self.cls[self.owner]]))
+            colour = _mix(fresh)
+        return colour, row
+
+    def forms(self, label: npt.NDArray[np.int64]) -> list[tuple[bytes, _Build, list[int]]]:
+        """Per component: canonical bytes, a function that builds its rows, and its row numbers in canonical order."""
+        colour, row_colour = self.colours()
+        order = np.lexsort((np.arange(self.n), colour, label))
+        start = np.flatnonzero(np.r_[True, np.diff(label[order]) != 0])
+        size = np.diff(np.r_[start, self.n])
+        rank = np.empty(self.n, np.int64)
+        rank[order] = np.arange(self.n) - np.repeat(start, size)
+        row_label = label[self.cls]
+        row_order = np.lexsort((np.arange(len(self.cls)), row_colour, rank[self.cls], row_label))
+        row_place = np.empty(len(self.cls), np.int64)
+        row_place[row_order] = np.arange(len(self.cls))
+        edge_order = np.lexsort((rank[self.kid], row_place[self.owner]))
+        kid = rank[self.kid[edge_order]]
+        count = self.count[row_order]
+        off = np.r_[0, np.cumsum(count)]
+        owner, cost = rank[self.cls[row_order]], self.cost[row_order]
+        edges = np.append(label[order[start]], self.n)
+        bounds = np.searchsorted(row_label[row_order], edges)
+        found: list[tuple[bytes, _Build, list[int]]] = []
+        firsts: list[int] = start.tolist()
+        for i, first in enumerate(firsts):
+            a, b = int(bounds[i]), int(bounds[i + 1])
+            if a == b:
+                continue
+            n = int(size[i])
+            here = order[first : first + n]
+            roots = np.flatnonzero(self.root[here] == 1)
+            piece = (owner[a:b], count[a:b], kid[off[a] : off[b]], cost[a:b], roots)
+            found.append(
+                (b"|".join([b"%d" % n, *(p.tobytes() for p in piece)]), _Build(piece, n), row_order[a:b].tolist())
+            )
+        return found
+
+
+class _Build:
+    """Makes the rows of a component when they are wanted: copies never are."""
+
+    def __init__(self, source: tuple[npt.NDArray[Any], ...], n: int) -> None:
+        self.source, self.n = source, n
+
+    def __call__(self) -> Rows:
+        owner, count, kid, cost, roots = (p.tolist() for p in self.source)
+        kids, at = [], 0
+        for length in count:
+            kids.append(tuple(kid[at : at + length]))
+            at += length
+        return Rows(owner, kids, cost, self.n, roots)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A 64-bit finaliser (the constants of splitmix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))) + np.uint64(0x9E3779B97F4A7C15)
