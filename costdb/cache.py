@@ -8,12 +8,14 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import shards
+from . import picture, shards
+from .device import cores
 from .schema import COLUMNS, FORMAT, checked
 from .snapshot import LOADED, Snapshot
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 CACHE_VERSION = f"{FORMAT}.1"
 GOOD = "ok"
 _DUCKDB_TYPES = {"string": "VARCHAR", "double": "DOUBLE", "int64": "BIGINT", "doubles": "DOUBLE[]"}
-_BATCH_ROWS = 100_000
+_BATCH_SHARDS, _BATCH_BYTES = 256, 16 << 20  # of shards that are read before their rows are inserted
+PATIENCE_S = 0.5  # longest wait for the cache where its picture and the latest shards say the same
 
 
 class Busy(Exception):
@@ -69,6 +72,8 @@ def load_file(root: Path, file: Path, wait_s: float) -> Loaded:
     import duckdb
     from filelock import FileLock, Timeout
 
+    if picture.names(picture.path_of(file), CACHE_VERSION):
+        wait_s = min(wait_s, PATIENCE_S)
     deadline = time.monotonic() + wait_s
     try:
         with FileLock(file.with_suffix(".lock"), timeout=wait_s):
@@ -86,11 +91,42 @@ def load_file(root: Path, file: Path, wait_s: float) -> Loaded:
         raise Unusable(f"the cache cannot be written ({str(error).splitlines()[0][:200]})") from error
 
 
-def load_memory(root: Path) -> Loaded:
-    """Read all shards into a database that lives only for this call."""
+def load_memory(root: Path, file: Path | None = None) -> Loaded:
+    """Read all shards into a database that lives only for this call: those that the picture of a cache file holds from there,
+    the others one by one."""
+    held = None if file is None else picture.read(picture.path_of(file), CACHE_VERSION, _pictured())
     with _connection(":memory:") as connection:
         _create(connection)
+        if held is not None:
+            rows, names = held
+            present = [shard for shard in shards.find(root) if shard.name in names]
+            _note(connection, [(shard, GOOD, Counter()) for shard in present])
+            _append(connection, rows)  # rows of shards that are gone leave with what else is not in step
+            missing = sorted(names - {shard.name for shard in present})
+            connection.execute("DELETE FROM rows WHERE shard IN (SELECT unnest(?))", [missing])
         return _synchronised(connection, root)
+
+
+def _pictured() -> pa.Schema:
+    """The columns that are kept in memory, and which shard a row is from."""
+    import pyarrow as pa
+
+    from .schema import arrow_schema
+
+    names = {"kind", *(name for columns in LOADED.values() for name in columns)}
+    return pa.schema([pa.field("shard", pa.string()), *(f for f in arrow_schema() if f.name in names)])
+
+
+def _keep_picture(connection: duckdb.DuckDBPyConnection, file: Path, loaded: Loaded) -> None:
+    """Write the picture of a cache that has outgrown it; where that is not possible, there is none."""
+    target = picture.path_of(file)
+    if not picture.is_due(target, CACHE_VERSION, len(loaded.shards)):
+        return
+    schema = _pictured()
+    chosen = ", ".join(f'"{name}"' for name in schema.names)
+    rows = connection.sql(f"SELECT {chosen} FROM rows").to_arrow_table().cast(schema)
+    with suppress(OSError):
+        picture.write(target, CACHE_VERSION, rows, loaded.shards)
 
 
 def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int, list[float]]]:
@@ -141,7 +177,9 @@ def _open_and_load(root: Path, file: Path, deadline: float) -> Loaded:
                 if fresh:
                     _create(connection)
                 _verify_version(connection)
-                return _synchronised(connection, root)
+                loaded = _synchronised(connection, root)
+                _keep_picture(connection, file, loaded)
+                return loaded
         except duckdb.IOException as error:
             if "lock on file" not in str(error):
                 raise
@@ -224,52 +262,91 @@ def _synchronised(connection: duckdb.DuckDBPyConnection, root: Path) -> Loaded:
     return _read(connection)
 
 
+Fact = tuple[shards.ShardFile, str, "Counter[str]"]  # a shard, whether it is good, and why rows of it were skipped
+
+
 def _import(connection: duckdb.DuckDBPyConnection, root: Path, new: Sequence[shards.ShardFile]) -> None:
-    """Read shards one by one, so that a bad one costs only itself, and insert them in batches."""
-    batch: list[tuple[shards.ShardFile, str, Counter[str], pa.Table | None]] = []
-    rows = 0
+    """Read shards side by side, each of which may be bad at its own cost only, and insert them in batches."""
+    with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
+        for batch in _batches(new):
+            good: list[tuple[shards.ShardFile, pa.Table]] = []
+            facts: list[Fact] = []
+            for shard, (status, table) in zip(batch, threads.map(_read_shard, batch)):
+                if table is not None:
+                    good.append((shard, table))
+                elif status:
+                    facts.append((shard, status, Counter()))
+                    if not status.startswith(UNREADABLE):
+                        shards.quarantine(root, shard.path, status)
+            _insert(connection, good, facts)
+
+
+def _batches(new: Sequence[shards.ShardFile]) -> Iterator[list[shards.ShardFile]]:
+    """Shards whose rows are in memory together."""
+    batch: list[shards.ShardFile] = []
     for shard in new:
-        status, skipped, table = GOOD, Counter[str](), None
-        try:
-            table, skipped = checked(shards.read(shard.path))
-            rows += table.num_rows
-        except shards.BadShard as error:
-            status = str(error)
-            shards.quarantine(root, shard.path, status)
-        except FileNotFoundError:  # compacted away since it was listed
-            continue
-        except OSError as error:
-            status = f"cannot-be-read-{error.errno}"
-        batch.append((shard, status, skipped, table))
-        if rows >= _BATCH_ROWS:
-            _insert(connection, batch)
-            batch, rows = [], 0
+        if batch and (len(batch) == _BATCH_SHARDS or sum(s.size for s in batch) + shard.size > _BATCH_BYTES):
+            yield batch
+            batch = []
+        batch.append(shard)
     if batch:
-        _insert(connection, batch)
+        yield batch
+
+
+UNREADABLE = "cannot-be-read"
+
+
+def _read_shard(shard: shards.ShardFile) -> tuple[str, pa.Table | None]:
+    """A shard's rows as they are, or what is wrong with it ("": it was compacted away since it was listed)."""
+    try:
+        return GOOD, shards.read(shard.path)
+    except shards.BadShard as error:
+        return str(error), None
+    except FileNotFoundError:
+        return "", None
+    except OSError as error:
+        return f"{UNREADABLE}-{error.errno}", None
 
 
 def _insert(
-    connection: duckdb.DuckDBPyConnection,
-    batch: Sequence[tuple[shards.ShardFile, str, Counter[str], pa.Table | None]],
+    connection: duckdb.DuckDBPyConnection, good: Sequence[tuple[shards.ShardFile, pa.Table]], facts: list[Fact]
 ) -> None:
+    """Note shards, and insert the usable rows of the good ones. All are judged at once, one by one only where some are refused:
+    judging takes as long for one row as for thousands."""
     import pyarrow as pa
 
+    tables = [table for _, table in good]
+    whole, refused = checked(pa.concat_tables(tables)) if tables else (None, Counter[str]())
+    if refused:
+        each = [checked(table) for table in tables]
+        tables, whole = [table for table, _ in each], pa.concat_tables([table for table, _ in each])
+        facts = [*facts, *((shard, GOOD, skipped) for (shard, _), (_, skipped) in zip(good, each))]
+    else:
+        facts = [*facts, *((shard, GOOD, Counter[str]()) for shard, _ in good)]
     connection.execute("BEGIN")
-    facts = [
-        [shard.name, shard.size, shard.mtime_ns, status, json.dumps(dict(skipped))]
-        for shard, status, skipped, _ in batch
-    ]
-    connection.executemany("INSERT INTO shards VALUES (?, ?, ?, ?, ?)", facts)
-    tables = [
-        table.append_column("shard", pa.array([shard.name] * table.num_rows, type=pa.string()))
-        for shard, _, _, table in batch
-        if table is not None
-    ]
-    if tables:
-        connection.register("incoming", pa.concat_tables(tables))
-        connection.execute("INSERT INTO rows BY NAME SELECT * FROM incoming")
-        connection.unregister("incoming")
+    _note(connection, facts)
+    if whole is not None:
+        names = [shard.name for (shard, _), table in zip(good, tables) for _ in range(table.num_rows)]
+        _append(connection, whole.append_column("shard", pa.array(names, pa.string())))
     connection.execute("COMMIT")
+
+
+def _note(connection: duckdb.DuckDBPyConnection, facts: Sequence[Fact]) -> None:
+    """Note what is known of shards. (As one table: row by row would take longer than reading them.)"""
+    import pyarrow as pa
+
+    rows = [(s.name, s.size, s.mtime_ns, status, json.dumps(dict(skipped))) for s, status, skipped in facts]
+    columns = dict(zip(("name", "size", "mtime_ns", "status", "skipped"), zip(*rows)))
+    if columns:
+        connection.register("noted", pa.table({name: list(values) for name, values in columns.items()}))
+        connection.execute("INSERT INTO shards BY NAME SELECT * FROM noted")
+        connection.unregister("noted")
+
+
+def _append(connection: duckdb.DuckDBPyConnection, rows: pa.Table) -> None:
+    connection.register("incoming", rows)
+    connection.execute("INSERT INTO rows BY NAME SELECT * FROM incoming")
+    connection.unregister("incoming")
 
 
 def _read(connection: duckdb.DuckDBPyConnection) -> Loaded:

@@ -132,14 +132,15 @@ class Store:
 
     def _read(self) -> cache.Loaded:
         shards.clean(self.root)
+        file: Path | None = None
         try:
-            folder = cache.private_folder(self.root)
-            loaded = cache.load_file(self.root, folder / f"{FORMAT}.duckdb", self.wait_s)
+            file = cache.private_folder(self.root) / f"{FORMAT}.duckdb"
+            loaded = cache.load_file(self.root, file, self.wait_s)
             self._state = "ok"
         except (cache.Busy, cache.Unusable) as reason:
             self._state = str(reason)
             self._warn(f"{reason}; its shards are read into memory")
-            loaded = cache.load_memory(self.root)
+            loaded = cache.load_memory(self.root, file)
         if loaded.set_aside:
             self._warn(f"the cache was damaged or of another version: kept as {loaded.set_aside.name}, built anew")
         if loaded.bad:
