@@ -222,12 +222,13 @@ class Function(Loops):
         dims = self.union([Tile("", placed, ""), tile, *guards])
         target = f"{buffer} + {self.spread(where, dims)}" if where.text != "0" else buffer
         target += "".join(f" + {self.spread(p, dims)}.to(tl.int64) * {step}" for p, step in picks)
+        target = target if {*placed} == {*dims} else f"tl.broadcast_to({target}, {self.sizes(dims)})"
         mask = self.mask(dims, dims, [g for g in guards if g.dims])
         if alone := " & ".join(g.atom for g in guards if not g.dims):  # by an `and` the mask would be one of numbers
             every = mask or f"tl.full({self.sizes(dims)}, True, tl.int1)"
             mask = f"tl.where({alone}, {every}, False)" if dims else alone
-        extra = [d for d in tile.dims if d not in placed]
-        if extra:
+        guarded = {d for g in guards for d in g.dims}  # one element of them has the place
+        if any(d not in placed and d not in guarded for d in tile.dims):
             raise Unfusable("a result with more axes than its place")
         text = f"{tile.atom}.to({TRITON[spot.dtype]})" if tile.dtype not in ("const", spot.dtype) else tile.text
         if tile.dims != dims and tile.dims:

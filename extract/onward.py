@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from typing import NamedTuple
 
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, rebuild, topological
 from ..egraph.view import EGraphView
-from .regions import MAX_LEAVES, PRODUCTS, Region
-from .together import MOST, Group, Together
+from .regions import PRODUCTS, Region
+from .together import MOST, Group, Shown, Together
 
 ENDS, CHOICES = 4, 2
+LEAVES = 16  # operands: biases and norms of each result, tables, caches
 
 
 class End(NamedTuple):
@@ -51,30 +53,40 @@ class Onward:
         return self.together.view
 
     def __iter__(self) -> Iterator[Group]:
-        """Of the groups that make the same values, those that read least."""
-        alike: dict[frozenset[int], dict[frozenset[int], Group]] = {}
+        """Of the groups that make the same values from products, and of those that make them of what products gave, those that
+        read least."""
+        alike: dict[tuple[str, frozenset[int]], dict[frozenset[int], Group]] = {}
+        seen: set[int] = set()
         for whole in self.together.found:
             if not _has_product(whole.term) or whole.term.entry.kind == "view":
                 continue
-            for axis in range(whole.term.rank):
-                for group in self._of(whole, axis):
+            stored = [] if whole.cls in seen else [self._stored(whole.cls)]
+            seen.add(whole.cls)
+            for source, axis in product([whole, *stored], range(whole.term.rank)):
+                for group in self._of(source, axis):
                     read = frozenset(c for _, c in group.leaves)
-                    alike.setdefault(frozenset(group.classes), {}).setdefault(read, group)
+                    made = "" if source is whole else source.reach, frozenset(group.classes)
+                    alike.setdefault(made, {}).setdefault(read, group)
         for groups in alike.values():
             yield from self.together.least([*groups.values()])
+
+    def _stored(self, cls: int) -> Region:
+        """A class as it lies in memory."""
+        leaf = placeholder("whole", self.view.types[cls].shape, self.view.types[cls].dtype)
+        return Region(cls, leaf, ((leaf, cls),), "rows")
 
     def _of(self, whole: Region, axis: int) -> Iterator[Group]:
         """The groups of a value's slices along an axis."""
         parts = self.together.slices(whole.cls, axis)
         if not 2 <= len(parts) <= MOST:
             return
-        shown = [self.together.shown(cls) for *_, cls in parts]
-        options = [[*self._ends(s.cls), self._itself(s.cls)] for s in shown if s is not None]
+        shown = [self.together.shown(cls) or Shown(cls) for *_, cls in parts]
+        options = [[*self._ends(s.cls), self._itself(s.cls)] for s in shown]
         count = 0
         for first in options[0]:
             others = [next((e for e in ends if _beside(first.space, e.space)), None) for ends in options[1:]]
             chosen = [first, *(e for e in others if e is not None)]
-            if len(chosen) == len(parts) and any(e.term is not e.start for e in chosen):
+            if len({e.cls for e in chosen}) == len(parts) and any(e.term is not e.start for e in chosen):
                 group = self._group(whole, axis, parts, chosen)
                 if group is not None and count < CHOICES:
                     count += 1
@@ -119,22 +131,22 @@ class Onward:
     def _group(
         self, whole: Region, axis: int, parts: Sequence[tuple[int, int, int]], ends: Sequence[End]
     ) -> Group | None:
-        classes: dict[int, None] = dict.fromkeys(c for _, c in whole.leaves)
-        for end in ends:
+        together, classes = self.together, dict.fromkeys(c for _, c in whole.leaves)
+        shown = [together.shown(cls) or Shown(cls) for *_, cls in parts]
+        for (*_, cls), way, end in zip(parts, shown, ends, strict=True):
             used = topological([end.term])
+            classes |= dict.fromkeys(together.beside(cls, way))
             classes |= dict.fromkeys(c for t, c in end.leaves.items() if t in used and t is not end.start)
-        if len(classes) > MAX_LEAVES or not classes.keys().isdisjoint(e.cls for e in ends):
+        if len(classes) > LEAVES or not classes.keys().isdisjoint(e.cls for e in ends):
             return None
         types = self.view.types
         named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
         (computed,) = rebuild([whole.term], partial(_exchanged, {t: named[c] for t, c in whole.leaves}))
         terms = []
-        for (start, stop, cls), end in zip(parts, ends, strict=True):
+        for (start, stop, cls), way, end in zip(parts, shown, ends, strict=True):
             part = make("slice", (computed,), {"axis": axis, "start": start, "stop": stop, "step": 1})
-            if (shown := self.together.shown(cls)) is not None:
-                part = shown.of(part)
             change = {t: named[c] for t, c in end.leaves.items() if t is not end.start and c in named}
-            change[end.start] = part
+            change[end.start] = together.remade(part, cls, way, named)
             terms += rebuild([end.term], partial(_exchanged, change))
         order = {leaf: c for c, leaf in named.items()}
         leaves = tuple((t, order[t]) for t in topological(terms) if t in order)

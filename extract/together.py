@@ -15,15 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, rebuild, topological
+from ..egraph.ops import OPS
 from ..egraph.view import EGraphView
 from .regions import MAX_LEAVES, REACHES, Region, Regions
 
 MOST = 3  # outputs of a kernel
+STEPS = 2  # e-nodes between a slice and what is needed of it
 SIDES = 3  # choices of further outputs for a class, of each kind
 PRODUCTS = frozenset(r.name for r in REACHES if r.products)
 POINTWISE = frozenset(r.name for r in REACHES if not (r.products or r.rows_above))
@@ -40,15 +42,10 @@ class Group:
 
 
 class Shown(NamedTuple):
-    """A class as a view of another: by an op with attributes, "" where it is the same."""
+    """A class that is made of another one alone, and of what lies in memory, by e-nodes, the last one of its own class."""
 
     cls: int
-    op: str = ""
-    attrs: Mapping[str, Any] = {}
-
-    def of(self, t: Tensor) -> Tensor:
-        """The class over a tensor for the other one."""
-        return make(self.op, (t,), dict(self.attrs)) if self.op else t
+    path: tuple[int, ...] = ()
 
 
 @dataclass
@@ -215,21 +212,37 @@ class Together:
         return sorted(s for s in found.values() if self._asked_for(s[2]) and self.shown(s[2]) is not None)
 
     def shown(self, cls: int) -> Shown | None:
-        """A class that is needed and shows all of a class: itself, or a view of it that other products make as well."""
-        if cls in self.regions.uses:
-            return Shown(cls)
-        for node in self._view_nodes.get(cls, ()):
-            if (made := int(self.view.cls[node])) in self.regions.uses:
-                return Shown(made, self.view.op[node], dict(self.view.attrs[node]))
+        """The nearest class that is needed and made of a class: itself; or what is made by other products as well, of which it
+        is a view, or it with a bias."""
+        todo = [Shown(cls)]
+        for found in todo:
+            if found.cls in self.regions.uses:
+                return found
+            if len(found.path) < STEPS:
+                todo += [Shown(int(self.view.cls[n]), (*found.path, n)) for n in self._steps.get(found.cls, ())]
         return None
 
+    def remade(self, t: Tensor, cls: int, shown: Shown, leaves: Mapping[int, Tensor]) -> Tensor:
+        """What is made of a class, over a tensor for it and leaves for what lies in memory."""
+        for node in shown.path:
+            args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]
+            t, cls = make(self.view.op[node], args, dict(self.view.attrs[node])), int(self.view.cls[node])
+        return t
+
+    def beside(self, cls: int, shown: Shown) -> list[int]:
+        """The classes in memory that are needed for it."""
+        made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
+        return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
+
     @cached_property
-    def _view_nodes(self) -> dict[int, list[int]]:
-        """Class -> e-nodes that reshape or permute it."""
+    def _steps(self) -> dict[int, list[int]]:
+        """Class -> e-nodes that reshape or permute it, or are pointwise with nothing else but what lies in memory."""
         found: dict[int, list[int]] = {}
         for node, op in enumerate(self.view.op):
-            if op in ("reshape", "permute"):
-                found.setdefault(int(self.view.kids(node)[0]), []).append(node)
+            if op in ("reshape", "permute") or OPS[op].pointwise:
+                kids = set(self.view.kids(node).tolist())
+                for k in {k for k in kids if kids - {k} <= self.regions.given and k not in self.regions.given}:
+                    found.setdefault(k, []).append(node)
         return found
 
 

@@ -63,13 +63,18 @@ def interleaved(y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def step(
-    tokens: int = T, samples: int = B, turn: Callable[..., Tensor] = c.rope, own: int = H, kv: int = K
-) -> list[Tensor]:
-    """Rotated queries, and caches that keys and values have been written into."""
+    tokens: int = T, samples: int = B, turn: Callable[..., Tensor] = c.rope, own: int = H, kv: int = K,
+    norms: bool = False, stored: bool = False,
+) -> list[Tensor]:  # fmt: skip
+    """Rotated queries, and caches that keys and values have been written into; with norms of queries and keys; from a product
+    that is stored."""
     h = c.rms_norm(x("x", samples, tokens, W), x("g", W), eps=1e-6)
-    y = t.matmul(h, x("w", W, (own + 2 * kv) * D))
+    width = (own + 2 * kv) * D
+    y = x("y", samples, tokens, width) if stored else t.matmul(h, x("w", W, width))
     cos, sin, places = x("cos", 1, 1, tokens, D), x("sin", 1, 1, tokens, D), t.input("at", (tokens,), "int64")
     q, k, v = (heads(y, n, count) for n, count in ((0, own), (own, kv), (own + kv, kv)))
+    if norms:
+        q, k = (c.rms_norm(part, x(gain, D), eps=1e-6) for part, gain in ((q, "gq"), (k, "gk")))
     return [turn(q, cos, sin), kept("keys", turn(k, cos, sin), places), kept("values", v, places)]
 
 
@@ -77,6 +82,9 @@ CASES: dict[str, Callable[[], list[Tensor]]] = {
     "prefill": step, "one token": lambda: step(1), "one row": lambda: step(1, 1),
     "one head of keys": lambda: step(1, kv=1), "one head of keys, prefill": lambda: step(kv=1),
     "as many heads of keys": lambda: step(1, kv=H), "as many, prefill": lambda: step(kv=H), "one head": lambda: step(1, 1, own=1, kv=1),
+    "norms": lambda: step(1, norms=True), "stored": lambda: step(norms=True, stored=True),
+    "stored, one head of keys": lambda: step(1, 1, kv=1, norms=True, stored=True),
+    "stored, without norms": lambda: step(stored=True),
     "neighbours": lambda: step(turn=interleaved)[:1],
     "keys alone": lambda: step()[1:2],
     "rotated": lambda: [c.rope(x("q", B, H, T, D), x("cos", 1, 1, T, D), x("sin", 1, 1, T, D))],
@@ -176,11 +184,16 @@ JOINED = {"split": 2, "join": 1}
     ("one head of keys", JOINED, True), ("as many heads of keys", {}, True),
 ], ids=["apart", "in place", "joined by the last", "split", "one head of keys", "as many heads of keys"])  # fmt: skip
 def test_schedules_compute_the_same_in_the_interpreter(name: str, more: dict[str, int], inplace: bool) -> None:
+    interpreted(name, TILES | more, inplace)
+
+
+def interpreted(name: str, schedule: dict[str, int], inplace: bool) -> None:
+    """Every output of a case in Triton's interpreter, in 16 bits."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     roots = CASES[name]()
     template = generated(roots)
-    call = replace(call_of(template, "float16"), schedule=TILES | more)
+    call = replace(call_of(template, "float16"), schedule=schedule)
     given = values(roots, "float16")
     want = evaluate(
         roots, {n: v.astype(np.float32) if v.dtype.kind == "f" else v for n, v in given.items()}, float64=True
@@ -191,6 +204,15 @@ def test_schedules_compute_the_same_in_the_interpreter(name: str, more: dict[str
     module_of(kernel_text(template, call)).run(*(tensors[o] for o in template.operands), *outs, scratch)
     for out, exact in zip(outs, want):
         assert relative_error(out.double().numpy(), exact) < 2e-3
+
+
+@pytest.mark.parametrize("name", ["stored", "stored, one head of keys", "stored, without norms"])
+def test_what_products_stored_is_turned_in_one_kernel(name: str) -> None:
+    """Norms, rotations and caches over queries, keys and values as a product left them: the first schedule and the last."""
+    template = generated(CASES[name]())
+    space = template.space(call_of(template, "float16"))  # type: ignore[misc]
+    for schedule in (space[0], space[-1]):
+        interpreted(name, dict(schedule), True)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("one row", "bfloat16"), ("prefill", "bfloat16"), ("rows", "float32"), ("one row", "float32"), ("one head", "bfloat16")])  # fmt: skip
