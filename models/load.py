@@ -51,7 +51,7 @@ def _load_file(path: Path, dims: Mapping[str, int] | None, trust: bool) -> Graph
                 where=str(path),
                 hint="export to ONNX or safetensors, or say that you trust it (trust=True, --trust-model)",
             )
-        from .export import load_pt2
+        from .pt2 import load_pt2
 
         return _bound(load_pt2(path, trust=trust), dims)
     if suffix == ".safetensors":

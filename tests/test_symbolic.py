@@ -528,7 +528,7 @@ def test_pieces_of_an_axis_are_found_by_its_multiples(example: int, multiple: in
 
 def test_sizes_that_never_meet_are_an_error_as_before() -> None:
     torch = pytest.importorskip("torch")
-    from tensor_graphs.models.export import _step
+    from tensor_graphs.models.export_sizes import _step
 
     assert torch is not None
     parts: dict[str, int] = {}

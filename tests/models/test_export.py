@@ -26,7 +26,8 @@ from tensor_graphs.errors import (  # noqa: E402
     UntrustedModelError,
     UsageError,
 )
-from tensor_graphs.models.export import load_module, load_pt2  # noqa: E402
+from tensor_graphs.models.export import load_module  # noqa: E402
+from tensor_graphs.models.pt2 import load_pt2  # noqa: E402
 from tensor_graphs.models.torch_arrays import to_numpy, to_torch  # noqa: E402
 
 
