@@ -1,19 +1,28 @@
 """Tiles that hardware copies by itself: which loads can name a box of a matrix in memory instead of an address per element.
 
 Hopper's copy unit (TMA) reads a box of rows and columns of a matrix into shared memory by one instruction, from a descriptor
-that the host makes (CUDA driver API, cuTensorMapEncodeTiled): strides of 16 bytes, boxes of at most 256 by 256, origin
-anywhere.
+that the host makes (CUDA driver API, cuTensorMapEncodeTiled): up to five axes, strides of 16 bytes, boxes of at most 256 along
+each, origin anywhere. `describable` is the one place that says so; images have their boxes in gluon_images.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .index import Axis, Index
 
+MOST_AXES = 5
 LONGEST = 256  # elements of a box along one dimension
 BYTES = 16  # that strides and the box's rows are multiples of
+
+
+def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()) -> bool:
+    """Whether a descriptor can say how an operand lies, strides in elements from the outermost axis to the innermost, and, where
+    it is given, the box that is read of it."""
+    *slow, fast = strides
+    fits = 1 <= len(slow) < MOST_AXES and fast == 1 and all(s > 0 and s * itemsize % BYTES == 0 for s in slow)
+    return fits and (not block or (max(block) <= LONGEST and block[-1] * itemsize % BYTES == 0))
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ def box(at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: C
     fast, slow = spanned
     wide = steps[slow]
     sizes = tiles[slow][1], tiles[fast][1]
-    if steps[fast] != 1 or wide * itemsize % BYTES or sizes[1] * itemsize % BYTES or max(sizes) > LONGEST:
+    if not describable((wide, steps[fast]), itemsize, sizes):
         return None
     down, across = [tiles[slow][0]], [tiles[fast][0]]
     last_row, last_column = slow.size - 1 + at.const // wide, fast.size - 1 + at.const % wide

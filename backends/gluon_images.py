@@ -17,16 +17,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .descriptors import describable
 from .gluon_source import GROUP, IMPORTS, REGISTERS
 from .index import Axis, Division, Index, atom_range, index
 from .kir import Expr, Kernel, Unfusable
 from .tiling import Shape, Tiling
 from .triton_source import Function
-from .triton_text import TRITON, Launch, Tile, names_it
+from .triton_text import ITEMSIZE, TRITON, Launch, Tile, names_it
 
 DEPTHS = (64, 32)  # elements of the sum in a step: a line of shared memory
 HALVES = ("bfloat16", "float16")
-MOST_AXES = 5  # of a descriptor
 
 MORE_IMPORTS = """from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -97,13 +97,11 @@ def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
     along = [_along(c, spans) for c in coordinates]
     block = tuple(spans[a] if a is not None else 1 for a in along)
     moving = [a for a in along if a is not None and spans[a] > 1]
-    fine = (
-        2 <= len(parts) <= MOST_AXES
-        and strides[-1] == 1
-        and all(s % 8 == 0 for s in strides[:-1])
-        and max(block) <= 256
-    )
-    if not fine or moving != [a for a in spans if a in moving] or {a for a in spans if spans[a] > 1} != {*moving}:
+    if (
+        not describable(strides, ITEMSIZE[dtype], block)
+        or moving != [a for a in spans if a in moving]
+        or {a for a in spans if spans[a] > 1} != {*moving}
+    ):
         raise Unfusable("a tile that is no box")
     return Patch(operand, sizes, strides, block, tuple(c.text(lambda a: f"{a.name}_first") for c in coordinates))
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from math import prod
 
 from ..egraph import dtypes
+from .descriptors import describable
 from .index import index
 from .kir import Expr, Kernel
 from .tiling import MULTIPROCESSORS, Shape, padded
@@ -185,11 +186,11 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
 
 
 def _boxed(load: Expr) -> bool:
-    """Whether a load can be read in boxes: 16 bits, side by side along one axis, in steps of 16 bytes along another."""
+    """Whether a load of 16 bits can be read in boxes of the two axes along which it moves least."""
     if load.args or load.value[3] not in ("bfloat16", "float16"):
         return False
-    steps = sorted(dict(load.value[1].terms).values())
-    return len(steps) > 1 and steps[0] == 1 and steps[1] % 8 == 0
+    fast, *slow = sorted(dict(load.value[1].terms).values()) or [0]
+    return describable((*slow[:1], fast), dtypes.itemsize(load.value[3]))
 
 
 def legal(facts: Facts, schedule: Numbers) -> bool:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import kir, kir_numpy
-from tensor_graphs.backends.descriptors import box
+from tensor_graphs.backends.descriptors import box, describable
 from tensor_graphs.backends.index import Axis, Index, index, linear, unravelled
 from tensor_graphs.backends.kir_lower import kernel_of
 from tensor_graphs.backends.kir_scale import base_two, scaled_early
@@ -333,6 +333,15 @@ def test_what_a_loop_does_not_move_may_be_read_in_it(more: dict[str, int]) -> No
         "        "
     )
     assert "_ // " in loads[1][0] and interpreted("decode", tiles | {"inside": 1}) < 2e-6
+
+
+def test_what_a_descriptor_can_say_is_said_once() -> None:
+    """Matrices and images alike: up to five axes, the innermost side by side, the others in steps of 16 bytes."""
+    assert describable((64, 1), 2) and describable((64, 1), 2, (128, 64)) and describable((4096, 512, 64, 8, 1), 2)
+    assert describable((4, 1), 4) and not describable((4, 1), 2), "steps of 16 bytes"
+    assert not describable((1,), 2) and not describable((4096, 512, 256, 64, 8, 1), 2), "two to five axes"
+    assert not describable((64, 2), 2) and not describable((0, 1), 2) and not describable((-8, 1), 2)
+    assert not describable((64, 1), 2, (257, 64)) and not describable((64, 1), 2, (16, 4)), "boxes"
 
 
 def test_a_box_is_a_tile_of_a_matrix_in_memory() -> None:
