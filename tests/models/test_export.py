@@ -319,11 +319,6 @@ def _write(x: Any) -> Any:
         (lambda x: x[x > 0], UnsupportedError, "data"),
         (_write, UnsupportedError, "writes into its user_input"),
         (lambda x: None, UsageError, "no tensor"),
-        (
-            lambda x: torch.nn.functional.max_pool2d(x[None, None], 2, return_indices=True)[1],
-            UnsupportedError,
-            "indices",
-        ),
     ],
 )
 def test_what_cannot_be_captured_is_named(function: Any, error: type[Exception], text: str) -> None:
