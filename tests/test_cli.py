@@ -403,7 +403,7 @@ def interrupted(model: str, at: str, times: int, *more: str) -> tuple[int, str, 
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals and signals of POSIX")
-@pytest.mark.parametrize("at", ["saturate", "extract: round 1"])
+@pytest.mark.parametrize("at", ["saturate", "candidates", "extract: round 1", "verify"])
 def test_ctrl_c_keeps_the_best_plan(model: str, at: str) -> None:
     code, out, said = interrupted(model, at, 1)
     assert code == 130 and "stopping" in said
