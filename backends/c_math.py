@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator
 ULPS = {"exp": 1.1, "exp2": 1.0, "tanh": 1.4, "erf": 4.5, "log": 0.9, "log1p": 2.5, "expm1": 3.7}
 
 
-def _horner(name: str, variable: str, coefficients: str) -> str:
-    """Lines of a polynomial, its highest coefficient first."""
+def _horner(variable: str, coefficients: str) -> str:
+    """Lines that make p the value of a polynomial, its highest coefficient first."""
     first, *rest = coefficients.split()
-    steps = [f"{name} = FMA({name}, {variable}, {c}f);" for c in rest]
+    steps = [f"p = FMA(p, {variable}, {c}f);" for c in rest]
     rows = [" ".join(steps[i : i + 3]) for i in range(0, len(steps), 3)]
-    return "\n    ".join([f"float {name} = {first}f;", *rows])
+    return "\n    ".join([f"float p = {first}f;", *rows])
 
 
 HEAD = """#include <math.h>
@@ -57,7 +57,7 @@ static inline float scaled(float x, int32_t n)
     x = x < -104.0f ? -104.0f : x;
     float shifted = FMA(x, 1.44269504f, 12582912.0f), n = shifted - 12582912.0f;
     float r = FMA(n, -1.42860677e-6f, FMA(n, -0.693145752f, x));
-    {_horner("p", "r", "1.395171466e-03 8.369598665e-03 4.166618732e-02 1.666651289e-01 5.000000101e-01")}
+    {_horner("r", "1.395171466e-03 8.369598665e-03 4.166618732e-02 1.666651289e-01 5.000000101e-01")}
     return scaled(FMA(p * r, r, r) + 1.0f, (int32_t)(bits_of(shifted) - bits_of(12582912.0f)));
 }}""",
     "exp2_f": f"""static inline float exp2_f(float x)
@@ -65,24 +65,24 @@ static inline float scaled(float x, int32_t n)
     x = x > 129.0f ? 129.0f : x;
     x = x < -151.0f ? -151.0f : x;
     float shifted = x + 12582912.0f, r = x - (shifted - 12582912.0f);
-    {_horner("p", "r", "1.547656074e-04 1.340165403e-03 9.618003445e-03 5.550324264e-02 2.402265134e-01 6.931472080e-01")}
+    {_horner("r", "1.547656074e-04 1.340165403e-03 9.618003445e-03 5.550324264e-02 2.402265134e-01 6.931472080e-01")}
     return scaled(FMA(p, r, 1.0f), (int32_t)(bits_of(shifted) - bits_of(12582912.0f)));
 }}""",
     "expm1_f": f"""static inline float expm1_f(float x)
 {{
-    {_horner("p", "x", "1.395098731e-03 8.369208642e-03 4.166621904e-02 1.666652271e-01 5.000000078e-01")}
+    {_horner("x", "1.395098731e-03 8.369208642e-03 4.166621904e-02 1.666652271e-01 5.000000078e-01")}
     return __builtin_copysignf(__builtin_fabsf(x) < 0.36f ? FMA(p * x, x, x) : exp_f(x) - 1.0f, x);
 }}""",
     "tanh_f": f"""static inline float tanh_f(float x)
 {{
     float z = x * x, size = __builtin_fabsf(x);
-    {_horner("p", "z", "-5.717025823e-03 2.065056849e-02 -5.374349168e-02 1.333149120e-01 -3.333328392e-01")}
+    {_horner("z", "-5.717025823e-03 2.065056849e-02 -5.374349168e-02 1.333149120e-01 -3.333328392e-01")}
     return __builtin_copysignf(size < 0.625f ? FMA(p * z, size, size) : 1.0f - 2.0f / (exp_f(2.0f * size) + 1.0f), x);
 }}""",
     "erf_f": f"""static inline float erf_f(float x)
 {{
     float z = FMA(x * x, 0.1301541f, -1.0f);
-    {_horner("p", "z", "-8.439246234e-04 2.098755710e-03 -1.394548579e-03 1.919981060e-03 -7.660516278e-03 1.420993878e-02 -1.999503510e-02 2.969757509e-02 -4.343686006e-02 5.839599349e-02 -7.401981794e-02 9.059697230e-02 -1.091792251e-01 1.340845550e-01 -1.801086282e-01 3.607368113e-01")}
+    {_horner("z", "-8.439246234e-04 2.098755710e-03 -1.394548579e-03 1.919981060e-03 -7.660516278e-03 1.420993878e-02 -1.999503510e-02 2.969757509e-02 -4.343686006e-02 5.839599349e-02 -7.401981794e-02 9.059697230e-02 -1.091792251e-01 1.340845550e-01 -1.801086282e-01 3.607368113e-01")}
     return __builtin_fabsf(x) > 3.92f ? __builtin_copysignf(1.0f, x) : p * x;
 }}""",
     "log_f": f"""static inline float log_f(float x)
@@ -91,7 +91,7 @@ static inline float scaled(float x, int32_t n)
     int32_t i = (int32_t)bits_of(up) - 0x3f3504f3;
     float e = (float)(i >> 23) - (x < 1.17549435e-38f ? 23.0f : 0.0f);
     float m = of_bits((uint32_t)((i & 0x7fffff) + 0x3f3504f3)) - 1.0f, z = m * m;
-    {_horner("p", "m", "-7.634344286e-02 1.276151598e-01 -1.316021128e-01 1.420176822e-01 -1.662335537e-01 2.000122640e-01 -2.500082108e-01 3.333333171e-01")}
+    {_horner("m", "-7.634344286e-02 1.276151598e-01 -1.316021128e-01 1.420176822e-01 -1.662335537e-01 2.000122640e-01 -2.500082108e-01 3.333333171e-01")}
     float y = FMA(e, 0.693145752f, FMA(z, -0.5f, FMA(p * z, m, e * 1.42860677e-6f)) + m);
     y = x == 0.0f ? -INFINITY : y;
     y = x < 0.0f ? NAN : y;
@@ -99,7 +99,7 @@ static inline float scaled(float x, int32_t n)
 }}""",
     "log1p_f": f"""static inline float log1p_f(float x)
 {{
-    {_horner("p", "x", "-9.591171912e-02 1.270869140e-01 -1.267631116e-01 1.419259192e-01 -1.665677895e-01 2.000217167e-01 -2.500017463e-01 3.333331708e-01 -4.999999929e-01")}
+    {_horner("x", "-9.591171912e-02 1.270869140e-01 -1.267631116e-01 1.419259192e-01 -1.665677895e-01 2.000217167e-01 -2.500017463e-01 3.333331708e-01 -4.999999929e-01")}
     return x > -0.25f && x < 0.3f ? FMA(p * x, x, x) : log_f(1.0f + x);
 }}""",
 }  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -30,9 +29,9 @@ def device_of(plan: Plan) -> str:
     return next(iter(found), "cpu")
 
 
-def emit_for(plan: Plan, *, reuse_outputs: bool = False, sizes: Mapping[str, int] | None = None) -> Emitted:
+def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
     """The plan's source for its device."""
-    return EMITTERS[device_of(plan)](plan, reuse_outputs=reuse_outputs, sizes=sizes)
+    return EMITTERS[device_of(plan)](plan, reuse_outputs=reuse_outputs)
 
 
 def executed(source: str, name: str) -> dict[str, Any]:

@@ -137,11 +137,10 @@ def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
                    weights=dict(zip(plan.weights, terms)))  # fmt: skip
 
 
-def emit(plan: Plan, *, reuse_outputs: bool = False, sizes: Mapping[str, int] | None = None) -> Emitted:
+def emit(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
     """The plan's program. With `reuse_outputs` results lie in the workspace and are overwritten by the next call."""
     from .emit_sizes import SizedEmitter, renamed_sizes
 
-    plan = bind_sizes(plan, sizes or {})
     if plan.sizes:
         return SizedEmitter(renamed_sizes(plan), reuse_outputs).emit()
     return Emitter(plan, reuse_outputs).emit()

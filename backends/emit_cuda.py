@@ -15,7 +15,6 @@ lies in the graph's own pool.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ..egraph import dtypes
@@ -23,13 +22,13 @@ from ..egraph.dims import concrete
 from ..egraph.ops import Type
 from ..extract.kernel import Plan, Step, Template, Value, contiguous
 from . import memory
-from .emit import Emitted, Emitter, bind_sizes, identifier, indented, literal, signature
+from .emit import Emitted, Emitter, identifier, indented, literal, signature
 from .views import torch_view
 
 
-def emit_cuda(plan: Plan, *, reuse_outputs: bool = False, sizes: Mapping[str, int] | None = None) -> Emitted:
+def emit_cuda(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
     """The plan's program. With `reuse_outputs` results lie where the next call writes its own."""
-    return CudaEmitter(bind_sizes(plan, sizes or {}), reuse_outputs).emit()
+    return CudaEmitter(plan, reuse_outputs).emit()
 
 
 def torch_dtype(dtype: str) -> str:
