@@ -195,8 +195,11 @@ def _squeezed(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     return x if keepdims else reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
 
 
-def _reduction(name: str) -> Callable[..., Tensor]:
+def _reduction(name: str, counts: bool = False) -> Callable[..., Tensor]:
+    """`counts`: of bools as of the numbers 0 and 1; the op itself gives a bool."""
+
     def build(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        x = cast(x, "int64") if counts and x.dtype == "bool" else x
         axes = _axes(axis, x.rank)
         return _squeezed(make(name, (x,), {"axes": axes}) if axes else x, axes, keepdims)
 
@@ -204,7 +207,8 @@ def _reduction(name: str) -> Callable[..., Tensor]:
     return build
 
 
-sum, max, min, prod = map(_reduction, ("sum", "max", "min", "prod"))
+sum, prod = _reduction("sum", counts=True), _reduction("prod", counts=True)
+max, min = _reduction("max"), _reduction("min")
 
 
 def all(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -256,7 +260,8 @@ def argmin(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
 
 
 def cumsum(x: Tensor, axis: int) -> Tensor:
-    """Running sums."""
+    """Running sums; bools are counted."""
+    x = cast(x, "int64") if x.dtype == "bool" else x
     return make("cumsum", (x,), {"axis": _axis(axis, x.rank)})
 
 

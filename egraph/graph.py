@@ -70,6 +70,11 @@ class Tensor:
         """Whether this is an input, param, state or constant."""
         return self.op in LEAVES
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, bool | int | float | np.ndarray | np.generic):  # never meant: an expression is no number
+            raise UsageError("== tells whether two expressions are the same one", hint="tg.eq and tg.ne compare values")
+        return self is other
+
     def __bool__(self) -> bool:
         raise UsageError("the truth value of a tensor expression is not known yet", hint="use tg.where")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .egraph.graph import Graph, Tensor
-from .errors import ExportError, UsageError
+from .errors import ExportError, TensorGraphsError, UsageError
 
 DEFAULT_SEQUENCE = 128
 BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
@@ -51,7 +51,7 @@ def as_graph(
         args = _tuple(example_inputs)
         graph = load_module(source, args, example_kwargs=example_kwargs, dims=dims, dynamic_shapes=dynamic_shapes)
     elif callable(source):
-        graph = _of_function(source, _tuple(example_inputs))
+        graph = _of_function(source, _tuple(example_inputs), dynamic_shapes)
     else:
         raise UsageError(
             f"cannot optimize a {type(source).__name__}",
@@ -81,23 +81,30 @@ def _with_params(graph: Graph, params: Mapping[str, Any]) -> Graph:
     return graph
 
 
-def _of_function(function: Callable[..., Any], examples: tuple[Any, ...]) -> Graph:
-    """Traced with tensors of ours; where the examples are Torch's and the function calls Torch on them, exported."""
+def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes: Any) -> Graph:
+    """Traced with tensors of ours. With Torch's as examples it means what it means there (a sum of bools counts, `==` compares)
+    and is exported, unless it hands them to functions of ours."""
     from .models.trace import trace
 
-    try:
+    if not any(type(e).__module__.partition(".")[0] == "torch" for e in examples):
+        if shapes is not None:
+            raise UsageError(
+                "dynamic_shapes are torch.export's", hint='give an example as a type, ((tg.dim("T"), 8), "float32")'
+            )
         return trace(function, examples)
-    except (UsageError, TypeError, AttributeError) as problem:
-        if not any(type(e).__module__.partition(".")[0] == "torch" for e in examples):
-            raise
-        from .models.export import load_module
+    from .models.export import load_module
 
-        try:
-            return load_module(function, examples)
-        except ExportError:
-            if isinstance(problem, UsageError):
-                raise problem from None
+    try:
+        return load_module(function, examples, dynamic_shapes=shapes)
+    except ExportError as error:
+        if shapes is not None:
             raise
+        try:
+            return trace(function, examples)
+        except (TensorGraphsError, TypeError, AttributeError) as problem:
+            cause = error.__cause__  # of ours: what Torch's tensors lack, or a named error
+            ours = isinstance(cause, TensorGraphsError | AttributeError) and isinstance(problem, TensorGraphsError)
+            raise (problem if ours else error) from None
 
 
 def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:

@@ -6,8 +6,9 @@ import pytest
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
-from tensor_graphs.errors import UsageError
+from tensor_graphs.errors import ExportError, UsageError
 from tensor_graphs.models.trace import trace
+from tensor_graphs.source import as_graph
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -61,3 +62,40 @@ def test_inputs_from_elsewhere_are_refused():
     other = t.input("other", (2, 3))
     with pytest.raises(UsageError, match="other"):
         trace(lambda x: x + other, [X])
+
+
+def test_bools_are_counted_and_equality_is_no_value():
+    (out, total, running) = evaluate(
+        trace(lambda x: (t.sum(x > 2, 1), t.prod(x > 2), t.cumsum(x > 2, 1)), [X]), {"x": X}
+    )
+    assert (out.tolist(), int(total), running.tolist()) == ([0, 3], 0, [[0, 0, 0], [1, 2, 3]])
+    assert {out.dtype, total.dtype, running.dtype} == {np.dtype("int64")}
+    for compare in (lambda x: x == 0, lambda x: x != 1.5, lambda x: x == X):
+        with pytest.raises(UsageError, match="compare values"):
+            trace(compare, [X])
+
+
+def test_functions_of_torch_tensors_mean_what_they_mean_there():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([[1.0, 0.0, 3.0], [0.0, 0.0, 2.0]])
+
+    def ours(x):
+        return t.sum(t.exp(x), 1)
+
+    def theirs(x):
+        return (x > 0).sum(1), x == 0, x.max(1)[1], x.var(1)
+
+    for function in (theirs, ours):
+        found = evaluate(as_graph(function, (x,)), {"x": x.numpy()})
+        wanted = function(x) if function is theirs else [x.exp().sum(1)]
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b.numpy(), rtol=1e-6)
+            assert a.dtype == b.numpy().dtype
+    graph = as_graph(theirs, (x,), dynamic_shapes={"x": {0: "rows"}})
+    assert list(graph.free_dims) == ["rows"]
+    with pytest.raises(ExportError, match="data-dependent"):
+        as_graph(lambda x: x if x.sum() > 0 else -x, (x,))
+    with pytest.raises(UsageError, match="truth value"):
+        as_graph(lambda x: x if t.sum(x) > 0 else -x, (x,))
+    with pytest.raises(UsageError, match="dynamic_shapes"):
+        as_graph(ours, (X,), dynamic_shapes={"x": {0: "rows"}})
