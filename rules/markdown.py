@@ -24,7 +24,7 @@ _HEAD = """# Rewrite rules
   all points that matter, `rules/grid.py`); `tested` is sampling of types, values and shapes without a counterexample
   (`rules/check.py`). The verdicts are stored by `python -m tensor_graphs.rules.verdicts`; `tensor-graphs rules check FILE`
   gives them for rules of a file.
-- **proofs only** families are not in force on models: they serve `rules derive` and `equivalent` (rules/normal.py).
+- **proofs only** families are not in force on models: they serve `rules derive` and `equivalent` (rules/normal.py, rules/strides.py).
 - *shortcut* marks rules that others derive, kept because they save rounds.
 """
 

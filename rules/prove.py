@@ -5,7 +5,7 @@ lowered together, the rules run round by round, and after each round the e-graph
 pair are in one class: the proof may go either way or meet in the middle. Nothing is pruned.
 
 The rules are those in force without the conditions that only say where a rule pays, and those towards a normal form
-(normal.py) in the place of the few that would go on for ever without such a condition. A second search adds rules that
+(normal.py, strides.py) in the place of the few that would go on for ever without such a condition. A second search adds rules that
 change the kind of a contraction, behind which associativity finds very many forms. Constants are spelled out first
 (spell.py), for rules speak of ops.
 """
@@ -27,7 +27,7 @@ from ..egraph.rule import Rule
 from ..egraph.saturate import DECLARE_SECONDS, Limits, Session
 from ..errors import RuleError, WorkerError
 from .check import about_cost
-from .spell import known, spelled_out
+from .spell import known, one_value, spelled_out
 
 Claim = Sequence[tuple[Tensor, Tensor]]
 
@@ -177,14 +177,15 @@ class _Search:
 
 
 def _spelled(claim: Claim, mark: str) -> list[tuple[Tensor, Tensor]]:
-    """The pairs that are not one term already, constants spelled out, the mark added to the names of leaves."""
+    """The pairs that are not one term or one value already, constants spelled out, the mark added to the names of leaves."""
 
     def renamed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         if node.op not in NAMED or not mark:
             return None
         return make(node.op, (), {**dict(node.attrs), "name": f"{node.attr('name')}{mark}"})
 
-    sides = spelled_out(rebuild([side for pair in claim for side in pair], renamed))
+    open_pairs = [pair for pair in claim if not one_value(*pair)]
+    sides = spelled_out(rebuild([side for pair in open_pairs for side in pair], renamed))
     return [(a, b) for a, b in zip(sides[::2], sides[1::2]) if a is not b]
 
 

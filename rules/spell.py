@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,17 @@ def closed(root: Tensor) -> bool:
     return all(n.op in CLOSED for n in topological([root]) if n.is_leaf or not n.args)
 
 
+def one_value(a: Tensor, b: Tensor) -> bool:
+    """Whether two terms of constants alone have one value, up to rounding in float64."""
+    if not (closed(a) and closed(b) and a.type == b.type and is_float(a.dtype)):
+        return False
+    sizes = [[d for d in n.shape if isinstance(d, int)] for n in topological([a, b])]
+    if any(len(s) < n.rank or prod(s) > LARGEST for s, n in zip(sizes, topological([a, b]))):
+        return False
+    x, y = evaluate([a, b], {}, float64=True)
+    return bool(np.isfinite(x).all()) and bool(np.allclose(x, y, rtol=1e-12, atol=0.0))
+
+
 def known(roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """What is known of the numbers and constants in some terms: equal pairs of terms over constants alone, told to a proof
     beside its rules, which know nothing of arithmetic."""
@@ -92,11 +104,12 @@ def known(roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     values = sorted({float(n.attr("value")) for n in order if n.op == "full" and is_float(n.dtype)})
     if not 0 < len(values) <= NUMBERS:
         return found
+    doubled = [2.0] if any(n.op == "add" for n in order) else []  # x + x is twice x, and so on
     for rank, dtype in sorted({(n.rank, n.dtype) for n in order if n.op == "mul" and is_float(n.dtype)}):
         number = partial(_number, (1,) * rank, dtype)
         if any(n.op in ORDERED for n in order):
             found += [(make("relu", (number(v),)), number(v)) for v in values if v >= 0]
-        have = [*values, *([] if 1.0 in values else [1.0])] if len(values) > 1 else []
+        have = sorted({*values, 1.0, *doubled}) if len(values) > 1 or doubled else []
         for i, a in enumerate(have):
             for b in have[i:]:
                 found += [(make(op, (number(a), number(b))), number(_near(v, values)))
