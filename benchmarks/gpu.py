@@ -25,10 +25,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.gpu_again import SPELLED
 from benchmarks.run import commit
 
 HERE = Path(__file__).parent
@@ -173,7 +175,9 @@ class Case:
                 self.target.with_name(f"{self.full.name}-{name}.py").write_text(program.source)
                 self.add(name, found, self.instances(program))
                 if name == "ours":
-                    keep_origin(program, origin_in(self.target.parent, self.full.name))
+                    keep_origin(
+                        program.attached, program.report.searched, origin_in(self.target.parent, self.full.name)
+                    )
 
     def explain(self) -> None:
         """By which rules our program was found: last, since the table is about times."""
@@ -250,7 +254,7 @@ def described(program: Any) -> Record:
     """What a program consists of, and how sure the search was."""
     report = program.report
     steps = [
-        {"kernel": s.template.name, "backend": s.template.backend, "pattern": s.template.pattern[:400], "us": s.cost.us,
+        {"kernel": s.template.name, "backend": s.template.backend, "pattern": s.template.pattern[:SPELLED], "us": s.cost.us,
          "source": s.cost.source, "schedule": dict(s.call.schedule), **found_as(s)}
         for s in program.plan.steps if not s.is_view
     ]  # fmt: skip
@@ -276,12 +280,12 @@ def origin_in(folder: Path, name: str) -> Path:
     return folder / f"{name}.origin"
 
 
-def keep_origin(program: Any, folder: Path) -> None:
+def keep_origin(write: Callable[[Path], None] | None, searched: Record, folder: Path) -> None:
     """Write what explaining a program takes, which is little: its graph, the terms of its kernels, the limits of its search."""
     folder.mkdir(parents=True, exist_ok=True)
-    if program.attached is not None:
-        program.attached(folder)
-    told = {"kernels": [], "blocks": [], "rules": {}, "verification": None, "searched": program.report.searched}
+    if write is not None:
+        write(folder)
+    told = {"kernels": [], "blocks": [], "rules": {}, "verification": None, "searched": searched}
     (folder / "report.json").write_text(json.dumps(told) + "\n")
 
 
@@ -304,15 +308,36 @@ def explained(folder: Path, replay: bool | None = None) -> Record:
 
 
 def explain_all(names: Sequence[str]) -> int:
-    """Explain the stored results of workloads whose program's origin is there; how many were."""
+    """Explain the stored results of workloads; how many were. Where it was not kept what a program was made from, its plan is
+    found again."""
     count = 0
     for name in names:
         folder, found = origin_in(RESULTS, name), stored(name)
-        if found is not None and "ours" in found["variants"] and folder.is_dir():
-            found["variants"]["ours"] |= explained(folder)
-            (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-            count += 1
+        ours: Record = {} if found is None else found["variants"].get("ours", {})
+        if found is None or not ours.get("kernels") or not (folder.is_dir() or again(name, ours, folder)):
+            continue
+        ours |= explained(folder)
+        (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+        count += 1
     return count
+
+
+def again(name: str, ours: Record, folder: Path) -> bool:
+    """Find the plan of a record again (gpu_again.py), and keep what it was made from; whether there is one."""
+    from benchmarks.gpu_again import found_again, kernel
+    from benchmarks.workloads import WORKLOADS
+    from tensor_graphs.origin import write_origin
+
+    inputs, weights = WORKLOADS[name].arguments("cpu")
+    plan = found_again(WORKLOADS[name].module(weights), inputs, ours["kernels"])
+    if plan is None:
+        return False
+    keep_origin(partial(write_origin, origin=plan.origin), plan.searched, folder)
+    ways = {kernel(s.template): found_as(s) for s in plan.steps}
+    for k in ours["kernels"]:
+        k |= ways[k["kernel"], k["pattern"]]
+    ours["found_again"] = True
+    return True
 
 
 def error(got: Any, want: Any) -> float:
@@ -557,7 +582,8 @@ def way(record: Record) -> str:
     rules, steps = ", ".join(ours.get("rules", ())) or "none", ours.get("steps", {})
     if steps:
         count = f"{steps['count']} steps, " if "count" in steps else ""
-        rules += f" ({count}{steps['verdict']})"
+        whose = ", of a plan of the same kernels, found again" if ours.get("found_again") else ""
+        rules += f" ({count}{steps['verdict']}{whose})"
     rounded = ours.get("rounded", ())
     texts += [f"{rounded.count(d)} values rounded to {d} where they are stored" for d in dict.fromkeys(rounded)]
     return f"- {record['name']}: rules {rules}; {'; '.join(dict.fromkeys(texts))}"

@@ -97,11 +97,30 @@ def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
     kernel = {"kernel": "np.matmul", "generated": False, "ways": [], "named": []}
     found = {**record(ours={"us": 1.0, "kernels": [kernel]}), "name": "lora_b16"}
     (tmp_path / "lora_b16.json").write_text(json.dumps(found))
+    monkeypatch.setattr(gpu, "again", lambda *a: False)
     assert gpu.explain_all(["lora_b16", "lora_b1"]) == 0
-    gpu.keep_origin(program, gpu.origin_in(tmp_path, "lora_b16"))
+    gpu.keep_origin(program.attached, program.report.searched, gpu.origin_in(tmp_path, "lora_b16"))
     assert gpu.explain_all(["lora_b16", "lora_b1"]) == 1
     ours = gpu.stored("lora_b16")["variants"]["ours"]
     assert "low-rank-folds" in ours["rules"] and ours["steps"]["verdict"] == "replayed" and ours["steps"]["count"] > 0
     assert "low-rank-folds" in gpu.way(gpu.stored("lora_b16")) and "steps, replayed" in gpu.way(gpu.stored("lora_b16"))
     (gpu.origin_in(tmp_path, "lora_b16") / "origin.safetensors").write_bytes(b"nonsense")
     assert gpu.explain_all(["lora_b16"]) == 1 and "not explained" in gpu.way(gpu.stored("lora_b16"))
+
+
+def test_a_plan_is_found_again_from_its_kernels(bench: Any) -> None:
+    """Without a GPU: the kernels that could be used there are known anywhere."""
+    from benchmarks.gpu_again import found_again
+
+    from tensor_graphs.egraph.graph import topological
+
+    _, workloads = bench
+    work = workloads.small(workloads.WORKLOADS["shared_factor_4096"])
+    inputs, weights = work.arguments("cpu")
+    product = {"kernel": "cuda.mm", "pattern": "matmul(x, w)", "schedule": {}}
+    plan = found_again(work.module(weights), inputs, [product])
+    assert plan is not None and [s.template.name for s in plan.steps] == ["cuda.mm"]
+    assert sum(n.op == "matmul" for n in topological(plan.origin.chosen)) == 1
+    assert sum(n.op == "matmul" for n in topological(plan.origin.roots)) == 2
+    assert found_again(work.module(weights), inputs, [product] * 2) is None
+    assert found_again(work.module(weights), inputs, [{**product, "kernel": "cuda.nothing"}]) is None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .backends.program import Program
 from .egraph import dtypes
-from .egraph.graph import Graph, Tensor
+from .egraph.graph import Graph, Tensor, topological
 from .egraph.pattern import build
 from .egraph.widen import as_dtype
 from .errors import BadModelError, ShapeError, UsageError
@@ -61,7 +61,8 @@ def origin_of(plan: Plan, work: Graph, sizes: Mapping[str, int] | None = None) -
         raise ShapeError("a plan's kernels compute values of other types than its graph")
     written = [(made[v.id], v.type.dtype) for v in plan.values if v.carried and v.origin in ("kernel", "weight")]
     stored = dict.fromkeys(as_dtype(term, dtype) for term, dtype in written if _rounds(term, dtype))
-    return Origin(tuple(work.roots), chosen, tuple(stored))
+    shown = set(topological(chosen))  # what the graph itself rounds is in its terms
+    return Origin(tuple(work.roots), chosen, tuple(t for t in stored if t not in shown))
 
 
 def _rounds(term: Tensor, dtype: str) -> bool:

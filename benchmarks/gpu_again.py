@@ -1,0 +1,69 @@
+"""Plans of the GPU table found again without a GPU, from what a record says of their kernels: their names and what they compute.
+
+The e-graph of a workload and the kernels that could be used are the same on any machine. Of these, only those that the record names
+are left to choose from, all at one price; the plan is the record's if it consists of the same kernels, each as often. Which of
+several plans of the same kernels it was (weights side by side in another order) is not known then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tensor_graphs import pipeline
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.errors import NoPlanError
+from tensor_graphs.extract.kernel import Candidate, Priced, Step, Template
+from tensor_graphs.extract.plan import plan_of
+from tensor_graphs.extract.search import search
+from tensor_graphs.origin import Origin, origin_of
+
+NAMES = ("torch_cuda", "triton", "nvrtc")
+SPELLED = 400  # characters of a kernel's pattern that a record holds
+
+
+@dataclass(frozen=True)
+class Again:
+    """A plan found again: what it was made from, the limits of the search, and its kernels with their schedules."""
+
+    origin: Origin
+    searched: dict[str, Any]
+    steps: list[Step]
+
+
+class Alike:
+    """Every kernel at one price, views at next to none."""
+
+    def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
+        """Of the protocol `Pricer`."""
+        return [Priced(us, us, us, "predicted") for us in (1e-3 if c.is_view else 1.0 for c in candidates)]
+
+
+def kernel(template: Template) -> tuple[str, str]:
+    """What a record holds of a kernel."""
+    return template.name, template.pattern[:SPELLED]
+
+
+def found_again(module: Any, inputs: Sequence[Any], kernels: Sequence[Mapping[str, Any]]) -> Again | None:
+    """The plan of a module that consists of a record's kernels; None where there is none any more."""
+    wanted = Counter((k["kernel"], k["pattern"]) for k in kernels)
+    session = pipeline.Session(pipeline.Options(measure=False, budget=math.inf))
+    work = pipeline.prepare(session, pipeline.as_graph(module, tuple(inputs)), None).work
+    view, _, views = pipeline.saturated(session, work)
+    found = pipeline.hypergraph(session, view, [backend(name) for name in NAMES])
+    kept = [c for c in found.candidates if c.is_view or kernel(c.template) in wanted]
+    try:
+        plan = plan_of(search(replace(found, candidates=kept), Alike()), work)
+    except NoPlanError:
+        return None
+    steps = [s for s in plan.steps if not s.is_view]
+    if Counter(kernel(s.template) for s in steps) != wanted:
+        return None
+    chosen = {(k["kernel"], k["pattern"]): k.get("schedule", {}) for k in kernels}
+    limits = session.options.limits
+    searched = {"limits": asdict(limits), "effort": 1, "rounds": max(v.report.iterations for v in views)}
+    told = [replace(s, call=replace(s.call, schedule=chosen[kernel(s.template)])) for s in steps]
+    return Again(origin_of(plan, work), searched, told)
