@@ -263,7 +263,7 @@ def test_a_plan_that_is_wrong_elsewhere_is_not_used(monkeypatch: pytest.MonkeyPa
     """First without rewriting; where that is wrong as well, at one size, which the report says."""
     left: list[str] = []  # what will be said of the next programs
 
-    def wrong(self: Any, program: Any, tolerance: Any, seed: int) -> str:
+    def wrong(self: Any, program: Any, tolerance: Any, seed: int, *_: Any) -> str:
         return self._noted({"T": 3}, left.pop()) if left else ""
 
     monkeypatch.setattr(Symbolic, "wrong", wrong)
