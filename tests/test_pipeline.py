@@ -480,6 +480,19 @@ def test_states_are_updated_and_start_as_they_should() -> None:
     assert np.array_equal(started(one)["before"], 5 * one)
 
 
+def test_a_position_that_counts_on_is_timed_from_where_it_starts() -> None:
+    """A cache of four rows that each call fills one more of: timing calls more often than that."""
+    cache, place, x = tg.state("cache", (4, 3)), tg.state("place", (1, 3), "int64"), tg.input("x", (1, 3))
+    written = tg.scatter_elements(cache, place, x, 0)
+    graph = Graph.of([written * 2.0], updates={"cache": written, "place": place + 1})
+    program = tg.optimize(graph, backend="numpy", budget=10.0)
+    assert program.report.latency_after_us
+    assert not program.states["place"].any() and not program.states["cache"].any()
+    row = np.ones((1, 3), np.float32)
+    close(program(row)[0], np.array([2.0, 0, 0, 0])[:, None] * np.ones((1, 3)))
+    close(program(row)[0], np.array([2.0, 2.0, 0, 0])[:, None] * np.ones((1, 3)))
+
+
 def test_initial_states_are_saved(tmp_path: Path) -> None:
     one = np.ones(3, np.float32)
     made = tg.optimize(replace(counter(), params={"total": 5 * one}), **FAST)

@@ -17,6 +17,7 @@ import numpy as np
 from . import pipeline, settings
 from .accept import run_flat
 from .backends.keys import key_of
+from .backends.program import Program
 from .diagnose import meaning
 from .egraph.graph import Graph, structural_digest
 from .errors import UsageError
@@ -100,7 +101,8 @@ def profile(
             progress.say("time", repr(path))
             pair = {"best": calls.of(found[0]), "this": calls.of(path)} if path.rank else {"this": calls.of(path)}
             seconds = min(MOST, max(LEAST, budget / len(found)))
-            times.add(digest, interleaved(pair, seconds=seconds, clock=clock_of(first.device))["this"])
+            found_us = interleaved(pair, seconds=seconds, clock=clock_of(first.device), first=calls.reset)
+            times.add(digest, found_us["this"])
         if digest in times.us:
             rows.append({
                 "path": f"path {path.rank}", "estimated_us": path.cost, "measured_us": times.us[digest],
@@ -117,6 +119,7 @@ class _Calls:
             [*graph.inputs, *graph.leaves("state")], np.random.default_rng(0), index_bounds(graph)
         )
         self.best: Callable[[], Any] | None = None
+        self.programs: dict[bool, Program] = {}  # the best one, and the latest other one
 
     def of(self, path: pipeline.RunnablePlan) -> Callable[[], Any]:
         """A call of the path's program."""
@@ -124,11 +127,17 @@ class _Calls:
             return self.best
         program = path.program()
         run_flat(program, self.inputs)
+        self.programs[path.rank == 0] = program
         values = program.near([self.inputs[n] for n in program.input_names])
         call = lambda: program.flat(*values)
         if path.rank == 0:
             self.best = call
         return call
+
+    def reset(self) -> None:
+        """Every call is a first one: what states count would leave the tensors that it points into."""
+        for program in self.programs.values():
+            program.reset()
 
 
 def _text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -48,14 +48,16 @@ def is_settled(samples: Sequence[float]) -> bool:
 
 def interleaved(
     calls: Mapping[str, Run], *, seconds: float = 2.0, settled: float = inf, least: int = 5, most: int = 200,
-    clock: Callable[[Run], float] = wall_us, ended: Callable[[], bool] = lambda: False,
+    clock: Callable[[Run], float] = wall_us, ended: Callable[[], bool] = lambda: False, first: Run = lambda: None,
 ) -> dict[str, float]:  # fmt: skip
     """Median µs of each call. Rounds of one call each, in turn, after two warm-up rounds, for about `seconds`, or from
-    `settled` seconds on until all medians are; `ended`: asked after each round, of which there is one at least."""
+    `settled` seconds on until all medians are; `ended`: asked after each round, of which there is one at least.
+    `first`: done before each call, and not timed."""
     samples: dict[str, list[float]] = {n: [] for n in calls}
     start = time.perf_counter()
     for turn in range(most + 2):
         for name, call in calls.items():
+            first()
             took = clock(call)
             if turn >= 2:
                 samples[name].append(took)
