@@ -16,6 +16,7 @@ from tensor_graphs.rules.derive_file import counts, derive_all
 from tensor_graphs.rules.prove import LIMITS
 
 HERE = Path(__file__).parent / "rules"
+OURS = ("pairs.txt", "single.txt", "strides.txt")
 TEXT = """# Derivability
 
 Which substitution rules of others follow from our rules. A rule is derived if at several sizes (and ranks, parameters and
@@ -38,10 +39,15 @@ ops differ from those of the rule before.
 {rows}
 `converted.txt` and `converted_multi.txt` are the rule files of [Tensat](https://github.com/uwplse/tensat);
 `single.txt` and `pairs.txt` are ours (`benchmarks/rules`): equations over transposition, scalar factors, pooling,
-enlarged and constant kernels, and merges of two operators.
+enlarged and constant kernels, and merges of two operators; `strides.txt` has those about strided identities, kernels with rims beyond
+the padding, turned images and sums of numbers.
+
+`python -m benchmarks.rule_equations --count 150 --derive` finds equations between small terms as TASO does, by equal values, and
+says how many of those that `rules check` does not refute are derived.
 
 What is not expected to be derived: equalities that hold for more than algebraic reasons, say because a mean of positive
-numbers is positive, beyond the cases that `rules/algebra.py` lists; and rules that are right only at special sizes.
+numbers is positive, beyond the cases that `rules/algebra.py` lists; convolutions of images that are the same everywhere;
+means over a window in two steps, row by row and column by column; and rules that are right only at special sizes.
 """
 
 
@@ -61,7 +67,7 @@ def main(files: list[str]) -> None:
     cores = os.cpu_count() or 1
     pool = Pool(cores)
     try:
-        rows = "".join(row(path, pool) for path in (*map(Path, files), *sorted(HERE.glob("*.txt"))))
+        rows = "".join(row(path, pool) for path in (*map(Path, files), *(HERE / name for name in OURS)))
     finally:
         pool.close()
     limits = {name: getattr(LIMITS, name) for name in ("seconds", "iterations", "nodes")}
