@@ -12,6 +12,7 @@ from typing import Any
 from . import pipeline
 from .backends.registry import select
 from .egraph.blocks import Blocks, Instance
+from .egraph.dims import concrete
 from .egraph.explain import Explanation, classes_of, derive, explain
 from .egraph.graph import LEAVES, Graph, Tensor, make, topological
 from .egraph.replay import Checked, check
@@ -31,6 +32,9 @@ from .source import as_graph
 from .verify import index_bounds
 
 REPLAYED_FLOPS = 1e11  # blocks with more arithmetic are explained, but replayed only if asked for
+REPLAYED_SIZE = (
+    1 << 25
+)  # and so are those with a value of more elements: some of each step are held side by side in float64
 WHOLE_FLOPS = 1e9  # where all steps together have more, each is replayed on its subterm alone
 
 
@@ -90,10 +94,16 @@ def explain_choice(
     fired = [d for r in rules for d in r.directions if not view.report.matches or view.report.matches.get(d.name)]
     found = explain(view, fired, graph.roots, origin_of(plan_of(choice, graph), graph).chosen)
     flops = graph_flops(list(graph.roots))
-    replayed = flops <= REPLAYED_FLOPS if replay is None else replay
+    replayed = _small(graph) if replay is None else replay
     whole = flops * sum(len(e.steps) for e in found) <= WHOLE_FLOPS
     bounds = index_bounds(graph)
     return found, [check(e, rules, bounds=bounds, whole=whole) if replayed else None for e in found]
+
+
+def _small(block: Graph) -> bool:
+    """Whether a block is replayed in passing."""
+    largest = max(math.prod(concrete(n.shape)) for n in block.nodes())
+    return largest <= REPLAYED_SIZE and graph_flops(list(block.roots)) <= REPLAYED_FLOPS
 
 
 def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> Explanation | None:
@@ -192,7 +202,7 @@ def _form(
     pairs = [(r, t) for r, t in zip(block.roots, form) if t is not None]
     fired = [d for r in ALL for d in r.directions if view.report.matches.get(d.name)]
     steps = explain(view, fired, [r for r, _ in pairs], [t for _, t in pairs])
-    small = graph_flops(list(block.roots)) <= REPLAYED_FLOPS if replay is None else replay
+    small = _small(block) if replay is None else replay
     bounds = index_bounds(block)
     return tuple(steps), tuple(check(e, ALL, bounds=bounds, whole=False) if small else None for e in steps)
 
