@@ -281,16 +281,8 @@ def _table() -> list[Workload]:
             jax="gated_mlp_up")  # fmt: skip
         add(f"rmsnorm_qkv_b{b}", rmsnorm_qkv, x, {"gain": (d,), "wq": (d, d), "wk": (d, 1024), "wv": (d, 1024)},
             2 * b * d * (d + 2048), seen[2], 16, jax="rmsnorm_qkv")  # fmt: skip
-        add(
-            f"lora_b{b}",
-            lora,
-            x,
-            {"w": (d, d), "a": (d, 16), "b": (16, d)},
-            2 * b * d * (d + 32),
-            seen[3],
-            12,
-            jax="lora",
-        )
+        add(f"lora_b{b}", lora, x, {"w": (d, d), "a": (d, 16), "b": (16, d)}, 2 * b * d * (d + 32), seen[3], 12,
+            jax="lora")  # fmt: skip
         add(f"gqa_decode_b{b}", gqa_decode, {"q": (b, 32, 1, 128), "k": (b, 8, d, 128), "v": (b, 8, d, 128)}, {},
             4 * b * 32 * d * 128, *((22.6, 8) if b == 1 else (70, 68)))  # fmt: skip
     for b in (1, 16):
@@ -314,26 +306,10 @@ def _table() -> list[Workload]:
     add("softmax_8192x8192", softmax, {"x": (8192, 8192)}, {}, 0, 93, 70, jax="softmax")
     add("softmax_131072x128", softmax, {"x": (131072, 128)}, {}, 0, 19.7, 18, jax="softmax")
     add("pointwise_64mi", pointwise, dict.fromkeys("xyz", (8192, 8192)), {}, 0, 187, 150, jax="pointwise")
-    add(
-        "matmul_chain_16",
-        matmul_chain,
-        {"a": (16, d)},
-        {"b": (d, d), "c": (d, d)},
-        4 * 16 * d * d,
-        189,
-        24,
-        jax="matmul_chain",
-    )
-    add(
-        "shared_factor_4096",
-        shared_factor,
-        {"x": (d, d)},
-        {"a": (d, d), "b": (d, d)},
-        2 * d**3,
-        360,
-        200,
-        jax="shared_factor",
-    )
+    add("matmul_chain_16", matmul_chain, {"a": (16, d)}, {"b": (d, d), "c": (d, d)}, 4 * 16 * d * d, 189, 24,
+        jax="matmul_chain")  # fmt: skip
+    add("shared_factor_4096", shared_factor, {"x": (d, d)}, {"a": (d, d), "b": (d, d)}, 2 * d**3, 360, 200,
+        jax="shared_factor")  # fmt: skip
     add("nasrnn_b16", nasrnn, {"x": (16, 1024), "h": (16, 1024)}, {f"w{i}": (1024, 1024) for i in range(16)},
         2 * 16 * 16 * 1024**2, 16.3, 12, jax="nasrnn")  # fmt: skip
     add("gated_mlp_t2048", gated_mlp_block, {"x": (2048, d)},
