@@ -99,6 +99,8 @@ KERNELS = table("kernels", "proof", [
          f"concat(conv(slice(x, axis=1, start=0, stop=size(w, 1)), slice(w, axis=0, start=0, stop=size(w, 0) // g), {_CONV}, groups=1),"
          f" conv(slice(x, axis=1, start=size(w, 1), stop=size(x, 1)), slice(w, axis=0, start=size(w, 0) // g, stop=size(w, 0)), {_CONV}, groups=g - 1), axis=1)",
          when=("1 < g",), growth="expands", doc="the channels of the first group apart from the others"),
+    Rule("product-of-diagonals", f"(x * {_UNIT}) @ (y * {_UNIT})", f"(x * y) * {_UNIT}", when=("len(s) == 2", "s == shape(x)", "s == shape(y)"),
+         doc="diagonals are multiplied element by element"),
     Rule("unit-of-one", _UNIT, "full(value=1.0, shape=s, dtype=f)", when=("s[0] == 1", "s[1] == 1"), exact=True,
          doc="the unit matrix of size one is the number one"),
     Rule("unit-box-filter", f"conv(x, {_UNIT}, strides=p, pads=q, dilations=d, groups=1)", _BOX,
