@@ -70,7 +70,7 @@ def _sizes(dims: list[str] | None) -> dict[str, int]:
     for item in dims or []:
         name, sep, size = item.partition("=")
         if not sep or not size.lstrip("-").isdigit():
-            raise UsageError(f"--dim {item!r} is not NAME=INT")
+            raise UsageError(f"the size {item!r} is not NAME=INT")
         found[name] = int(size)
     return found
 
