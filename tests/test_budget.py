@@ -129,6 +129,23 @@ def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: p
         assert "not verified" in str(made.report)
 
 
+def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not tg.optimize(graph(), backend="numpy").report.remembered
+    progress, plain = Progress(), verify.evaluate
+
+    def evaluated(*given: Any, **more: Any) -> Any:
+        progress.stopped = True
+        return plain(*given, **more)
+
+    other = {**PARAMS, "g": PARAMS["g"] + 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(verify, "evaluate", evaluated)
+        made = tg.optimize(graph(), params=other, backend="numpy", progress=progress)
+    assert made.report.remembered and made.report.verification is None and "verification" in made.report.cut
+    again = tg.optimize(graph(), params=other, backend="numpy")
+    assert again.report.remembered and again.report.verification["passed"] and again.report.cut == []
+
+
 def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """With time its rough kernel is found and left out; without, nothing of the rewritten graph is kept."""
     numpy = backend("numpy")

@@ -71,7 +71,7 @@ class Acceptance:
     plan: Callable[[Choice], Plan] | None = None  # how a choice becomes a plan, if not at the sizes of `work`
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""  # what is wrong at other sizes
     over: Callable[[], bool] = lambda: False  # whether no time is left for more than has to be
-    interrupted: Callable[[], Callable[[], bool]] = lambda: lambda: False  # makes what says whether Ctrl-C came since
+    polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes what raises Halted once Ctrl-C came
     cut: list[str] = field(default_factory=list)  # what is left out for want of time, in words
     dropped: list[str] = field(default_factory=list)  # what is not used any more, in words
     references: dict[int, Any] = field(default_factory=dict)
@@ -135,12 +135,7 @@ class Acceptance:
 
     def _judged(self, program: Program, attempt: int) -> tuple[Verification, str]:
         """The verdict on a program, and what is wrong with it at other sizes. Halted by Ctrl-C."""
-        pressed = self.interrupted()
-
-        def poll() -> None:
-            if pressed():
-                raise Halted
-
+        poll = self.polled()
         verdict = verify(
             self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed,
             flops=graph_flops(list(self.work.roots)), references=self.references, device=program.tensors, enough=self.over,
@@ -159,7 +154,7 @@ class Acceptance:
             return self.elsewhere(program, poll)
         if self.plan is None or not verdict.miscompiled:
             return ""
-        return f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g}"
+        return verdict.worst.said
 
     def _less(
         self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification, attempt: int

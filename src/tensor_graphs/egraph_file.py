@@ -309,7 +309,8 @@ def _check(program: Program, graph: Graph, where: str) -> Verification:
     from .extract.work import graph_flops
     from .verify import verify
 
-    verdict = verify(graph, lambda values: run_flat(program, values), flops=graph_flops(list(graph.roots)))
+    flops = graph_flops(list(graph.roots))
+    verdict = verify(graph, lambda values: run_flat(program, values), flops=flops, device=program.tensors)
     if verdict.miscompiled:
         raise VerificationError(
             f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g}, allowed {verdict.worst.allowed:.3g}",

@@ -390,18 +390,29 @@ def _recalled(
         if text_digest(program.source) != found.source:
             return None
     report = found.report
+    checked = options.verify
     if options.verify and (content := content_digest(graph.params)) != found.verified:
+        over, poll = lambda: session.over, session.polled()
         with session.stage("verify"):
-            verdict = verify(
-                prepared.graph, partial(run_flat, program), tolerance=options.tolerance, seed=options.seed,
-                flops=graph_flops(list(prepared.work.roots)), device=program.tensors, enough=lambda: session.over,
-            )  # fmt: skip
-            if not verdict.passed or (symbolic and symbolic.wrong(program, options.tolerance, options.seed)):
+            try:
+                verdict = verify(
+                    prepared.graph, partial(run_flat, program), tolerance=options.tolerance, seed=options.seed,
+                    flops=graph_flops(list(prepared.work.roots)), device=program.tensors, enough=over, poll=poll,
+                )  # fmt: skip
+                right = verdict.passed
+                right = right and not (
+                    symbolic and symbolic.wrong(program, options.tolerance, options.seed, over, poll)
+                )
+            except Halted:
+                checked, right = False, True
+                report.cut = [*report.cut, "verification"]
+            if not right:
                 return None
-        report.verification = verdict.to_json()
-        memory.write(found.plan, report, program.source, float(held["budget"]), content, store_root(options))
+        if checked:
+            report.verification = verdict.to_json()
+            memory.write(found.plan, report, program.source, float(held["budget"]), content, store_root(options))
         program.reset()
-    if not options.verify:
+    if not checked:
         report.verification = None
     report.measured_now, report.remembered, report.seconds = 0, True, session.clock.seconds
     report.warnings += [w for w in session.warnings if w not in report.warnings]
@@ -464,7 +475,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
                 prepared.graph, work, chosen_of, pricer.errors,
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
                 partial(session.progress.say, "verify"), options.tolerance, options.seed, _fired(session, views),
-                over=lambda: session.over, interrupted=session.interrupted, cut=session.cut,
+                over=lambda: session.over, polled=session.polled, cut=session.cut,
             )  # fmt: skip
             if symbolic is not None:
                 acceptance.plan = symbolic.plan

@@ -15,7 +15,7 @@ from .egraph.rule import Rule
 from .egraph.saturate import Limits
 from .egraph.view import EGraphView
 from .errors import UsageError
-from .extract.clock import Clock
+from .extract.clock import Clock, Halted
 from .progress import Progress
 from .rules import ALL
 from .symbolic import Symbolic
@@ -90,6 +90,16 @@ class Session:
         """Whether Ctrl-C came since this was asked for: it ends the stage under way, and what later ones could leave out."""
         before = self.progress.stopped
         return lambda: self.progress.stopped and not before
+
+    def polled(self) -> Callable[[], None]:
+        """What raises Halted once that is so."""
+        pressed = self.interrupted()
+
+        def poll() -> None:
+            if pressed():
+                raise Halted
+
+        return poll
 
 
 def store_root(options: Options) -> Path:
