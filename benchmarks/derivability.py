@@ -22,7 +22,7 @@ TEXT = """# Derivability
 Which substitution rules of others follow from our rules. A rule is derived if at several sizes (and ranks, parameters and
 groups, where it leaves them open) both its sides, put into one e-graph, end up in one e-class within {seconds:g} s,
 {iterations} rounds and {nodes:,} e-nodes; of a two-line rule, both equalities. Nothing of the files is copied into the rule base: the
-laws that prove them are in `rules/*.py`, those that only serve proofs in `rules/normal.py`. How: `rules/prove.py`. What is
+laws that prove them are in `rules/*.py`, those that only serve proofs in `rules/normal.py` and `rules/strides.py`. How: `rules/prove.py`. What is
 made of constants alone is worked out first (`rules/spell.py`). On rules that are made at random:
 `python -m benchmarks.rule_fuzz 1500 --forms --derive` ([table](rule-checking.md)). What numbers and constants of a claim add up and
 multiply to is worked out and told to the e-graph beside the rules; a scalar factor of constants leaves linear ops before that. A rule
@@ -43,7 +43,8 @@ enlarged and constant kernels, and merges of two operators; `strides.txt` has th
 the padding, turned images and sums of numbers.
 
 `python -m benchmarks.rule_equations --count 150 --derive` finds equations between small terms as TASO does, by equal values, and
-says how many of those that `rules check` does not refute are derived.
+says how many of those that `rules check` does not refute are derived. With `--count 60 --seed 3 --sample 8000` these were 109 of 124 before
+`rules/strides.py`, and are 127 of 127 with it; with `--world images --world windows --count 50 --seed 21 --sample 6000` they are 85 of 86.
 
 What is not expected to be derived: equalities that hold for more than algebraic reasons, say because a mean of positive
 numbers is positive, beyond the cases that `rules/algebra.py` lists; convolutions of images that are the same everywhere;
