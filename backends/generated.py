@@ -7,7 +7,7 @@ operands lie. An `Emitter` says how a kernel of the IR is cut into tiles and wri
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
@@ -169,6 +169,22 @@ class Generated(Template):
         ways |= {"ROLL" for e in found.kernel.reductions if rolled(e, e.axis) is not None}
         ways |= {"SPLIT"} if call.schedule.get("split", 1) > 1 else set()
         return tuple(sorted(ways))
+
+    def alike(self, call: Call) -> Hashable | None:
+        """What kernels have in common whose best schedules are likely the same, whatever they do before and after their loops:
+        the emitter, how many rows, columns and elements of reductions there are, and which axes of images lie innermost; None
+        where there is no kernel."""
+        found = self.lower(call)
+        if found is None:
+            return None
+        s = found.shape
+        batch, inner = prod(a.size for a in s.batch), tuple(a.size for a in s.inner)
+        rights = len({d.right for d in s.dots.values()})
+        images = [o for o in call.places.values() if o.type.rank > 2]
+        lie = frozenset(
+            (o.type.rank, min(range(o.type.rank), key=lambda i: (o.strides[i] == 0, o.strides[i]))) for o in images
+        )
+        return self.emitter.name, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie
 
     def lower(self, call: Call) -> Lowered | None:
         """The kernel of a call, None where there is none."""

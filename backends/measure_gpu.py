@@ -13,11 +13,11 @@ import math
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from ..costdb import tuned
@@ -41,7 +41,10 @@ from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedu
 
 SCHEDULES = COUNT  # of one kernel that are measured
 BEST, CLOSE = 2, 1.1  # of those tried that get the full protocol, and times the fastest one's time that they may take
+ALIKE = 2  # best schedules of kernels like one that are tried in it
+AGAIN = 8  # schedules of a kernel where one like it was searched
 AHEAD = 48  # schedules under way at once: some for each compiler, so that none waits for the device
+OPEN = 20  # kernels under way at once, each with memory on the device; as many may wait for one like them
 START_S, RUN_S = 180.0, 15.0  # most seconds for starting a process, one job
 CAPABILITY = 90  # compiled for where no GPU is seen
 REGIME = "cold"  # of the times that searches go by
@@ -153,6 +156,7 @@ class GpuMeasurer:
         self._under_way: list[Measured] = []  # what is still to be judged of others was given up
         self._waiting: deque[tuple[Measured, Try]] = deque()  # taken from the queue, the device was busy with others
         self._opened: dict[int, set[int]] = {}  # kernels open in the process with the device: tries it knows
+        self._alike: dict[Hashable, dict[Key, float]] = {}  # by kind of kernel: the least µs of schedules
         self._rows: list[Row] = []  # measured, and not in the sink yet
         self._kept = 0.0  # when rows went there last
         self._measuring = 0.0  # seconds in all
@@ -188,12 +192,15 @@ class GpuMeasurer:
     def _measure(
         self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None, look: bool
     ) -> None:  # fmt: skip
-        seen, done = set[str](), 0
+        seen, done, held = set[str](), 0, deque[Candidate]()
         under_way = self._under_way = []
         self._ended = ended_of(worth)
         self._waiting.clear()
         while True:
-            while sum(k.pending for k in under_way) < AHEAD and (candidate := next(source, None)) is not None:
+            while sum(k.pending for k in under_way) < AHEAD and len(under_way) < OPEN:
+                candidate = self._following(source, held, look)
+                if candidate is None:
+                    break
                 with self.clock.running("begin"):
                     kernel = self._begun(candidate, seen, look)
                 if kernel is not None:
@@ -225,6 +232,23 @@ class GpuMeasurer:
             self._close_kernel(kernel)
             self._count(kernel)
             self._keep(rows_of(kernel))
+
+    def _following(self, source: Iterator[Candidate], held: deque[Candidate], look: bool) -> Candidate | None:
+        """The next candidate. While there is enough to compile, a first look waits for that of a kernel like it, and a search for
+        such a kernel's search: it will begin with its best schedules."""
+        busy = {_kind(k.template, k.call) for k in self._under_way}
+        busy -= self._alike.keys() if look else set()
+        free = next((c for c in held if _kind(c.template, c.call) not in busy), None)
+        if free is None:
+            while len(held) < OPEN and (candidate := next(source, None)) is not None:
+                if _kind(candidate.template, candidate.call) not in busy:
+                    return candidate
+                held.append(candidate)
+            idle = self.pool is None or sum(k.pending for k in self._under_way) < self.pool.workers
+            free = held[0] if held and idle else None
+        if free is not None:
+            held.remove(free)
+        return free
 
     def _keep(self, rows: Sequence[Row], *, all_: bool = False) -> None:
         """Give rows to the sink, a few kernels' at a time: a store writes a file each time."""
@@ -321,7 +345,15 @@ class GpuMeasurer:
         return kernel
 
     def _search(self, template: Template, call: Call) -> ScheduleSearch | None:
-        return search_of(template, call, self.schedules, getattr(self.sink, "snapshot", None))
+        """The search of a kernel: it begins with what was best in others like it, and is shorter where one of them was searched."""
+        search = search_of(template, call, self.schedules, getattr(self.sink, "snapshot", None))
+        known = self._alike.get(_kind(template, call), {})
+        if search is not None and search.fits is not None and known:
+            best = (dict(key) for key in sorted(known, key=lambda key: (known[key], key)))
+            search.like = list(islice(filter(search.fits, best), ALIKE))
+            if len(known) >= self.schedules:
+                search.count = min(search.count, AGAIN)
+        return search
 
     def _submit(self, kernel: Measured, calls: Sequence[Call]) -> None:
         """Write and compile calls of a kernel; each is in the queue when it is ready to be judged."""
@@ -392,7 +424,11 @@ class GpuMeasurer:
         """The schedules that a kernel's search proposes after all under way were judged; where the kernel is given up, those not
         tried fail with it."""
         for one in kernel.tries:
-            search.told(one.call.schedule, (one.twin or one).us)
+            us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
+            search.told(one.call.schedule, us)
+            if us < math.inf:
+                known = self._alike.setdefault(_kind(kernel.template, kernel.call), {})
+                known[key] = min(us, known.get(key, us))
         if kernel.broken >= GIVE_UP:
             rest = [s for s in search.ranked if key_of_schedule(s) not in search.known]
             kernel.tries += [Try(replace(kernel.call, schedule=dict(s)), failure=_given_up(kernel)) for s in rest]
@@ -418,9 +454,7 @@ class GpuMeasurer:
             if not _failed(one, reply):
                 one.accuracy, one.cold, one.hot = reply["accuracy"], reply["cold"], reply["hot"]
                 one.clock_mhz = reply["clock_mhz"]
-        if self._opened.pop(kernel.number, None) is not None and self.worker.alive:
-            with self.clock.running("close"):
-                self._ask({"job": "close", "kernel": kernel.number})
+        self._close_kernel(kernel)
         for one in kernel.tries:
             if one.twin is not None:
                 one.failure, one.accuracy, one.cold, one.hot = (
@@ -429,7 +463,8 @@ class GpuMeasurer:
 
     def _close_kernel(self, kernel: Measured) -> None:
         if self._opened.pop(kernel.number, None) is not None and self.worker.alive:
-            self._ask({"job": "close", "kernel": kernel.number})
+            with self.clock.running("close"):
+                self._ask({"job": "close", "kernel": kernel.number})
 
     def _try(self, kernel: Measured, one: Try) -> None:
         """Run one schedule: is it right, and how fast about?"""
@@ -500,6 +535,12 @@ def search_of(
     legal = [s for s in near if fits is not None and fits(s)]
     known = dict(_known(snapshot, key, [*ranked[:most], *tuned.tried(snapshot, key)]))
     return ScheduleSearch(ranked[:most], fits, [] if known else legal, most, known)
+
+
+def _kind(template: Template, call: Call) -> Hashable:
+    """What a kernel has in common with those whose schedules are good guesses for it (generated.py); else itself."""
+    alike = getattr(template, "alike", None)
+    return alike(call) if alike is not None else (template.identity, id(call))
 
 
 def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, int]]) -> Iterator[tuple[Key, float]]:

@@ -2,8 +2,10 @@
 
 The guesses are the best ranked ones (the template's `space`) and what was best for the same kernel in other shapes. Each further
 round takes the neighbours of the two fastest: one parameter halved or doubled (`stages`: one more or less), the neighbours of
-parameters that have moved well first. A first look at a kernel is fewer guesses and no more than that. The search ends when `COUNT` schedules are measured, when nothing is left to try, or when
-the kernel is so far from `worth` (the µs from which on it is of no use) that what is left will not bring it there.
+parameters that have moved well first. A first look at a kernel is fewer guesses and no more than that: one of each form (with
+roles, without), and the others only where that one is not far from being of use; or, where kernels like it were measured, what
+was best in them. The search ends when `COUNT` schedules are measured, when nothing is left to try, or when the kernel is so far from `worth` (the µs from which on it is of no use) that what
+is left will not bring it there.
 
 A search is a function of what is known: from the same results it proposes the same, so that one that was cut goes on later, and
 one that had ended proposes nothing. It never proposes a schedule twice.
@@ -27,6 +29,8 @@ CENTRES = 2  # measured schedules whose neighbours are tried
 NEAR = 1.15  # times the fastest one's time that the second centre may take
 SLACK = 0.75  # share above `worth` that is hoped for at first; less with every schedule measured. (On an H200 the best of five
 # guesses took 1.07 times as long as the best of 24 on average, 1.7 times at most.)
+FAR = 2.0  # times `worth` from which on a first guess ends a look. (On an H200 the first guess took at most 1.5 times as long as the
+# best of 16, 1.14 times on average.)
 FIXED = ("join", "precision")  # parameters that stay as they are
 SWITCHES = ("boxes", "inside", "early")  # parameters that are there or not
 
@@ -67,7 +71,7 @@ class ScheduleSearch:
     """The search of one kernel in one shape.
 
     `ranked`: guesses, the best first. `fits` says of any schedule whether it is legal; None: only ranked ones are. `near`: what
-    was best in other shapes. `known`: µs of each schedule measured so far, infinite for those that failed.
+    was best in other shapes; `like`: what was best in kernels whose loops are the same. `known`: µs of each schedule measured so far, infinite for those that failed.
     """
 
     ranked: Sequence[Schedule]
@@ -76,6 +80,7 @@ class ScheduleSearch:
     count: int = COUNT
     known: dict[Key, float] = field(default_factory=dict)
     proposed: set[Key] = field(default_factory=set)
+    like: Sequence[Schedule] = ()
 
     @property
     def measured(self) -> list[tuple[float, Key]]:
@@ -88,11 +93,27 @@ class ScheduleSearch:
 
     def more(self, worth: float = math.inf, *, look: bool = False) -> list[Schedule]:
         """The schedules to measure now, none when the search has ended; what was proposed before is told by now, or lost. With
-        `look`, it ends when anything is known of how fast the kernel is."""
-        if look and self.measured:
-            return []
+        `look`, it ends with the first guesses, if anything is known then of how fast the kernel is."""
         room = min(self.count - len(self.measured), 2 * self.count - len(self.known))
-        return self._noted(self._wanted(worth, LOOK if look else SEEDS), room)
+        return self._noted(self._looked(worth) if look else self._wanted(worth), room)
+
+    def _looked(self, worth: float) -> list[Schedule]:
+        """The best guess of each form; then the other first guesses, if what is known makes them worth it."""
+        if worth <= 0:
+            return []
+        guesses = [*self.like[:1], *self.near, *self.ranked[:LOOK]][: LOOK + bool(self.near)]
+        left = [s for s in guesses if self._open(s)]
+        if self.measured:
+            further = not self.like and len(left) < len(guesses) and self.measured[0][0] <= FAR * worth
+            return left if further else []
+        if self.known or not left:  # what was tried has failed
+            return left or self._wanted(worth)
+        if self.like:
+            return left[:1]
+        first: dict[bool, Schedule] = {}
+        for s in left:
+            first.setdefault(bool(s.get("roles")), s)
+        return list(first.values())
 
     def _noted(self, wanted: Iterable[Schedule], room: int) -> list[Schedule]:
         found: list[Schedule] = []
@@ -103,10 +124,11 @@ class ScheduleSearch:
                 found.append(dict(schedule))
         return found
 
-    def _wanted(self, worth: float, guesses: int) -> list[Schedule]:
+    def _wanted(self, worth: float) -> list[Schedule]:
         if worth <= 0 or self._hopeless(worth):
             return []
-        seeds = [s for s in (*self.near, *self.ranked[:guesses]) if self._open(s)]
+        guesses = self.ranked[: SEEDS - len(self.like)]
+        seeds = [s for s in (*self.like, *self.near, *guesses) if self._open(s)]
         if not self.measured and seeds:
             return seeds
         moved = islice(self._neighbours(), ROUND) if self.fits else ()

@@ -2,18 +2,18 @@
 
 An unmeasured kernel enters at the low end of its predicted interval, so it is tried before it is believed. What is tried gets a
 first look: a kernel with schedules runs in a few of them, and enters below its time by what the others may bring. When every
-kernel of the winner has been looked at, those are searched that it hangs on, the dearest first. The loop ends when the winner's
-kernels were searched, or when the budget ends; what optimism remains is reported.
+kernel of the winner has been looked at, those are searched that it hangs on. What is at stake decides the order: the dearest
+first, and what can bring only little waits until all that can bring much was looked at and searched. The loop ends when the
+winner's kernels were searched, or when the budget ends; what optimism remains is reported.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 
 from ..errors import ExtractionError, NoPlanError
 from .budgets import Budget
@@ -35,6 +35,9 @@ QUICK_S = 0.5  # seconds of a solve that more measuring follows
 LAST_S = 0.25  # seconds that a solve has whatever else: without any it would end with a greedy plan
 BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
 NEXT = 2  # alternatives searched together with each kernel of the winner, if they may become faster than it is
+MUCH = 0.03  # of the plan's cost: less at stake waits for more
+LEAST = 16  # kernels of a round, if there are so many: it costs a solve, and at its end compilers wait for each other
+UNKNOWN = 4  # times its bound that is at stake where nothing else is known of a kernel of the winner
 HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
 # three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
 
@@ -195,27 +198,41 @@ class _Known:
         return price.source != "measured" or price.low < CERTAIN * price.us
 
     def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> tuple[list[int], bool]:
-        """What to measure next, and whether a first look is enough: it is while some kernel of the winner had none."""
-        open_ = [self.is_open(c, p) for c, p in zip(self.hypergraph.candidates, prices)]
-        if found := _lacking(self.hypergraph, chosen, prices, open_):
-            return found, True
-        return [] if self.measurer is None else self._unfinished(self.measurer, chosen, prices), False
+        """What to measure next, and whether a first look is enough: it is while kernels of the winner had none, but what has little
+        at stake is looked at when what has much was searched."""
+        if self.measurer is None:
+            return [], True
+        candidates, much = self.hypergraph.candidates, MUCH * sum(prices[i].us for i in chosen)
+        open_ = [self.is_open(c, p) for c, p in zip(candidates, prices)]
+        looks = _lacking(self.hypergraph, chosen, prices, open_)
+        if large := _first(looks, much):
+            return sorted(large, key=lambda i: candidates[i].template.space is not None), True
+        searches = self._unfinished(self.measurer, chosen, prices)
+        if large := _first(searches, much):
+            return large, False
+        if looks:
+            return sorted(looks, key=lambda i: candidates[i].template.space is not None), True
+        return list(searches), False
 
-    def _unfinished(self, measurer: Measurer, chosen: Sequence[int], prices: Sequence[Priced]) -> list[int]:
-        """Chosen candidates that were measured, but not to the end, the dearest first: they were only looked at, a search was cut,
-        or found them hopeless beside others. Then what was only looked at and may be faster than one of them."""
+    def _unfinished(self, measurer: Measurer, chosen: Sequence[int], prices: Sequence[Priced]) -> dict[int, float]:
+        """Chosen candidates that were measured, but not to the end, with what is at stake in µs, most first: they were only looked
+        at, a search was cut, or found them hopeless beside others. Behind each, what was only looked at and may be faster."""
         candidates, made = self.hypergraph.candidates, self.hypergraph.numbered.made
-        dearest = sorted(chosen, key=lambda i: -prices[i].us)
+        stakes = _summed(candidates, ((i, (1 - HOPE) * prices[i].us) for i in chosen))
+        dearest = sorted(stakes, key=lambda i: -stakes[i])
         unique, ended = {token(candidates[i]): i for i in dearest}, self.done - self.looked
-        found = [i for key, i in unique.items() if key not in ended and measurer.unfinished(candidates[i])]
+        open_ = {i for key, i in unique.items() if key not in ended and measurer.unfinished(candidates[i])}
         rivals: dict[int, list[int]] = {}
-        for i, candidate in enumerate(candidates) if found else ():
+        for i, candidate in enumerate(candidates) if open_ else ():
             if token(candidate) in self.looked:
                 rivals.setdefault(made[i], []).append(i)
+        found: dict[int, float] = {}
         for i in dearest:
+            if i in open_:
+                found[i] = stakes[i]
             for j in sorted(rivals.get(made[i], ()), key=lambda j: prices[j].us)[: NEXT + 1]:
                 if prices[j].us * HOPE < prices[i].us and unique.setdefault(token(candidates[j]), j) == j:
-                    found += [j] if j not in found else []
+                    found.setdefault(j, stakes[i])
         return found
 
     def measure(self, wanted: Sequence[Candidate], worth: Worth, look: bool) -> None:
@@ -240,25 +257,53 @@ def _until(worth: Worth, wanted: Iterable[Candidate], done: set[Token]) -> Itera
 
 def _lacking(
     hypergraph: Hypergraph, chosen: Iterable[int], prices: Sequence[Priced], open_: Sequence[bool]
-) -> list[int]:
-    """Open candidates of the winner, then those of their open rivals that may take less than the winner is expected to, the
-    best of each first; equal calls once. Those without schedules come before all others: they are measured at once, and
-    bound the others."""
+) -> dict[int, float]:
+    """Open candidates of the winner, and those of their open rivals that may take less than the winner is expected to: with what is
+    at stake in µs, most first; equal calls once. Of the winner's own that is what they may cost, of rivals what they may save."""
+    candidates = hypergraph.candidates
     makers: dict[Vertex, list[int]] = {}
-    for i, c in enumerate(hypergraph.candidates):
+    for i, c in enumerate(candidates):
         if open_[i]:
             for v in c.outputs:
                 makers.setdefault(v, []).append(i)
     wanted = [i for i in chosen if open_[i]]
-    beside = [
-        sorted([j for j in makers[v] if prices[j].low <= prices[i].us], key=lambda j: prices[j].low)[:RIVALS]
-        for i in wanted for v in hypergraph.candidates[i].outputs
-    ]  # fmt: skip
-    wanted += [j for row in zip_longest(*beside) for j in row if j is not None]
-    unique: dict[Token, int] = {}
+    stakes = _summed(candidates, ((i, min(prices[i].high, UNKNOWN * prices[i].us)) for i in wanted))
+    beside: dict[int, float] = {}
     for i in wanted:
-        unique.setdefault(token(hypergraph.candidates[i]), i)
-    return sorted(unique.values(), key=lambda i: hypergraph.candidates[i].template.space is not None)
+        for v in candidates[i].outputs:
+            better = [j for j in makers[v] if prices[j].low <= prices[i].us]
+            for j in sorted(better, key=lambda j: prices[j].low)[:RIVALS]:
+                beside[j] = max(beside.get(j, 0.0), prices[i].us - prices[j].low)
+    known = {token(candidates[i]) for i in stakes}
+    beside = {j: stake for j, stake in beside.items() if token(candidates[j]) not in known}
+    found = {**stakes, **_largest(candidates, beside)}
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def _first(stakes: Mapping[int, float], much: float) -> list[int]:
+    """What has much at stake, and the next of the others where that is little work for a round; none where nothing has much."""
+    large = sum(stake >= much for stake in stakes.values())
+    return list(stakes)[: max(large, LEAST)] if large else []
+
+
+def _summed(candidates: Sequence[Candidate], stakes: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Stakes of candidates, summed over those with equal calls, of which the first stands for all."""
+    first: dict[Token, int] = {}
+    found: dict[int, float] = {}
+    for i, stake in stakes:
+        i = first.setdefault(token(candidates[i]), i)
+        found[i] = found.get(i, 0.0) + stake
+    return found
+
+
+def _largest(candidates: Sequence[Candidate], stakes: Mapping[int, float]) -> dict[int, float]:
+    """The largest stake of each call."""
+    found: dict[Token, int] = {}
+    for i, stake in stakes.items():
+        key = token(candidates[i])
+        if stake > stakes.get(found.setdefault(key, i), 0.0):
+            found[key] = i
+    return {i: stakes[i] for i in found.values()}
 
 
 def alternatives(

@@ -6,9 +6,11 @@ import math
 import os
 import re
 import subprocess
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,8 @@ from tensor_graphs.backends.kernel_text import KernelText, call_json, call_of_js
 from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.measure import Timing
 from tensor_graphs.backends.measure_gpu import (
+    AGAIN,
+    ALIKE,
     GpuMeasurer,
     Measured,
     Try,
@@ -25,6 +29,7 @@ from tensor_graphs.backends.measure_gpu import (
     rows_of,
     schedules_of,
 )  # fmt: skip
+from tensor_graphs.backends.schedule_search import key_of_schedule
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.errors import WorkerError
@@ -255,6 +260,53 @@ def test_when_the_time_is_up_what_was_tried_is_kept_and_the_rest_is_not_waited_f
 
 
 # ---------------------------------------------------------------- layouts and values
+class Alike(Template):
+    """Templates of one kind."""
+
+    def alike(self, call: Call) -> str:
+        """All of them."""
+        return "one kind"
+
+
+def alike(name: str) -> Candidate:
+    plain = template(fits=lambda call: True)
+    return candidate(Alike(**{**{f.name: getattr(plain, f.name) for f in fields(plain)}, "name": name}))
+
+
+def test_a_search_begins_with_what_was_best_in_kernels_like_it(measurer: GpuMeasurer) -> None:
+    first, second = alike("generated.first"), alike("generated.second")
+    assert not measurer._search(first.template, first.call).like  # type: ignore[union-attr]
+    measurer.measure([first])
+    known = measurer._alike["one kind"]
+    search = measurer._search(second.template, second.call)
+    assert search is not None and not search.known and len(known) == measurer.schedules
+    assert [known[key_of_schedule(s)] for s in search.like] == sorted(known.values())[:ALIKE]
+    assert search.count == AGAIN, "a kernel like it was searched to the end"
+    other = candidate(template())
+    assert not measurer._search(other.template, other.call).like  # type: ignore[union-attr]
+
+
+def test_kernels_that_are_alike_wait_for_each_other_while_there_is_enough_to_compile(measurer: GpuMeasurer) -> None:
+    a, b, c = alike("generated.a"), alike("generated.b"), candidate(template())
+    under = Measured(a.template, a.call, pending=4)
+    held: deque[Candidate] = deque()
+    try:
+        measurer._under_way, measurer.pool = [under], SimpleNamespace(workers=4, close=lambda: None)  # type: ignore[assignment]
+        measurer._alike.pop("one kind", None)
+        for look in (False, True):
+            source = iter([b, c])
+            assert measurer._following(source, held, look) is c and list(held) == [b]
+            assert measurer._following(source, held, look) is None, "there is enough to compile"
+            under.pending = 3
+            assert measurer._following(source, held, look) is b and not held
+            under.pending = 4
+        measurer._alike["one kind"] = {(): 1.0}
+        assert measurer._following(iter([b]), held, True) is b, "what a first look begins with is known"
+        assert measurer._following(iter([b]), held, False) is None and list(held) == [b]
+    finally:
+        measurer._under_way, measurer.pool = [], None
+
+
 def test_operands_lie_as_the_call_says(measurer: GpuMeasurer) -> None:
     turned = operand(6, 10, strides=(1, 6))
     row = operand(6, 10, strides=(0, 1))

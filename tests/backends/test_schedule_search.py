@@ -100,15 +100,44 @@ def test_what_was_best_nearby_is_a_guess() -> None:
 
 def test_a_first_look_is_a_few_guesses_and_the_search_goes_on_from_them() -> None:
     search = ScheduleSearch(RANKED, fits)
-    assert search.more(look=True) == RANKED[:LOOK]
-    search.told(RANKED[0], math.inf)
-    search.told(RANKED[1], 9.0)
+    assert search.more(look=True) == RANKED[:1]
+    search.told(RANKED[0], 9.0)
+    assert search.more(worth=8.0, look=True) == RANKED[1:LOOK], "it is not far from being of use"
+    search.told(RANKED[1], 7.0)
     search.told(RANKED[2], math.inf)
     assert search.more(look=True) == [] and search.more()[: SEEDS - LOOK] == RANKED[LOOK:SEEDS]
     failed = ScheduleSearch(RANKED, fits)
-    for s in failed.more(look=True):
-        failed.told(s, math.inf)
-    assert failed.more(look=True)  # nothing is known yet
+    for _ in range(2):
+        for s in failed.more(look=True):
+            failed.told(s, math.inf)
+    assert failed.known.keys() == set(map(key_of_schedule, RANKED[:LOOK])) and failed.more(look=True), (
+        "nothing is known yet"
+    )
+    assert failed.more(worth=0.0, look=True) == [], "the time is up"
+
+
+def test_a_first_look_ends_where_the_first_guess_is_far_from_being_of_use() -> None:
+    search = ScheduleSearch(RANKED, fits)
+    search.told(*search.more(look=True), 20.1)
+    assert search.more(worth=10.0, look=True) == [] and search.more(worth=10.1, look=True) == RANKED[1:LOOK]
+
+
+def test_a_first_look_sees_the_best_guess_of_each_form() -> None:
+    roles = {"roles": 1, "m": 64, "n": 64}
+    wide = [{**roles, "m": m} for m in (128, 256)]
+    assert ScheduleSearch([roles, *wide, *RANKED]).more(look=True) == [roles]
+    assert ScheduleSearch([roles, RANKED[0], {**roles, "m": 128}]).more(look=True) == [roles, RANKED[0]]
+
+
+def test_what_was_best_in_kernels_like_it_is_all_of_a_first_look_and_begins_a_search() -> None:
+    like = [{"m": 16, "n": 256, "k0": 64, "warps": 2}, {"m": 32, "n": 256, "k0": 64, "warps": 2}]
+    search = ScheduleSearch(RANKED, fits, like=like)
+    assert search.more(look=True) == like[:1]
+    search.told(like[0], 5.0)
+    assert search.more(look=True) == [] and search.more()[0] == like[1]
+    failed = ScheduleSearch(RANKED, fits, like=like)
+    failed.told(like[0], math.inf)
+    assert failed.more(look=True)
 
 
 def test_moves_change_one_thing_and_can_be_undone() -> None:
@@ -215,3 +244,17 @@ def test_kernels_that_differ_in_no_number_are_ranked_once() -> None:
 
     assert facts(300, 1000) == facts(300, 1000) != facts(301, 1000)
     assert {hash(facts(300, 1000))} == {hash(facts(300, 1000))}
+
+
+def test_kernels_are_alike_whose_loops_are_the_same() -> None:
+    def kind(root: Tensor, emitted: object = generated) -> object:
+        call = Call({str(n): operand(x) for n, x in leaves(root).items()}, operand(root), {})
+        return emitted(root).alike(call)  # type: ignore[operator]
+
+    def product(rows: int = 256, length: int = 512) -> Tensor:
+        return t.matmul(t.input("x", (rows, length)), t.input("w", (length, 128)))
+
+    bias = t.input("b", (128,))
+    assert kind(product()) == kind(composite.relu(product() + bias)) is not None
+    assert len({kind(product()), kind(product(512)), kind(product(256, 256)), kind(t.exp(bias))}) == 4
+    assert kind(product()) != kind(product(), cuda_cpp.generated)

@@ -287,6 +287,21 @@ def test_all_are_looked_at_before_any_is_searched_and_the_best_comes_out() -> No
     assert prices.looks == sorted(prices.looks, reverse=True) and prices.looks[0] and not prices.looks[-1]
 
 
+def test_what_has_little_at_stake_waits_until_what_has_much_was_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, names = {"exp0": 100.0, "exp1": 102.0, "np.tanh": 1.0}, ("exp0", "exp1", "np.tanh")
+
+    def asked(least: int) -> list[tuple[bool, list[str]]]:
+        monkeypatch.setattr("tensor_graphs.extract.search.LEAST", least)
+        prices = Deepening(truth, dict.fromkeys(names, 1.1))
+        choice = search(variants(2, tg.tanh(tg.exp(X))), prices, prices)
+        assert set(chosen(choice)) == {"exp0", "np.tanh"} and choice.cost == 101.0 and choice.stopped == "measured"
+        return [(look, sorted(set(row) & set(names))) for look, row in zip(prices.looks, prices.asked)]
+
+    both = ["exp0", "exp1"]
+    assert asked(1) == [(True, both), (False, both), (True, ["np.tanh"]), (False, ["np.tanh"])]
+    assert asked(3) == [(True, [*both, "np.tanh"]), (False, [*both, "np.tanh"])], "there is room for it in a round"
+
+
 def test_what_cannot_become_the_best_is_not_searched() -> None:
     slack = {f"exp{i}": 1.1 for i in range(6)}
     prices = Deepening({"exp0": 1.0, **{f"exp{i}": 4.0 for i in range(1, 6)}}, slack)
