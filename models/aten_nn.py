@@ -357,16 +357,50 @@ def bilinear(x: Tensor, y: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor
 
 # ---------------------------------------------------------------- attention
 _SMALL_MASK = 1 << 22
+_MOVES = ("reshape", "permute", "broadcast_to", "slice", "concat", "gather", "where", "flip")
+_SUMS = ("add", "sub")
 
 
 def _some_visible(mask: Tensor) -> bool:
-    """Whether a bool mask is known to leave every row something to see: it depends on no leaf but constants."""
+    """Whether a mask is known to leave every row something to see: no number of it can be -inf, or it depends on constants
+    only and has no such row."""
+    if mask.dtype != "bool" and _size(mask, {}) <= _largest(mask.dtype):
+        return True
     if any(n.op in ("input", "param", "state") for n in topological([mask])):
         return False
     if not all(isinstance(d, int) for d in mask.shape) or prod(concrete(mask.shape)) > _SMALL_MASK:
         return False
     (known,) = evaluate(Graph.of(mask), {})
-    return bool(known.any(axis=-1).all())
+    shown = known if mask.dtype == "bool" else known != float("-inf")
+    return bool(shown.any(axis=-1).all())
+
+
+def _largest(dtype: str) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtypes.numpy_dtype(dtype)).max)
+
+
+def _size(x: Tensor, known: dict[Tensor, float]) -> float:
+    """A bound on the absolute values of x, infinite where none is seen: masks are made of a few numbers, moved and chosen."""
+    if x not in known:
+        if not dtypes.is_float(x.dtype):
+            found = 1.0 if x.dtype == "bool" else 2.0**64
+        elif x.op == "full":
+            found = abs(float(x.attr("value")))
+        elif x.data is not None:
+            found = float(np.abs(x.data.astype(np.float64)).max(initial=0.0))
+        elif x.op in _MOVES:
+            found = max(_size(a, known) for a in x.args if dtypes.is_float(a.dtype))
+        elif x.op in ("cast", "neg"):
+            found = _size(x.args[0], known)
+        elif x.op in (*_SUMS, "mul"):
+            left, right = (_size(a, known) for a in x.args)
+            found = left + right if x.op in _SUMS else left * right
+        else:
+            found = float("inf")
+        known[x] = found if not dtypes.is_float(x.dtype) or found <= _largest(x.dtype) else float("inf")
+    return known[x]
 
 
 def _ahead_mask(rows: Dim, columns: Dim, dtype: str) -> Tensor:
@@ -380,8 +414,8 @@ def attention(
 ) -> Tensor:  # fmt: skip
     """softmax(scale * q @ k.T + mask) @ v; grouped queries share keys through a broadcast axis.
 
-    A bool mask may hide a whole row: PyTorch answers 0 there, so that case is selected unless the mask is known to
-    have none. A row of an additive mask that is -inf throughout gives NaN, as the softmax that it is.
+    A mask may hide a whole row, by False or by -inf: PyTorch answers 0 there, so that case is selected unless the mask is
+    known to have none.
     """
     if dropout:
         raise UnsupportedError("attention with dropout is random", hint="call module.eval(), pass dropout_p=0")
@@ -397,8 +431,9 @@ def attention(
     seen: Tensor | None = None
     if mask is not None:
         mask = t.with_rank(mask, rank)
+        if not _some_visible(mask):
+            seen = t.any(mask if mask.dtype == "bool" else t.ne(mask, float("-inf")), -1, True)
         if mask.dtype == "bool":
-            seen = None if _some_visible(mask) else t.any(mask, -1, True)
             mask = t.where(mask, t.full((1,) * rank, 0.0, q.dtype), t.full((1,) * rank, float("-inf"), q.dtype))
         bias = t.cast(mask, q.dtype)
     attrs = {"scale": float(scale), "causal": causal and not aligned}

@@ -303,7 +303,7 @@ class Symbolic:
             except (TensorGraphsError, ValueError, TypeError, IndexError, RuntimeError) as error:
                 return self._noted(sizes, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
             if wrong := [o for o in verdict.outputs if not _tolerable(o, tolerance)]:
-                return self._noted(sizes, f"output {wrong[0].name!r} is off by {wrong[0].plan:.3g}")
+                return self._noted(sizes, wrong[0].said)
         return ""
 
     def _noted(self, sizes: Sizes, what: str) -> str:

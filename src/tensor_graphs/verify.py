@@ -56,6 +56,12 @@ class OutputError:
         return self.finite and self.plan <= self.allowed
 
     @property
+    def said(self) -> str:
+        """What is wrong with it, in words."""
+        away = f"is off by {self.plan:.3g}" if self.finite else "has NaN or infinities where they may not be"
+        return f"output {self.name!r} {away}"
+
+    @property
     def miscompiled(self) -> bool:
         """Beyond anything that rounding explains."""
         limit = MOSTLY if self.discrete else max(MISCOMPILE * self.allowed, WRONG)

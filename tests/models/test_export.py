@@ -428,3 +428,24 @@ def test_what_has_no_builder_says_what_to_do(function: Any, words: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         load_module(function, (torch.randn(4, 8),))
     assert words in caught.value.hint
+
+
+def test_rows_that_no_mask_can_hide_cost_nothing() -> None:
+    """PyTorch answers 0 where -inf hides a whole row; masks of finite numbers have no such row."""
+    q = torch.randn(1, 2, 4, 8)
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def finite(q: Any, seen: Any) -> Any:
+        wide = torch.where(seen[:, None, None], 0.0, torch.finfo(torch.float32).min)
+        return attend(q, q, q, wide.expand(-1, -1, 4, -1))
+
+    def infinite(q: Any, seen: Any) -> Any:
+        wide = torch.where(seen[:, None, None], 0.0, float("-inf"))
+        return attend(q, q, q, wide.expand(-1, -1, 4, -1))
+
+    seen = torch.tensor([[True, False, True, True]])
+    assert not any(n.op == "where" for n in load_module(finite, (q, seen)).outputs)
+    graph = load_module(infinite, (q, seen))
+    for mask in (seen, seen & False):
+        (found,) = evaluate(graph, {"q": q.numpy(), "seen": mask.numpy()})
+        np.testing.assert_allclose(found, infinite(q, mask).numpy(), atol=1e-6)

@@ -284,6 +284,7 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
         "causal_uneven": lambda q, k, b, f, g: F.scaled_dot_product_attention(q, k, k, is_causal=True), "bool_mask": lambda q, k, b, f, g: F.scaled_dot_product_attention(q, k, k, b), "empty_rows": lambda q, k, b, f, g: F.scaled_dot_product_attention(q, k, k, b & (f > 9)),
         "float_mask": lambda q, k, b, f, g: F.scaled_dot_product_attention(q, k, k, f), "tril_mask": lambda q, k, b, f, g: F.scaled_dot_product_attention(q, q, q, torch.ones(5, 5).tril().bool()), "three_axes": lambda q, k, b, f, g: F.scaled_dot_product_attention(q[0], k[0], k[0]),
         "grouped": lambda q, k, b, f, g: F.scaled_dot_product_attention(g, k, k, enable_gqa=True), "grouped_mask": lambda q, k, b, f, g: F.scaled_dot_product_attention(g, k, k, b, enable_gqa=True), "grouped_causal": lambda q, k, b, f, g: F.scaled_dot_product_attention(g, q, q, is_causal=True, enable_gqa=True),
+        "hidden_rows": lambda q, k, b, f, g: F.scaled_dot_product_attention(q, k, k, f.masked_fill(f[:, :1] > 0, float("-inf"))), "hidden_by_sum": lambda q, k, b, f, g: F.scaled_dot_product_attention(q, k, k, torch.full((5, 7), -3e38) + torch.where(b[0, 0], 0.0, -3e38)),
     }),
 }  # fmt: skip
 
