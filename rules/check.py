@@ -29,7 +29,7 @@ from ..egraph.pattern import Apply, Attr, holds
 from ..egraph.rule import Rule
 from ..errors import RuleError, ShapeError
 from .exponents import sure
-from .field import BITS, PRIMES, Unsaid, agreement, modular, unrectified
+from .field import BITS, PRIMES, Unsaid, agreement, finite, modular, unrectified
 from .sample import FAILURES, Instance, instances
 
 if TYPE_CHECKING:
@@ -368,11 +368,12 @@ def _sure(rule: Rule, found: Instance, seed: int) -> float:
         trial = Trial(rule, found, np.random.default_rng(seed))
     except (Refuted, *FAILURES):
         return 0.0
-    sides = list(zip(trial.roots[::2], trial.roots[1::2]))
-    if (bits := agreement(trial.order, sides, trial.rng, orders=ORDERS)) > 0:
+    roots = finite(trial.roots)
+    order, sides = topological(roots), list(zip(roots[::2], roots[1::2]))
+    if (bits := agreement(order, sides, trial.rng, orders=ORDERS)) > 0:
         return bits
-    if any(n.op in ("exp", "log") for n in trial.order):
-        return sure(trial.order, sides, trial.rng, orders=ORDERS)
+    if any(n.op in ("exp", "log") for n in order):
+        return sure(order, sides, trial.rng, orders=ORDERS)
     plain = expand_all(unrectified([side for pair in trial.pairs for side in pair]))
     return agreement(topological(plain), list(zip(plain[::2], plain[1::2])), trial.rng, orders=ORDERS)
 

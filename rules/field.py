@@ -27,6 +27,7 @@ PRIMES = (67108859, 67108837)  # sums of 2**11 products of two residues stay bel
 BELOW = -1  # -inf: neutral in a maximum, meaningless elsewhere
 BITS = 60  # a proof's evaluations err with a chance below 2**-BITS
 TRIALS = 24
+INDICES = 8  # below which they are drawn
 
 
 class Unsaid(Exception):
@@ -262,6 +263,15 @@ def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
     return rebuild(roots, changed)
 
 
+def finite(roots: Sequence[Tensor]) -> list[Tensor]:
+    """The roots without what stands for infinite values: residues are finite."""
+
+    def changed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+        return args[2] if node.op == "where" and args[0].op == "is_inf" else None
+
+    return rebuild(roots, changed)
+
+
 def _never_negative(node: Tensor, sure: Callable[[Tensor], bool]) -> bool:
     if node.op == "constant":
         return node.data is not None and node.data.dtype.kind == "f" and bool(np.all(node.data >= 0))
@@ -304,9 +314,22 @@ def weight(order: Sequence[Tensor]) -> int:
     return max(degree.values(), default=1) + arguments * arguments // 2 * largest + 1
 
 
+def _evaluable(order: Sequence[Tensor]) -> bool:
+    """Whether all variables are floats, truth values, or integers that are read as indices alone: these are drawn like shapes."""
+
+    def plain(node: Tensor) -> bool:
+        return dtypes.is_float(node.dtype) or node.dtype == "bool"
+
+    read = {id(a) for n in order if n.op == "gather" for k, a in enumerate(n.args) if k == 1 or not plain(n)}
+    other = {id(a) for n in order if n.op != "gather" for a in n.args}
+    return all(plain(n) or (id(n) in read and id(n) not in other) for n in order if n.op in ("input", "param"))
+
+
 def _leaf(node: Tensor, p: int, rng: np.random.Generator) -> Array:
-    """Random residues, or random truth values."""
+    """Random residues, random truth values, or random indices, some of which are clipped."""
     shape = concrete(node.shape)
+    if not dtypes.is_float(node.dtype) and node.dtype != "bool":
+        return np.asarray(rng.integers(0, INDICES, shape))
     return np.asarray(rng.random(shape) < 0.5) if node.dtype == "bool" else np.asarray(rng.integers(0, p, shape))
 
 
@@ -326,7 +349,7 @@ def agreement(
     if each <= 0 or ceil((bits + 1) / each) > TRIALS:
         return 0.0
     inputs = [n for n in order if n.op in ("input", "param")]
-    if any(not dtypes.is_float(n.dtype) and n.dtype != "bool" for n in inputs):
+    if not _evaluable(order):
         return 0.0
     if any(0 in n.shape for n in order):
         return 0.0

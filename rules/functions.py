@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .sums import factors, product_of, sum_of
+
 ODD = ("tanh", "erf", "sin", "atan")
 EVEN = ("cos",)
 INCREASING = ("tanh", "erf", "atan", "exp", "expm1")
-ZERO_AT_ZERO = ("expm1", "log1p")
 LARGEST = 8  # exponent of a power that is a product, coefficient in an exponent that is a power
 
 
@@ -34,8 +35,8 @@ class Functions:
         if name in EVEN:
             return lambda x, said, undefined: self.unknown(name, self.size(x))
         laws: dict[str, Callable[..., Any]] = {"exp": self.exp, "log": self.log, "sqrt": self.sqrt, "rsqrt": self.rsqrt}
-        if name in ZERO_AT_ZERO and name != "log1p":
-            return lambda x, said, undefined: self.z.If(x == 0, self.z.RealVal(0), self.unknown(name, x))
+        if name == "expm1":
+            return lambda x, said, undefined: self.z.If(x == 0, self.z.RealVal(0), self.exp(x, said, undefined) - 1)
         return laws.get(name)
 
     def unknown(self, name: str, x: Any) -> Any:
@@ -61,8 +62,9 @@ class Functions:
         found = z.RealVal(1)
         for part in whole.children() if z.is_add(whole) else [whole]:
             count, base = self.multiple(part)
-            value = self.unknown("exp", base)
-            said.append(value > 0)
+            undone = z.is_app(base) and base.decl().name() == "real log"
+            value = base.arg(0) if undone else self.unknown("exp", base)
+            said.append(z.BoolVal(True) if undone else z.And(value > 0, z.Implies(base == 0, value == 1)))
             for _ in range(abs(count)):
                 found = found * value if count > 0 else found / value
         self.exponents[found.get_id()] = (found, x)
@@ -80,12 +82,35 @@ class Functions:
         return 1, part
 
     def log(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """A logarithm by its values at numbers from 1 on."""
+        """A logarithm: a sum over the factors that are exponentials, and for the others by its values at numbers from 1 on."""
         z = self.z
         if x.get_id() in self.exponents:
             return self.exponents[x.get_id()][1]
-        undefined.append(x <= 0)
-        return z.If(x == 1, z.RealVal(0), z.If(x > 1, self.unknown("log", x), -self.unknown("log", 1 / x)))
+        parts = self.cancelled(factors(z, x))
+        powers = [(e, p) for p in parts if (e := self.exponent(p[0])) is not None]
+        rest = [p for p in parts if not any(p is q for _, q in powers)]
+        found = sum_of(z, [(e, up) for e, (_, up) in powers])
+        turned = bool(rest) and all(up < 0 for _, up in rest)
+        inner = z.simplify(product_of(z, [(e, -up) for e, up in rest] if turned else rest))
+        undefined.append(inner <= 0)
+        value = self.unknown("log", inner)
+        said.append(z.Implies(inner == 1, value == 0))
+        said.append(z.Implies(z.And(inner > 0, inner < 1), value == -self.unknown("log", 1 / inner)))
+        return found - value if turned else found + value
+
+    def exponent(self, x: Any) -> Any:
+        """Of what a term that is a product of exponentials is the exponential, None for any other."""
+        parts = factors(self.z, x)
+        known = all(self.z.is_app(e) and e.decl().name() == "real exp" for e, _ in parts)
+        return sum_of(self.z, [(e.arg(0), up) for e, up in parts]) if parts and known else None
+
+    def cancelled(self, parts: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+        """Factors without those by which it is divided as well: they are not zero where the quotient is defined."""
+        found: list[tuple[Any, int]] = []
+        for e, up in parts:
+            twin = next((p for p in found if p[0].eq(e) and p[1] == -up), None)
+            found = [p for p in found if p is not twin] if twin else [*found, (e, up)]
+        return found
 
     def sqrt(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
         """The root."""

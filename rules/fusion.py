@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..egraph.rule import Rule, table
 
-_ROW = "volume(g) == size(g, -1)"
+_ROW = "replace(shape(g), -1, 1) == ones(rank(g))"
 _LAST = "k == (rank(x) - 1,)"
 
 ACTIVATIONS = table("activations", "fuse", [
@@ -66,7 +66,7 @@ NORMALISATIONS = table("normalisations", "fuse", [
     Rule("is-layer-norm",
          "((x - mean(x, axes=k)) * rsqrt(mean((x - mean(x, axes=k)) * (x - mean(x, axes=k)), axes=k) + full(value=e, shape=s, dtype=d))) * g + b",
          "layer_norm(x, reshape(g, shape=(size(g, -1),)), reshape(b, shape=(size(b, -1),)), eps=e)",
-         when=(_LAST, _ROW, "size(g, -1) == size(x, -1)", "volume(b) == size(b, -1)", "size(b, -1) == size(x, -1)", "s == ones(rank(x))"),
+         when=(_LAST, _ROW, "size(g, -1) == size(x, -1)", "replace(shape(b), -1, 1) == ones(rank(b))", "size(b, -1) == size(x, -1)", "s == ones(rank(x))"),
          growth="collects", doc="(x - mean) / sqrt(var + eps) * gain + shift"),
 ])  # fmt: skip
 

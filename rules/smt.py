@@ -60,6 +60,9 @@ DEFINITIONS = {
     "batch_norm": ("x g b m v", "x * reshape(g * rsqrt(v + full(value=eps, shape=(1,), dtype=dtype(v))), shape=replace(ones(rank(x)), 1, size(x, 1)))"
                    " + reshape(b - m * (g * rsqrt(v + full(value=eps, shape=(1,), dtype=dtype(v)))), shape=replace(ones(rank(x)), 1, size(x, 1)))"),
     "attention": ("q k v", "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), dtype=dtype(q)), axis=rank(q) - 1) @ v"),
+    "logsumexp": ("x", "log(sum(exp(x - max(x, axes=axes)), axes=axes)) + max(x, axes=axes)"),
+    "rope": ("x c s", "x * c + concat(neg(slice(x, axis=rank(x) - 1, start=size(x, -1) // 2, stop=size(x, -1))),"
+             " slice(x, axis=rank(x) - 1, start=0, stop=size(x, -1) // 2), axis=rank(x) - 1) * s"),
     "masked_attention": ("q k v m", "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), dtype=dtype(q)) + m,"
                          " axis=rank(q) - 1) @ v"),
 }  # fmt: skip
@@ -106,6 +109,8 @@ class _World(Contractions):
             raise Beyond(f"{op} of elements that nothing is known of")
         if any(every.get(n, v) != v for n, v in PLAIN.items()):
             raise Beyond(f"{op} with such attributes")
+        if op.endswith("_norm") and any(len(a.shape) != 1 for a in args[1:]):
+            raise Reject
         outer, self.env = self.env, {**dict(zip(names.split(), args)), **every}
         try:
             found = self.term(parse_term(text), facts)
@@ -113,6 +118,8 @@ class _World(Contractions):
             self.env = outer
         if op.endswith("_norm") and op != "batch_norm":
             facts.said += [a.shape[0] == args[0].shape[-1] for a in args[1:]]
+        if op == "rope":
+            facts.said += [found.shape[-1] % 2 == 0, *(n == m for n, m in zip(found.shape, args[0].shape))]
         return found
 
     def holds(self, types_only: bool = False) -> bool | None:
@@ -135,35 +142,30 @@ class _World(Contractions):
         inside = [z.And(k >= 0, k < d) for i, s in zip(index, lefts) for k, d in zip(i, s.shape)]
         self.given = [*guards, *inside]
         left_values = [s.at(i) for s, i in zip(lefts, index)]
-        assumed = [*self.facts.said, *guards]
         if len(rights) != len(lefts) or any(
             len(a.shape) != len(b.shape) or a.boolean != b.boolean for a, b in zip(lefts, rights)
         ):
-            return None if self.ask([*assumed]) == z.unsat else False
+            return None if self.ask([*self.facts.said, *guards]) == z.unsat else False
         types = [a == b for x, y in zip(lefts, rights) for a, b in zip(x.shape, y.shape)]
         types += [x.dtype == y.dtype for x, y in zip(lefts, rights)]
-        # a fact that building an element adds (an order of two operands) is a choice, not an obligation
         owed = [*types, *shown.said]
-        elements = Facts()
-        shown.said = elements.said
-        right_values = [s.at(i) for s, i in zip(rights, index)]
-        many = [
-            (a, b)
-            for a, b in zip(left_values, right_values)
-            if isinstance(a, Total | Extreme) or isinstance(b, Total | Extreme)
-        ]
-        same = [
-            a == b for a, b in zip(left_values, right_values) if not any(isinstance(v, Total | Extreme) for v in (a, b))
-        ]
-        assumed = [*self.facts.said, *guards, *elements.said]
+        assumed = [*self.facts.said, *guards]
         if self.ask(assumed) == z.unsat:
             return None
         if self.ask([*assumed, z.Not(z.And(*owed))]) != z.unsat:
             return False
-        nowhere = z.Or(*self.facts.undefined, False), z.Or(*shown.undefined, False)
-        given = [*assumed, *inside, z.Not(nowhere[0])]
         if types_only:
             return True
+        # a fact that building an element adds (an order of two operands) is a choice, not an obligation; it may rest on the types
+        elements = Facts(said=list(owed))
+        shown.said = elements.said
+        right_values = [s.at(i) for s, i in zip(rights, index)]
+        sides = list(zip(left_values, right_values))
+        many = [(a, b) for a, b in sides if isinstance(a, Total | Extreme) or isinstance(b, Total | Extreme)]
+        same = [a == b for a, b in sides if not any(isinstance(v, Total | Extreme) for v in (a, b))]
+        assumed = [*self.facts.said, *guards, *elements.said]
+        nowhere = z.Or(*self.facts.undefined, False), z.Or(*shown.undefined, False)
+        given = [*assumed, *inside, z.Not(nowhere[0])]
         for a, b in many:
             if not self.equal_many(given, *self.alike(a, b)):
                 same.append(self.name(a, elements) == self.name(b, elements))
@@ -179,11 +181,14 @@ def prove(rule: Rule) -> tuple[bool, str]:
         if rule.exact and calls & {*CONTRACTIONS, *DEFINITIONS}:
             return False, "sums are looked at over the reals"
         done, said = (False, "") if calls & {*CONTRACTIONS, *DEFINITIONS} else _prove(rule, False)
-        if not done and not rule.exact:
-            if not _reals_only(rule):
-                return False, "it holds over the reals at best, but integers match it"
-            done, said = _prove(rule, True)
+    except Beyond as beyond:
+        done, said = False, str(beyond)
+    if done or rule.exact:
         return done, said
+    if not _reals_only(rule):
+        return False, "it holds over the reals at best, but integers match it"
+    try:
+        return _prove(rule, True)
     except Beyond as beyond:
         return False, str(beyond)
 

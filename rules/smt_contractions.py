@@ -131,6 +131,7 @@ class Contractions(Layout):
         if not one:
             rows = self.function("rows", z.IntSort(), z.IntSort(), z.IntSort())(w.shape[0], groups)
             facts.said.append(w.shape[0] == rows * groups)
+            self.facts.said.append(z.Implies(groups == 1, rows == w.shape[0]))
 
         def at(i: Sequence[Any]) -> Any:
             c, *inner = (self.index(size) for size in w.shape[1:])
@@ -139,6 +140,7 @@ class Contractions(Layout):
                 channel = self.function("channel", *[z.IntSort()] * 6)(i[1], c[0], *w.shape[:2], groups)
                 known = z.And(i[1] >= 0, i[1] < w.shape[0], c[0] >= 0, c[0] < w.shape[1])
                 facts.said.append(z.Implies(known, z.And(channel >= 0, channel < x.shape[1])))
+                facts.said.append(z.Implies(groups == 1, channel == c[0]))
             places, inside = read(i, [k for k, _ in inner])
 
             def product_() -> Any:

@@ -11,13 +11,14 @@ from ..egraph.composite import expand
 from ..egraph.graph import Tensor, make
 from ..egraph.ops import Op
 from .smt_sums import Sums
-from .smt_world import BOOL, OTHER, Facts, Reject, Sym
+from .smt_world import BOOL, Facts, Reject, Sym
 from .solver import Beyond
 from .sums import Extreme, Total, same_size
 
 #: Numbers that an op of them alone is, in every number format.
 KEPT = {"mul": (0.0, 1.0), "add": (0.0,), "maximum": (0.0, 1.0), "relu": (0.0, 1.0), "abs": (0.0, 1.0), "tanh": (0.0,), "erf": (0.0,),
         "sin": (0.0,), "atan": (0.0,)}  # fmt: skip
+STAND_INS = (0.59375, 0.71875)  # for an attribute that is unknown
 #: Functions that are not finite everywhere: a rule over the reals must keep where.
 PARTIAL = ("log", "log1p", "sqrt", "rsqrt", "pow", "floordiv", "mod")
 _REAL: dict[str, Callable[..., Any]] = {
@@ -113,7 +114,7 @@ class Elements(Sums):
             return self.either(*x)
         if any(isinstance(v, Total | Extreme) for v in x):
             if self.real and entry.composite:
-                return self.decomposed(entry, x, attrs, facts)
+                return self.decomposed(entry, x, attrs, facts, dtype)
             if (found := self.inside(name, x, facts)) is not None:
                 return found
             x = [self.name(v, facts) for v in x]
@@ -122,8 +123,8 @@ class Elements(Sums):
             if name not in logic:
                 raise Beyond(f"{name} of booleans")
             return logic[name](*x)
-        if self.real and entry.composite:
-            return self.decomposed(entry, x, attrs, facts)
+        if entry.composite and (self.real or self.opened):
+            return self.decomposed(entry, x, attrs, facts, dtype)
         if self.real and name in _REAL:
             if name in ("div", "recip"):
                 facts.undefined.append(x[-1] == 0)
@@ -155,25 +156,38 @@ class Elements(Sums):
             facts.said.append(function(*[one] * len(x), dtype) == one)
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
 
-    def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts) -> Any:
-        """A composite by its decomposition, element by element."""
+    def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts, dtype: Any) -> Any:
+        """A composite by its decomposition, element by element. An attribute that is unknown is put in as two numbers, one after the
+        other: where these come out the attribute stands, and nothing else may depend on it."""
         leaves = [api.input(f"operand{i}", (1,)) for i in range(len(x))]
+        unknown = [n for n, v in attrs.items() if self.z.is_expr(v)]
+        numbers = [{n: base + k for k, n in enumerate(unknown)} for base in STAND_INS]
+        first, second = (expand(make(entry.name, leaves, {**attrs, **n})) for n in numbers)
         done: dict[int, Any] = {id(leaf): v for leaf, v in zip(leaves, x)}
-        keep: list[Tensor] = list(leaves)
+        keep: list[Tensor] = [*leaves, first, second]
 
-        def walk(node: Tensor) -> Any:
+        def constant(values: list[float]) -> Any:
+            if values[0] == values[1]:
+                return values[0]
+            if (name := next((n for n in unknown if values == [each[n] for each in numbers]), None)) is None:
+                raise Beyond(f"{entry.name} computes with an attribute that is unknown")
+            return attrs[name]
+
+        def walk(node: Tensor, twin: Tensor) -> Any:
             keep.append(node)
+            if node.op != twin.op or len(node.args) != len(twin.args):
+                raise Beyond(f"{entry.name} depends on an attribute that is unknown")
             if id(node) not in done:
-                inner = [walk(a) for a in node.args]
+                inner = [walk(a, b) for a, b in zip(node.args, twin.args)]
                 if node.op == "full":
-                    done[id(node)] = self.number(node.attr("value"), self.z.IntVal(OTHER))
+                    done[id(node)] = self.number(constant([n.attr("value") for n in (node, twin)]), dtype)
                 elif node.op in ("reshape", "broadcast_to", "permute"):
                     done[id(node)] = inner[0]
+                elif node.attrs != twin.attrs:
+                    raise Beyond(f"{entry.name} passes on an attribute that is unknown")
                 else:
                     boolean = node.entry.law == "compare"
-                    done[id(node)] = self.element(
-                        node.entry, inner, dict(node.attrs), facts, boolean, self.z.IntVal(OTHER)
-                    )
+                    done[id(node)] = self.element(node.entry, inner, dict(node.attrs), facts, boolean, dtype)
             return done[id(node)]
 
-        return walk(expand(make(entry.name, leaves, attrs)))
+        return walk(first, second)

@@ -28,15 +28,30 @@ class Equality(Unknowns):
         inside = [c for n in found for c in (self.ranges[n][0] >= 0, self.ranges[n][0] < self.ranges[n][1])]
         return [*self.facts.said, *self.given, *facts.said, *inside]
 
-    def moved(self, value: Any, places: list[tuple[Any, Any]]) -> Any:
-        """A sum or maximum read at other indices, its own indices renamed."""
+    def moved(self, value: Any, places: list[tuple[Any, Any]], swaps: list[tuple[Any, Any]] | None = None) -> Any:
+        """A sum or maximum read at other indices, its own indices renamed; what became what is added to `swaps`."""
         z, terms = self.z, []
         for bound, *rest in value.terms:
             sizes = [z.substitute(n, *places) if places and z.is_expr(n) else n for _, n in bound]
             fresh = [self.index(n) for n in sizes]
             swap = [*places, *((k, f) for (k, _), (f, _) in zip(bound, fresh))]
+            if swaps is not None:
+                swaps += swap
             terms.append((tuple(fresh), *(z.substitute(e, *swap) if swap else e for e in rest)))
         return Total(tuple(terms)) if isinstance(value, Total) else Extreme(value.most, tuple(terms), value.some)
+
+    def carried(self, assumed: list[Any], swap: list[tuple[Any, Any]]) -> list[Any]:
+        """What is known of some indices, said of others: it is of any."""
+        own = {str(k) for k, _ in swap}
+        return [self.z.substitute(f, *swap) for f in assumed if own & self.names_in(f)] if swap else []
+
+    def names_in(self, fact: Any) -> frozenset[str]:
+        """Names of the unknowns in a fact."""
+        if not self.z.is_expr(fact):
+            return frozenset()
+        if fact.get_id() not in self.mentioned:
+            self.mentioned[fact.get_id()] = (fact, frozenset(unknowns(self.z, fact)))
+        return self.mentioned[fact.get_id()][1]
 
     def equal_many(self, assumed: list[Any], a: Many, b: Many) -> bool:
         """Whether two sums or two maxima are equal."""
@@ -52,27 +67,28 @@ class Equality(Unknowns):
             return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
 
         ranges = {size: None for t in (left, right) for b, _ in t.terms for _, size in b}
-        groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any]]] = []
+        groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any], list[Any]]] = []
         for sign, side in ((1, left), (-1, right)):
             for bound, body in (part for term in side.terms for part in self.parts(term, list(ranges), holds)):
-                for known, together in groups:
+                for known, together, facts in groups:
                     if len(known) != len(bound):
                         continue
                     order = next((o for o in permutations(bound) if holds(z.And(*(p[1] == q[1] for p, q in zip(o, known)), True))),
                                  None)  # fmt: skip
                     if order is not None:
-                        same = z.substitute(body, *((p[0], q[0]) for p, q in zip(order, known)))
-                        together.append(sign * same)
+                        swap = [(p[0], q[0]) for p, q in zip(order, known)]
+                        together.append(sign * z.substitute(body, *swap))
+                        facts += self.carried(assumed, swap)
                         break
                 else:
-                    groups.append((bound, [sign * body]))
+                    groups.append((bound, [sign * body], []))
 
-        def cancel(bound: Any, together: list[Any]) -> bool:
-            inside = [f for k, n in bound for f in (k >= 0, k < n)]
+        def cancel(bound: Any, together: list[Any], facts: list[Any]) -> bool:
+            inside = [*facts, *(f for k, n in bound for f in (k >= 0, k < n))]
             whole = reduce(lambda a, b: a + b, together)
             return holds(whole == 0, *inside) or holds(self.merged(whole, [*assumed, *inside]) == 0, *inside)
 
-        return all(cancel(bound, together) for bound, together in groups)
+        return all(cancel(*group) for group in groups)
 
     def equal_extremes(self, assumed: list[Any], a: Extreme, b: Extreme) -> bool:
         """Whether two maxima are of the same values: range by range, each has all that the other has."""
@@ -102,6 +118,7 @@ class Equality(Unknowns):
                         swap = [(q[0], p[0]) for p, q in zip(order, known)]
                         w, t = (z.substitute(e, *swap) if swap else e for e in (where, there))
                         found.append(z.And(w, t == body))
+                        inside += self.carried(assumed, swap)
             return bool(found) and holds(z.Implies(condition, z.Or(*found)), *inside)
 
         return all(contained(t, second) for t in first) and all(contained(t, first) for t in second)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from .smt_elements import Elements
 from .smt_world import Facts, Reject, Sym
 from .solver import Beyond
+from .sums import Extreme, Total
 
 
 class Layout(Elements):
@@ -90,45 +91,91 @@ class Layout(Elements):
         return Sym(tuple(attrs["shape"]), dtype, lambda i: value)
 
     def _reshape(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        """An unknown map of indices that depends on both shapes alone; volumes are unknown functions of shapes."""
-        (x,), shape, number = args, tuple(attrs["shape"]), self.z.IntSort()
-        volumes = [self.function(f"volume {len(s)}", *[number] * len(s), number)(*s) for s in (x.shape, shape)]
-        self.facts.said += [
-            self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in self.beside_ones(x.shape, shape)
-        ]
+        """Places are counted in an unknown way that depends on a shape alone, and back."""
+        (x,), shape = args, tuple(attrs["shape"])
+        volumes = [self.volume(s) for s in (x.shape, shape)]
+        ways = self.beside_ones(x.shape, shape)
+        self.facts.said += [self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in ways]
         facts.said += [volumes[0] == volumes[1], *(d >= 0 for d in shape)]
-        label = f"place {len(x.shape)} {len(shape)}"
-        sorts = [number] * (len(x.shape) + 2 * len(shape) + 1)
-        places = [self.function(f"{label} {k}", *sorts) for k in range(len(x.shape))]
+        return Sym(shape, x.dtype, lambda i: x.at(self.place(x.shape, shape, i, facts)), x.boolean)
 
-        def at(i: Sequence[Any]) -> Any:
-            where = [p(*x.shape, *shape, *i) for p in places]
-            inside = self.z.And(*(c for k, d in zip(i, shape) for c in (k >= 0, k < d)), True)
-            facts.said += [self.z.Implies(inside, self.z.And(p >= 0, p < d)) for p, d in zip(where, x.shape)]
-            if len(shape) == len(x.shape):
-                same = self.z.And(*(a == b for a, b in zip(shape, x.shape)), True)
-                facts.said += [self.z.Implies(same, p == k) for p, k in zip(where, i)]
-            else:
-                for same, mapped in self.beside_ones(x.shape, shape):
-                    facts.said += [
-                        self.z.Implies(same, w == (i[mapped[d]] if d in mapped else 0)) for d, w in enumerate(where)
-                    ]
-            return x.at(where)
+    def volume(self, shape: Sequence[Any]) -> Any:
+        """How many elements there are: an unknown function of the shape, a multiple of its first and its last size."""
+        z, number, n = self.z, self.z.IntSort(), len(shape)
+        if not n:
+            return z.IntVal(1)
+        found = self.function(f"volume {n}", *[number] * n, number)(*shape)
+        for rest, size in ((shape[:-1], shape[-1]), (shape[1:], shape[0])) if n > 1 else ():
+            inner = self.function(f"volume {n - 1}", *[number] * n)(*rest)
+            self.facts.said += [found == inner * size, z.Implies(z.And(*(d >= 0 for d in rest)), inner >= 0)]
+        return found
 
-        return Sym(shape, x.dtype, at, x.boolean)
+    def place(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: Facts) -> list[Any]:
+        """Where a reshaped value has an element in its operand. Trailing or leading axes of equal sizes are kept, and what is left
+        is a reshape; so is what is left without axes of size 1."""
+        z = self.z
+        inside = z.And(self.volume(old) == self.volume(new), *(c for k, d in zip(i, new) for c in (k >= 0, k < d)))
+        found = self.counted(old, new, i, facts, inside)
+        for same, mapped in self.beside_ones(old, new):
+            moved = (w == (i[mapped[d]] if d in mapped else 0) for d, w in enumerate(found))
+            facts.said.append(z.Implies(z.And(same, inside), z.And(*moved, True)))
+        for kept, rest in ((-1, slice(0, -1)), (0, slice(1, None))) if old and new else ():
+            same = z.And(inside, old[kept] == new[kept])
+            inner = self.counted(old[rest], new[rest], i[rest], facts, same)
+            facts.said.append(
+                z.Implies(same, z.And(found[kept] == i[kept], *(w == v for w, v in zip(found[rest], inner))))
+            )
+        return found
+
+    def counted(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: Facts, inside: Any) -> list[Any]:
+        """The place in one shape that is counted as an index is in another, if that is `inside` and both have as many elements."""
+        z, number = self.z, self.z.IntSort()
+
+        def count(shape: Sequence[Any], where: Sequence[Any]) -> Any:
+            return self.function(f"count {len(shape)}", *[number] * (2 * len(shape) + 1))(*shape, *where)
+
+        def back(shape: Sequence[Any], at: Any) -> list[Any]:
+            names = (f"place {len(shape)} {k}" for k in range(len(shape)))
+            return [self.function(n, *[number] * (len(shape) + 2))(*shape, at) for n in names]
+
+        at = count(new, i)
+        found = back(old, at)
+        known = [*(p == k for p, k in zip(back(new, at), i)), count(old, found) == at]
+        facts.said.append(z.Implies(inside, z.And(*known, *(c for p, d in zip(found, old) for c in (p >= 0, p < d)))))
+        return found
 
     def beside_ones(self, old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, dict[int, int]]]:
-        """The ways in which a reshape may only add or drop axes of size 1: what must hold, and the axes that are kept."""
+        """The ways in which a reshape may only add, drop or move axes of size 1: what must hold, and the axes that are kept."""
         z, found = self.z, []
         axes = [[d for d, n in enumerate(s) if z.is_expr(n) or n != 1] for s in (old, new)]
-        few, many = sorted(axes, key=len)
-        for chosen in combinations(many, len(few)):
-            kept = dict(zip(few, chosen) if few is axes[0] else zip(chosen, few))
-            ones = [old[d] == 1 for d in axes[0] if d not in kept] + [
-                new[d] == 1 for d in axes[1] if d not in kept.values()
-            ]
-            found.append((z.And(*ones, *(old[p] == new[q] for p, q in kept.items()), True), kept))
+        most = min(map(len, axes))
+        for kept_count in range(max(0, most - 1), most + 1):
+            for first, second in product(*(combinations(a, kept_count) for a in axes)):
+                kept = dict(zip(first, second))
+                ones = [old[d] == 1 for d in axes[0] if d not in kept] + [
+                    new[d] == 1 for d in axes[1] if d not in second
+                ]
+                found.append((z.And(*ones, *(old[p] == new[q] for p, q in kept.items()), True), kept))
         return found
+
+    def _gather(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
+        """Places are an unknown function of the index that is read and of the size that it is clipped to."""
+        (x, n), axis, z = args, self.axis(args[0], attrs), self.z
+        if n.boolean:
+            raise Reject
+        size, many = x.shape[axis], len(n.shape)
+        facts.said.append(self.function("whole", z.IntSort(), z.BoolSort())(n.dtype))
+        which = self.function("which", self.sort, z.IntSort(), z.IntSort())
+
+        def at(i: Sequence[Any]) -> Any:
+            index = n.at(i[axis : axis + many])
+            if isinstance(index, Total | Extreme):
+                raise Beyond("an index that is computed")
+            place = which(index, size)
+            facts.said.append(z.Implies(size > 0, z.And(place >= 0, place < size)))
+            return x.at([*i[:axis], place, *i[axis + many :]])
+
+        return Sym((*x.shape[:axis], *n.shape, *x.shape[axis + 1 :]), x.dtype, at, x.boolean)
 
     def _iota(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
         shape, axis = tuple(attrs["shape"]), attrs["axis"]

@@ -137,6 +137,8 @@ class Sums(Equality):
                 self.ask([*self.assumed(facts, c, b), c, b <= 0]) == z.unsat for _, c, b in one.terms
             ):
                 return one.map(lambda body: 1 / body, turned=True)
+            if name == "exp":
+                return self.functions.exp(self.name(one, facts), facts.said, facts.undefined)
             law = self.functions.of(name)
             return one.map(lambda body: law(body, facts.said, facts.undefined)) if law and name in INCREASING else None
         if sum(isinstance(v, Total) for v in x):
@@ -168,18 +170,35 @@ class Sums(Equality):
             return value
         if isinstance(value, Extreme):
             value = self.there(value, facts)
+            exponents = [self.functions.exponent(body) for *_, body in value.terms]
+            if all(e is not None for e in exponents):
+                terms = tuple((*rest, e) for (*rest, _), e in zip(value.terms, exponents))
+                return self.functions.exp(
+                    self.name(Extreme(value.most, terms, True), facts), facts.said, facts.undefined
+                )
+            if not value.most:
+                return -self.name(value.map(lambda body: -body, turned=True), facts)
         if len(value.terms) == 1:
             ((bound, *rest),) = value.terms
             own = {str(k) for k, _ in bound}
-            parts = factors(z, rest[-1]) if isinstance(value, Total) else summands(z, rest[-1])
-            outer = [p for p in parts if not own & set(unknowns(z, p[0]))]
-            if outer and len(outer) < len(parts):
-                inner = [p for p in parts if not any(p is o for o in outer)]
-                if isinstance(value, Total):
-                    return product_of(z, outer) * self.name(Total(((bound, product_of(z, inner)),)), facts)
-                return sum_of(z, outer) + self.name(
-                    Extreme(value.most, ((bound, rest[0], sum_of(z, inner)),), True), facts
+            ways = [True] if isinstance(value, Total) else [False, True]
+            for products in ways:
+                parts = factors(z, rest[-1]) if products else summands(z, rest[-1])
+                outer = [p for p in parts if not own & set(unknowns(z, p[0]))]
+                if not outer or len(outer) == len(parts):
+                    continue
+                common, inner = (
+                    (product_of if products else sum_of)(z, outer),
+                    [p for p in parts if not any(p is o for o in outer)],
                 )
+                if isinstance(value, Total):
+                    return common * self.name(Total(((bound, product_of(z, inner)),)), facts)
+                if not products:
+                    return common + self.name(Extreme(value.most, ((bound, rest[0], sum_of(z, inner)),), True), facts)
+                if self.ask([*self.assumed(facts, common), common <= 0]) == z.unsat:
+                    return common * self.name(
+                        Extreme(value.most, ((bound, rest[0], product_of(z, inner)),), True), facts
+                    )
         own = {str(k) for bound, *_ in value.terms for k, _ in bound}
         read = dict.fromkeys(n for e in bodies(value) for n in unknowns(z, e) if n in self.ranges and n not in own)
         free = [self.ranges[n][0] for n in read]
@@ -188,7 +207,10 @@ class Sums(Equality):
             if type(known) is not type(value) or len(places) != len(free):
                 continue
             for order in permutations(free):
-                if self.equal_many(assumed, self.moved(known, list(zip(places, order))), value):
+                swaps: list[tuple[Any, Any]] = []
+                there = self.moved(known, list(zip(places, order)), swaps)
+                more = self.carried([*self.facts.said, *facts.said], swaps)
+                if self.equal_many([*assumed, *more], there, value):
                     return function(*order) if order else function
         if len(self.names) == NAMED:
             raise Beyond("too many sums and maxima")
@@ -196,8 +218,14 @@ class Sums(Equality):
         function = self.function(label, *[number] * len(free), z.RealSort()) if free else z.Real(label)
         self.names.append((value, free, function))
         found = function(*free) if free else function
-        if isinstance(value, Total):
-            within = [[c for k, n in bound for c in (k >= 0, k < n)] for bound, _ in value.terms]
-            if all(self.ask([*assumed, *i, body < 0]) == z.unsat for i, (_, body) in zip(within, value.terms)):
-                facts.said.append(found >= 0)
+        within = [[c for k, n in bound for c in (k >= 0, k < n)] for bound, *_ in value.terms]
+        read_in = [(i, body) for i, (*_, body) in zip(within, value.terms)]
+        if all(self.ask([*assumed, *i, body < 0]) == z.unsat for i, body in read_in):
+            facts.said.append(found >= 0)
+            if isinstance(value, Extreme) and all(
+                self.ask([*assumed, *i, body == 0]) == z.unsat for i, body in read_in
+            ):
+                facts.said.append(found > 0)
+        elif isinstance(value, Extreme) and all(self.ask([*assumed, *i, body >= 0]) == z.unsat for i, body in read_in):
+            facts.said.append(found < 0)
         return found

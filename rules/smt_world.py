@@ -10,7 +10,8 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from ..egraph.pattern import FUNCTIONS, Attr, Name, Value
+from ..egraph.ops import OPS
+from ..egraph.pattern import FUNCTIONS, Attr, Call, Name, Value, subterms
 from ..egraph.rule import Rule
 from .functions import Functions
 from .solver import Beyond, z3
@@ -18,7 +19,8 @@ from .structures import bits, booleans
 from .sums import Many
 
 COST = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is true
-MILLISECONDS = 400  # per question to z3
+EFFORT = 1_500_000  # of z3 per question, in its own units: about half a second, the same however busy the machine is
+MILLISECONDS = 5000  # per question in any case
 NAMES = (
     "float32",
     "float64",
@@ -70,12 +72,16 @@ class Unknowns:
         z = self.z
         self.sort = z.RealSort() if real else z.DeclareSort("Value")
         self.env: dict[str, Any] = dict(fixed)
+        self.opened = _has_unknown_attributes(
+            rule
+        )  # composites are what they decompose into, nothing being known of their parts
         self.summed = count()
         self.functions = Functions(z)
         self.given: list[Any] = []  # conditions and what is known of the index at which elements are read
         self.ranges: dict[str, tuple[Any, Any]] = {}  # index variables by name, with their sizes
         self.names: list[tuple[Many, list[Any], Any]] = []
         self.ones: dict[int, tuple[Any, bool]] = {}
+        self.mentioned: dict[int, tuple[Any, frozenset[str]]] = {}  # by the number of a fact, which is kept alive
         binary = bits(rule)
         self.booleans = booleans(rule) | binary
         for name, rank in ranks.items():
@@ -98,6 +104,7 @@ class Unknowns:
             raise Beyond("it takes too long")
         solver = self.z.Solver()
         solver.set("timeout", MILLISECONDS)
+        solver.set("rlimit", EFFORT)
         solver.add(*(f for f in facts if f is not True))
         return solver.check()
 
@@ -150,7 +157,11 @@ class Unknowns:
         if f == "shape":
             return x.shape
         if f == "volume":
-            return reduce(lambda a, b: a * b, x.shape, z.IntVal(1))
+            found = reduce(lambda a, b: a * b, x.shape, z.IntVal(1))
+            for k, size in enumerate(x.shape):  # which z3 does not find by itself
+                others = z.And(*(d == 1 for j, d in enumerate(x.shape) if j != k), True)
+                self.facts.said.append(z.Implies(z.And(found == size, size > 0), others))
+            return found
         if f == "dtype":
             return x.dtype
         if f == "scalar":
@@ -196,3 +207,12 @@ class Unknowns:
 
 def _reader(function: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda i: function(*i)
+
+
+def _has_unknown_attributes(rule: Rule) -> bool:
+    """Whether an elementwise composite has an attribute that is not a number."""
+    terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)]
+    return any(
+        OPS[t.op].composite and OPS[t.op].law == "pointwise" and any(not isinstance(a, Value) for _, a in t.attrs)
+        for t in terms
+    )

@@ -12,7 +12,7 @@ from ..egraph.pattern import Apply, Attr, Call, Literal, Name, Value, Var, attr_
 from ..egraph.rule import Rule
 from .solver import Beyond, z3
 
-LAYOUT = ("permute", "slice", "concat", "pad", "flip", "broadcast_to", "full", "iota", "reshape")
+LAYOUT = ("permute", "slice", "concat", "pad", "flip", "broadcast_to", "full", "iota", "reshape", "gather")
 CONTRACTIONS = ("matmul", "linear", "sum", "mean", "conv", "avg_pool", "max", "min", "max_pool")
 BITWISE = ("and", "or", "xor")
 RANKS = 4
@@ -42,7 +42,7 @@ def bits(rule: Rule) -> set[str]:
     """The variables of a rule in `and`, `or`, `xor` and layout alone: bits of integers or booleans, one by one."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t.op for t in terms if isinstance(t, Call)]
-    moves = [op for op in LAYOUT if op not in ("pad", "full", "iota")]
+    moves = [op for op in LAYOUT if op not in ("pad", "full", "iota", "gather")]
     if not set(calls) & set(BITWISE) or any(op not in BITWISE and op not in moves for op in calls):
         return set()
     return set() if any(isinstance(t, Literal) for t in terms) else {t.name for t in terms if isinstance(t, Var)}

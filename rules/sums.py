@@ -84,6 +84,13 @@ def summands(z: Any, expr: Any, sign: int = 1) -> list[tuple[Any, int]]:
         return summands(z, first, sign) + [f for e in others for f in summands(z, e, -sign)]
     if z.is_app_of(expr, z.Z3_OP_UMINUS):
         return summands(z, expr.arg(0), -sign)
+    if (
+        z.is_mul(expr)
+        and expr.num_args() == 2
+        and z.is_rational_value(expr.arg(0))
+        and abs(expr.arg(0).as_fraction()) == 1
+    ):
+        return summands(z, expr.arg(1), sign * int(expr.arg(0).as_fraction()))
     return [] if z.is_rational_value(expr) and expr.as_fraction() == 0 else [(expr, sign)]
 
 

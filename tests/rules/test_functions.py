@@ -49,11 +49,44 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ),
     (f"x @ {_UNIT}", "x", ("len(s) == 2",)),
     ("x + reshape(b, shape=s)", "x + b", ("rank(b) == 2", "fits(b, x)")),
+    (
+        "permute(x, perm=p)",
+        "reshape(x, shape=permuted(shape(x), p))",
+        ("p == swap_last(rank(x))",),
+    ),  # two axes that are not 1
+    ("reshape(x + y, shape=s)", "reshape(x, shape=s) + reshape(y, shape=s)", ()),
+    (
+        "reshape(softmax(x, axis=i), shape=s)",
+        "softmax(reshape(x, shape=s), axis=0)",
+        ("i == rank(x) - 1", "s[-1] == size(x, -1)"),
+    ),
+    ("reshape(flip(x, axis=0), shape=s)", "flip(reshape(x, shape=s), axis=0)", ()),
+    (
+        "(x @ w) * g",
+        "x @ (w * reshape(g, shape=(1, size(g, -1))))",
+        ("rank(w) == 2", "volume(g) == size(g, -1)"),
+    ),  # no elements
+    ("gather(gather(x, m, axis=0), n, axis=0)", "gather(x, gather(n, m, axis=0), axis=0)", ("rank(m) == 1",)),
+    (
+        "concat(gather(a, n, axis=0), gather(b, n, axis=0), axis=i)",
+        "gather(concat(a, b, axis=1), n, axis=0)",
+        ("i == rank(n)",),
+    ),
+    ("log(x * y)", "log(x) + log(y)", ()),  # both negative
+    ("log(exp(x) * y)", "x * log(y)", ()),
+    ("exp(min(x, axes=k))", "max(exp(x), axes=k)", ()),
+    ("logsumexp(x, axes=k)", "log(sum(x, axes=k))", ()),
+    (
+        "where(lt(0.0, x), x, x * full(value=a, shape=s, dtype=d))",
+        "elu(x, alpha=a)",
+        ("floating(x)", "s == ones(rank(x))"),
+    ),
     ("cast(c, dtype=d) * cast(b, dtype=d)", "cast(c, dtype=d)", ("dtype(c) == 'bool'", "dtype(b) == 'bool'")),
 ]
 PROVED = ("exp-product", "exp-recip", "log-recip", "tanh-odd", "cos-even", "power-three", "recip-sqrt", "relu-of-matmul", "relu-tanh",
           "max-summand", "concat-max-pools", "mean-of-one", "is-softmax", "softmax-shift",
-          "is-attention", "diagonal-transposed", "linear-is-matmul", "sigmoid-complement")  # fmt: skip
+          "is-attention", "exp-of-log-softmax", "gather-concat", "is-rope", "is-clip",
+          "is-leaky-relu", "heads-of-one-row", "fold-output-gain", "diagonal-transposed", "linear-is-matmul", "sigmoid-complement")  # fmt: skip
 
 
 @pytest.mark.parametrize(("left", "right", "when"), WRONG)
@@ -70,7 +103,7 @@ def test_proved(name: str) -> None:
 @pytest.mark.parametrize("op", smt.DEFINITIONS)
 def test_definitions_are_what_ops_are(op: str) -> None:
     names, text = smt.DEFINITIONS[op]
-    attrs = [a for a in ("axis", "eps", "scale") if a in smt.OPS[op].attrs]
+    attrs = [a for a in ("axis", "axes", "eps", "scale") if a in smt.OPS[op].attrs]
     call = f"{op}({', '.join([*names.split(), *(f'{a}={a}' for a in attrs)])})"
     found = check(Rule(f"{op}-is", call, text), samples=8)
     assert found.status == "tested", found
