@@ -391,10 +391,12 @@ def _piece(listing: _Listing, names: dict[Any, int], start: int, end: int) -> _P
 
 
 def _merge(listing: _Listing, stretches: list[tuple[int, int]], max_nodes: int) -> list[_Piece]:
-    """Stretches grown together: tightly bound neighbours up to the limit, then loosely bound ones up to half of it."""
+    """Stretches grown together: tightly bound neighbours up to the limit, then loosely bound ones up to half of it. What has
+    grown is looked for once more in what occurs once: a layer's beginning behind the embedding and its tables."""
     names: dict[Any, int] = {}
-    pieces = _matched(listing, names, [_piece(listing, names, a, b) for a, b in stretches])
-    for least, limit in ((2, max_nodes), (0, max_nodes // 2)):
+    pieces = [_piece(listing, names, a, b) for a, b in stretches]
+    for least, limit in ((2, max_nodes), (2, max_nodes), (0, max_nodes // 2)):
+        pieces = _matched(listing, names, pieces) if least else pieces
         while True:
             merged = _merge_once(listing, pieces, least, limit, names)
             if len(merged) == len(pieces):

@@ -400,3 +400,49 @@ def test_exported_models(name: str, modules: Any) -> None:
         len(compute_nodes(blocks.unique[k].graph)) * n for k, n in repeats(blocks).items() if n in (times, 2 * times)
     )
     assert covered >= 0.8 * len(compute_nodes(blocks.graph)), blocks
+
+
+def test_a_layer_behind_its_tables_is_the_same_block() -> None:
+    """The first layer's beginning runs on from the embedding and the tables of positions: found there as it is in the others,
+    so that queries, keys and values of one product lie in one block everywhere."""
+    heads, kv, d, places, w = 4, 2, 8, 16, 32
+    at = t.input("at", (1,), "int64")
+    angles = t.reshape(t.cast(at, "float32"), (1, 1, 1)) * t.constant(
+        np.linspace(1, 0, d // 2, dtype=np.float32)
+    ).reshape((1, 1, d // 2))
+    angles = t.reshape(t.concat([angles, angles], 2), (1, 1, 1, d))
+    cos, sin = t.cos(angles), t.sin(angles)
+    seen = t.reshape(t.le(t.iota((1, places), 1), t.reshape(at, (1, 1))), (1, 1, 1, 1, places))
+    spot = t.broadcast_to(t.reshape(at, (1, 1, 1, 1)), (1, kv, 1, d))
+    h = t.cast(t.gather(t.param("table", (50, w), "bfloat16"), t.input("ids", (1, 1), "int64"), 0), "float32")
+    updates = {}
+    for n in range(4):
+
+        def normed(x: Tensor, name: str, n: int = n) -> Tensor:
+            return x * t.rsqrt(t.mean(x * x, axis=2, keepdims=True) + 1e-6) * t.param(f"{name}{n}", (w,))
+
+        def part(x: Tensor, name: str, count: int, n: int = n) -> Tensor:
+            return t.reshape(t.matmul(x, t.param(f"{name}{n}", (w, count * d))), (1, count, 1, d))
+
+        def rotated(x: Tensor) -> Tensor:
+            a, b = t.slice_axis(x, 3, 0, d // 2), t.slice_axis(x, 3, d // 2, d)
+            return x * cos + t.concat([-b, a], 3) * sin
+
+        x = normed(h, "gain")
+        k, v = (
+            t.scatter_elements(t.cast(t.state(f"{name}{n}", (1, kv, places, d), "bfloat16"), "float32"), spot, new, 2)
+            for name, new in (("keys", rotated(part(x, "k", kv))), ("values", part(x, "v", kv)))
+        )
+        updates |= {f"keys{n}": t.cast(k, "bfloat16"), f"values{n}": t.cast(v, "bfloat16")}
+        q = t.reshape(rotated(part(x, "q", heads)), (1, kv, heads // kv, 1, d))
+        wide = [t.reshape(s, (1, kv, 1, places, d)) for s in (k, v)]
+        scores = t.where(seen, t.matmul(q, t.permute(wide[0], (0, 1, 2, 4, 3))), t.full((1, 1, 1, 1, 1), -1e9))
+        out = t.matmul(c.softmax(scores, axis=4), wide[1])
+        h = h + t.matmul(t.reshape(out, (1, 1, w)), t.param(f"o{n}", (w, w)))
+        x = normed(h, "after")
+        h = h + t.matmul(c.silu(t.matmul(x, t.param(f"up{n}", (w, 2 * w)))), t.param(f"down{n}", (2 * w, w)))
+    graph = Graph.of({"out": h}, updates=updates, name="layers")
+    blocks = find_blocks(graph)
+    for n in range(4):
+        wanted = {f"{name}{n}" for name in "qkv"}
+        assert any(wanted <= {p.attr("name") for p in i.params} for i in blocks.instances), (n, repr(blocks))
