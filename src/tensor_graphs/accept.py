@@ -71,6 +71,7 @@ class Acceptance:
     plan: Callable[[Choice], Plan] | None = None  # how a choice becomes a plan, if not at the sizes of `work`
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""  # what is wrong at other sizes
     over: Callable[[], bool] = lambda: False  # whether no time is left for more than has to be
+    late: Callable[[], bool] = lambda: False  # nor for another plan where one is over tolerance
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes what raises Halted once Ctrl-C came
     cut: list[str] = field(default_factory=list)  # what is left out for want of time, in words
     dropped: list[str] = field(default_factory=list)  # what is not used any more, in words
@@ -94,8 +95,10 @@ class Acceptance:
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
         """The fastest choice that passes; without a verdict where Ctrl-C ended its verification. When no time is left, a plan is
-        verified on one input, and where it does not pass the unoptimized graph comes next. VerificationError for an error that is no rounding, NoPlanError where nothing is
-        within a tolerance given as a number or "exact"."""
+        verified on one input, and where it does not pass the unoptimized graph comes next.
+
+        VerificationError for an error that is no rounding, NoPlanError where nothing is within a tolerance given as a number
+        or "exact"."""
         try:
             return self._run(found)
         finally:
@@ -114,7 +117,7 @@ class Acceptance:
                 if verdict.passed and not wrong:
                     return choice, program, verdict
                 last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
-                hurried = self.over() and not (wrong or last or verdict.miscompiled)
+                hurried = self.late() and not (wrong or last or verdict.miscompiled)
                 finding = NOTHING if wrong or hurried else diagnose(self.graph, fixed(program.plan))
             if wrong and REWRITES in self.dropped:
                 raise SizesError(wrong)

@@ -475,7 +475,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
                 prepared.graph, work, chosen_of, pricer.errors,
                 lambda: hypergraph(session, view_of(work), backends), session.stage,
                 partial(session.progress.say, "verify"), options.tolerance, options.seed, _fired(session, views),
-                over=lambda: session.over, polled=session.polled, cut=session.cut,
+                over=lambda: session.over, late=lambda: session.late, polled=session.polled, cut=session.cut,
             )  # fmt: skip
             if symbolic is not None:
                 acceptance.plan = symbolic.plan

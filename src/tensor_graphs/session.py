@@ -21,6 +21,8 @@ from .rules import ALL
 from .symbolic import Symbolic
 from .verify import Tolerance, allowed_error
 
+LATE = 0.25  # of the budget: what looking for a plan within tolerance may take beyond it
+
 
 @dataclass(frozen=True)
 class Options:
@@ -85,6 +87,11 @@ class Session:
     def over(self) -> bool:
         """Whether nothing more is to be begun that can be left out."""
         return self.progress.stopped or (self.left <= 0 and not self.options.deterministic)
+
+    @property
+    def late(self) -> bool:
+        """Whether not even another plan is to be looked for where one is over tolerance: that may take a little more."""
+        return self.progress.stopped or (self.left <= -LATE * self.options.budget and not self.options.deterministic)
 
     def interrupted(self) -> Callable[[], bool]:
         """Whether Ctrl-C came since this was asked for: it ends the stage under way, and what later ones could leave out."""
