@@ -90,7 +90,9 @@ def _export_error(error: BaseException, title: str) -> ExportError:
             "sizes and branches that depend on values cannot be captured; compute all cases and choose by torch.where"
         )
     elif "Constraints violated" in text or "specialized" in text or "dynamic" in text.lower():
-        hint = "a size named in dynamic_shapes is fixed by the model; drop it there or give it a range"
+        reasons = [line.strip(" -") for line in text.splitlines() if line.lstrip().startswith("- ")]
+        hint = "\n    ".join(["a size named in dynamic_shapes is fixed by the model or by an example of size 1; drop it there "
+                              "or give it a range", *(r[:200] for r in reasons[:3])])  # fmt: skip
     elif "missing a required argument" in text or "positional argument" in text:
         hint = "example_inputs must be the tuple of positional arguments, example_kwargs the named ones"
     return ExportError(f"torch.export failed: {first_line(error)}", where=title, hint=hint)

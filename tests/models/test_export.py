@@ -449,3 +449,10 @@ def test_rows_that_no_mask_can_hide_cost_nothing() -> None:
     for mask in (seen, seen & False):
         (found,) = evaluate(graph, {"q": q.numpy(), "seen": mask.numpy()})
         np.testing.assert_allclose(found, infinite(q, mask).numpy(), atol=1e-6)
+
+
+def test_sizes_that_cannot_be_free_are_named_with_the_reason() -> None:
+    dim = torch.export.Dim("rows", max=8)
+    with pytest.raises(ExportError) as caught:
+        load_module(lambda x: x.reshape(3, 4) * 2, (torch.ones(3, 4),), dynamic_shapes={"x": {0: dim}})
+    assert "rows" in caught.value.hint.split("\n", 1)[1]
