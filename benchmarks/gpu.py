@@ -581,11 +581,11 @@ def way(record: Record) -> str:
     ]  # fmt: skip
     rules, steps = ", ".join(ours.get("rules", ())) or "none", ours.get("steps", {})
     if steps:
-        count = f"{steps['count']} steps, " if "count" in steps else ""
+        count = f"{steps['count']} step{'s' * (steps['count'] != 1)}, " if "count" in steps else ""
         whose = ", of a plan of the same kernels, found again" if ours.get("found_again") else ""
         rules += f" ({count}{steps['verdict']}{whose})"
     rounded = ours.get("rounded", ())
-    texts += [f"{rounded.count(d)} values rounded to {d} where they are stored" for d in dict.fromkeys(rounded)]
+    texts += [f"rounded to {d} where it is stored: {rounded.count(d)} of its values" for d in dict.fromkeys(rounded)]
     return f"- {record['name']}: rules {rules}; {'; '.join(dict.fromkeys(texts))}"
 
 

@@ -103,7 +103,7 @@ def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
     assert gpu.explain_all(["lora_b16", "lora_b1"]) == 1
     ours = gpu.stored("lora_b16")["variants"]["ours"]
     assert "low-rank-folds" in ours["rules"] and ours["steps"]["verdict"] == "replayed" and ours["steps"]["count"] > 0
-    assert "low-rank-folds" in gpu.way(gpu.stored("lora_b16")) and "steps, replayed" in gpu.way(gpu.stored("lora_b16"))
+    assert "low-rank-folds" in gpu.way(gpu.stored("lora_b16")) and "1 step, replayed" in gpu.way(gpu.stored("lora_b16"))
     (gpu.origin_in(tmp_path, "lora_b16") / "origin.safetensors").write_bytes(b"nonsense")
     assert gpu.explain_all(["lora_b16"]) == 1 and "not explained" in gpu.way(gpu.stored("lora_b16"))
 
