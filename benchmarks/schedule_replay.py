@@ -8,6 +8,7 @@ takes after 1, 3 (a first look), 5, 8 and 16 schedules.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import random
@@ -182,8 +183,12 @@ def replayed(
 
 def main(arguments: Sequence[str]) -> None:
     """Measure some cases, or replay all."""
-    if arguments[:1] == ["measure"]:
-        measure(arguments[1:] or CASES)
+    parser = argparse.ArgumentParser(description="Replay searches over recorded times, or measure such times on a GPU.")
+    parser.add_argument("action", nargs="?", choices=("replay", "measure"), default="replay")
+    parser.add_argument("cases", nargs="*", help="of those to measure; all by default")
+    given = parser.parse_args(arguments)
+    if given.action == "measure":
+        measure(given.cases or CASES)
         return
     tables, logs = read(), [0.0] * len(AFTER)
     print(f"| case | schedules | best µs | {' | '.join(f'after {n}' for n in AFTER)} |\n{'|---' * (3 + len(AFTER))}|")
