@@ -136,5 +136,7 @@ def main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description="Rank whole plans by estimate and by measurement: some 12 minutes.").parse_args()
+    argparse.ArgumentParser(
+        description="Rank whole plans by estimate and by measurement: some 12 minutes."
+    ).parse_args()
     main()
