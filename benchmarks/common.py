@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,27 +58,37 @@ def mad(samples: list[float]) -> float:
     return median(abs(s - middle) for s in samples)
 
 
-def in_turn(
+def rounds(
     calls: Mapping[str, Callable[[], Any]], *, seconds: float = 4.0, least: int = 7, most: int = 200
-) -> dict[str, dict[str, float]]:
-    """ms (median, MAD, fastest) of each call: rounds of one call each, so that drift of the machine hits all alike."""
+) -> dict[str, list[float]]:
+    """ms of each call in rounds of one call each, so that drift of the machine hits all alike; each round in another order,
+    so that no call has the better place."""
     if QUICK:
         seconds, least = 0.3, 3
     for call in calls.values():
         for _ in range(2):
             call()
     samples: dict[str, list[float]] = {n: [] for n in calls}
+    order, drawing = list(calls), random.Random(0)
     start = time.perf_counter()
     for turn in range(most):
-        for name, call in calls.items():
+        drawing.shuffle(order)
+        for name in order:
             began = time.perf_counter_ns()
-            call()
+            calls[name]()
             samples[name].append((time.perf_counter_ns() - began) / 1e6)
         if turn + 1 >= least and time.perf_counter() - start > seconds:
             break
+    return samples
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], Any]], *, seconds: float = 4.0, least: int = 7, most: int = 200
+) -> dict[str, dict[str, float]]:
+    """ms (median, MAD, fastest) of each call, in rounds."""
     return {
         n: {"ms": median(s), "mad_ms": mad(s), "fastest_ms": min(s), "rounds": float(len(s))}
-        for n, s in samples.items()
+        for n, s in rounds(calls, seconds=seconds, least=least, most=most).items()
     }
 
 

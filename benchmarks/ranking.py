@@ -3,17 +3,19 @@
 Per graph: the kernels of the best plans are measured; then the k best plans that differ enough, and the best plans without
 the kernels that took longest (for a spread of costs), are run in turn. Kendall's tau counts pairs ranked as measured minus
 pairs ranked otherwise, as shares. Pairs whose estimates differ by less than TIE are not ranked; pairs whose measured times
-differ by less than their noise (NOISE times the sum of their median absolute deviations) say nothing either way and are left
-out of the second figure.
+differ by less than noise (the median of the differences round by round, against NOISE times its standard error) or by less
+than TIE say nothing either way and are left out of the second figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
+from statistics import median
 from typing import Any
 
 import tensor_graphs as tg
@@ -29,13 +31,13 @@ from tensor_graphs.lacking import lacking
 from tensor_graphs.models import zoo
 from tensor_graphs.prices import CostPricer
 
-from .common import QUICK, in_turn, row, set_threads
+from .common import QUICK, mad, rounds, row, set_threads
 from .torch_eager import random_inputs
 
 PLANS, MAX_GAP, DIVERSITY = 4, 1.0, 0.2
 BANS = 6
 TIE, NOISE = 0.02, 3.0
-ROUNDS = 1 if QUICK else 4  # of measuring what the best plans lack: each makes other plans the best
+ROUNDS = 1 if QUICK else 3  # of measuring what the best plans lack: each makes other plans the best
 
 GRAPHS: dict[str, Callable[[], Graph]] = {
     "transformer layer": lambda: zoo.transformer(1, hidden=256, heads=4, tokens=64),
@@ -89,14 +91,21 @@ def banned(choice: Choice, store: Store) -> list[Choice]:
     return plans
 
 
-def tau(cost: Sequence[float], time: Sequence[float], noise: Sequence[float]) -> tuple[float, float, int]:
+def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """The median of a - b round by round, and what of it may be noise: NOISE standard errors of a median."""
+    gaps = [x - y for x, y in zip(a, b, strict=True)]
+    return median(gaps), NOISE * 1.2533 * 1.4826 * mad(gaps) / math.sqrt(len(gaps))
+
+
+def tau(cost: Sequence[float], samples: Sequence[Sequence[float]]) -> tuple[float, float, int]:
     """Kendall's tau over all ranked pairs, over those told apart by measuring, and the number of the latter."""
     pairs = [
         (i, j) for i, j in combinations(range(len(cost)), 2) if abs(cost[i] - cost[j]) > TIE * min(cost[i], cost[j])
     ]
-    told = [(i, j) for i, j in pairs if abs(time[i] - time[j]) > NOISE * (noise[i] + noise[j])]
-    agree = lambda i, j: 1 if (cost[i] - cost[j]) * (time[i] - time[j]) > 0 else -1
-    mean = lambda some: sum(agree(i, j) for i, j in some) / len(some) if some else 1.0
+    gaps = {(i, j): difference(samples[i], samples[j]) for i, j in pairs}
+    told = [p for p in pairs if abs(gaps[p][0]) > max(gaps[p][1], TIE * median(samples[p[0]]))]
+    agree = lambda p: 1 if (cost[p[0]] - cost[p[1]]) * gaps[p][0] > 0 else -1
+    mean = lambda some: sum(map(agree, some)) / len(some) if some else 1.0
     return mean(pairs), mean(told), len(told)
 
 
@@ -106,15 +115,16 @@ def measure(graph: Graph) -> dict[str, Any]:
         found, choices = plans(graph, folder)
     programs = [Program(replace(plan_of(c, found.work), graph=found.work)) for c in choices]
     values = random_inputs(found.work)
-    times = in_turn({str(i): lambda p=p: p.flat(*values) for i, p in enumerate(programs)}, seconds=8.0)  # type: ignore[misc]
-    took, noise = ([1e3 * times[str(i)][k] for i in range(len(programs))] for k in ("ms", "mad_ms"))
-    cost = [c.cost for c in choices]
-    every, told, pairs = tau(cost, took, noise)
+    times = rounds({str(i): lambda p=p: p.flat(*values) for i, p in enumerate(programs)}, seconds=8.0, most=1000)  # type: ignore[misc]
+    samples = [[1e3 * ms for ms in times[str(i)]] for i in range(len(programs))]
+    cost, took = [c.cost for c in choices], [median(s) for s in samples]
+    every, told, pairs = tau(cost, samples)
     best = min(range(len(took)), key=took.__getitem__)
+    gap, noise = difference(samples[0], samples[best])
     return {
-        "estimated_us": cost, "measured_us": took, "mad_us": noise, "tau": every, "tau_told_apart": told, "pairs": pairs,
-        "first_is_within_us": took[0] - took[best], "within_noise": took[0] - took[best] <= NOISE * (noise[0] + noise[best]),
-        "sources": [c.sources for c in choices],
+        "estimated_us": cost, "measured_us": took, "mad_us": [mad(s) for s in samples], "rounds": len(samples[0]),
+        "tau": every, "tau_told_apart": told, "pairs": pairs, "first_is_within_us": gap, "noise_us": noise,
+        "within_noise": gap <= max(noise, TIE * took[best]), "sources": [c.sources for c in choices],
     }  # fmt: skip
 
 
@@ -137,6 +147,6 @@ def main() -> dict[str, Any]:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(
-        description="Rank whole plans by estimate and by measurement: some 12 minutes."
+        description="Rank whole plans by estimate and by measurement: some 20 minutes."
     ).parse_args()
     main()
