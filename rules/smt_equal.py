@@ -8,7 +8,7 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 from .smt_world import Facts, Unknowns
-from .sums import Extreme, Many, Total, same_size, unknowns
+from .sums import Extreme, Many, Total, same_size, subterms, unknowns
 
 QUESTIONS = 4000
 
@@ -129,13 +129,8 @@ class Equality(Unknowns):
         z = self.z
         for _ in range(QUESTIONS):
             calls: dict[Any, list[Any]] = {}
-            choices, rest, seen = [], [expr], set[int]()
-            while rest:
-                e = rest.pop()
-                if e.get_id() in seen:
-                    continue
-                seen.add(e.get_id())
-                rest += e.children()
+            choices = []
+            for e in subterms(expr):
                 if z.is_app(e) and e.num_args() and e.decl().kind() == z.Z3_OP_UNINTERPRETED:
                     calls.setdefault(e.decl().get_id(), []).append(e)
                 elif z.is_app_of(e, z.Z3_OP_ITE):
@@ -186,13 +181,7 @@ class Equality(Unknowns):
     def only_place(self, k: Any, body: Any, holds: Callable[..., bool]) -> Any:
         """Where a body is not zero, if that is at one value of an index at most; None if z3 does not show it."""
         z = self.z
-        rest, seen = [body], set[int]()
-        while rest:
-            e = rest.pop()
-            if e.get_id() in seen:
-                continue
-            seen.add(e.get_id())
-            rest += e.children()
+        for e in subterms(body):
             if z.is_eq(e) and z.is_arith(e.arg(0)):
                 a, b = (x.arg(0) if z.is_app_of(x, z.Z3_OP_TO_REAL) else x for x in e.children())
                 if z.is_int(a) and z.is_int(b):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -107,17 +107,21 @@ def bodies(value: Many) -> list[Any]:
     return [e for bound, *rest in value.terms for e in (*rest, *(n for _, n in bound))]
 
 
-def unknowns(z: Any, expr: Any) -> list[str]:
-    """Names of the unknowns in an expression."""
-    found, rest, seen = dict[str, None](), [expr] if z.is_expr(expr) else [], set[int]()
+def subterms(expr: Any) -> Iterator[Any]:
+    """An expression of z3 and all below it, each once."""
+    rest, seen = [expr], set[int]()
     while rest:
         e = rest.pop()
         if e.get_id() not in seen:
             seen.add(e.get_id())
             rest += e.children()
-            if z.is_const(e) and e.decl().kind() == z.Z3_OP_UNINTERPRETED:
-                found[str(e)] = None
-    return list(found)
+            yield e
+
+
+def unknowns(z: Any, expr: Any) -> list[str]:
+    """Names of the unknowns in an expression."""
+    below = subterms(expr) if z.is_expr(expr) else ()
+    return list(dict.fromkeys(str(e) for e in below if z.is_const(e) and e.decl().kind() == z.Z3_OP_UNINTERPRETED))
 
 
 def same_size(a: Any, b: Any) -> bool:

@@ -86,12 +86,16 @@ class Session:
     @property
     def over(self) -> bool:
         """Whether nothing more is to be begun that can be left out."""
-        return self.progress.stopped or (self.left <= 0 and not self.options.deterministic)
+        return self._past(0.0)
 
     @property
     def late(self) -> bool:
         """Whether not even another plan is to be looked for where one is over tolerance: that may take a little more."""
-        return self.progress.stopped or (self.left <= -LATE * self.options.budget and not self.options.deterministic)
+        return self._past(LATE)
+
+    def _past(self, share: float) -> bool:
+        """Whether the budget and a share of it more are gone, or nobody wants to wait."""
+        return self.progress.stopped or (self.left <= -share * self.options.budget and not self.options.deterministic)
 
     def interrupted(self) -> Callable[[], bool]:
         """Whether Ctrl-C came since this was asked for: it ends the stage under way, and what later ones could leave out."""
