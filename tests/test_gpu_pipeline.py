@@ -29,7 +29,7 @@ from tensor_graphs.egraph.dtypes import numpy_dtype
 from tensor_graphs.egraph.graph import Graph, topological
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.simplify import simplify
-from tensor_graphs.errors import DeviceUnavailableError
+from tensor_graphs.errors import DeviceUnavailableError, NoPlanError
 from tensor_graphs.explain import explain_steps
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
@@ -139,6 +139,25 @@ def test_saved_programs_bring_their_kernels(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, env=environment)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.usefixtures("rehearsal")
+def test_exact_rounds_where_the_graph_does(dtype: str) -> None:
+    """What the graph has in float32 lies in float32, what it has in 16 bits is rounded to them, and where a library's product
+    may add in another order there is no plan rather than a wrong one."""
+    x, y = t.input("x", (8, 32), dtype), t.input("y", (8, 32), dtype)
+    wide = t.cast(x, "float32") * t.cast(y, "float32") + t.cast(y, "float32") * 0.3
+    outputs = [t.cast(wide * wide, dtype) + x, (x * y + x) * y, t.max(x * y + x, axis=1, keepdims=True) * y]
+    rng = np.random.default_rng(0)
+    given = {n: rng.standard_normal((8, 32)).astype(numpy_dtype(dtype)) for n in "xy"}
+    program = tg.optimize(outputs, backend="gpu", tolerance="exact", measure=False, budget=20)
+    for found, want in zip(program(**given), evaluate(Graph.of(outputs), given), strict=True):
+        np.testing.assert_array_equal(found.view(np.uint16), want.view(np.uint16))
+    assert program.report.verification["passed"]
+    w = t.input("w", (4096, 24))
+    with pytest.raises(NoPlanError, match="within tolerance"):
+        tg.optimize(t.matmul(t.permute(w, (1, 0)), w), backend="gpu", tolerance="exact", measure=False, budget=20)
 
 
 @pytest.mark.usefixtures("rehearsal")

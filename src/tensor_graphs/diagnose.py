@@ -66,7 +66,7 @@ class Diagnosis:
 
 def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
     """The expression that the plan computes: per output (then update), and per value."""
-    stored = device_of(plan) != "cpu"
+    stored = device_of(plan) != "cpu" and any(v.carried for v in plan.values)
     values: dict[int, Tensor] = {i: _carried(w, stored) for i, w in plan.weights.items()}
     for value in plan.values:
         if value.origin in ("input", "state"):

@@ -29,6 +29,7 @@ from .egraph.graph import Graph
 from .egraph.interpret import expand_all
 from .egraph.masks import canonical_masks
 from .egraph.ops import OPS
+from .egraph.pattern import Call as Application
 from .egraph.rule import Rule
 from .egraph.saturate import Limits
 from .egraph.simplify import simplify
@@ -125,7 +126,8 @@ def hypergraph(
         if session.symbolic is not None:
             found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop)
             return session.symbolic.hypergraph(found)
-        return candidates(view, chosen, view_strides, narrow_types(view) if on_gpu(backends) else None, stop)
+        narrow = on_gpu(backends) and not session.options.exact  # a float32 of an exact program is one in memory too
+        return candidates(view, chosen, view_strides, narrow_types(view) if narrow else None, stop)
 
 
 def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Sequence[Backend]) -> list[Hypergraph]:
@@ -146,9 +148,11 @@ def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Seque
 
 @dataclass(frozen=True)
 class _Exact:
-    """A backend's bitwise-exact kernels, and all those of atomic ops that have no such kernel."""
+    """A backend's bitwise-exact kernels, and all those of single atomic ops that have no such kernel. What computes several
+    ops at once, as generated kernels do, keeps what lies between them wider than the graph says, or multiplies and adds in one."""
 
     base: Backend
+    generated = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.base, name)
@@ -156,8 +160,8 @@ class _Exact:
     @property
     def templates(self) -> tuple[Template, ...]:
         """See `Backend.templates`."""
-        exact = {_op(t) for t in self.base.templates if t.exact}
-        return tuple(t for t in self.base.templates if t.exact or not (_op(t) in exact or _composite(t)))
+        exact = {_op(t) for t in self.base.templates if t.exact and t.family != "view"}
+        return tuple(t for t in self.base.templates if t.exact or not (_op(t) in exact or _composite(t) or _fused(t)))
 
 
 def _op(template: Template) -> str:
@@ -167,6 +171,11 @@ def _op(template: Template) -> str:
 def _composite(template: Template) -> bool:
     """Whether a kernel's op is there in simpler ones as well, which have exact kernels."""
     return _op(template) in OPS and OPS[_op(template)].composite
+
+
+def _fused(template: Template) -> bool:
+    """Whether a kernel computes more than one op."""
+    return any(isinstance(a, Application) for a in getattr(template.term, "args", ()))
 
 
 def stored_narrow(

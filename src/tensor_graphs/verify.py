@@ -48,7 +48,8 @@ class OutputError:
     original: float  # the same of the unoptimized graph in its own dtypes
     allowed: float
     finite: bool = True  # NaN and infinities stand where they may
-    discrete: bool = False  # of integers and bools: `plan` is the share of places that differ
+    discrete: bool = False  # of integers and bools, or bit by bit: `plan` is the share of places that differ
+    off: float | None = None  # relative error of floats that are compared bit by bit
 
     @property
     def passed(self) -> bool:
@@ -64,6 +65,8 @@ class OutputError:
     @property
     def miscompiled(self) -> bool:
         """Beyond anything that rounding explains."""
+        if self.off is not None:
+            return not self.finite or not self.off <= max(MISCOMPILE * self.original, WRONG)
         limit = MOSTLY if self.discrete else max(MISCOMPILE * self.allowed, WRONG)
         return not self.finite or not self.plan <= limit
 
@@ -341,10 +344,16 @@ def _compare(name: str, dtype: str, y: Any, exact: Any, own: Any, tolerance: Tol
         y, errors, unequal = on_device.near(y, exact), on_device.errors, on_device.unequal
     else:
         y = array_of(y) if is_torch(y) else np.asarray(y)
-    if tolerance == "exact" or not dtypes.is_float(dtype):
+    if not dtypes.is_float(dtype):
         share = unequal(y, own)
         loose = 0.0 if tolerance == "exact" or not share else NEAR_TIES
         return OutputError(name, share, 0.0, loose, discrete=True)
+    if tolerance == "exact":
+        share = unequal(y, own)
+        if not share or y.shape != exact.shape:
+            return OutputError(name, share, 0.0, 0.0, discrete=True)
+        off, original, finite = errors(y, exact, own)
+        return OutputError(name, share, original, 0.0, finite, discrete=True, off=off)
     if y.shape != exact.shape:
         original = errors(own, exact, own)[1]
         return OutputError(name, float("inf"), original, allowed_error(tolerance, original, dtype), False)
