@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
+
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
@@ -21,13 +23,29 @@ def node_flops(node: Tensor) -> float:
         return 2.0 * out * prod(concrete(node.args[1].shape)[1:])
     if node.op in ("attention", "masked_attention"):
         q, k = concrete(node.args[0].shape), concrete(node.args[1].shape)
-        return 2.0 * out * k[-2] + 2.0 * prod(concrete(node.shape)[:-1]) * k[-2] * q[-1]
+        rows = prod(concrete(node.shape)[:-2])
+        return (
+            2.0
+            * rows
+            * seen(q[-2], k[-2], node.attr("causal"), node.attr("window"))
+            * (q[-1] + concrete(node.shape)[-1])
+        )
     if node.op in ("max_pool", "avg_pool"):
         return float(out * prod(node.attr("kernel")))
     if node.entry.kind in ("view", "leaf"):
         return 0.0
     larger = max([out, *(prod(concrete(a.shape)) for a in node.args)]) if node.entry.kind != "index" else out
     return float(larger) * node.entry.flops
+
+
+def seen(rows: int, columns: int, causal: bool, window: int) -> float:
+    """How many pairs of a row and a column attention computes: of each row those up to its diagonal, aligned at the last
+    position, if it is causal, and of them the last `window` (0: all)."""
+    if not causal and not window:
+        return float(rows * columns)
+    ends = np.arange(rows) + columns - rows + 1 if causal else np.full(rows, columns)
+    begins = np.arange(rows) + columns - rows + 1 - window if window else np.zeros(rows, np.int64)
+    return float((np.clip(ends, 0, columns) - np.clip(begins, 0, columns)).clip(0).sum())
 
 
 def graph_flops(roots: list[Tensor]) -> float:

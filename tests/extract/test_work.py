@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from tensor_graphs.egraph.composite import causal_mask
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.egraph.pattern import parse_term
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
 from tensor_graphs.extract.meaning import meaning
-from tensor_graphs.extract.work import call_work
+from tensor_graphs.extract.work import call_work, seen
 
 
 def call(output: tuple[int, ...], dtype: str = "bfloat16", **operands: tuple[tuple[int, ...], str]) -> Call:
@@ -35,3 +39,17 @@ def test_what_is_gathered_from_is_not_read_whole() -> None:
         assert call_work(template, found) == (7.0, 5 * 8 * 2 + 5 * 8 + 5 * 8 * 2), pattern
     both = Template("x", "triton", "gather(t, i, axis=0) + slice(t, axis=0, start=0, stop=5)", "")
     assert call_work(both, found)[1] == 1000 * 8 * 2 + 5 * 8 + 5 * 8 * 2
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 5), (3, 7), (7, 3), (1, 9)])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [0, 2, 20])
+def test_attention_computes_what_its_mask_shows(rows: int, columns: int, causal: bool, window: int) -> None:
+    mask = causal_mask(rows, columns, causal, window, "float32")
+    shown = int(np.isfinite(np.broadcast_to(evaluate(Graph.of(mask), {})[0], (rows, columns))).sum())
+    assert seen(rows, columns, causal, window) == shown
+    pattern = f"attention(q, k, v, scale=1.0, causal={causal}, window={window}, softcap=0.0)"
+    found = call(
+        (2, rows, 4), q=((2, rows, 6), "float32"), k=((2, columns, 6), "float32"), v=((2, columns, 4), "float32")
+    )
+    assert call_work(Template("x", "torch_cuda", pattern, ""), found)[0] == 2 * 2 * shown * (6 + 4)
