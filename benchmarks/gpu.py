@@ -55,15 +55,15 @@ Run = Callable[[], Any]
 class Case:
     """A workload under measurement in this process; its record is written after every step."""
 
-    def __init__(self, name: str, target: Path, device: str, small: bool, budget: float, store: Path) -> None:
+    def __init__(self, full: Any, work: Any, target: Path, device: str, budget: float, store: Path) -> None:
+        """`work` is what is measured: the workload `full` itself, or the same at small sizes."""
         import torch
 
         from benchmarks import workloads
         from tensor_graphs.backends.gpu_device import device_of
 
         self.torch, self.target, self.budget, self.store = torch, target, budget, store
-        work = workloads.WORKLOADS[name]
-        self.full, self.work = work, workloads.small(work) if small else work
+        self.full, self.work, small = full, work, work is not full
         self.device = device_of(device)
         self.inputs, self.weights = self.work.arguments(device)
         arguments = [*self.inputs, *self.weights]
@@ -71,18 +71,18 @@ class Case:
         count = min(MOST_SETS, -(-5 * self.device.cache_bytes // nbytes), max(1, (16 << 30) // nbytes))
         self.sets = [arguments, *([x.clone() for x in arguments] for _ in range(count - 1))]
         with torch.no_grad():
-            wide = [x.double() for x in arguments]
+            wide = [x.double() if x.is_floating_point() else x for x in arguments]
             self.exact = [x.cpu() if small else x for x in workloads.flat(self.work.call(*wide))]
         self.calls: dict[str, list[Run]] = {}
         self.record: Record = {
-            "name": name,
+            "name": full.name,
             "device": device,
             "small": small,
             "sets": count,
             "variants": {},
             **machine(self.device),
         }
-        self.record["limit_us"] = limit_us(work, self.record)
+        self.record["limit_us"] = limit_us(full, self.record)
 
     def write(self) -> None:
         """Keep what is known so far."""
@@ -117,10 +117,10 @@ class Case:
         with self.variant("eager") as found:
             self.add("eager", found, [lambda s=s: self.work.call(*s) for s in self.sets])
 
-    def peers(self) -> None:
-        """Compiled in both modes."""
+    def peers(self, modes: Sequence[str] = ("default", "max-autotune")) -> None:
+        """Compiled in these modes."""
         torch, work = self.torch, self.work
-        for name in ("default", "max-autotune"):
+        for name in modes:
             with self.variant(name) as found:
                 compiled = compiled_as(work.call, name)
                 start = time.monotonic()
@@ -153,14 +153,14 @@ class Case:
                     samples.append((time.perf_counter_ns() - began) / 1e3 / len(self.sets) / rounds)
             found |= {"us": median(samples), "fastest_us": min(samples)}
 
-    def ours(self) -> None:
+    def ours(self, names: Sequence[str] = OURS) -> None:
         """Our program with every kernel there is, then with generated ones only; each optimized twice: cold, then with what
         the first time has measured. (Both share a store: the second program's cold time is none.)"""
         import tensor_graphs as tg
 
         module = self.work.module([w.cpu() for w in self.weights])
         inputs = tuple(x.cpu() for x in self.inputs)
-        for name in OURS:
+        for name in names:
             with self.variant(name) as found:
                 chosen = BACKENDS[name] if self.device.name == "cuda" else "torch"
                 for label in ("cold_s", "warm_s"):
@@ -370,7 +370,7 @@ def machine(device: Any) -> Record:
     return {
         "machine": found.device, "driver": found.driver, "toolchain": found.toolchain,
         "copy_bytes_per_us": rates["copy", "float32"], "read_bytes_per_us": rates["read", "float32"],
-        "flops_per_us": rates["gemm", "bfloat16"],
+        "flops_per_us": rates["gemm", "bfloat16"], "flops_float32_per_us": rates["gemm", "float32"],
         "launch_us": next(median(p["samples"]) for p in probes if p["name"] == "launch"),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"), "commit": os.environ.get("BENCH_COMMIT") or commit(),
     }  # fmt: skip
@@ -379,7 +379,8 @@ def machine(device: Any) -> Record:
 def limit_us(work: Any, record: Record) -> float:
     """The least time: compulsory bytes at the measured bandwidth, or arithmetic at the measured rate."""
     bandwidth = max(record["copy_bytes_per_us"], record["read_bytes_per_us"])
-    return float(max(work.bytes / bandwidth, work.flops / record["flops_per_us"]))
+    rate = record["flops_float32_per_us" if str(getattr(work, "dtype", "")) == "torch.float32" else "flops_per_us"]
+    return float(max(work.bytes / bandwidth, work.flops / rate))
 
 
 def child(options: argparse.Namespace) -> None:
@@ -387,8 +388,12 @@ def child(options: argparse.Namespace) -> None:
     if options.child == "warm":
         warm(options.case, options.device, options.small)
         return
+    from benchmarks.workloads import WORKLOADS, small
+
     share_the_gpu()
-    case = Case(options.case, options.to, options.device, options.small, options.budget, options.store)
+    full = WORKLOADS[options.case]
+    work = small(full) if options.small else full
+    case = Case(full, work, options.to, options.device, options.budget, options.store)
     case.record["together"] = options.together
     case.write()
     with case.torch.no_grad():

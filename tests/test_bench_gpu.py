@@ -124,3 +124,30 @@ def test_a_plan_is_found_again_from_its_kernels(bench: Any) -> None:
     assert sum(n.op == "matmul" for n in topological(plan.origin.roots)) == 2
     assert found_again(work.module(weights), inputs, [product] * 2) is None
     assert found_again(work.module(weights), inputs, [{**product, "kernel": "cuda.nothing"}]) is None
+
+
+def test_variants_run_at_small_sizes_and_are_near_float64(benchmark_module: Callable[[str], Any]) -> None:
+    gpu, variants, flat = benchmark_module("gpu"), benchmark_module("variants"), benchmark_module("workloads").flat
+    ours = [v for n, v in variants.TINY.items() if not n.startswith("hf_")]
+    assert len(ours) > 25 and variants.TINY.keys() == variants.VARIANTS.keys()
+    for work in ours:
+        inputs, weights = work.arguments("cpu")
+        got, again = flat(work.call(*inputs, *weights)), flat(work.module(weights)(*inputs))
+        exact = flat(work.call(*(x.double() if x.is_floating_point() else x for x in (*inputs, *weights))))
+        assert all(g.equal(a) and w.dtype == torch.float64 for g, a, w in zip(got, again, exact, strict=True)), (
+            work.name
+        )
+        assert max(gpu.error(g, w) for g, w in zip(got, exact)) < 2e-2, work.name
+    norm = variants.TINY["norm_linear_fp16_b4"]
+    assert norm.flops == 2 * 2 * 24 * 40 and norm.bytes == 2 * (2 * 24 + 24 + 24 * 40 + 2 * 40)
+
+
+def test_the_table_of_variants_names_what_failed_and_what_is_slower(benchmark_module: Callable[[str], Any]) -> None:
+    module = benchmark_module("gpu_variants")
+    slow = {**record(eager={"us": 30.0}, default={"us": 9.0}, ours={"us": 10.0}), "name": "lora_fp32_b4"}
+    broken = {**record(eager={"us": 30.0}, ours={"failed": "ShapeError: no"}), "name": "experts_top2_t64"}
+    for r in (slow, broken):
+        r["commit"] = "abc"
+    text = module.render({r["name"]: r for r in (slow, broken)})
+    assert "slower than the best peer by more than 3 %: lora_fp32_b4 (0.90)" in text and "1 timed" in text
+    assert "failed: experts_top2_t64: ours: ShapeError: no" in text
