@@ -134,6 +134,11 @@ class Regions:
         price, best, _ = self._costs
         return [p + sum([best[k] for k in kids]) for p, kids in zip(price, self._kids)]
 
+    @property
+    def costs(self) -> list[float]:
+        """Tree cost of each class: that of its cheapest e-node and all below."""
+        return self._costs[1]
+
     def _cost(self, node: int) -> float:
         return self._node_costs[node]
 

@@ -181,8 +181,12 @@ class Together:
             yield from self.least(groups)
 
     def least(self, groups: list[Group]) -> list[Group]:
-        """The `SIDES` groups that read least."""
-        return sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))[:SIDES]
+        """The `SIDES` groups that read least, and the one whose operands are made with least: the others may read a norm or a
+        statistic that needs a kernel of its own."""
+        kept = sorted(groups, key=lambda g: sum(self._bytes(c) for _, c in g.leaves))
+        given, cost = self.regions.given, self.regions.costs
+        least = min(kept, key=lambda g: sum(cost[c] for _, c in g.leaves if c not in given), default=None)
+        return [g for n, g in enumerate(kept) if n < SIDES or g is least]
 
     def slices(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
         """(start, stop, class) of slices of a class along an axis that the model asks for, none of which overlap."""

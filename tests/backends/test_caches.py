@@ -288,11 +288,15 @@ class Cheap:
         return [Priced(us, us, us, "bound") for us in costs]
 
 
-def decode(kv: int = K, norms: bool = False, biases: bool = False) -> tuple[Graph, dict[str, np.ndarray]]:
-    """A step of decoding as it is written: three products, rotations, caches as states, attention over them."""
+def decode(
+    kv: int = K, norms: bool = False, biases: bool = False, deep: bool = False
+) -> tuple[Graph, dict[str, np.ndarray]]:
+    """A step of decoding as it is written: three products, rotations, caches as states, attention over them; `deep`: of a
+    stream that a layer before has added to."""
     a, places = t.input("a", (B, 1, W)), t.input("at", (1,), "int64")
     cos, sin = t.input("cos", (1, 1, 1, D)), t.input("sin", (1, 1, 1, D))
-    h = c.rms_norm(a, t.param("g", (W,)), eps=1e-6)
+    stream = a + t.matmul(a, t.param("wp", (W, W))) if deep else a
+    h = c.rms_norm(stream, t.param("g", (W,)), eps=1e-6)
 
     def part(name: str, count: int) -> Tensor:
         y = t.matmul(h, t.param(f"w{name}", (W, count * D)))
@@ -306,7 +310,8 @@ def decode(kv: int = K, norms: bool = False, biases: bool = False) -> tuple[Grap
     keys, seen = (t.scatter_elements(s, spot, y, 2) for s, y in zip(caches, (c.rope(k, cos, sin), v)))
     grouped = t.reshape(c.rope(q, cos, sin), (B, kv, H // kv, 1, D))
     out = c.attention(grouped, *(t.reshape(s, (B, kv, 1, L, D)) for s in (keys, seen)), scale=D**-0.5)
-    graph = Graph.of({"out": out}, updates={"keys": keys, "values": seen}, inputs=[a, cos, sin, places], name="decode")
+    outputs = {"out": out} | ({"stream": stream} if deep else {})
+    graph = Graph.of(outputs, updates={"keys": keys, "values": seen}, inputs=[a, cos, sin, places], name="decode")
     rng = np.random.default_rng(0)
     params = {str(n.attr("name")): rng.standard_normal(n.shape).astype(np.float32) for n in graph.leaves("param")}
     given = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("a", (B, 1, W)), ("cos", (1, 1, 1, D)), ("sin", (1, 1, 1, D)))}  # fmt: skip
@@ -345,6 +350,13 @@ def test_steps_of_decoding_have_two_kernels(kind: dict[str, Any]) -> None:
     assert sorted(len(s.outputs) for s in plan.steps if not s.is_view) == [1, 3]
     assert any(len(k.outputs) == 3 and "matmul" not in k.template.pattern for k in kernels.candidates)
     right(Program(plan, device="cpu"), graph, given, (3, 17))
+
+
+def test_norms_of_a_deep_stream_are_computed_with_the_product() -> None:
+    """Of what reads least, all read what another kernel must make of the stream: the one that makes it itself is kept too."""
+    graph, _ = decode(deep=True)
+    made = [k.template.pattern for k in hypergraph(graph).candidates if len(k.outputs) == 3]
+    assert any("scatter" in p and "matmul" in p and ("mean" in p or "rms_norm" in p) for p in made)
 
 
 def test_a_step_of_decoding_is_two_kernels(tmp_path: Path) -> None:
