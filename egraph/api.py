@@ -40,6 +40,7 @@ def state(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
 
 def full(shape: Sequence[Dim], value: Scalar, dtype: str = "float32") -> Tensor:
     """One number in every place."""
+    dtype = dtypes.name_of(dtype)
     kind = dtypes.category(dtype)
     number = float(value) if kind == "float" else int(bool(value) if kind == "bool" else value)
     return make("full", (), {"value": number, "shape": shape, "dtype": dtype})
@@ -62,21 +63,29 @@ def arange(stop: Dim, dtype: str = "int64") -> Tensor:
 
 def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
     """Positions along one axis."""
-    return make("iota", (), {"axis": _axis(axis, len(shape)), "shape": shape, "dtype": dtype})
+    return make("iota", (), {"axis": axis_of(axis, len(shape)), "shape": shape, "dtype": dtype})
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor from a tensor, a number or an array."""
+    """A tensor from a tensor, a number, an array or nested lists of numbers. UsageError for anything else."""
     if isinstance(value, Tensor):
         return value
-    array = np.asarray(value)
-    if array.ndim == 0:
-        return full((), array.item(), dtypes.name_of(array.dtype))
-    return constant(array)
+    try:
+        array = np.asarray(value)
+        dtype = dtypes.name_of(array.dtype)
+    except (TypeError, ValueError, RuntimeError, ShapeError) as error:
+        raise UsageError(f"a {type(value).__name__} is no tensor, number or array of numbers") from error
+    return full((), array.item(), dtype) if array.ndim == 0 else constant(array)
+
+
+def _operand(value: Any) -> Any:
+    """Tensors and numbers as they are, for numbers are weak; arrays and lists as constants."""
+    return value if isinstance(value, Tensor | bool | int | float | np.generic) else as_tensor(value)
 
 
 # ---------------------------------------------------------------- operand alignment
-def _axis(axis: int, rank: int) -> int:
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front; negative ones count from the end. ShapeError outside the rank."""
     if not -rank <= axis < builtins.max(rank, 1):
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis % rank if rank else 0
@@ -85,7 +94,7 @@ def _axis(axis: int, rank: int) -> int:
 def _axes(axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(rank))
-    found = sorted({_axis(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)})
+    found = sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)})
     return tuple(found)
 
 
@@ -96,6 +105,7 @@ def with_rank(x: Tensor, rank: int) -> Tensor:
 
 def align(*operands: Operand, dtype: str | None = None) -> list[Tensor]:
     """Operands made tensors of one rank and one dtype; numbers take the tensors' dtype (floats widen ints)."""
+    operands = tuple(map(_operand, operands))
     tensors = [o for o in operands if isinstance(o, Tensor)]
     common = dtype
     for t in tensors:
@@ -175,7 +185,7 @@ def ne(x: Operand, y: Operand) -> Tensor:
 
 def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
     """x where the condition holds, else y."""
-    a, b = align(x, y)
+    (a, b), condition = align(x, y), as_tensor(condition)
     rank = builtins.max(condition.rank, a.rank)
     return make("where", (with_rank(cast(condition, "bool"), rank), with_rank(a, rank), with_rank(b, rank)))
 
@@ -186,7 +196,8 @@ def square(x: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """Another dtype."""
+    """Another dtype, by its name or NumPy's object."""
+    dtype = dtypes.name_of(dtype)
     return x if x.dtype == dtype else make("cast", (x,), {"dtype": dtype})
 
 
@@ -199,6 +210,7 @@ def _reduction(name: str, counts: bool = False) -> Callable[..., Tensor]:
     """`counts`: of bools as of the numbers 0 and 1; the op itself gives a bool."""
 
     def build(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        x = as_tensor(x)
         x = cast(x, "int64") if counts and x.dtype == "bool" else x
         axes = _axes(axis, x.rank)
         return _squeezed(make(name, (x,), {"axes": axes}) if axes else x, axes, keepdims)
@@ -213,12 +225,12 @@ max, min = _reduction("max"), _reduction("min")
 
 def all(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Whether all are true over axes."""
-    return min(cast(x, "bool"), axis, keepdims)
+    return min(cast(as_tensor(x), "bool"), axis, keepdims)
 
 
 def any(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Whether any is true over axes."""
-    return max(cast(x, "bool"), axis, keepdims)
+    return max(cast(as_tensor(x), "bool"), axis, keepdims)
 
 
 def count(shape: Shape, axes: Sequence[int]) -> Dim:
@@ -228,6 +240,7 @@ def count(shape: Shape, axes: Sequence[int]) -> Dim:
 
 def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Mean over axes."""
+    x = as_tensor(x)
     axes = _axes(axis, x.rank)
     x = x if dtypes.is_float(x.dtype) else cast(x, "float32")
     return _squeezed(make("mean", (x,), {"axes": axes}) if axes else x, axes, keepdims)
@@ -249,30 +262,31 @@ def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
 
 def argmax(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
     """Position of the first largest."""
-    a = _axis(axis, x.rank)
+    a = axis_of(axis, x.rank)
     return _squeezed(make("argmax", (x,), {"axis": a}), (a,), keepdims)
 
 
 def argmin(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
     """Position of the first smallest."""
-    a = _axis(axis, x.rank)
+    a = axis_of(axis, x.rank)
     return _squeezed(make("argmin", (x,), {"axis": a}), (a,), keepdims)
 
 
 def cumsum(x: Tensor, axis: int) -> Tensor:
     """Running sums; bools are counted."""
     x = cast(x, "int64") if x.dtype == "bool" else x
-    return make("cumsum", (x,), {"axis": _axis(axis, x.rank)})
+    return make("cumsum", (x,), {"axis": axis_of(axis, x.rank)})
 
 
 def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
     """Positions that sort an axis, stable."""
-    return make("argsort", (x,), {"axis": _axis(axis, x.rank), "descending": descending})
+    return make("argsort", (x,), {"axis": axis_of(axis, x.rank), "descending": descending})
 
 
 # ---------------------------------------------------------------- contractions
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """NumPy's matmul for any ranks >= 1."""
+    a, b = as_tensor(a), as_tensor(b)
     dtype = dtypes.promote(a.dtype, b.dtype)
     a, b = cast(a, dtype), cast(b, dtype)
     if a.rank == 0 or b.rank == 0:
@@ -314,14 +328,14 @@ def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 def permute(x: Tensor, perm: Sequence[int]) -> Tensor:
     """Axes in another order."""
-    perm = tuple(_axis(p, x.rank) for p in perm)
+    perm = tuple(axis_of(p, x.rank) for p in perm)
     return x if perm == tuple(range(x.rank)) else make("permute", (x,), {"perm": perm})
 
 
 def swapaxes(x: Tensor, a: int, b: int) -> Tensor:
     """Two axes swapped."""
     perm = list(range(x.rank))
-    a, b = _axis(a, x.rank), _axis(b, x.rank)
+    a, b = axis_of(a, x.rank), axis_of(b, x.rank)
     perm[a], perm[b] = perm[b], perm[a]
     return permute(x, perm)
 
@@ -340,7 +354,7 @@ def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 def expand_dims(x: Tensor, axis: int) -> Tensor:
     """A new axis of size 1."""
-    a = axis % (x.rank + 1)
+    a = axis_of(axis, x.rank + 1)
     return reshape(x, (*x.shape[:a], 1, *x.shape[a:]))
 
 
@@ -352,7 +366,7 @@ def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
 
 def slice_axis(x: Tensor, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tensor:
     """Elements start, start + step, … below stop along one axis."""
-    axis = _axis(axis, x.rank)
+    axis = axis_of(axis, x.rank)
     if start == 0 and stop == x.shape[axis] and step == 1:
         return x
     return make("slice", (x,), {"axis": axis, "start": start, "stop": stop, "step": step})
@@ -360,7 +374,7 @@ def slice_axis(x: Tensor, axis: int, start: Dim, stop: Dim, step: int = 1) -> Te
 
 def flip(x: Tensor, axis: int) -> Tensor:
     """One axis backwards."""
-    return make("flip", (x,), {"axis": _axis(axis, x.rank)})
+    return make("flip", (x,), {"axis": axis_of(axis, x.rank)})
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -370,25 +384,28 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         raise UsageError("concat of nothing")
     found = parts[0]
     for part in parts[1:]:
-        found = make("concat", (found, part), {"axis": _axis(axis, found.rank)})
+        found = make("concat", (found, part), {"axis": axis_of(axis, found.rank)})
     return found
 
 
 def align_dtypes(*tensors: Tensor) -> list[Tensor]:
     """Tensors cast to their common dtype, shapes as they are."""
-    common = tensors[0].dtype if tensors else "float32"
-    for t in tensors:
+    parts = [as_tensor(t) for t in tensors]
+    common = parts[0].dtype if parts else "float32"
+    for t in parts:
         common = dtypes.promote(common, t.dtype)
-    return [cast(t, common) for t in tensors]
+    return [cast(t, common) for t in parts]
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Along a new axis."""
-    return concat([expand_dims(t, axis) for t in tensors], axis)
+    return concat([expand_dims(as_tensor(t), axis) for t in tensors], axis)
 
 
 def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
     """Consecutive pieces of the given sizes along an axis."""
+    if isinstance(sizes, int):
+        raise UsageError(f"split takes the sizes of the pieces, not {sizes}", hint=f"[{sizes}, {sizes}, ...]")
     found: list[Tensor] = []
     start: Dim = 0
     for size in sizes:
@@ -407,16 +424,18 @@ def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Ten
 
 def windows(x: Tensor, axis: int, size: int, stride: int = 1, dilation: int = 1) -> Tensor:
     """Sliding windows along an axis, their elements in a new last axis."""
-    return make("windows", (x,), {"axis": _axis(axis, x.rank), "size": size, "stride": stride, "dilation": dilation})
+    return make("windows", (x,), {"axis": axis_of(axis, x.rank), "size": size, "stride": stride, "dilation": dilation})
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """NumPy's basic indexing: ints, slices, None and `...`; one integer tensor gathers along its axis."""
-    keys = list(key) if isinstance(key, tuple) else [key]
+    """NumPy's basic indexing: ints, slices, None and `...`; one integer tensor, array or list gathers along its axis."""
+    keys = [_known_key(k) for k in (key if isinstance(key, tuple) else [key])]
     used = builtins.sum(1 for k in keys if k is not None and k is not Ellipsis)
     if used > x.rank:
         raise ShapeError(f"{used} indices for a rank-{x.rank} value")
-    if Ellipsis in [k for k in keys if not isinstance(k, Tensor)]:
+    if builtins.sum(isinstance(k, Tensor | np.ndarray) for k in keys) > 1:  # NumPy would pair them
+        raise UsageError("one array can be an index at a time", hint="tg.gather_elements, or one index after the other")
+    if builtins.any(k is Ellipsis for k in keys):
         spot = next(i for i, k in enumerate(keys) if k is Ellipsis)
         keys[spot : spot + 1] = [slice(None)] * (x.rank - used)
     axis = 0
@@ -425,8 +444,12 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         if k is None:
             kept.append(None)
             continue
+        if isinstance(k, np.ndarray):
+            k = _index(k, x.shape[axis])
         span = k.rank if isinstance(k, Tensor) else 1
         if isinstance(k, Tensor):
+            if k.dtype == "bool":
+                raise UsageError("how many elements a mask picks depends on values", hint="tg.where(mask, x, 0)")
             x = gather(x, k, axis)
         elif isinstance(k, slice):
             x = _slice_key(x, axis, k)
@@ -437,6 +460,33 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         axis += span
     kept += range(axis, x.rank)
     return reshape(x, [1 if a is None else x.shape[a] for a in kept])
+
+
+def _known_key(key: Any) -> Any:
+    """A key of `getitem`: lists become arrays, NumPy's ints ints. UsageError for what is none."""
+    if isinstance(key, np.ndarray | list):
+        array = np.asarray(key)
+        if array.dtype.kind not in "iub" and array.size:
+            raise UsageError(f"an array of {array.dtype} is no index", hint="ints, or bools for a whole axis")
+        return array if array.size or array.dtype.kind in "iub" else array.astype(np.int64)
+    if isinstance(key, bool | str | float):
+        raise UsageError(f"{key!r} is no index", hint="an int, a slice, None, ..., or an array of ints")
+    return int(key) if isinstance(key, np.integer) else key
+
+
+def _index(key: np.ndarray[Any, Any], size: Dim) -> Tensor:
+    """An array that is known as an index along an axis: bools pick, negative places count from the end, as in NumPy."""
+    if key.dtype == bool:
+        if key.shape != (size,):
+            raise ShapeError(f"a mask of shape {key.shape} along an axis of size {size}")
+        return constant(np.flatnonzero(key))
+    if not isinstance(size, int):
+        if key.size and key.min() < 0:
+            raise ShapeError(f"negative indices along the free size {size}")
+        return constant(key)
+    if key.size and not -size <= key.min() <= key.max() < size:
+        raise ShapeError(f"indices {key.min()} to {key.max()} are outside size {size}")
+    return constant(np.where(key < 0, key + size, key))
 
 
 def _slice_key(x: Tensor, axis: int, key: slice) -> Tensor:
@@ -458,17 +508,17 @@ def _slice_key(x: Tensor, axis: int, key: slice) -> Tensor:
 # ---------------------------------------------------------------- indexing
 def gather(x: Tensor, index: Tensor, axis: int = 0) -> Tensor:
     """NumPy's take: x's slices at the indices, their axes in place of `axis`."""
-    return make("gather", (x, index), {"axis": _axis(axis, x.rank)})
+    return make("gather", (x, index), {"axis": axis_of(axis, x.rank)})
 
 
 def gather_elements(x: Tensor, index: Tensor, axis: int) -> Tensor:
     """NumPy's take_along_axis."""
-    return make("gather_elements", (x, index), {"axis": _axis(axis, x.rank)})
+    return make("gather_elements", (x, index), {"axis": axis_of(axis, x.rank)})
 
 
 def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: int, mode: str = "set") -> Tensor:
     """x with updates written at the index along one axis."""
-    return make("scatter_elements", (x, index, updates), {"axis": _axis(axis, x.rank), "mode": mode})
+    return make("scatter_elements", (x, index, updates), {"axis": axis_of(axis, x.rank), "mode": mode})
 
 
 # ---------------------------------------------------------------- operators on Tensor
@@ -476,6 +526,16 @@ def scatter_elements(x: Tensor, index: Tensor, updates: Tensor, axis: int, mode:
 
 def _swapped(f: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
     return lambda x, y: f(y, x)
+
+
+def _length(x: Tensor) -> int:
+    if not x.rank or not isinstance(x.shape[0], int):
+        raise UsageError(f"{x.type} has no length that is known", hint="x.shape has its sizes")
+    return x.shape[0]
+
+
+def _as_values(x: Tensor, *_: Any, **__: Any) -> Any:
+    raise UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
 
 
 def _shape_args(shape: tuple[Any, ...]) -> tuple[Dim, ...]:
@@ -486,11 +546,16 @@ _METHODS: dict[str, Any] = {
     "__add__": add, "__radd__": _swapped(add), "__sub__": sub, "__rsub__": _swapped(sub),
     "__mul__": mul, "__rmul__": _swapped(mul), "__truediv__": div, "__rtruediv__": _swapped(div),
     "__matmul__": matmul, "__rmatmul__": _swapped(matmul),  # type: ignore[arg-type]
-    "__pow__": lambda x, y: square(x) if y == 2 and not isinstance(y, Tensor) else pow(x, y), "__neg__": neg,
-    "__floordiv__": floordiv, "__mod__": mod, "__abs__": abs,
+    "__pow__": lambda x, y: square(x) if isinstance(y, int | float) and y == 2 else pow(x, y), "__neg__": neg,
+    "__rpow__": _swapped(pow), "__floordiv__": floordiv, "__rfloordiv__": _swapped(floordiv),
+    "__mod__": mod, "__rmod__": _swapped(mod), "__abs__": abs,
     "__lt__": lt, "__le__": le, "__gt__": gt, "__ge__": ge,
-    "__and__": logical_and, "__or__": logical_or, "__invert__": logical_not, "__getitem__": getitem,
-    "sum": sum, "mean": mean, "max": max, "min": min, "astype": cast, "transpose": transpose,
+    "__and__": logical_and, "__rand__": logical_and, "__or__": logical_or, "__ror__": logical_or,
+    "__xor__": logical_xor, "__rxor__": logical_xor, "__invert__": logical_not,
+    "__getitem__": getitem, "__len__": _length, "__array__": _as_values, "__float__": _as_values, "__int__": _as_values,
+    "sum": sum, "mean": mean, "max": max, "min": min, "astype": cast,
+    "transpose": lambda x, *perm: permute(x, _shape_args(perm)) if perm else transpose(x),  # type: ignore[arg-type]
+    "flatten": lambda x: reshape(x, (-1,)), "size": property(lambda x: volume(x.shape)),
     "reshape": lambda x, *shape: reshape(x, _shape_args(shape)),
     "permute": lambda x, *perm: permute(x, _shape_args(perm)),  # type: ignore[arg-type]
     "T": property(lambda x: permute(x, tuple(reversed(range(x.rank))))), "mT": property(transpose),

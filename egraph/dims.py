@@ -171,6 +171,8 @@ def dim(name: str, *, min: int = 1, max: int = 32768) -> Expr:
     """A named size, for shapes that are not fixed yet. `min` and `max` bound the values that it may be bound to."""
     if not name.isidentifier():
         raise ShapeError(f"{name!r} is not a name for a dimension", hint="use a Python identifier")
+    if not 0 <= min <= max:
+        raise ShapeError(f"no size is at least {min} and at most {max}", where=f"dim({name!r})")
     return Expr((((Atom("size", name, min=min, max=max),), 1),))
 
 

@@ -76,9 +76,14 @@ def greatest(dtype: str) -> float | int:
 
 @cache
 def name_of(dtype: Any) -> str:
-    """The name of a NumPy, ml_dtypes or torch dtype."""
-    text = str(dtype).removeprefix("torch.")
-    return check(text if text in _TABLE else np.dtype(dtype).name)
+    """The name of a dtype: as it is, or of NumPy's, ml_dtypes' or torch's, or a Python type. ShapeError for others."""
+    text = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+    if text in _TABLE:
+        return text
+    try:
+        return check(np.dtype(dtype).name)
+    except TypeError:
+        return check(text)
 
 
 def promote(a: str, b: str) -> str:

@@ -29,7 +29,9 @@ class Tensor:
     """One value: an op applied to operands, or a leaf. Made by `make` and the builders in `api.py` only."""
 
     __slots__ = ("__weakref__", "_digest", "args", "attrs", "data", "op", "type")
-    __array_ufunc__ = None  # NumPy must not try to iterate over us
+    __array_ufunc__: Callable[..., Any] | None = (
+        None  # NumPy must not try to iterate over us; see models/numpy_calls.py
+    )
     __hash__ = object.__hash__
 
     op: str
@@ -107,7 +109,23 @@ class Tensor:
     __le__: Callable[..., Tensor]
     __gt__: Callable[..., Tensor]
     __ge__: Callable[..., Tensor]
+    __rpow__: Callable[..., Tensor]
+    __floordiv__: Callable[..., Tensor]
+    __rfloordiv__: Callable[..., Tensor]
+    __mod__: Callable[..., Tensor]
+    __rmod__: Callable[..., Tensor]
+    __abs__: Callable[..., Tensor]
+    __and__: Callable[..., Tensor]
+    __rand__: Callable[..., Tensor]
+    __or__: Callable[..., Tensor]
+    __ror__: Callable[..., Tensor]
+    __xor__: Callable[..., Tensor]
+    __rxor__: Callable[..., Tensor]
+    __invert__: Callable[..., Tensor]
+    __len__: Callable[..., int]
     reshape: Callable[..., Tensor]
+    flatten: Callable[..., Tensor]
+    size: Dim
     astype: Callable[..., Tensor]
     transpose: Callable[..., Tensor]
     permute: Callable[..., Tensor]
@@ -117,6 +135,29 @@ class Tensor:
     min: Callable[..., Tensor]
     T: Tensor
     mT: Tensor
+
+    # NumPy's functions and methods are installed by models/numpy_calls.py.
+    __array_function__: Callable[..., Any]
+    all: Callable[..., Tensor]
+    any: Callable[..., Tensor]
+    argmax: Callable[..., Tensor]
+    argmin: Callable[..., Tensor]
+    argsort: Callable[..., Tensor]
+    clip: Callable[..., Tensor]
+    copy: Callable[..., Tensor]
+    cumsum: Callable[..., Tensor]
+    diagonal: Callable[..., Tensor]
+    dot: Callable[..., Tensor]
+    prod: Callable[..., Tensor]
+    ravel: Callable[..., Tensor]
+    repeat: Callable[..., Tensor]
+    round: Callable[..., Tensor]
+    squeeze: Callable[..., Tensor]
+    std: Callable[..., Tensor]
+    swapaxes: Callable[..., Tensor]
+    take: Callable[..., Tensor]
+    trace: Callable[..., Tensor]
+    var: Callable[..., Tensor]
 
 
 def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, *, data: Any = None) -> Tensor:

@@ -156,7 +156,7 @@ _CANONICAL: dict[str, Callable[[Any], Any]] = {
     "float": lambda v: _canonical_number(v),
     "bool": bool,
     "str": str,
-    "dtype": dtypes.check,
+    "dtype": dtypes.name_of,
 }
 
 

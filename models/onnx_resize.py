@@ -17,7 +17,7 @@ from ..egraph import dtypes
 from ..egraph.dims import Dim, Expr, concrete
 from ..egraph.graph import Tensor
 from ..errors import ShapeError
-from .onnx_contract import positions
+from .einsum import positions
 from .onnx_node import Array, Node, Result, operator
 
 #: Modes where input element i feeds outputs i*r .. i*r + r - 1 under a whole factor r, whatever the size.

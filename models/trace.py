@@ -13,6 +13,9 @@ from ..egraph import dtypes
 from ..egraph.graph import Graph, Tensor
 from ..egraph.ops import Type
 from ..errors import ShapeError, UsageError
+from . import numpy_calls
+
+assert numpy_calls  # functions may call NumPy's
 
 
 def trace(
@@ -42,7 +45,7 @@ def trace(
     kwargs = {key: leaf(key, value) for key, value in (example_kwargs or {}).items()}
     try:
         returned = function(*args, **kwargs)
-    except TypeError as error:  # Torch's and NumPy's functions take their own arrays only
+    except TypeError as error:  # Torch's functions, and some of NumPy's, take their own arrays only
         if "Tensor" not in str(error) and "ufunc" not in str(error):
             raise
         raise UsageError(f"{_title(function)} cannot be traced: {error}",
@@ -95,7 +98,7 @@ def _type_of(example: Any) -> Type | None:
     if example is None or isinstance(example, bool | int | float | str):
         return None
     if isinstance(example, tuple) and len(example) == 2 and isinstance(example[0], list | tuple):
-        return Type(tuple(example[0]), dtypes.check(example[1]))
+        return Type(tuple(example[0]), dtypes.name_of(example[1]))
     if hasattr(example, "shape") and hasattr(example, "dtype"):
         return Type(tuple(int(d) for d in example.shape), dtypes.name_of(example.dtype))
     raise UsageError(f"a {type(example).__name__} is no example of a tensor", hint="give an array or (shape, dtype)")

@@ -8,6 +8,8 @@ from .egraph import api, composite
 from .egraph.api import *  # noqa: F403
 from .egraph.graph import Tensor, constant
 from .errors import UsageError
+from .models import numpy_calls
+from .models.einsum import einsum as _einsum
 
 elu, leaky_relu, hard_sigmoid, hard_swish = (
     composite.elu,
@@ -26,8 +28,12 @@ batch_norm, group_norm, max_pool, avg_pool = (
 linear, rope, cross_entropy = composite.linear, composite.rope, composite.cross_entropy
 
 
-def _axis(axis: int, x: Tensor) -> int:
-    return axis % (x.rank or 1)
+assert numpy_calls  # NumPy's functions take our tensors
+
+
+def einsum(equation: str, *operands: Tensor) -> Tensor:
+    """Sums of products by an equation of labels, as NumPy's: einsum("bhtd,bhsd->bhts", q, k)."""
+    return _einsum(equation, [api.as_tensor(x) for x in operands])
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -42,17 +48,17 @@ def clip(x: Tensor, lo: float = float("-inf"), hi: float = float("inf")) -> Tens
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """exp(x) normalised along an axis."""
-    return composite.softmax(x, axis=_axis(axis, x))
+    return composite.softmax(x, axis=api.axis_of(axis, x.rank))
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Logarithm of the softmax along an axis."""
-    return composite.log_softmax(x, axis=_axis(axis, x))
+    return composite.log_softmax(x, axis=api.axis_of(axis, x.rank))
 
 
 def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False) -> Tensor:
     """log(sum(exp(x))) over axes."""
-    axes = tuple(sorted(_axis(a, x) for a in ((axis,) if isinstance(axis, int) else axis)))
+    axes = tuple(sorted(api.axis_of(a, x.rank) for a in ((axis,) if isinstance(axis, int) else axis)))
     out = composite.logsumexp(x, axes=axes)
     return out if keepdims else api.squeeze(out, axes)
 
@@ -71,7 +77,9 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float | None = None, causal: bool = False,
     window: int = 0, softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """softmax(scale * q @ k.T + mask) @ v for q[..., T, D], k[..., S, D], v[..., S, E]; scale defaults to 1/sqrt(D)."""
+    """softmax(scale * q @ k.T + mask) @ v for q[..., T, D], k[..., S, D], v[..., S, E]; scale defaults to 1/sqrt(D). A row that
+    the mask hides altogether (by -inf) is NaN, as its softmax is; `scaled_dot_product_attention` in a module gives 0, as in PyTorch.
+    """
     width = q.shape[-1]
     if scale is None and not isinstance(width, int):
         raise UsageError("the head size is free, so attention has no default scale", hint="give scale=")
@@ -85,7 +93,7 @@ def attention(
 
 
 __all__ = [
-    *api.__all__, "attention", "avg_pool", "batch_norm", "clip", "constant", "cross_entropy", "elu", "gelu", "group_norm",
+    *api.__all__, "attention", "avg_pool", "batch_norm", "clip", "constant", "cross_entropy", "einsum", "elu", "gelu", "group_norm",
     "hard_sigmoid", "hard_swish", "layer_norm", "leaky_relu", "linear", "log_softmax", "logsumexp", "max_pool", "mish",
     "relu", "rms_norm", "rope", "sigmoid", "silu", "softmax", "softplus",
 ]  # fmt: skip

@@ -1,0 +1,162 @@
+"""NumPy's functions on our tensors mean what they mean on arrays."""
+
+import numpy as np
+import pytest
+
+from tensor_graphs.egraph import api as t
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.errors import ShapeError, UsageError
+from tensor_graphs.models.numpy_calls import FUNCTIONS, METHODS, REDUCTIONS, UFUNCS
+from tensor_graphs.models.trace import trace
+
+RNG = np.random.default_rng(3)
+X = (RNG.integers(1, 9, (3, 4)) / 10).astype(np.float32)  # inside every ufunc's domain but arccosh's
+Y = (RNG.integers(1, 9, (3, 4)) / 10).astype(np.float32)
+CUBE = RNG.standard_normal((2, 3, 4)).astype(np.float32)
+B = X > 0.4
+
+#: name -> calls that the function must give NumPy's answer to
+CASES = {
+    "sum": [lambda x: np.sum(x), lambda x: np.sum(x, axis=-1, keepdims=True), lambda x: np.sum(x > 0.3, 0)],
+    "prod": [lambda x: np.prod(x, 0)], "mean": [lambda x: np.mean(x, axis=(0, 1))], "max": [lambda x: np.max(x, 1)],
+    "min": [np.min], "amax": [lambda x: np.amax(x, 1)], "amin": [np.amin], "all": [lambda x: np.all(x > 0.2, 0)],
+    "any": [lambda x: np.any(x > 0.6, 1)], "var": [lambda x: np.var(x, 0, ddof=1)], "std": [lambda x: np.std(x, axis=1)],
+    "average": [lambda x: np.average(x, 0), lambda x: np.average(x, 0, weights=Y)],
+    "linalg.norm": [np.linalg.norm, lambda x: np.linalg.norm(x, axis=1)], "cumsum": [np.cumsum, lambda x: np.cumsum(x, 1)],
+    "argmax": [np.argmax, lambda x: np.argmax(x, 1)], "argmin": [lambda x: np.argmin(x, axis=0, keepdims=True)],
+    "sort": [lambda x: np.sort(x, 0)], "argsort": [lambda x: np.argsort(x, axis=1, kind="stable")],
+    "dot": [lambda x: np.dot(x, Y.T), lambda x: np.dot(x, np.ones((2, 4, 5), np.float32)), lambda x: np.dot(2.0, x)],
+    "inner": [lambda x: np.inner(x, Y)], "vdot": [lambda x: np.vdot(x, Y)], "outer": [lambda x: np.outer(x, Y[0])],
+    "tensordot": [lambda x: np.tensordot(x, Y, ([0], [0])), lambda x: np.tensordot(x, Y)],
+    "einsum": [lambda x: np.einsum("ij,kj->ki", x, Y), lambda x: np.einsum("ij->", x), lambda x: np.einsum("ii->i", x[:, :3])],
+    "reshape": [lambda x: np.reshape(x, (2, -1)), lambda x: np.reshape(x, -1)], "ravel": [np.ravel], "copy": [np.copy],
+    "transpose": [np.transpose, lambda x: np.transpose(x[None], (2, 0, 1))], "matrix_transpose": [np.matrix_transpose],
+    "swapaxes": [lambda x: np.swapaxes(x, 0, 1)], "moveaxis": [lambda x: np.moveaxis(x[None, :, None], (0, 1), (-1, 0))],
+    "expand_dims": [lambda x: np.expand_dims(x, (0, -1))], "squeeze": [lambda x: np.squeeze(x[None]), lambda x: np.squeeze(x[None], 0)],
+    "broadcast_to": [lambda x: np.broadcast_to(x, (2, 3, 4))], "stack": [lambda x: np.stack([x, Y], axis=1)],
+    "concatenate": [lambda x: np.concatenate([x, Y], 1), lambda x: np.concatenate([x, Y[0]], axis=None)],
+    "hstack": [lambda x: np.hstack([x, Y]), lambda x: np.hstack([x[0], Y[0]])], "vstack": [lambda x: np.vstack([x, Y[0]])],
+    "split": [lambda x: np.split(x, 2, axis=1), lambda x: np.split(x, [1, 3], 1)], "array_split": [lambda x: np.array_split(x, 3, 1)],
+    "flip": [np.flip, lambda x: np.flip(x, 1)], "fliplr": [np.fliplr], "flipud": [np.flipud],
+    "roll": [lambda x: np.roll(x, 2), lambda x: np.roll(x, -1, axis=1)],
+    "pad": [lambda x: np.pad(x, 1), lambda x: np.pad(x, ((0, 2), (1, 0)), constant_values=3), lambda x: np.pad(x, 2, mode="edge")],
+    "repeat": [lambda x: np.repeat(x, 2), lambda x: np.repeat(x, 3, axis=0)],
+    "tile": [lambda x: np.tile(x, 2), lambda x: np.tile(x, (2, 1, 3))], "tril": [np.tril], "triu": [lambda x: np.triu(x, 1)],
+    "diagonal": [np.diagonal, lambda x: np.diagonal(x, 1)], "diag": [np.diag, lambda x: np.diag(x[0])], "trace": [np.trace],
+    "take": [lambda x: np.take(x, [0, -1], axis=1), lambda x: np.take(x, [5])],
+    "take_along_axis": [lambda x: np.take_along_axis(x, np.array([[1], [0], [2]]), 1)],
+    "where": [lambda x: np.where(x > 0.4, x, 0.0), lambda x: np.where(B, x, Y)],
+    "clip": [lambda x: np.clip(x, 0.2, 0.5), lambda x: np.clip(x, None, 0.5), lambda x: np.clip(x, min=0.4)],
+    "zeros_like": [np.zeros_like], "ones_like": [lambda x: np.ones_like(x, dtype=np.int32)],
+    "full_like": [lambda x: np.full_like(x, 7)], "nan_to_num": [lambda x: np.nan_to_num(x / (x > 0.4))],
+    "sinc": [lambda x: np.sinc(x - x[:, :1])], "shape": [lambda x: x * np.shape(x)[1]], "ndim": [lambda x: x * np.ndim(x)],
+    "size": [lambda x: x * np.size(x), lambda x: x * np.size(x, 0)], "round": [lambda x: np.round(x, 1), lambda x: np.round(x * 7)],
+}  # fmt: skip
+
+
+def agrees(function, *arrays):
+    """Traced and evaluated it gives what NumPy gives, in shape, kind and value."""
+    graph = trace(function, arrays)
+    found = evaluate(graph, {n.attr("name"): a for n, a in zip(graph.inputs, arrays)})
+    with np.errstate(all="ignore"):
+        wanted = function(*arrays)
+    wanted = wanted if isinstance(wanted, list) else [wanted]
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted):
+        assert a.shape == np.shape(b) and a.dtype.kind == np.asarray(b).dtype.kind
+        np.testing.assert_allclose(a, b, rtol=3e-6, atol=1e-6)
+
+
+def test_every_function_has_a_case():
+    assert sorted(CASES) == sorted(FUNCTIONS) and set(METHODS) <= set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_functions_agree_with_numpys(name):
+    for function in CASES[name]:
+        agrees(function, X)
+
+
+@pytest.mark.parametrize("name", sorted(UFUNCS))
+def test_ufuncs_agree_with_numpys(name):
+    ufunc = getattr(np, name)
+    arrays = (
+        [B, ~B.T.reshape(3, 4)] if name.startswith(("bitwise", "invert")) else [1 + X if name == "arccosh" else X, Y]
+    )
+    if name == "matmul":
+        arrays[1] = Y.T
+    agrees(lambda *xs: ufunc(*xs), *arrays[: ufunc.nin])
+    if ufunc.nin == 2:  # an array on either side
+        agrees(lambda x: ufunc(x, arrays[1]), arrays[0])
+        agrees(lambda x: ufunc(arrays[0], x), arrays[1])
+
+
+@pytest.mark.parametrize("name", sorted(REDUCTIONS))
+def test_ufuncs_reduce(name):
+    agrees(lambda x: getattr(np, name).reduce(x > 0.4 if name.startswith("logical") else x, axis=1), CUBE)
+    agrees(lambda x: getattr(np, name).reduce(x > 0.4 if name.startswith("logical") else x), CUBE)
+
+
+def test_operators_take_arrays_on_either_side():
+    agrees(lambda x: (Y * x + 2**x - x @ Y.T.copy() @ Y) / Y, X)
+    agrees(lambda x: [Y - x, 7 % x, 7 // x, (x > 0.4) ^ B, B & (x > 0.2), [1.0, 2.0, 3.0, 4.0] + x], X)
+    agrees(lambda x: np.add.accumulate(x, axis=1) + len(x) * x.size, X)
+
+
+def test_arrays_as_indices():
+    agrees(
+        lambda x: [
+            x[[0, -1]],
+            x[:, np.array([3, 0, 3])],
+            x[np.array([True, False, True])],
+            x[np.int64(-1)],
+            x[..., [-2]],
+        ],
+        X,
+    )
+    x = t.input("x", (3, 4))
+    for key in ([3], [-4], np.ones(4, bool)):
+        with pytest.raises(ShapeError):
+            x[key]
+    for key in ("a", 1.0, True, [0.5], x > 0, ([0], [1])):
+        with pytest.raises(UsageError):
+            x[key]
+
+
+def test_methods_agree_with_those_of_arrays():
+    for call in (
+        lambda x: [x.std(0), x.var(1, ddof=1), x.prod(), x.argmax(), x.argmin(1), x.cumsum(0), x.all(), x.any(1)],
+        lambda x: [
+            x.clip(0.2, 0.6),
+            x.ravel(),
+            x.flatten(),
+            x.copy(),
+            x.dot(Y.T),
+            x.swapaxes(0, 1),
+            x.transpose(1, 0),
+            x.T.trace(),
+        ],
+        lambda x: [
+            x.astype(np.float64),
+            x.astype(int),
+            x.round(1),
+            x.repeat(2, axis=0),
+            x.argsort(),
+            x.take([1]),
+            x[None].squeeze(0),
+        ],
+    ):
+        agrees(call, X)
+
+
+def test_what_cannot_be_traced_is_named():
+    x = t.input("x", (3, 3))
+    for call, said in (
+        (lambda: np.linalg.inv(x), "np.linalg.inv"), (lambda: np.sum(x, out=X), "out"), (lambda: np.add(x, 1, out=X), "np.add"),
+        (lambda: np.maximum.accumulate(x), "np.maximum.accumulate"), (lambda: np.asarray(x), "no values yet"),
+        (lambda: float(x), "no values yet"), (lambda: np.where(x > 0), "depends on values"), (lambda: x + "a", "a str"),
+        (lambda: None * x, "NoneType"), (lambda: np.split(x, 2), "equal pieces"), (lambda: len(t.input("y", ())), "no length"),
+        (lambda: np.einsum("ij->k", x), "labels"), (lambda: np.pad(x, 1, mode="mean"), "mode"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
+            call()
