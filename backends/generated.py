@@ -377,8 +377,10 @@ class Generator:
         those that compute several values together (extract/together.py)."""
         regions = Regions(view, given, reaches=self.reaches)
         kept = list(self._lowered(regions, types))
+        made = {(*r.classes, *_reads(r)) for r, _ in kept}
         for region, template in kept:
-            yield template, region.classes, tuple(c for _, c in region.leaves)
+            if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
+                yield template, region.classes, tuple(c for _, c in region.leaves)
         if self.several:
             together = Together(regions, [r for r, _ in kept if isinstance(r, Region)])
             for several in (together, Onward(together)):
@@ -451,6 +453,25 @@ class Generator:
         if key not in self.known:
             self.known[key] = template_of(self.emitter, key[0], transposed, last)
         return self.known[key]
+
+
+def _reads(region: Region | Group) -> tuple[int, ...]:
+    """The classes that a kernel for a region reads."""
+    return tuple(sorted({c for _, c in region.leaves}))
+
+
+def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
+    """The classes that a region computes of which its result is the same memory, looked at as other sizes or another type: what
+    makes such a class makes the result too."""
+    if not isinstance(region, Region):
+        return
+    inner, (cls,) = dict(region.inner), region.classes
+    term = region.term
+    while term.op in ("reshape", "cast") and term.args[0] in inner:
+        term = term.args[0]
+        if types[inner[term]].dtype != types[cls].dtype:
+            return
+        yield inner[term]
 
 
 def _rows(terms: Sequence[Tensor]) -> int:

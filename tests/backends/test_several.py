@@ -390,3 +390,17 @@ def test_diagnosis_names_a_kernel_with_one_wrong_output(monkeypatch: pytest.Monk
     broken = replace(plan, steps=tuple(replace(s, template=claims) if s is step else s for s in plan.steps))
     seen = diagnose.diagnose(graph, broken)
     assert seen.rewrites > 0 and seen.wrong == ["triton.claims"]
+
+
+# ---------------------------------------------------------------- which are offered
+@pytest.mark.parametrize("narrow", [False, True])
+def test_what_is_a_view_of_another_kernels_result_is_no_kernel(narrow: bool) -> None:
+    """Memory looked at in other sizes, or as a type that it lies in already, where it is computed on the way."""
+    base = t.exp(x("a", 4, 6)) + 1.0
+    roots = [t.reshape(base, (2, 12)), t.transpose(base), t.cast(base, "float64")]
+    view = view_of(Graph.of(roots))
+    types = [replace(k, dtype="float32") if narrow else k for k in view.types]
+    given = frozenset(c for c, op in zip(view.cls.tolist(), view.op) if op == "input")
+    found = backend("triton").generated(view, given, types)
+    computed = {k.root.op for k, made, _ in found if len(made) == 1 and k.root.args[0].op == "add"}
+    assert computed == ({"permute"} if narrow else {"permute", "cast"})
