@@ -36,6 +36,11 @@ class CompilePool:
         with self._lock:
             self._started()
 
+    @property
+    def busy(self) -> int:
+        """Texts that are being compiled, or wait for it."""
+        return len(self._waiting)
+
     def submit(self, text: KernelText, call: Call) -> Future[Reply]:
         """The resources of a text, once it is compiled."""
         found: Future[Reply] = Future()

@@ -221,9 +221,10 @@ class CpuMeasurer:
     def measure(
         self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None,
         worth: Callable[[Candidate], float] | None = None, look: bool = False,
-    ) -> None:  # fmt: skip
+        later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
+    ) -> Sequence[Candidate]:  # fmt: skip
         """Time each distinct call and store timing, accuracy and failures; returns when the rows are durable. A kernel that is
-        still running a second after the time is up is given up, and nothing is stored of it."""
+        still running a second after the time is up is given up, and nothing is stored of it. None is left under way."""
         seen: set[str] = set()
         self.worker.ended = ended_of(worth)
         for done, candidate in enumerate(candidates):
@@ -236,6 +237,7 @@ class CpuMeasurer:
         flush = getattr(self.sink, "flush", None)
         if flush is not None and seen:
             flush()
+        return ()
 
     def unfinished(self, candidate: Candidate) -> bool:
         """Never: there is nothing to choose about a kernel here."""

@@ -14,10 +14,10 @@ import queue
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 from ..costdb import tuned
@@ -34,6 +34,7 @@ from ..extract.clock import Clock
 from ..extract.kernel import Call, Candidate, Template
 from ..extract.work import call_work
 from .compile_pool import COMPILE_S, CompilePool, Reply
+from .gpu_process import START_S, GpuProcess
 from .kernel_text import KernelText, call_json, kernel_text
 from .keys import key_of
 from .measure import CUT, POLL_S, Failure, Sink, Timing, Worker, ended_of
@@ -45,7 +46,10 @@ ALIKE = 2  # best schedules of kernels like one that are tried in it
 AGAIN = 8  # schedules of a kernel where one like it was searched
 AHEAD = 48  # schedules under way at once: some for each compiler, so that none waits for the device
 OPEN = 20  # kernels under way at once, each with memory on the device; as many may wait for one like them
-START_S, RUN_S = 180.0, 15.0  # most seconds for starting a process, one job
+LEAVE = 4  # one of so many kernels may be left under way where others can be begun
+RUN_S = 15.0  # most seconds of one job
+HANDED = 2  # jobs that the device has at once: one that it does, and the next
+FREE = 3  # compilers that are left idle where nothing is wanted but what may be: what is wanted then finds one
 CAPABILITY = 90  # compiled for where no GPU is seen
 REGIME = "cold"  # of the times that searches go by
 
@@ -55,6 +59,7 @@ FRAME = 16  # bytes of stack that are no spilled registers: alignment of a frame
 GIVE_UP = 3  # schedules of one kernel that fault, crash or hang before the others are not tried
 
 Worth = Callable[[Candidate], float]
+Ahead = tuple["Measured", Schedule]  # a schedule that may be wanted
 _numbers = count()
 
 
@@ -78,6 +83,15 @@ class Try:
         return sorted(self.cold)[len(self.cold) // 2] if self.cold and self.failure is None else math.inf
 
 
+@dataclass(frozen=True, eq=False)
+class Event:
+    """A try of a kernel is compiled, or the device has done a `job`: with that try, or (None) the last one with the kernel."""
+
+    kernel: Measured
+    one: Try | None
+    job: Future[None] | None = None
+
+
 class _Ended(Exception):
     """The time for measuring is up."""
 
@@ -96,10 +110,26 @@ class Measured:
     broken: int = 0  # tries that ended the process with the device
     spilling: list[tuple[int, Try]] = field(default_factory=list)  # bytes; tried only where all spill
     binaries: dict[str, Try] = field(default_factory=dict)
+    best: list[int] = field(default_factory=list)  # tries to be measured in full at the end
+    moves: tuple[int, list[Schedule]] = (-1, [])  # how much was known, and what its search would propose by that
     number: int = field(default_factory=lambda: next(_numbers))
 
     def __post_init__(self) -> None:
         self.work = Work(*call_work(self.template, self.call))
+        self.digest = key_of(self.template, self.call).digest
+
+    @property
+    def opening(self) -> Reply:
+        """What the process with the device must be told of it."""
+        return {
+            "job": "open", "kernel": self.number, "pattern": self.template.pattern, "call": call_json(self.call)
+        }  # fmt: skip
+
+    def hoped(self) -> list[Schedule]:
+        """What its search may propose when all under way is judged."""
+        if self.search is not None and self.moves[0] != len(self.search.known):
+            self.moves = len(self.search.known), self.search.ahead()
+        return self.moves[1]
 
     def judge(self, one: Try) -> bool:
         """Whether a compiled try is worth running now; notes what failed, does not fit, is another's twin, or spills."""
@@ -140,22 +170,20 @@ class GpuMeasurer:
         self, sink: Sink, *, device: str = "cuda", workers: int | None = None, schedules: int = SCHEDULES,
         timeout: float = RUN_S, worker: Worker | None = None,
     ) -> None:  # fmt: skip
-        self.sink, self.device, self.schedules, self.timeout = sink, device, schedules, timeout
-        environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device}
-        environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
-        self._another = partial(Worker, "tensor_graphs.backends.gpu_worker", environment=environment)
-        self.worker = worker or self._another()
+        self.sink, self.device, self.schedules = sink, device, schedules
+        self.clock = Clock()  # what this object's thread has done, and waited for; and what the device has
+        self.process = GpuProcess(device, timeout, self.clock, worker)
         count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
         capability = int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
         self.pool = CompilePool(count, capability) if count else None
-        self._spare = self._another() if device == "cuda" and worker is None else None
-        self.clock = Clock()  # what this object's thread has done, and waited for
         self.counts = Counter[str]()  # kernels, schedules and what became of them
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # writes what is next while the device is busy
-        self._ready: queue.SimpleQueue[tuple[Measured, Try]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._under_way: list[Measured] = []  # what is still to be judged of others was given up
-        self._waiting: deque[tuple[Measured, Try]] = deque()  # taken from the queue, the device was busy with others
-        self._opened: dict[int, set[int]] = {}  # kernels open in the process with the device: tries it knows
+        self._waiting: deque[tuple[Measured, Try | None]] = deque()  # for the device
+        self._handed: list[Future[None]] = []  # to the device, and not taken in yet
+        self._early: dict[tuple[str, Key], Try] = {}  # compiled before they were wanted
+        self._ahead: Try | None = None  # the last of them
         self._alike: dict[Hashable, dict[Key, float]] = {}  # by kind of kernel: the least µs of schedules
         self._rows: list[Row] = []  # measured, and not in the sink yet
         self._kept = 0.0  # when rows went there last
@@ -166,72 +194,91 @@ class GpuMeasurer:
     # ------------------------------------------------------------ the interface of measurers
     def start(self) -> None:
         """Let the processes start while there are other things to do."""
-        self.worker.start()
+        self.process.start()
         if self.pool is not None:
             self.pool.start()
 
     def measure(
         self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None, worth: Worth | None = None,
-        look: bool = False,
-    ) -> None:  # fmt: skip
+        look: bool = False, later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
+    ) -> Sequence[Candidate]:  # fmt: skip
         """Time each distinct call in the schedules that its search proposes and store timing, accuracy and failures; returns
         when the rows are durable. Candidates are taken from the iterable a few ahead of what is timed. `worth` is asked again
         and again for the µs up to which more measuring of a candidate is of use. With `look`, searches end with their first
-        guesses."""
+        guesses. `later` are candidates that may be measured next (and whether they are looked at): what their searches begin
+        with is compiled while compilers are idle. With `leave`, it returns when but a few kernels are under way, and gives their
+        candidates: they are measured on in the next call."""
         self.start()
         began = time.monotonic()
         try:
-            self._measure(iter(candidates), progress or (lambda done: None), worth, look)
+            self._measure(
+                iter(candidates), progress or (lambda done: None), worth, look, self._beginnings(later), leave
+            )
+        except BaseException:
+            self.process.interrupt()  # what it is doing is not waited for
+            self._drop()
+            raise
         finally:
             self._measuring += time.monotonic() - began
             self._keep([], all_=True)
             flush = getattr(self.sink, "flush", None)
             if flush is not None:
                 flush()
+        return [k.candidate for k in self._under_way if k.candidate is not None]
 
     def _measure(
-        self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None, look: bool
+        self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None, look: bool,
+        later: Iterator[Ahead], leave: bool,
     ) -> None:  # fmt: skip
-        seen, done, held = set[str](), 0, deque[Candidate]()
-        under_way = self._under_way = []
-        self._ended = ended_of(worth)
-        self._waiting.clear()
+        self._ended = self.process.ended = ended_of(worth)
+        under_way, done, held = self._under_way, 0, deque[Candidate]()
+        seen, begun = {k.digest for k in under_way}, len(under_way)
         while True:
+            dry = False
             while sum(k.pending for k in under_way) < AHEAD and len(under_way) < OPEN:
                 candidate = self._following(source, held, look)
                 if candidate is None:
+                    dry = not held
                     break
                 with self.clock.running("begin"):
                     kernel = self._begun(candidate, seen, look)
                 if kernel is not None:
                     under_way.append(kernel)
+                    begun += 1
                     continue
                 done += 1
                 progress(done)
-            if not under_way:
+            if len(under_way) <= (begun // LEAVE if leave and dry else 0):
                 break
             self._calibrate_once()  # while the first ones compile
-            if self._spare is not None:
-                self._spare.start()
+            self.process.start_spare()
             try:
-                kernel = self._step(worth)
+                kernel = self._step(worth, later)
             except _Ended:
-                return self._given_up(under_way)
-            if kernel.pending == 0:
-                self._finish(kernel, worth)
+                return self._given_up()
+            if kernel is not None:
                 self._count(kernel)
                 under_way.remove(kernel)
                 self._keep(rows_of(kernel))
                 done += 1
                 progress(done)
 
-    def _given_up(self, under_way: Sequence[Measured]) -> None:
+    def _given_up(self) -> None:
         """The time is up: keep what was tried of the kernels under way, and let the rest go."""
-        for kernel in under_way:
+        for kernel in self._drop():
             kernel.tries = [t for t in kernel.tries if t.cold or t.failure is not None]
-            self._close_kernel(kernel)
+            self.process.forget(kernel.number)
             self._count(kernel)
             self._keep(rows_of(kernel))
+
+    def _drop(self) -> list[Measured]:
+        """Have nothing under way any more; what was. The device does nothing more of what it was handed."""
+        for job in self._handed:
+            job.cancel()
+        wait(self._handed)
+        dropped, self._under_way, self._handed = self._under_way, [], []
+        self._waiting.clear()
+        return dropped
 
     def _following(self, source: Iterator[Candidate], held: deque[Candidate], look: bool) -> Candidate | None:
         """The next candidate. While there is enough to compile, a first look waits for that of a kernel like it, and a search for
@@ -270,8 +317,8 @@ class GpuMeasurer:
 
     @property
     def spent(self) -> dict[str, float]:
-        """Where the time of measuring went: wall-clock seconds by what the process in charge did or waited for (`compile`:
-        all compilers' seconds together, `pool`: the seconds that they had), and counts."""
+        """Where the time of measuring went: wall-clock seconds by what the process in charge and the one with the device did or
+        waited for, side by side (`compile`: all compilers' seconds together, `pool`: the seconds that they had), and counts."""
         seconds = {f"{name}_s": seconds for name, seconds in self.clock.seconds.items()}
         return {**seconds, "pool_s": (self.pool.workers if self.pool else 0) * self._measuring, **self.counts}
 
@@ -292,12 +339,14 @@ class GpuMeasurer:
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement of a call in the schedule that it names, not stored."""
+        self._drop()
+        self._ended = self.process.ended = None
         kernel = Measured(template, call)
         self._under_way = [kernel]
         self._submit(kernel, [call])
-        while kernel.pending:
-            self._step(None)
-        self._finish(kernel)
+        while self._step(None, iter(())) is None:
+            pass
+        self._under_way = []
         (only,) = kernel.tries
         if only.failure is not None:
             return only.failure
@@ -305,7 +354,7 @@ class GpuMeasurer:
 
     def calibrate(self, seconds: float = 4.0) -> list[Row]:
         """Measure what bounds every kernel here, and store it; the rows. WorkerError where the device gives none."""
-        reply = self._ask({"job": "calibrate", "seconds": seconds}, START_S)
+        reply = self.process.ask({"job": "calibrate", "seconds": seconds}, START_S)
         if not reply["ok"]:
             raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
         rows: list[Row] = [row for probe in reply["probes"] for row in calibration_rows(probe)]
@@ -315,9 +364,7 @@ class GpuMeasurer:
     def close(self) -> None:
         """End all processes."""
         self._writer.shutdown(wait=False, cancel_futures=True)
-        for worker in (self.worker, self._spare):
-            if worker is not None:
-                worker.close()
+        self.process.close()
         if self.pool is not None:
             self.pool.close()
 
@@ -356,69 +403,118 @@ class GpuMeasurer:
         return search
 
     def _submit(self, kernel: Measured, calls: Sequence[Call]) -> None:
-        """Write and compile calls of a kernel; each is in the queue when it is ready to be judged."""
+        """Write and compile calls of a kernel, if that was not done ahead; each is in the queue when it is ready to be judged."""
         for call in calls:
-            one = Try(call)
+            place = (kernel.digest, key_of_schedule(call.schedule))
+            one = self._early.pop(place, None)
+            if one is None:
+                one = Try(call)
+                self._writer.submit(self._write, kernel.template, one)
             kernel.tries.append(one)
             kernel.pending += 1
-            self._writer.submit(self._write, kernel, one)
+            self._writer.submit(self._announce, kernel, one)
 
-    def _write(self, kernel: Measured, one: Try) -> None:
+    def _write(self, template: Template, one: Try) -> None:
         try:
-            one.text = kernel_text(kernel.template, one.call)
+            one.text = kernel_text(template, one.call)
             if self.pool is not None and one.text.generated:
                 one.compiled = self.pool.submit(one.text, one.call)
         except Exception as error:  # an emitter's fault, or a schedule it cannot write: that schedule's failure
             one.failure = Failure("emit-error", f"{type(error).__name__}: {error}"[:400], "emit")
+
+    def _announce(self, kernel: Measured, one: Try) -> None:
         if one.compiled is None:
-            self._ready.put((kernel, one))
+            self._events.put(Event(kernel, one))
         else:
-            one.compiled.add_done_callback(lambda _: self._ready.put((kernel, one)))
+            one.compiled.add_done_callback(lambda _: self._events.put(Event(kernel, one)))
 
-    def _step(self, worth: Worth | None) -> Measured:
-        """Judge and try what is ready, of the kernel that the device has open if possible; ask its search for more when that was
-        the last. The kernel."""
-        kernel, one = self._next()
-        if kernel.broken >= GIVE_UP:
-            one.failure = _given_up(kernel)
+    def _step(self, worth: Worth | None, later: Iterator[Ahead]) -> Measured | None:
+        """Hand the device what is ready, and take in one thing that it or a compiler has done since. The kernel, if that was
+        the last of it."""
+        while self._waiting and len(self._handed) < HANDED:
+            self._hand_out()
+        event = self._next(later)
+        kernel, one = event.kernel, event.one
+        if event.job is not None:
+            if event.job not in self._handed:
+                return None  # of a kernel that was given up
+            self._handed.remove(event.job)
+            event.job.result()
+            if one is None:
+                return kernel
+        elif kernel not in self._under_way or one is None:
+            return None
         elif kernel.judge(one):
-            self._try(kernel, one)
-        kernel.pending -= 1
-        if kernel.pending == 0:
-            with self.clock.running("choose"):
-                wanted = self._wanted(kernel, kernel.search, worth) if kernel.search is not None else []
-            if not wanted and (spilled := kernel.least_spilling()) is not None:
-                self._try(kernel, spilled)
-            self._submit(kernel, [replace(kernel.call, schedule=s) for s in wanted])
-        return kernel
+            self._waiting.append((kernel, one))
+            return None
+        self._settled(kernel, one, worth)
+        return None
 
-    def _next(self) -> tuple[Measured, Try]:
-        if self._ended is not None and self._ended():
-            raise _Ended
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._noted(self._ready.get_nowait())
-        while not self._waiting:
-            with self.clock.running("wait"):
-                self._noted(self._awaited())
-        for i, (kernel, _) in enumerate(self._waiting):
-            if kernel.number in self._opened:
-                self._waiting.rotate(-i)
-                break
-        return self._waiting.popleft()
+    def _hand_out(self) -> None:
+        """Give the device one thing to do: about a kernel that it has open, if possible."""
+        at = next((i for i, (k, _) in enumerate(self._waiting) if k.number in self.process.opened), 0)
+        kernel, one = self._waiting[at]
+        del self._waiting[at]
+        job = self.process.do(partial(self._finish, kernel) if one is None else partial(self._try, kernel, one))
+        self._handed.append(job)
+        job.add_done_callback(lambda done: self._events.put(Event(kernel, one, done)))
 
-    def _noted(self, ready: tuple[Measured, Try]) -> None:
-        if ready[0] in self._under_way:
-            self._waiting.append(ready)
-
-    def _awaited(self) -> tuple[Measured, Try]:
+    def _next(self, later: Iterator[Ahead]) -> Event:
+        """What happens next; while nothing does, idle compilers are given what may be wanted."""
         until = time.monotonic() + START_S + COMPILE_S
         while time.monotonic() < until:
             if self._ended is not None and self._ended():
                 raise _Ended
             with contextlib.suppress(queue.Empty):
-                return self._ready.get(timeout=POLL_S)
+                return self._events.get_nowait()
+            if self._compiled_ahead(later):
+                continue
+            with contextlib.suppress(queue.Empty), self.clock.running("idle" if self._handed else "wait"):
+                return self._events.get(timeout=POLL_S)
         raise WorkerError(f"nothing was compiled within {START_S + COMPILE_S:g} s")
+
+    def _compiled_ahead(self, later: Iterator[Ahead]) -> bool:
+        """Have one more schedule compiled that may be wanted, if a compiler is idle: of a search under way, its next moves by what
+        is known now; else what the search of a later candidate begins with. Whether there was one."""
+        busy = self.pool.busy if self.pool is not None else math.inf
+        written = self._ahead is None or self._ahead.text is not None or self._ahead.failure is not None
+        if self.pool is None or busy >= self.pool.workers - FREE or not written:
+            return False
+        moves = ((k, s) for k in self._under_way if not k.look for s in k.hoped())
+        for kernel, schedule in chain(moves, later):
+            place = kernel.digest, key_of_schedule(schedule)
+            if place not in self._early:
+                self._ahead = self._early[place] = Try(replace(kernel.call, schedule=schedule))
+                self._writer.submit(self._write, kernel.template, self._ahead)
+                self.counts["ahead"] += 1
+                return True
+        return False
+
+    def _beginnings(self, later: Iterable[tuple[Candidate, bool]]) -> Iterator[tuple[Measured, Schedule]]:
+        """What the searches of candidates that were not begun would begin with."""
+        for candidate, look in later:
+            if not candidate.is_view:
+                kernel = Measured(candidate.template, candidate.call)
+                search = self._search(kernel.template, kernel.call)
+                yield from ((kernel, s) for s in (search.more(look=look) if search is not None else ()))
+
+    def _settled(self, kernel: Measured, one: Try, worth: Worth | None) -> None:
+        """A try of the kernel is over: ask its search for more when it was the last, and end with the best in full."""
+        kernel.pending -= 1
+        if kernel.search is not None and one.us < math.inf:
+            kernel.search.told(one.call.schedule, one.us)
+        if kernel.pending:
+            return
+        with self.clock.running("choose"):
+            wanted = self._wanted(kernel, kernel.search, worth) if kernel.search is not None else []
+        if wanted:
+            self._submit(kernel, [replace(kernel.call, schedule=s) for s in wanted])
+            return
+        spilled = kernel.least_spilling()
+        kernel.pending = int(spilled is not None)
+        if spilled is None:
+            kernel.best = self._best(kernel, worth)
+        self._waiting.append((kernel, spilled))
 
     def _wanted(self, kernel: Measured, search: ScheduleSearch, worth: Worth | None) -> list[Schedule]:
         """The schedules that a kernel's search proposes after all under way were judged; where the kernel is given up, those not
@@ -436,81 +532,48 @@ class GpuMeasurer:
         useful = worth(kernel.candidate) if worth is not None and kernel.candidate is not None else math.inf
         return search.more(useful, look=kernel.look)
 
-    def _finish(self, kernel: Measured, worth: Worth | None = None) -> None:
-        """Measure the best schedules in full, unless the kernel is of no use; twins take what their first has."""
+    def _best(self, kernel: Measured, worth: Worth | None) -> list[int]:
+        """The tries to be measured in full: the fastest ones, unless the kernel is of no use. After a first look none is, where
+        there are schedules left: the samples of tries tell as much as matters then."""
         alive = {i: t for i, t in enumerate(kernel.tries) if t.twin is None and t.us < math.inf}
         right = sorted(alive, key=lambda i: alive[i].us)
-        if right and worth is not None and kernel.candidate is not None:
+        left = kernel.search is not None and len(kernel.search.known) < len(kernel.search.ranked)
+        if not right or (kernel.look and left):
+            return []
+        if worth is not None and kernel.candidate is not None:
             with self.clock.running("choose"):
                 useful = worth(kernel.candidate)
             if not 0 < alive[right[0]].us <= CLOSE * useful:
-                right = []
-        for i in right[: 1 if kernel.look else BEST]:
-            one = alive[i]
-            if one.us > CLOSE * alive[right[0]].us:
-                break
-            with self.clock.running("time"):
-                reply = self._in_context(kernel, {"job": "time", "index": i}, one.text)
-            if not _failed(one, reply):
-                one.accuracy, one.cold, one.hot = reply["accuracy"], reply["cold"], reply["hot"]
-                one.clock_mhz = reply["clock_mhz"]
-        self._close_kernel(kernel)
-        for one in kernel.tries:
-            if one.twin is not None:
-                one.failure, one.accuracy, one.cold, one.hot = (
-                    one.twin.failure, one.twin.accuracy, one.twin.cold, one.twin.hot,
-                )  # fmt: skip
+                return []
+        return [i for i in right[:BEST] if alive[i].us <= CLOSE * alive[right[0]].us]
 
-    def _close_kernel(self, kernel: Measured) -> None:
-        if self._opened.pop(kernel.number, None) is not None and self.worker.alive:
-            with self.clock.running("close"):
-                self._ask({"job": "close", "kernel": kernel.number})
-
+    # ------------------------------------------------------------ with the device, in its thread
     def _try(self, kernel: Measured, one: Try) -> None:
         """Run one schedule: is it right, and how fast about?"""
+        if kernel.broken >= GIVE_UP:
+            one.failure = _given_up(kernel)
+            return
         assert one.text is not None
-        job = {"job": "try", "index": kernel.tries.index(one), "text": one.text.to_json()}
-        with self.clock.running("try"):
-            reply = self._in_context(kernel, job)
+        reply = self.process.attempt(kernel.opening, kernel.tries.index(one), one.text)
         if not _failed(one, reply):
             one.accuracy, one.cold = reply["accuracy"], reply["cold"]
         elif one.failure is not None and one.failure.status in ("fault", "crash", "timeout"):
             kernel.broken += 1
 
-    def _in_context(self, kernel: Measured, job: Reply, text: KernelText | None = None) -> Reply:
-        """The reply to a job about a kernel. A process that has started since knows neither the kernel nor what was tried: both
-        are told again."""
-        if not self.worker.alive:
-            self._opened.clear()
-        if kernel.number not in self._opened:
-            opening = {"job": "open", "kernel": kernel.number, "pattern": kernel.template.pattern}
-            with self.clock.running("open"):
-                opened = self._ask({**opening, "call": call_json(kernel.call)}, START_S)
-            if opened.get("fatal"):  # nothing of the kernel has run yet
-                raise WorkerError(f"the GPU cannot be used: {opened['message']}")
-            if not opened["ok"]:
-                return opened
-            self._opened[kernel.number] = set()
-        tried = self._opened[kernel.number]
-        if text is not None and job["index"] not in tried:
-            again = self._ask({"job": "try", "kernel": kernel.number, "index": job["index"], "text": text.to_json()})
-            if not again["ok"]:
-                return again
-        reply = self._ask({**job, "kernel": kernel.number})
-        if reply["ok"]:
-            tried.add(job["index"])
-        return reply
-
-    def _ask(self, job: Reply, timeout: float | None = None) -> Reply:
-        self.worker.ended = self._ended
-        reply = self.worker.ask(job, timeout or (self.timeout if self.worker.alive else START_S))
-        if reply.get("fatal"):
-            with contextlib.suppress(OSError):
-                self.worker.close()
-        if not self.worker.alive and self._spare is not None:  # the next one has started already
-            self.worker, self._spare = self._spare, self._another()
-            self._opened.clear()
-        return reply
+    def _finish(self, kernel: Measured) -> None:
+        """Measure the best schedules in full; twins take what their first has."""
+        for i in kernel.best:
+            one = kernel.tries[i]
+            reply = self.process.measure(kernel.opening, i, one.text)
+            if not _failed(one, reply):
+                one.accuracy, one.cold, one.hot = reply["accuracy"], reply["cold"], reply["hot"]
+                one.clock_mhz = reply["clock_mhz"]
+        self.process.forget(kernel.number)
+        for one in kernel.tries:
+            if one.twin is not None:
+                one.failure, one.accuracy, one.cold, one.hot = (
+                    one.twin.failure, one.twin.accuracy, one.twin.cold, one.twin.hot,
+                )  # fmt: skip
 
 
 def schedules_of(template: Template, call: Call, most: int = SCHEDULES) -> list[Call]:

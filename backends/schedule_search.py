@@ -97,6 +97,12 @@ class ScheduleSearch:
         room = min(self.count - len(self.measured), 2 * self.count - len(self.known))
         return self._noted(self._looked(worth) if look else self._wanted(worth), room)
 
+    def ahead(self) -> list[Schedule]:
+        """What may be proposed next, by what is known already: worth getting ready, not measuring. Nothing is noted."""
+        under_way = len(self.proposed - self.known.keys())
+        room = min(self.count - len(self.measured), 2 * self.count - len(self.known)) - under_way
+        return self._wanted(math.inf)[: max(0, room)] if self.measured else []
+
     def _looked(self, worth: float) -> list[Schedule]:
         """The best guess of each form; then the other first guesses, if what is known makes them worth it."""
         if worth <= 0:

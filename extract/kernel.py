@@ -254,11 +254,13 @@ class Measurer(Protocol):
     """Times candidates; what could not be timed is recorded as a failure and priced infinite."""
 
     def measure(
-        self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False
-    ) -> None:  # fmt: skip
-        """Measure and store. Returns when rows are durable. The iterable may end early: when the time is up. `worth` gives the
+        self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,
+        later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
+    ) -> Sequence[Candidate]:  # fmt: skip
+        """Measure and store. Returns when rows are durable; with `leave`, when little is still under way: those candidates are
+        returned, and measured on beside the next call's. The iterable may end early: when the time is up. `worth` gives the
         µs from which on more measuring of a candidate is of no use, less and less while others are measured. With `look`, only
-        about how fast each is."""
+        about how fast each is. `later`: what may be asked for next, and whether with `look`, to be got ready meanwhile."""
         ...
 
     def unfinished(self, candidate: Candidate) -> bool:

@@ -38,6 +38,7 @@ NEXT = 2  # alternatives searched together with each kernel of the winner, if th
 MUCH = 0.03  # of the plan's cost: less at stake waits for more
 LEAST = 16  # kernels of a round, if there are so many: it costs a solve, and at its end compilers wait for each other
 UNKNOWN = 4  # times its bound that is at stake where nothing else is known of a kernel of the winner
+UNTRIED = 4  # times what it may take that a kernel with schedules counts that was never run: they were guessed, and may not even compile
 HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
 # three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
 
@@ -104,13 +105,15 @@ def search(
     seconds: float = 60.0,
     solve_seconds: float = 2.5,
     deterministic: bool = False,
+    doubt: bool = False,
     budgets: Sequence[Budget] = (),
     progress: Callable[[str], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Choice:
     """The cheapest known set of kernels that keeps the budgets. Measures through `measurer` (none: prices only) for at
     most `seconds`; solving may take a little longer (`BEYOND`, `LAST_S`; when `deterministic`, always all it needs). `stop` is
-    polled: nothing is measured any more, and a solve under way ends with the best so far.
+    polled: nothing is measured any more, and a solve under way ends with the best so far. `doubt`: kernels were to be measured, and
+    cannot be; what was not counts as much as it may take.
 
     NoPlanError if some output cannot be made by the backends' kernels, or not within the budgets.
     """
@@ -143,24 +146,25 @@ def search(
                 if not budgets or limit == limits[-1]:
                     raise
                 continue
-            lacking, look = known.lacking(chosen, prices)
-            if lacking or found.optimal:
+            lacking, look, later = known.lacking(chosen, prices)
+            if lacking or known.under_way or found.optimal:
                 break
-        if measurer is None or not lacking:
+        if measurer is None or not (lacking or known.under_way):
             break
         if ended():
             stopped = "budget"
-            break
-        if progress:
+            if not known.under_way:
+                break
+        if progress and lacking:
             what = f"{'measuring' if look else 'searching'} {len(lacking)} kernels"
             progress(f"round {rounds}: {sum(hopes[i] for i in chosen):.1f} µs, {what}")
         with clock.running("measure"):
             worth = Worth(hypergraph, pricer, prices, ended, limited=bool(budgets))
             useful = [i for i in lacking if hopes[i] <= worth(hypergraph.candidates[i])]
-            known.measure([hypergraph.candidates[i] for i in useful or lacking], worth, look)
-    if measurer is not None and any(known.hoped(i, prices[i]) for i in chosen):
+            known.measure([hypergraph.candidates[i] for i in useful or lacking], worth, look, later)
+    if (measurer is not None or doubt) and any(known.hoped(i, prices[i]) for i in chosen):
         # the time is up: what was not measured counts as much as it may take, not as hoped
-        doubtful = [p.us if p.source == "measured" else p.high for p in prices]
+        doubtful = [_doubted(c, p) for c, p in zip(hypergraph.candidates, prices)]
         chosen, believed = solved(doubtful, solve_seconds)
         bound = min(believed.lower_bound, found.lower_bound)  # of the prices that were hoped for
         found = replace(believed, lower_bound=bound, optimal=believed.optimal and bound >= believed.cost * (1 - 1e-9))
@@ -168,6 +172,16 @@ def search(
     return Choice(
         hypergraph, chosen, prices, found, rounds, len(known.done), optimism, stopped, clock.seconds, tuple(budgets)
     )  # fmt: skip
+
+
+def _doubted(candidate: Candidate, price: Priced) -> float:
+    """What a candidate may take if it is not measured before it is used."""
+    if price.source == "measured":
+        return price.us
+    return price.high if candidate.is_view or candidate.template.space is None else price.high * UNTRIED
+
+
+Later = Sequence[tuple[Candidate, bool]]  # and whether a first look is enough
 
 
 @dataclass
@@ -178,6 +192,7 @@ class _Known:
     measurer: Measurer | None
     done: set[Token] = field(default_factory=set)
     looked: set[Token] = field(default_factory=set)
+    under_way: dict[Token, tuple[Candidate, bool]] = field(default_factory=dict)  # and whether it is looked at
 
     def hopes(self, prices: Sequence[Priced]) -> list[float]:
         """What each candidate may cost at best, in µs."""
@@ -197,22 +212,23 @@ class _Known:
             return False
         return price.source != "measured" or price.low < CERTAIN * price.us
 
-    def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> tuple[list[int], bool]:
+    def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> tuple[list[int], bool, Later]:
         """What to measure next, and whether a first look is enough: it is while kernels of the winner had none, but what has little
-        at stake is looked at when what has much was searched."""
+        at stake is looked at when what has much was searched. And what may come after that."""
         if self.measurer is None:
-            return [], True
+            return [], True, []
         candidates, much = self.hypergraph.candidates, MUCH * sum(prices[i].us for i in chosen)
         open_ = [self.is_open(c, p) for c, p in zip(candidates, prices)]
         looks = _lacking(self.hypergraph, chosen, prices, open_)
-        if large := _first(looks, much):
-            return sorted(large, key=lambda i: candidates[i].template.space is not None), True
         searches = self._unfinished(self.measurer, chosen, prices)
-        if large := _first(searches, much):
-            return large, False
-        if looks:
-            return sorted(looks, key=lambda i: candidates[i].template.space is not None), True
-        return list(searches), False
+        for least, wanted, look in [
+            (least, *one) for least in (much, 0.0) for one in ((looks, True), (searches, False))
+        ]:
+            if now := _first(wanted, least):
+                later = [(candidates[i], look) for i in wanted if i not in now]
+                later += [(candidates[i], False) for i in searches if look]
+                return sorted(now, key=lambda i: look and candidates[i].template.space is not None), look, later
+        return [], False, []
 
     def _unfinished(self, measurer: Measurer, chosen: Sequence[int], prices: Sequence[Priced]) -> dict[int, float]:
         """Chosen candidates that were measured, but not to the end, with what is at stake in µs, most first: they were only looked
@@ -235,14 +251,20 @@ class _Known:
                     found.setdefault(j, stakes[i])
         return found
 
-    def measure(self, wanted: Sequence[Candidate], worth: Worth, look: bool) -> None:
-        """Have candidates measured until the time is up."""
+    def measure(self, wanted: Sequence[Candidate], worth: Worth, look: bool, later: Later) -> None:
+        """Have candidates measured until the time is up; `later` may come after them. What takes longest, of these and of those
+        before, is left under way while there are other things to measure."""
         assert self.measurer is not None
-        self.measurer.measure(_until(worth, wanted, self.done), worth=worth, look=look)
-        tokens = {token(c) for c in wanted}
-        self.looked -= tokens
-        if look:
-            self.looked |= {token(c) for c in wanted if token(c) in self.done and self.measurer.unfinished(c)}
+        for candidate, _ in self.under_way.values():
+            worth.taken(candidate)
+        asked = {**self.under_way, **{token(c): (c, look) for c in wanted}}
+        self.looked -= asked.keys()
+        some = _until(worth, wanted, self.done)
+        left = self.measurer.measure(some, worth=worth, look=look, later=later, leave=bool(wanted))
+        self.under_way = {token(c): asked[token(c)] for c in left}
+        for key in asked.keys() & self.done - self.under_way.keys():
+            if asked[key][1] and self.measurer.unfinished(asked[key][0]):
+                self.looked.add(key)
 
 
 def _until(worth: Worth, wanted: Iterable[Candidate], done: set[Token]) -> Iterator[Candidate]:

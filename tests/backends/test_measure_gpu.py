@@ -176,11 +176,11 @@ def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
         return bad.get(call.schedule["BLOCK"], "pass") + "; " + launch(call)
 
     found = template(code, space=lambda call: [{"BLOCK": 64}, {"BLOCK": 256}, {"BLOCK": 128}, {"BLOCK": 32}])
-    measurer.timeout = 3.0
+    measurer.process.timeout = 3.0
     try:
         made = rows(measurer, candidate(found))
     finally:
-        measurer.timeout = 30.0
+        measurer.process.timeout = 30.0
     kinds = {dict(r.key.schedule)["BLOCK"]: getattr(r, "status", r.kind) for r in made}
     assert kinds == {64: "crash", 128: "timeout", 256: "accuracy", 32: "accuracy"}
 
@@ -250,13 +250,12 @@ def test_when_the_time_is_up_what_was_tried_is_kept_and_the_rest_is_not_waited_f
 
     quick, kept = Quick(), Rows()
     worth = lambda candidate: math.inf
-    worth.ended = lambda: quick.tried == 2  # type: ignore[attr-defined]
+    worth.ended = lambda: quick.tried >= 2  # type: ignore[attr-defined]
     space = lambda call: [{"BLOCK": 2**i} for i in range(3, 10)]
     with GpuMeasurer(kept, device="cpu", worker=quick) as measurer:  # type: ignore[arg-type]
         measurer.measure([candidate(template(space=space))], worth=worth)
-    assert (
-        quick.tried == 2 and len({r.key.digest for r in kept}) == 2 and {r.kind for r in kept} == {"timing", "accuracy"}
-    )
+    assert 2 <= quick.tried == len({r.key.digest for r in kept}) < 7, "what the device was handed already is kept too"
+    assert {r.kind for r in kept} == {"timing", "accuracy"}
 
 
 # ---------------------------------------------------------------- layouts and values

@@ -73,10 +73,11 @@ class Prices:
     def unfinished(self, candidate: Candidate) -> bool:
         return False
 
-    def measure(self, found: Iterable[Candidate], **_: Any) -> None:
+    def measure(self, found: Iterable[Candidate], **_: Any) -> Sequence[Candidate]:
         found = list(found)
         self.asked.append([c.template.name for c in found])
         self.known |= {call_key(c) for c in found}
+        return ()
 
 
 def chosen(choice: Any) -> list[str]:
@@ -127,8 +128,9 @@ def test_a_stop_ends_the_search() -> None:
 
 def test_a_kernel_that_cannot_be_measured_is_not_asked_for_again() -> None:
     class Deaf(Prices):
-        def measure(self, found: Iterable[Candidate], **_: Any) -> None:
+        def measure(self, found: Iterable[Candidate], **_: Any) -> Sequence[Candidate]:
             self.asked.append([c.template.name for c in found])
+            return ()
 
     prices = Deaf({"exp0": 1.0, "exp1": 2.0})
     choice = search(variants(2), prices, prices)
@@ -272,11 +274,12 @@ class Deepening(Prices):
     def unfinished(self, candidate: Candidate) -> bool:
         return call_key(candidate) in self.known - self.deep and candidate.template.name in self.slack
 
-    def measure(self, found: Iterable[Candidate], *, look: bool = False, **_: Any) -> None:
+    def measure(self, found: Iterable[Candidate], *, look: bool = False, **_: Any) -> Sequence[Candidate]:
         found = list(found)
         super().measure(found)
         self.looks.append(look)
         self.deep |= set() if look else {call_key(c) for c in found}
+        return ()
 
 
 def test_all_are_looked_at_before_any_is_searched_and_the_best_comes_out() -> None:
