@@ -158,6 +158,7 @@ class Generated(Template):
             return self.work
         schedule = call.schedule or found.space[0]
         rows, columns = (schedule.get(d) or prod(schedule.get(f"{k}{d}", 1) for k in "tvu") for d in "mn")
+        columns = found.shape.n if schedule.get("walk") else columns
         return self.work + repeated(found.kernel, found.shape, rows, columns)
 
     def ways(self, call: Call) -> tuple[str, ...]:

@@ -63,29 +63,54 @@ def power_of(kernel: Kernel, maximum: Expr) -> str:
 
 @dataclass(frozen=True)
 class Room:
-    """A mask keeps the elements of an axis where `rest + side * axis >= 0`; there it is `kept`."""
+    """A mask keeps the elements of an axis where `rest + side * axis >= 0`; there it is `kept`, if it asks for nothing else
+    (`alone`)."""
 
     rest: Index
     side: int
     mask: Expr
     kept: Expr
+    alone: bool
 
 
-def allowed(e: Expr) -> list[tuple[Index, Expr, Expr]]:
-    """(index that is not negative wherever the value can be other than -inf, the `where` that says so, what it is there)."""
-    if e.op == "add":
+Allowed = tuple[Index, Expr, Expr, bool]
+
+
+def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
+    """(index that is not negative wherever the value can be other than `lost`, the `where` that says so, what it is there, whether
+    the `where` has no other condition)."""
+    if e.op == "add" and lost == -math.inf:
         return [*allowed(e.args[0]), *allowed(e.args[1])]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
-        return allowed(e.args[0])
+        return allowed(e.args[0], lost)
     if e.op != "where":
         return []
     c, x, y = e.args
-    lost = (x.op == "const" and x.value == -math.inf, y.op == "const" and y.value == -math.inf)
-    if lost == (True, False):
-        return [*((i, e, y) for i in _true(c, False)), *allowed(y)]
-    if lost == (False, True):
-        return [*((i, e, x) for i in _true(c, True)), *allowed(x)]
-    return []
+    gone = (x.op == "const" and x.value == lost, y.op == "const" and y.value == lost)
+    if gone[0] == gone[1]:
+        return []
+    kept = y if gone[0] else x
+    return [*((i, e, kept, _compares(c)) for i in _true(c, gone[1])), *allowed(kept, lost)]
+
+
+def seen_by(e: Expr, one: Expr) -> list[Allowed]:
+    """The same of what a maximum, or a sum of products, reduces: elements beyond change nothing. A condition may be a factor, which
+    is `one` where it holds."""
+    if e.value[0] == "max":
+        return allowed(e.args[0])
+    if e.value[0] != "sum" or e.kind != "float":
+        return []
+    over, _ = factors(e.args[0])
+    conditions = ((f, f.args[0]) for f in over if f.op == "cast" and f.args[0].kind == "bool")
+    return [
+        *(found for f in over for found in allowed(f, 0.0)),
+        *((i, f, one, _compares(c)) for f, c in conditions for i in _true(c, True)),
+    ]
+
+
+def _compares(c: Expr) -> bool:
+    """Whether a condition is one comparison."""
+    return _compares(c.args[0]) if c.op == "not" else c.op in ("lt", "le")
 
 
 def _true(c: Expr, wanted: bool) -> list[Index]:

@@ -5,7 +5,7 @@ The shape of a kernel (`Shape`) follows from its expressions; the numbers (`Tili
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -41,16 +41,23 @@ def as_dot(e: Expr) -> Dot | None:
     over, under = factors(e.args[0])
     if under:
         return None
-    own = [f.axes - {e.axis} for f in over]
     along = [f for f in over if e.axis in f.axes]
-    full = [f.axes - {e.axis} for f in along if f.axes - {e.axis}]
+    full = {f.axes - {e.axis} for f in along if f.axes - {e.axis}}
     if not full or len(along) < 2:
         return None
-    common = frozenset.intersection(*full) if len({*full}) > 1 else frozenset()
+    widest = {axes for axes in full if not any(axes < other for other in full)}  # a mask may lack what both sides share
+    found = (
+        _sides(e, over, frozenset.intersection(*sets) if len(sets) > 1 else frozenset()) for sets in (full, widest)
+    )
+    return next((dot for dot in found if dot is not None), None)
+
+
+def _sides(e: Expr, over: Sequence[Expr], common: frozenset[Axis]) -> Dot | None:
+    """The two sides of a sum's factors that share these axes alone."""
     parts: list[tuple[set[Axis], list[Expr]]] = []
     loose: list[Expr] = []
-    for f, axes in zip(over, own):
-        left = set(axes - common)
+    for f in over:
+        left = set(f.axes - {e.axis} - common)
         if not left:
             loose.append(f)
             continue
@@ -74,6 +81,7 @@ def _rank(axes: Iterable[Axis]) -> tuple[bool, str]:
 
 
 SHORT = 64  # a plain product over an axis that is not longer ends another product, it is no loop around it; a window is unrolled
+MIDDLE = 256  # longest axis between two products that is held whole while the first one's is walked
 
 
 @dataclass(frozen=True)
@@ -95,12 +103,19 @@ class Shape:
     def kind(self) -> str:
         """pointwise | rows | windows (short ones alone) | contraction | attention (a product inside another one)"""
         if self.dots:
-            nested = [e for e in self.dots if any(x in self.dots for x in walk(e.args))]
-            loops = [e for e in nested if e.axis.size > SHORT or any(x.value == ("max", e.axis) for x in walk(e.args))]
-            return "attention" if loops else "contraction"
+            return "attention" if any(map(self._around, self.dots)) else "contraction"
         if self.inner and all(is_window(a) and a.size <= SHORT for a in self.inner):
             return "windows"
         return "rows" if self.inner else "pointwise"
+
+    def _around(self, e: Expr) -> bool:
+        """Whether a product is a loop around another one, of whose results it holds a tile at a time. Where what lies between two
+        products is short, or shorter than what the first one sums over, it is held whole: the first is walked, the second
+        follows."""
+        inside = [x for x in walk(e.args) if x in self.dots]
+        if not inside or any(x.value == ("max", e.axis) for x in walk(e.args)):
+            return bool(inside)
+        return e.axis.size > SHORT and not e.axis.size <= min(MIDDLE, max(x.axis.size for x in inside) - 1)
 
     @cached_property
     def m(self) -> int:

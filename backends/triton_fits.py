@@ -4,21 +4,22 @@ A schedule is a mapping of small integers: rows `m` and columns `n` of a program
 the order of `Shape.inner`, `warps`, `stages`, `group` (rows of tiles that programs take together, for reuse in the L2 cache),
 `split` (programs that share one reduction; with `join`, the last of them joins the parts), `precision` of products of float32,
 `boxes` (tiles come through the copy unit), `inside` (beside boxes, what a loop does not move is read in it all the same, behind
-them), `early` (started before the kernel before it has ended, for which it waits itself).
+them), `walk` (a program walks all columns, behind a product that does not depend on them), `early` (started before the kernel
+before it has ended, for which it waits itself).
 
 This is the one place that says what is legal: `triton_space` ranks what it allows, a search moves within it (schedule_search.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from ..egraph import dtypes
 from .descriptors import describable
-from .index import index
+from .index import Axis, index
 from .kir import Expr, Kernel
 from .tiling import MULTIPROCESSORS, Shape, padded
 
@@ -34,8 +35,8 @@ FEW = 32  # rows of a product that is bound by reading its right side once
 LITTLE = 16  # rows of a tile that is read in every round of a loop at no cost
 PARTS = (2, 3, 4, 8, 16, 32, 64)
 LEAST = 64  # elements of a part
-OPTIONAL = {"group", "split", "join", "precision", "boxes", "inside", "early"}
-COUNTS = {"stages", "split", "join", "precision", "boxes", "inside", "early"}  # all others are powers of two
+OPTIONAL = {"group", "split", "join", "precision", "boxes", "inside", "walk", "early"}
+COUNTS = {"stages", "split", "join", "precision", "boxes", "inside", "walk", "early"}  # all others are powers of two
 
 
 def each(elements: float, schedule: Numbers) -> float:
@@ -65,8 +66,9 @@ class Facts:
 
     `m`, `n`, `batch`: rows, columns, programs for each tile of them; `rows`, `cols`: whether it has such axes. `inner`: sizes of the
     reduction axes, `main` the number of the one that products are summed over outside all other reductions, the longest, and
-    `walked` whether there is one at all. `sums`: accumulators of products; `single`: nothing in memory has 16 bits; `boxed`:
-    tiles can be read in boxes (descriptors.py). `dots`: work of each product, and whether it varies along rows and columns;
+    `walked` whether there is one at all. `middle`: where `main` is that of a product inside another one instead, elements of its
+    results that each row holds. `sums`: accumulators of products; `single`: nothing in memory has 16 bits; `boxed`: tiles can be
+    read in boxes (descriptors.py). `dots`: work of each product, and whether it varies along rows and columns;
     `periods`: what indices divide reduction axes by; `splits`: whether the longest reduction can be cut into parts.
     """
 
@@ -79,6 +81,7 @@ class Facts:
     inner: tuple[int, ...]
     main: int
     walked: bool
+    middle: int
     sums: int
     single: bool
     boxed: bool
@@ -163,12 +166,15 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
     """The facts of a kernel. `splits`: whether its longest reduction can be cut into parts."""
     tops = [a for a in shape.outer if any(e.axis == a for e in shape.dots)]
     main = max(tops, key=lambda a: a.size) if tops else shape.inner[-1] if shape.inner else None
+    inside = _inside(shape, tops)
+    main = inside[0].axis if inside else main
     rows, cols, numbers = {*shape.rows}, {*shape.cols}, {a: i for i, a in enumerate(shape.inner)}
     loads = [e for e in kernel.exprs if e.op == "load"]
     dots = [(e, d.rows | d.cols | d.batch) for e, d in shape.dots.items()]
     return Facts(
         shape.kind, shape.m, shape.n, prod(a.size for a in shape.batch), bool(rows), bool(cols),
         tuple(a.size for a in shape.inner), 0 if main is None else numbers[main], bool(tops),
+        sum(prod(padded(a.size) for a in e.axes - {*kernel.axes}) for e in inside),
         max(1, sum(e.axis in shape.outer for e in shape.dots)),
         not any(b.dtype in ("bfloat16", "float16") for b in kernel.buffers.values()),
         (shape.kind == "attention" or (shape.kind == "contraction" and shape.m > 16)) and any(map(_boxed, loads)),
@@ -181,8 +187,19 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
         frozenset(
             d.by for e in loads for d in e.value[1].divisions() for a in numbers if d.index == index(a)
         ),
-        splits,
+        splits and not inside,
     )  # fmt: skip
+
+
+def _inside(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
+    """Products of rows inside another one whose results are held whole, the one with the longest sum first; none where a product
+    outside all others sums over more, where one needs columns as well, or where there is but one row."""
+    if shape.kind != "contraction" or not shape.rows:
+        return []
+    found = sorted((e for e in shape.dots if e.axis not in tops), key=lambda e: -e.axis.size)
+    if any(e.axes.isdisjoint(shape.rows) or not e.axes.isdisjoint(shape.cols) for e in found):
+        return []
+    return found if found and found[0].axis.size >= max((a.size for a in tops), default=0) else []
 
 
 def _boxed(load: Expr) -> bool:
@@ -198,7 +215,7 @@ def legal(facts: Facts, schedule: Numbers) -> bool:
     wanted = {"m", "n", "warps", "stages", *(f"k{i}" for i in range(len(facts.inner)))}
     if not wanted <= set(schedule) <= wanted | OPTIONAL or ("boxes" in schedule and not facts.boxed):
         return False
-    if "inside" in schedule and facts.kind != "attention":
+    if ("inside" in schedule and facts.kind != "attention") or ("walk" in schedule and not facts.middle):
         return False
     sizes = [v for name, v in schedule.items() if name not in COUNTS]
     if any(v < 1 or v & (v - 1) for v in sizes) or not 1 <= schedule["stages"] <= STAGES or schedule["warps"] > WARPS:
@@ -254,12 +271,24 @@ def _contraction(facts: Facts, s: Numbers) -> bool:
         return s["m"] == 1 and s["stages"] == 3 and "group" not in s and within(s["n"], facts.n, 4) \
             and 4 <= each(s["n"] * k * facts.sums, s) <= 128  # fmt: skip
     size, right = s["m"] * s["n"] * facts.sums, s["n"] * k * facts.sums
+    if facts.middle:
+        return _behind(facts, s)
     if facts.few and (s["m"] != padded(max(facts.m, 16)) or "group" in s or right > TILE):
         return False
     staged = (s["m"] * k + right) * facts.width if facts.few else facts.staged(s)
     tiles = within(s["m"], facts.m, 16) and within(s["n"], facts.n, 16) and s["n"] <= 256 and s.get("group", 1) <= GROUP
     return tiles and s["stages"] * staged <= SHARED and size <= (TILE if facts.single else 2 * TILE) \
         and each(size, s) <= EACH and 2 <= s["warps"] <= 8  # fmt: skip
+
+
+def _behind(facts: Facts, s: Numbers) -> bool:
+    """A product behind another one, whose results lie in registers."""
+    held, after = s["m"] * (s["n"] * facts.sums + facts.middle), s["n"] * facts.middle * facts.width
+    if "walk" in s and ("group" in s or s["n"] >= facts.n):
+        return False
+    shared = max(s["stages"] * facts.staged(s), after * (s["stages"] if "walk" in s else 1))
+    tiles = within(s["m"], facts.m, 16) and within(s["n"], facts.n, 16) and s["n"] <= 256 and s.get("group", 1) <= GROUP
+    return tiles and shared <= SHARED and each(held, s) <= EACH and s["m"] * s["n"] <= TILE and 2 <= s["warps"] <= 8
 
 
 def _attention(facts: Facts, s: Numbers) -> bool:

@@ -36,7 +36,8 @@ class Frame(Writer[Scope]):
         self.block = {"m": tiling.m, "n": tiling.n, **{a.name: tiling.k[a] for a in shape.inner}}
         self.walked = {a for a in shape.inner if tiling.k[a] < a.size}
         self.single = {a for a in self.walked if tiling.k[a] == 1 and (is_window(a) or a.name == "parts")}  # unrolled
-        self.n_loop = shape.walks and tiling.n < shape.n  # columns walked, not spread over programs
+        walks = shape.walks or tiling.options.get("walk", False)
+        self.n_loop = walks and tiling.n < shape.n  # columns walked, not spread over programs
         whole = {a for a in shape.inner if a not in self.walked and a not in shape.joined}
         self.top = Scope(1, set(kernel.axes) | whole)
         self.scope = self.top

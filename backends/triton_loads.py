@@ -54,7 +54,7 @@ class Loads(Values):
 
     def boxed(self, operand: str, at: Index, dtype: str) -> Tile | None:
         """A tile that the copy unit reads, None where it cannot: it does not see single elements, nor another's mask."""
-        if self.fresh_loads or not at.axes & self.walked:
+        if self.fresh_loads or not at.axes & (self.walked.union(self.shape.cols) if self.n_loop else self.walked):
             return (
                 None  # what no loop reads is needed in registers: by way of shared memory it comes later and takes room
             )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .index import Axis, Index, index
 from .kir import Expr, Unfusable, walk
-from .kir_loops import Room, allowed, power_of, rolled, sharing
+from .kir_loops import Room, power_of, rolled, seen_by, sharing
 from .triton_frame import Scope
 from .triton_products import Products, vanishes
 from .triton_text import ACROSS, COMBINE, NEUTRAL, TRITON, Tile
@@ -208,10 +208,10 @@ class Loops(Products):
     def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
         """(first position, last position, masks that change nothing there) of the loops over an axis. Where a mask makes
         every body neutral beyond a bound, the loop ends there; a causal mask is left out of all tiles but the last ones."""
-        maxima = [e for e in ready if e.value[0] == "max" and axis not in self.single]
-        if not maxima or any(e not in maxima and rolled(e, axis) not in maxima for e in ready):
+        own = [e for e in ready if rolled(e, axis) not in ready]
+        found = [self._rooms(e, axis) for e in own if axis not in self.single]
+        if not all(found) or not found:
             return [("0", str(axis.size), {})]
-        found = [self._rooms(e, axis) for e in maxima]
         step = self.block[axis.name]
         lows, highs = (
             set.intersection(*({r.rest for r in rooms if r.side == side} for rooms in found)) for side in (1, -1)
@@ -219,7 +219,8 @@ class Loops(Products):
         first = [f"tl.maximum({self._extreme(i * -1, 'min')}, 0) // {step} * {step}" for i in lows][:1] or ["0"]
         last = [f"tl.minimum({self._extreme(i, 'max')} + 1, {axis.size})" for i in highs][:1] or [str(axis.size)]
         masks = {r.mask: r.kept for rooms in found for r in rooms}
-        if lows or len(highs) != 1 or len(masks) != len(maxima) or axis.size <= step:
+        alone = all(len(rooms) == 1 and rooms[0].alone for rooms in found)
+        if lows or len(highs) != 1 or not alone or axis.size <= step:
             return [(first[0], last[0], {})]
         (bound,) = highs
         free = self.fresh("free")
@@ -229,13 +230,14 @@ class Loops(Products):
         return [("0", free, masks), (free, last[0], {})]
 
     def _rooms(self, e: Expr, axis: Axis) -> list[Room]:
-        """The masks on a maximum's body that bound an axis from one side."""
+        """The masks on a reduction's body that bound an axis from one side."""
         found = []
-        for room, mask, kept in allowed(e.args[0]):
+        for room, mask, kept, alone in seen_by(e, self.kernel.builder.const(1.0)):
             side = room.coefficient(axis)
             rest = room - index(axis) * side
-            if side in (1, -1) and axis not in rest.axes and rest.axes <= self.scope.bound:
-                found.append(Room(rest, side, mask, kept))
+            across = {self.dim_of(a) for a in rest.axes if a not in self.shape.batch}
+            if side in (1, -1) and axis not in rest.axes and rest.axes <= self.scope.bound and len(across) <= 1:
+                found.append(Room(rest, side, mask, kept, alone))
         return found
 
     def _extreme(self, at: Index, side: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from .index import Axis
-from .kir import Expr, Unfusable, factors
+from .kir import Expr, Unfusable, factors, walk
 from .tiling import Dot
 from .triton_frame import Scope
 from .triton_loads import Loads
@@ -22,29 +23,28 @@ class Products(Loads):
         """A product on the matrix unit, or None where the tiles are too small for it."""
         k = self.dim_of(e.axis)
         a, b = self.side(dot.left), self.side(dot.right)
-        if (
-            len(a.dims) != 2
-            or len(b.dims) != 2
-            or k not in a.dims
-            or k not in b.dims
-            or set(a.dims) & set(b.dims) != {k}
-        ):
-            return None
-        if a.dims[0] == k:
-            a, b = b, a
-        if a.dims[1] != k or b.dims[0] != k:
+        if len(a.dims) != 2 or len(b.dims) != 2 or {*a.dims} & {*b.dims} != {k}:
             return None
         if min(self.block[d] for d in (*a.dims, *b.dims)) < 16:
             return None
+        ends = [next(d for d in side.dims if d != k) for side in (a, b)]
+        if self.order.index(ends[0]) > self.order.index(ends[1]):
+            (a, b), ends = (b, a), ends[::-1]
         a, b = self.matched(a, b)
-        dims = (a.dims[0], b.dims[1])
-        if self.ragged(k) and not (vanishes(e.args[0], e.axis)):
-            return None
+        a, b = _turned(a, (ends[0], k)), _turned(b, (k, ends[1]))
+        dims = (ends[0], ends[1])
+        if self.ragged(k) and not vanishes(e.args[0], e.axis):  # both: one may be infinite where the other is 0
+            a, b = (self._ended(side, k) for side in (a, b))
         precision = (
             f", input_precision='{self.tiling.options.get('precision', 'ieee')}'" if a.dtype == "float32" else ""
         )
         start = f", {acc}" if acc else ""
         return Tile(f"tl.dot({a.text}, {b.text}{start}{precision})", dims, "float32")
+
+    def _ended(self, side: Tile, k: str) -> Tile:
+        """One side of a product, 0 beyond the end of what is summed over."""
+        there = self.spread(Tile(f"({k} < {self.extent[k]})", (k,), "bool"), side.dims)
+        return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
 
     def overtaken(self, dot: Dot, rows: str) -> bool:
         """Whether a loop that sums products, `rows` being the dimension of theirs, must wait for each of them.
@@ -110,7 +110,26 @@ class Products(Loads):
         return final
 
 
+def _turned(tile: Tile, dims: tuple[str, str]) -> Tile:
+    """A matrix over its two dimensions in this order."""
+    return tile if tile.dims == dims else Tile(f"tl.trans({tile.text})", dims, tile.dtype)
+
+
 def vanishes(e: Expr, axis: Axis) -> bool:
-    """Whether a body is 0 where loads beyond the axis' end give 0: a factor over the bar is such a load."""
-    over, _ = factors(e)
-    return any(f.op == "load" and axis in f.value[1].axes for f in over)
+    """Whether a body is 0 where loads beyond the axis' end give 0: a factor over the bar is such a load, and no other one is
+    infinite there."""
+    over, under = factors(e)
+    zero = any(f.op == "load" and axis in f.value[1].axes for f in over)
+    return zero and not any(axis in f.axes for f in under) and all(map(partial(_finite, axis), over))
+
+
+POLES = {"log": 0, "log2": 0, "rsqrt": 0, "recip": 0, "div": 1, "pow": 0}  # the operand that may not be 0
+
+
+def _finite(axis: Axis, e: Expr) -> bool:
+    """Whether a value is finite where what it reads along an axis is 0, as far as can be told: a sum is taken for one that does not
+    vanish."""
+    return not any(
+        axis in x.axes and x.op in POLES and axis in (at := x.args[POLES[x.op]]).axes and at.op != "add"
+        for x in walk([e])
+    )

@@ -177,7 +177,7 @@ class Function(Loops):
         if any(a.name == "part" for a in self.shape.batch):
             return False
         rooms = [
-            r for e in self.kernel.reductions if e.value[0] == "max" and e.axis in self.walked for r in self._rooms(e, e.axis)
+            r for e in self.kernel.reductions if e.axis in self.walked for r in self._rooms(e, e.axis)
         ]  # fmt: skip
         return any(r.side == -1 and r.rest.coefficient(a) > 0 for r in rooms for a in self.shape.rows)
 

@@ -28,6 +28,7 @@ def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
         "precision": ("ieee", "tf32x3", "tf32")[schedule.get("precision", 0)],
         "boxes": bool(schedule.get("boxes", 0)),
         "inside": bool(schedule.get("inside", 0)),
+        "walk": bool(schedule.get("walk", 0)),
         "early": bool(schedule.get("early", 0)),
     }
     return Tiling(m, n, k, schedule["warps"], schedule["stages"], schedule.get("group", 1), options)
@@ -122,7 +123,9 @@ def _rows(facts: Facts) -> Ranked:
 
 
 def _contraction(facts: Facts) -> Ranked:
-    if facts.walked:
+    if facts.middle:
+        yield from _behind(facts)
+    elif facts.walked:
         yield from _streamed(facts) if facts.few else _squared(facts)  # else each product lies inside another reduction
 
 
@@ -200,6 +203,40 @@ def _streaming(facts: Facts, s: Schedule, tile: int, k: int, split: int) -> floa
     joining = (0.3 + 0.2 * split if facts.rows else 1.0 + 0.03 * split) * (split > 1)
     read = dense / BANDWIDTH * busy / min(1.0, waiting / IN_FLIGHT) ** 0.7
     return float(read + reread / CACHE + joining + 0.1 * abs(s["warps"] - 4))
+
+
+RATE, FROM_CACHE, LATENCY = (
+    5e6,
+    3.5e4,
+    0.7,
+)  # of a multiprocessor: operations a µs, bytes a µs; µs until a load is there
+
+
+def _behind(facts: Facts) -> Ranked:
+    """A product behind another one. The rank is an estimate of the time in µs: what a multiprocessor multiplies and loads, but
+    no less than what one program after the other waits."""
+    more = {"boxes": 1} if facts.boxed else {}
+    rows, columns = _blocks(facts.m, (16, 32, 64, 128), 16), _blocks(facts.n, (32, 64, 128, 256), 16)
+    for m, n, k in product(rows, columns, _blocks(facts.size, (32, 64, 128, 256), 16)):
+        tiles = -(-facts.n // n)
+        tile = {"m": m, "n": n, **more, **facts.depths(k)}
+        first, after = facts.staged(tile) / k * facts.size, facts.middle * n * facts.width
+        for warps, stages, walk in product((4, 8), (2, 3, 4), (0, 1) if tiles > 1 else (0,)):
+            schedule = tile | {"warps": warps, "stages": stages, **({"walk": 1} if walk else {})}
+            if not walk and tiles > 1:
+                schedule["group"] = 8
+            if not tiles_fit(facts, schedule):
+                continue
+            each_walks = tiles if walk else 1
+            share = -(-facts.m // m) * facts.batch * tiles / each_walks / MULTIPROCESSORS
+            shared = max(stages * facts.staged(tile), after * (stages if walk else 1))
+            resident = max(1, min(SHARED // max(shared, 1), 16 // warps))
+            loaded = first + each_walks * (after + 2 * m * n * facts.width)
+            worked = 2 * m * facts.middle * (facts.size + each_walks * n)
+            waits = 2 * LATENCY + (-(-facts.size // k) + (each_walks if walk else 0)) * LATENCY / stages
+            tight = 0.1 * share if each(m * (n * facts.sums + facts.middle), schedule) > HELD[1] else 0
+            busy = max(1.0, share) * max(worked / RATE * (1 if m >= 64 else 2), loaded / FROM_CACHE)
+            yield schedule, max(busy, -(-share // resident) * waits) + waits / 4 + tight
 
 
 def _attention(facts: Facts) -> Ranked:

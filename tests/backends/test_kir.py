@@ -26,7 +26,7 @@ from tensor_graphs.backends.short_erf import COARSE, FINE, ShortErf
 from tensor_graphs.backends.tiling import shape_of
 from tensor_graphs.backends.triton import generated, launches
 from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.graph import Graph, Tensor, make, topological
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.extract.kernel import Call, Operand, contiguous
@@ -105,6 +105,21 @@ def _naive_attention() -> Tensor:
     return t.matmul(c.softmax(hidden, axis=2), v)
 
 
+def _seen(rows: int) -> Tensor:
+    return t.reshape(t.le(t.iota((rows, rows), 1), t.iota((rows, rows), 0)), (1, rows, rows))
+
+
+def _linear_attention() -> Tensor:
+    """Attention without softmax, over the sum of its weights."""
+    q, k, v = (x(n, 2, 64, 16) for n in "qkv")
+    weights = t.where(_seen(64), t.matmul(c.relu(q), t.transpose(c.relu(k))), t.full((1, 1, 1), 0.0))
+    return t.matmul(weights, v) / (t.sum(weights, axis=2, keepdims=True) + 1.0)
+
+
+def _dense(h: Tensor, name: str, width: int) -> Tensor:
+    return t.matmul(h, x(f"w_{name}", h.shape[1], width)) + x(f"b_{name}", width)  # type: ignore[arg-type]
+
+
 KERNELS: dict[str, Callable[[], Tensor]] = {
     "pointwise": lambda: c.gelu(x("a", 20, 48)) * x("b", 48),
     "transposed": lambda: t.permute(x("a", 20, 48), (1, 0)) + x("b", 48, 20),
@@ -127,6 +142,11 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "windowed": lambda: c.attention(x("q", 2, 32, 16), x("k", 2, 32, 16), x("v", 2, 32, 16), scale=0.25, causal=True, window=7, softcap=3.0),
     "decode": lambda: c.attention(x("q", 2, 4, 1, 16), _grouped("k", 2, 2, 2, 64, 16), _grouped("v", 2, 2, 2, 64, 16), scale=0.25),
     "naive_attention": _naive_attention,
+    "bottleneck": lambda: _dense(c.gelu(_dense(x("a", 32, 160), "down", 80)), "up", 96) + x("r", 32, 96),
+    "small_mlp": lambda: _dense(c.gelu(_dense(c.layer_norm(x("a", 32, 32), x("g", 32), x("b", 32), eps=1e-5), "up", 128)), "down", 32),
+    "three_layers": lambda: _dense(c.relu(_dense(c.relu(_dense(x("a", 32, 32), "u", 32)), "v", 32)), "w", 32),
+    "linear_attention": _linear_attention,
+    "decayed": lambda: t.matmul(t.matmul(x("q", 2, 64, 16), t.transpose(x("k", 2, 64, 16))) * t.cast(_seen(64), "float32") * x("d", 64, 64), x("v", 2, 64, 16)),
     "plain_norm_product": lambda: t.matmul(x("a", 16, 64) * t.rsqrt(t.mean(x("a", 16, 64) * x("a", 16, 64), axis=1, keepdims=True) + 1e-6), x("w", 64, 48)),
     "exact_gelu": lambda: c.gelu(x("a", 20, 64)),
     "normed_attention": lambda: c.attention(c.rms_norm(x("q", 2, 2, 48, 16), x("g", 16), eps=1e-6), c.rms_norm(x("k", 2, 2, 48, 16), x("h", 16), eps=1e-6), x("v", 2, 2, 48, 16), scale=0.25, causal=True),
@@ -264,6 +284,68 @@ def test_attention_is_one_loop_over_the_keys() -> None:
     assert len(set(loops)) == 1
 
 
+# ---------------------------------------------------------------- products behind products
+WALKING = {"m": 16, "n": 32, "k0": 32, "k1": 128, "warps": 4, "stages": 2, "walk": 1}
+
+
+def test_what_lies_between_two_products_is_held_whole_where_it_is_the_shorter() -> None:
+    """The first product is walked then, and columns may be, behind it; else tiles of what lies between are."""
+    template, call = _call("bottleneck", {})
+    found = template.lower(call)
+    assert found.shape.kind == "contraction" and shape_of(kernel(KERNELS["small_mlp"]())).kind == "attention"
+    assert found.space and all(s["k1"] == 128 for s in found.space)
+    (only,) = launches(template, replace(call, schedule=WALKING))
+    first, columns = (only.source.index(f"for {a}_ in") for a in ("r160", "n"))
+    assert first < only.source.index("erf(") < columns < only.source.rindex("tl.dot(")
+    for more in ({}, {"n": 16}, {"boxes": 1}):
+        assert interpreted("bottleneck", WALKING | more) < 2e-6
+
+
+def test_many_rows_walk_the_columns() -> None:
+    """What each tile of columns would compute anew costs more than columns one after the other."""
+    root = t.matmul(c.relu(t.matmul(x("a", 8192, 1024), x("u", 1024, 128))), x("v", 128, 1024))
+    template, kinds = generated(root), {str(n.attr("name")): Operand(n.type, contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
+    space = template.space(Call(kinds, Operand(root.type, contiguous(root.shape)), {}))  # type: ignore[arg-type,misc]
+    assert "walk" in space[0]
+
+
+def test_walking_columns_computes_nothing_anew() -> None:
+    template, call = _call("bottleneck", {})
+    apart = {k: v for k, v in WALKING.items() if k != "walk"}
+    assert (
+        template.effort(replace(call, schedule=WALKING))
+        == template.work
+        < template.effort(replace(call, schedule=apart))
+    )
+    assert all(template.fits(replace(call, schedule=s)) for s in (WALKING, apart))
+    assert not template.fits(replace(call, schedule=WALKING | {"n": 128}))  # there is nothing to walk
+    assert not template.fits(replace(call, schedule=WALKING | {"k1": 64}))  # not whole
+    for name in ("product", "low_rank", "attention"):  # no product that all columns wait for
+        template, call = _call(name, {})
+        assert not template.fits(replace(call, schedule={**template.space(call)[0], "walk": 1}))
+
+
+@pytest.mark.parametrize("name", ["linear_attention", "decayed"])
+def test_a_mask_of_a_sum_ends_its_loop(name: str) -> None:
+    """As that of a softmax does: beyond the diagonal nothing is read, before it nothing is masked."""
+    tiles = {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2}
+    template, call = _call(name, tiles)
+    (only,) = launches(template, call)
+    assert len(re.findall("for r64_ in", only.source)) == 2 and only.source.count("r64[None, :] <= m[:, None]") == 1
+    assert interpreted(name, tiles) < 2e-6
+
+
+def test_a_mask_with_another_condition_is_left_out_nowhere() -> None:
+    """Keys before the diagonal that a second mask hides are hidden; the diagonal still ends the loop."""
+    own = t.input("own", (2, 1, 64), "bool")
+    q, k, v = (x(n, 2, 64, 16) for n in "qkv")
+    scores = t.where(make("and", (_seen(64), own), {}), t.matmul(q, t.transpose(k)), t.full((1, 1, 1), float("-inf")))
+    root = t.matmul(c.softmax(scores, axis=2), v)
+    given = values(root) | {"own": np.arange(128).reshape(2, 1, 64) % 3 != 2}
+    want = evaluate([root], given, float64=True)[0]
+    assert error(ran(root, given, {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2}), want) < 2e-6
+
+
 # ---------------------------------------------------------------- Triton
 def _call(name: str, schedule: dict[str, int]) -> tuple[Any, Call]:
     root = KERNELS[name]()
@@ -397,16 +479,30 @@ def test_rows_held_whole_and_rows_walked_agree(name: str, tile: int) -> None:
     assert interpreted(name, {"m": 4, "n": tile, "warps": 4, "stages": 2, **whole}) < 2e-6
 
 
-@pytest.mark.parametrize("name", ["norm_product", "attention", "normed_attention", "softmax"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "norm_product",
+        "attention",
+        "normed_attention",
+        "softmax",
+        "bottleneck",
+        "small_mlp",
+        "three_layers",
+        "linear_attention",
+    ],
+)
 def test_sixteen_bits_in_memory(name: str) -> None:
     template, call = _call(name, {})
     assert interpreted(name, dict(template.space(call)[0]), "float16") < 2e-3
 
 
-@pytest.mark.parametrize("name", ["pointwise", "softmax", "gated", "naive_attention"])
+@pytest.mark.parametrize("name", ["pointwise", "softmax", "gated", "naive_attention", "bottleneck", "linear_attention"])
 def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
     template, call = _call(name, {})
-    schedule = template.space(call)[0] if name in ("pointwise", "softmax") else TILES
+    schedule = (
+        template.space(call)[0] if name in ("pointwise", "softmax") else WALKING if name == "bottleneck" else TILES
+    )
     found = launches(template, replace(call, schedule=dict(schedule)))
     text = "\n\n".join(re.sub(r"_[0-9a-f]{10}\b", "", one.source) for one in found)
     path = GOLDEN / f"triton_{name}.py"
@@ -526,6 +622,16 @@ def test_a_loop_waits_for_products_of_computed_rows() -> None:
     assert "held(" not in text(t.matmul(a, w)) + text(t.matmul(c.relu(a), w), m=32) + text(
         t.matmul(c.relu(a), w), stages=1
     )
+
+
+@pytest.mark.parametrize("side", [t.log, t.rsqrt, lambda a: 1.0 / a], ids=["log", "rsqrt", "inverse"])
+def test_what_is_infinite_at_zero_ends_with_its_axis(side: Callable[[Tensor], Tensor]) -> None:
+    """Beyond the axis' end loads give 0, of which these make infinity: times 0 that would be NaN."""
+    root = t.matmul(side(t.abs(x("a", 20, 40))), t.abs(x("w", 40, 32)))
+    given = values(root)
+    want = evaluate([root], given, float64=True)[0]
+    for schedule in ({"m": 16, "n": 32, "k0": 16, "warps": 4, "stages": 2}, {}):
+        assert error(ran(root, given, schedule), want) < 2e-6
 
 
 @pytest.mark.parametrize("power", [0.0, 4.0, 5.0, -3.0, 1.5, None])
