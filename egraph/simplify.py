@@ -25,6 +25,7 @@ from .graph import Graph, Tensor, constant, make, topological
 from .interpret import evaluate
 from .laws import broadcast
 from .ops import OPS
+from .positions import any_of, counter, reshaped
 
 #: Values of at most this many bytes are folded.
 FOLD_BYTES = 1 << 14
@@ -122,11 +123,12 @@ def _empty(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, An
 
 
 def _known(array: Array, dtype: str, shape: Shape) -> Tensor:
-    """A constant, or a fill where all elements are the same bits."""
+    """A constant, or a fill where all elements are the same bits, or a counter."""
     flat = array.reshape(-1)
     if flat.size and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
         return _full(shape, flat[0].item(), dtype)
-    return constant(array)
+    counts = counter(array)
+    return constant(array) if counts is None else counts
 
 
 def _fold(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
@@ -394,6 +396,12 @@ def _reduce(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, A
     return s.build(op, (x,), {"axes": kept}) if kept else x
 
 
+def _any_position(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """Whether a mask of positions shows any follows from its bounds."""
+    (x,), axes = args, attrs["axes"]
+    return any_of(x, axes[0], s.build) if x.dtype == "bool" and len(axes) == 1 else None
+
+
 def _along_one(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
     """Along an axis of size 1 nothing moves and nothing adds up."""
     (x,) = args
@@ -408,6 +416,8 @@ def _to_shape(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str,
         return x
     if x.op == "full":
         return _full(shape, x.attr("value"), x.dtype)
+    if x.op == "iota" and op == "reshape":
+        return reshaped(x, shape)
     return s.build(op, x.args, attrs) if x.op == op else None
 
 
@@ -580,7 +590,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "where": (_where,),
     "cast": (_cast,),
     **dict.fromkeys((*_SELF_INVERSE, *_IDEMPOTENT), (_twice,)),
-    **dict.fromkeys(("sum", "mean", "max", "min", "prod"), (_reduce,)),
+    **dict.fromkeys(("sum", "mean", "min", "prod"), (_reduce,)),
+    "max": (_reduce, _any_position),
     "cumsum": (_along_one,),
     "flip": (_along_one, _flip),
     "reshape": (_to_shape,),

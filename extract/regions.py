@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
@@ -196,18 +196,28 @@ class Regions:
         return self._cheap_from(set())
 
     @cached_property
+    def at_once(self) -> set[int]:
+        """Classes that are computed where they are needed, for that costs less than reading them: index formulas, and what is
+        cheap to make of them and of single numbers in memory (a mask of the places up to one)."""
+        single = {c for c in self.given if self.elements(c) == 1}
+        return self._cheap_from(self._formulas | single, DEAR) - single | self._formulas
+
+    @cached_property
     def flat(self) -> set[int]:
         """Classes that pointwise operations and views compute from what is given."""
         return self._cheap_from(set(self.given))
 
-    def _cheap_from(self, found: set[int]) -> set[int]:
-        """These classes, and all that pointwise operations and views compute from them, from numbers and from counters."""
+    def _cheap_from(self, known: set[int], dearest: float = inf) -> set[int]:
+        """These classes, and all that pointwise operations and views compute from them, from numbers and from counters, with at
+        most so many operations an element each."""
+        found = set(known)
         grown = True
         while grown:
             grown = False
             for node, op in enumerate(self.view.op):
                 cls = int(self.view.cls[node])
-                if cls not in found and op not in ("input", "param", "state", "constant") and _kind(op) == "cheap":
+                made = op not in ("input", "param", "state", "constant") and _kind(op) == "cheap"
+                if cls not in found and made and OPS[op].flops <= dearest:
                     if all(k in found for k in self._kids[node]):
                         found.add(cls)
                         grown = True
@@ -401,7 +411,7 @@ class _Growth:
         return _Part(node, parts)
 
     def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> _Part | int:
-        if bare and cls not in self.regions._formulas:
+        if bare and cls not in self.regions.at_once:
             return self._leaf(cls)
         key = (cls, beside, products, below, lean)
         found = self.done.get(key)
@@ -419,9 +429,9 @@ class _Growth:
     def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
         """The e-node that stands for a class inside the region, None where the class is read from memory."""
         r, reach = self.regions, self.reach
-        if cls == self.cls or (cls in r.given and cls not in r._formulas):
+        if cls == self.cls or (cls in r.given and cls not in r.at_once):
             return None
-        kinds = {"cheap"} if reach.pointwise_below or not below or cls in r._formulas else set()
+        kinds = {"cheap"} if reach.pointwise_below or not below or cls in r.at_once else set()
         rows = reach.rows_below if below and products >= reach.products else reach.rows_above
         if products < ALL and rows and not lean:
             kinds.add("rows")
@@ -439,7 +449,7 @@ class _Growth:
     def _needed_beside(self, cls: int) -> bool:
         """Whether something that this region cannot compute reads a class as well."""
         r = self.regions
-        if r.stored(cls) or cls in r._formulas:
+        if r.stored(cls) or cls in r.at_once:
             return False
         shows = OPS[r.view.op[r._costs[2][cls]]].kind == "view"
         if r.view.original[cls] and not shows and any(cls in r.below(k) for k in self.spread):

@@ -25,6 +25,7 @@ from tensor_graphs.egraph.graph import Graph, Tensor, topological
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
+from tensor_graphs.egraph.simplify import simplify
 from tensor_graphs.extract.candidates import Hypergraph, candidates
 from tensor_graphs.extract.kernel import Call, Operand, Plan, Priced, contiguous
 from tensor_graphs.extract.plan import plan_of
@@ -292,7 +293,7 @@ def decode(
     kv: int = K, norms: bool = False, biases: bool = False, deep: bool = False
 ) -> tuple[Graph, dict[str, np.ndarray]]:
     """A step of decoding as it is written: three products, rotations, caches as states, attention over them; `deep`: of a
-    stream that a layer before has added to."""
+    stream that a layer before has added to, places beyond the present one hidden."""
     a, places = t.input("a", (B, 1, W)), t.input("at", (1,), "int64")
     cos, sin = t.input("cos", (1, 1, 1, D)), t.input("sin", (1, 1, 1, D))
     stream = a + t.matmul(a, t.param("wp", (W, W))) if deep else a
@@ -309,7 +310,15 @@ def decode(
     caches = [t.state(n, (B, kv, L, D)) for n in ("keys", "values")]
     keys, seen = (t.scatter_elements(s, spot, y, 2) for s, y in zip(caches, (c.rope(k, cos, sin), v)))
     grouped = t.reshape(c.rope(q, cos, sin), (B, kv, H // kv, 1, D))
-    out = c.attention(grouped, *(t.reshape(s, (B, kv, 1, L, D)) for s in (keys, seen)), scale=D**-0.5)
+    operands = [grouped, *(t.reshape(s, (B, kv, 1, L, D)) for s in (keys, seen))]
+    mask = t.le(t.reshape(t.iota((L,), 0), (1, L)), t.reshape(places, (1, 1)))
+    hidden = t.reshape(t.where(mask, t.full((1, 1), 0.0), t.full((1, 1), -np.inf)), (1, 1, 1, 1, L))
+    some = t.reshape(t.max(mask, axis=-1, keepdims=True), (1, 1, 1, 1, 1))
+    out = (
+        t.where(some, c.masked_attention(*operands, hidden, scale=D**-0.5), t.full((1,) * 5, 0.0))
+        if deep
+        else c.attention(*operands, scale=D**-0.5)
+    )
     outputs = {"out": out} | ({"stream": stream} if deep else {})
     graph = Graph.of(outputs, updates={"keys": keys, "values": seen}, inputs=[a, cos, sin, places], name="decode")
     rng = np.random.default_rng(0)
@@ -333,9 +342,9 @@ def right(program: Program, graph: Graph, given: dict[str, np.ndarray], places: 
     for place in places:
         at = np.array([place])
         found = program(**given, at=at)
-        want, *after = evaluate(graph, {**given, **held, "at": at}, params=graph.params, float64=True)
-        assert relative_error(found["out"], want) < 1e-5
-        held = dict(zip(graph.updates, after))
+        values = evaluate(graph, {**given, **held, "at": at}, params=graph.params, float64=True)
+        assert all(relative_error(y, want) < 1e-5 for y, want in zip(found.values(), values))
+        held = dict(zip(graph.updates, values[len(found) :]))
         assert all(relative_error(program.get_state(n), v) < 1e-5 for n, v in held.items())
 
 
@@ -352,11 +361,19 @@ def test_steps_of_decoding_have_two_kernels(kind: dict[str, Any]) -> None:
     right(Program(plan, device="cpu"), graph, given, (3, 17))
 
 
-def test_norms_of_a_deep_stream_are_computed_with_the_product() -> None:
-    """Of what reads least, all read what another kernel must make of the stream: the one that makes it itself is kept too."""
-    graph, _ = decode(deep=True)
-    made = [k.template.pattern for k in hypergraph(graph).candidates if len(k.outputs) == 3]
+def test_a_deep_step_with_a_mask_is_three_kernels() -> None:
+    """The stream; all up to the caches, the norm included, though what reads least reads one that another kernel makes; attention,
+    which computes the mask where it is needed and asks the bound alone whether it shows anything."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    graph, given = decode(deep=True)
+    graph = simplify(graph)
+    kernels = hypergraph(graph)
+    made = [k.template.pattern for k in kernels.candidates if len(k.outputs) == 3]
     assert any("scatter" in p and "matmul" in p and ("mean" in p or "rms_norm" in p) for p in made)
+    plan = plan_of(search(kernels, Cheap()), graph)
+    assert len([s for s in plan.steps if not s.is_view]) == 3
+    right(Program(plan, device="cpu"), graph, given, (3, 17))
 
 
 def test_a_step_of_decoding_is_two_kernels(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.dims import dim
 from tensor_graphs.egraph.dtypes import category, numpy_dtype
-from tensor_graphs.egraph.graph import Graph, Tensor, make
+from tensor_graphs.egraph.graph import Graph, Tensor, constant, make
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.simplify import lossless, simplify
 
@@ -321,3 +321,33 @@ def test_an_additive_mask_does_not_dissolve_into_what_it_is_added_to() -> None:
     assert simplify(found) is found
     values = {"m": np.arange(8).reshape(1, 8) % 2, "scores": np.ones((4, 8), np.float32)}
     assert np.array_equal(evaluate(found, values)[0], evaluate(graph, values)[0])
+
+
+@pytest.mark.parametrize(
+    "kind", ["at most", "below", "from", "window", "between", "not below", "known", "reshaped", "all"]
+)
+def test_whether_a_mask_of_positions_shows_any_follows_from_its_bounds(kind: str) -> None:
+    """Without a reduction, for every bound before, among and behind the positions; bit by bit."""
+    p, q, b = t.input("p", (3, 1), "int64"), t.input("q", (3, 1), "int64"), t.input("b", (3, 1), "bool")
+    line, grid = t.reshape(t.iota((7,), 0), (1, 7)), t.iota((3, 7), 1)
+    mask = {
+        "at most": t.le(line, p), "below": t.lt(line, p), "from": t.le(p, line), "not below": t.logical_not(t.lt(p, line)),
+        "window": t.logical_and(t.le(line, p), t.lt(p - q, line)), "between": t.logical_and(t.lt(line, p), t.lt(q, grid)),
+        "known": t.logical_and(t.le(grid, p), b), "reshaped": t.reshape(t.le(line, p), (1, 3, 1, 7)),
+        "all": t.logical_and(t.logical_and(t.le(line, p), t.lt(q, line)), t.logical_and(b, t.lt(line, q + 3))),
+    }[kind]  # fmt: skip
+    graph = Graph.of(t.max(mask, axis=-1, keepdims=True))
+    simple = simplify(graph, exact=True)
+    assert not any(n.op in ("max", "iota", "constant") for n in simple.nodes()) and simplify(simple) is simple
+    for low in (-4, -1, 0, 2, 6, 9):
+        values = {"p": np.arange(-2, 9)[:, None, None].repeat(3, 1), "q": np.array([[low], [1], [low - 1]]), "b": np.array([[True], [False], [True]])}  # fmt: skip
+        for at in values["p"]:
+            given = {n.attr("name"): at if n.attr("name") == "p" else values[n.attr("name")] for n in graph.inputs}
+            np.testing.assert_array_equal(evaluate(simple, given)[0], evaluate(graph, given)[0])
+
+
+def test_counters_have_one_spelling() -> None:
+    line = t.reshape(t.iota((5,), 0), (1, 5, 1))
+    assert only(line).op == "iota" and only(line).attr("axis") == 1
+    assert only(constant(np.arange(5)[None])) is t.iota((1, 5), 1)
+    assert only(constant(np.arange(1, 6)[None])).op == "constant"

@@ -1,0 +1,130 @@
+"""Positions: counters in one spelling, and whether any of them satisfies what a mask asks of it.
+
+A mask over the places of a cache compares positions with a bound (`position <= now`). Attention asks of it whether a row sees
+anything at all, a reduction over the whole mask, though two comparisons of bounds say the same: among 0..n-1 there is a number
+from `low` to `high` where low <= high, low <= n-1 and 0 <= high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import dtypes
+from .atomic import Array
+from .dims import Dim, Shape
+from .graph import Tensor, make
+
+Build = Callable[[str, tuple[Tensor, ...], dict[str, Any]], Tensor]  # makes a simplified node
+
+
+def counter(array: Array) -> Tensor | None:
+    """The counter along one axis that an array of integers is; None if it is none."""
+    axes = [a for a, d in enumerate(array.shape) if d > 1]
+    name = dtypes.name_of(array.dtype)
+    if dtypes.category(name) != "int" or not axes or array.reshape(-1)[0] != 0:
+        return None
+    for axis in axes:
+        line = np.arange(array.shape[axis]).reshape([-1 if a == axis else 1 for a in range(array.ndim)])
+        if np.array_equal(array, np.broadcast_to(line, array.shape)):
+            return make("iota", (), {"axis": axis, "shape": array.shape, "dtype": name})
+    return None
+
+
+def reshaped(x: Tensor, shape: Shape) -> Tensor | None:
+    """A counter over another shape that differs by axes of size 1; None for other shapes."""
+    axis = _same_axis(x.shape, shape, x.attr("axis"))
+    return None if axis is None else make("iota", (), {**dict(x.attrs), "axis": axis, "shape": shape})
+
+
+def any_of(x: Tensor, axis: int, build: Build) -> Tensor | None:
+    """Whether any element of a mask along an axis is true (the axis stays, of size 1), from bounds alone; None where the mask
+    is no comparison of positions along it with what is the same for all of them."""
+    size = x.shape[axis]
+    if not isinstance(size, int) or size < 2:
+        return None
+    if x.op == "reshape":
+        inner = _same_axis(x.shape, x.args[0].shape, axis)
+        found = None if inner is None else any_of(x.args[0], inner, build)
+        return None if found is None else _shaped("reshape", found, _without(x.shape, axis), build)
+    if x.op == "broadcast_to":
+        found = any_of(x.args[0], axis, build)
+        return None if found is None else _shaped("broadcast_to", found, _without(x.shape, axis), build)
+    known, lows, highs = _bounds(x, axis)
+    if not lows and not highs:
+        return None
+    dtype = (lows + highs)[0][0].dtype
+    ends = [make("full", (), {"value": v, "shape": (1,) * x.rank, "dtype": dtype}) for v in (0, size - 1)]
+    met = [_below(low, high, build) for low in lows for high in highs]
+    met += [_below(low, (ends[1], False), build) for low in lows] + [_below((ends[0], False), h, build) for h in highs]
+    found = known[0] if known else met.pop(0)
+    for other in (*known[1:], *met):
+        found = build("and", (found, other), {})
+    return _shaped("broadcast_to", found, _without(x.shape, axis), build)
+
+
+Bound = tuple[Tensor, bool]  # what positions are compared with, and whether they must differ from it
+
+
+def _bounds(x: Tensor, axis: int) -> tuple[list[Tensor], list[Bound], list[Bound]]:
+    """Of a conjunction: what is the same for all positions, what is below them and what above; nothing where it has other
+    parts."""
+    known: list[Tensor] = []
+    lows: list[Bound] = []
+    highs: list[Bound] = []
+    todo = [x]
+    while todo:
+        part = todo.pop()
+        turned = part.op == "not" and part.args[0].op in ("lt", "le")  # not (a < b) is b <= a, of integers
+        test = part.args[0] if turned else part
+        if part.shape[axis] == 1:
+            known.append(part)
+        elif part.op == "and":
+            todo += reversed(part.args)
+        elif test.op in ("lt", "le") and dtypes.category(test.args[0].dtype) == "int":
+            a, b = reversed(test.args) if turned else test.args
+            strict = (test.op == "lt") != turned
+            if _counts(a, axis) and b.shape[axis] == 1:
+                highs.append((b, strict))
+            elif _counts(b, axis) and a.shape[axis] == 1:
+                lows.append((a, strict))
+            else:
+                return [], [], []
+        else:
+            return [], [], []
+    return known, lows, highs
+
+
+def _counts(x: Tensor, axis: int) -> bool:
+    return x.op == "iota" and x.attr("axis") == axis and x.shape[axis] != 1
+
+
+def _below(low: Bound, high: Bound, build: Build) -> Tensor:
+    """Whether an integer lies from one bound to the other."""
+    (a, above), (b, under) = low, high
+    if above and under:  # one lies strictly between: the next after the first is below the second
+        one = make("full", (), {"value": 1, "shape": (1,) * a.rank, "dtype": a.dtype})
+        return build("lt", (build("add", (a, one), {}), b), {})
+    return build("lt" if above or under else "le", (a, b), {})
+
+
+def _shaped(op: str, x: Tensor, shape: Shape, build: Build) -> Tensor:
+    return x if x.shape == shape else build(op, (x,), {"shape": shape})
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    return (*shape[:axis], 1, *shape[axis + 1 :])
+
+
+def _same_axis(a: Shape, b: Shape, axis: int) -> int | None:
+    """Where an axis longer than 1 is in a shape that differs by axes of size 1."""
+
+    def long(shape: Shape) -> list[tuple[int, Dim]]:
+        return [(n, d) for n, d in enumerate(shape) if d != 1]
+
+    one, other = long(a), long(b)
+    if [d for _, d in one] != [d for _, d in other] or a[axis] == 1:
+        return None
+    return other[[n for n, _ in one].index(axis)][0]
