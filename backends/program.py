@@ -37,7 +37,7 @@ from .cuda_helpers import cuda_text
 from .emission import device_of, emit_for, executed
 from .emit import bind_sizes
 from .emit_sizes import atoms_of, sources
-from .exchange import Exchange, OnCpu, OnTensors
+from .exchange import Exchange, OnCpu, OnTensors, array_of, is_torch
 from .heap import trim
 
 Array = np.ndarray[Any, Any]
@@ -134,15 +134,17 @@ class Program:
 
         Returns itself.
 
-        UsageError names params without data; of a loaded program only states can start over.
+        UsageError names params without data, and unknown ones; of a loaded program only states can start over.
         """
         with self._lock:
             if params is not None:
                 if not isinstance(self._weights, _Evaluated):
                     raise UsageError("a loaded program has its weights", hint="optimize again to use others")
-                self._params |= params
-                self._weights = _Evaluated(self._weights.terms, self._params, self._weights.plain)
                 assert self.plan is not None
+                leaves = [str(n.attr("name")) for op in ("param", "state") for n in self.plan.graph.leaves(op)]
+                _known("param or state", params, {*leaves, *self._params})
+                self._params |= {n: array_of(v) if is_torch(v) else v for n, v in params.items()}
+                self._weights = _Evaluated(self._weights.terms, self._params, self._weights.plain)
                 states = [(n, Type(shape, dtype)) for n, shape, dtype in self.manifest.states]
                 initial = _initial(self.plan, states, self._params)
                 self.manifest = replace(self.manifest, initial=initial)
@@ -180,12 +182,24 @@ class Program:
                 state[...] = 0
 
     def set_state(self, name: str, value: Any) -> None:
-        """Give a state of a bound program other values (an array or a tensor of its shape)."""
-        self._exchange.write(self.states[name], value)
+        """Give a state other values (an array or a tensor of its shape). UsageError names unknown ones."""
+        state = self._state(name)
+        try:
+            self._exchange.write(state, value)
+        except (ValueError, RuntimeError) as error:
+            raise ShapeError(f"state {name!r} is {list(state.shape)}: {error}") from None
 
     def get_state(self, name: str) -> Array:
-        """A state's values, as a fresh array."""
-        return self._exchange.read(self.states[name])
+        """A state's values, as a fresh array. UsageError names unknown ones."""
+        return self._exchange.read(self._state(name))
+
+    def _state(self, name: str) -> Any:
+        """The memory of a state, of a program that is bound by then."""
+        with self._lock:
+            if self._run is None:
+                self._bind()
+        _known("state", [name], [spec[0] for spec in self.manifest.states])
+        return self.states[name]
 
     @property
     def tensors(self) -> str:
@@ -223,6 +237,9 @@ class Program:
             if type(error).__name__ != "SizeError":
                 raise
             raise ShapeError(str(error), where=self.manifest.name) from None
+        except IndexError as error:
+            full = "a state that is full? reset() starts over" if self.manifest.states else ""
+            raise UsageError(f"written past the end of an axis: {error}", where=self.manifest.name, hint=full) from None
         except RuntimeError as error:
             found = gpu.named(error, f"running {self.manifest.name}") if self.manifest.device != "cpu" else None
             if found is None:
@@ -332,17 +349,22 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     DeviceUnavailableError without such a GPU.
     """
     path = Path(folder)
+    parts = ("manifest.json", "program.py")
     try:
-        record = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        source = (path / "program.py").read_text(encoding="utf-8")
+        record, source = ((path / part).read_text(encoding="utf-8") for part in parts)
     except (OSError, ValueError) as error:
+        what = next((f"it has no {part}" for part in parts if not (path / part).is_file()), str(error))
         raise BadModelError(
-            f"not a saved program: {error}", where=str(path), hint="give a folder made by save()"
+            f"not a saved program: {what}", where=str(path), hint="give a folder made by save()"
         ) from None
     try:
-        manifest = _read_manifest(record, source)
+        manifest = _read_manifest(json.loads(record), source)
+    except BadModelError as error:
+        error.where = str(path)
+        raise
     except (KeyError, TypeError, ValueError, ShapeError) as error:
-        raise BadModelError(f"the manifest is malformed: {error!r}", where=str(path / "manifest.json")) from None
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise BadModelError(f"manifest.json is malformed: {what}", where=str(path)) from None
     if manifest.device == "cuda" and device is None:
         gpu.check_hardware(manifest.hardware, where=str(path))
     stored = _Stored(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
@@ -495,6 +517,12 @@ def _sized_spec(name: str, kind: Type) -> SizedSpec:
     return name, kind.shape, kind.dtype
 
 
+def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """UsageError for names of what the program does not have."""
+    if unknown := sorted(set(names) - set(known)):
+        raise UsageError(f"no {kind} is called {unknown}", hint=f"the program has {sorted(known)}")
+
+
 def _initial(plan: Plan, states: Iterable[tuple[str, Type]], params: Mapping[str, Data]) -> tuple[Spec, ...]:
     """Keys, shapes and dtypes of the states that params give a start. BadWeightsError where they do not fit."""
     found = []
@@ -550,7 +578,7 @@ def _read_manifest(record: Mapping[str, Any], source: str) -> Manifest:
     if record["schema"] != SCHEMA:
         raise ValueError(f"schema {record['schema']}, this version reads {SCHEMA}")
     if sha256(source.encode()).hexdigest() != record["source_sha256"]:
-        raise ValueError("program.py is not the file that was saved")
+        raise BadModelError("program.py is not the file that was saved", hint="save the program again")
     sizes = {str(n): (int(low), int(high), int(size)) for n, (low, high, size) in record.get("sizes", {}).items()}
     names = {n: dim(n, min=low, max=high) for n, (low, high, _) in sizes.items()}
     specs: dict[str, Any] = {

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,8 +63,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "iterations", "beam", "bytes", "seconds", "slack"):
-            if not (getattr(self, name) or 0) >= 0:
-                raise UsageError(f"limit {name}={getattr(self, name)} is negative")
+            value = getattr(self, name)
+            if not ((isinstance(value, Real) and value >= 0) or (value is None and name == "beam")):
+                raise UsageError(f"limit {name}={value!r}", hint="a number from 0 on")
 
     def longer(self, times: int) -> Limits:
         """Twice the e-nodes and seconds and four rounds more, so many times."""

@@ -382,7 +382,9 @@ class _Loader:
                 env[info.name] = inputs[-1]
         self.run(graph, env)
         if self.missing:
-            raise UnsupportedError("the model needs what is not supported", missing=self.missing)
+            data = "sizes that depend on values are not built: compute all cases and choose by Where"
+            hint = data if any("depends on data" in variant for variant in self.missing) else ""
+            raise UnsupportedError("the model needs what is not supported", missing=self.missing, hint=hint)
         names = [o.name for o in graph.output]
         outputs = tuple(self.tensor(env[n]) for n in names)
         structure = {n: i for i, n in enumerate(names)} if len(names) > 1 else None

@@ -141,6 +141,8 @@ def _split(n: Node) -> Result:
         if n.attr("num_outputs", count) != count:
             raise ShapeError(f"num_outputs={n.attr('num_outputs')} of a node with {count} outputs")
         piece = (size + count - 1) // count
+        if isinstance(size, int) and isinstance(piece, int) and piece * (count - 1) > size:
+            raise ShapeError(f"{size} elements do not make {count} pieces of {piece}, the last of which may be smaller")
         sizes = [piece] * (count - 1)
         sizes.append(size - piece * (count - 1))
     if len(sizes) < len(n.outputs) or (all(isinstance(d, int) for d in (*sizes, size)) and sum(sizes) != size):

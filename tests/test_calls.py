@@ -83,3 +83,29 @@ def test_options_that_cannot_mean_anything(wrong: dict[str, Any]) -> None:
 def test_shapes_that_are_none(shape: Any) -> None:
     with pytest.raises(ShapeError, match="is no "):
         tg.input("x", shape)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"budget": "a"}, {"budget": -1}, {"budget": float("nan")}, {"backend": ["numpy"]}, {"limits": 5}, {"seed": "a"}, {"seed": 0.5},
+        {"tolerance": [1]}, {"costdb": 3}, {"memory_limit": "1k"}, {"error_budget": "a"}, {"effort": 0.5}, {"effort": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_mean_nothing_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        tg.optimize(tg.exp(tg.input("x", (2,))), **QUICK | wrong)
+
+
+def test_limits_are_numbers() -> None:
+    for wrong in ({"nodes": -1}, {"beam": "a"}, {"slack": None}, {"seconds": float("nan")}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            tg.Limits(**wrong)
+    assert tg.Limits(beam=None).beam is None
+
+
+def test_settings_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOR_GRAPHS_THREADS", "two")
+    with pytest.raises(UsageError, match="TENSOR_GRAPHS_THREADS='two'"):
+        tg.settings.current()

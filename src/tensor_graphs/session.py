@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
+from types import NoneType
 
 from . import settings
 from .costdb.store import Store, default_root
@@ -22,6 +24,19 @@ from .symbolic import Symbolic
 from .verify import Tolerance, allowed_error
 
 LATE = 0.25  # of the budget: what looking for a plan within tolerance may take beyond it
+
+
+#: option -> what it may be, and how that is called
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "backend": ((str,), "a name"),
+    "budget": ((Real,), "a number of seconds"),
+    "limits": ((Limits,), "a tg.Limits(...)"),
+    "costdb": ((str, Path, NoneType), "a folder"),
+    "seed": ((Integral,), "an integer"),
+    "memory_limit": ((Real, NoneType), "a number of bytes"),
+    "error_budget": ((Real, NoneType), "a number"),
+    "effort": ((Integral,), "an integer"),
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,9 @@ class Options:
     again: bool = False
 
     def __post_init__(self) -> None:
+        for name, (kinds, meant) in _KINDS.items():
+            if not isinstance(getattr(self, name), kinds):
+                raise UsageError(f"{name}={getattr(self, name)!r}", hint=f"{name} is {meant}")
         if not self.budget >= 0:
             raise UsageError(f"a budget of {self.budget} seconds", hint="give a number from 0 on")
         allowed_error(self.tolerance, 0.0, "float32")  # refuses what is none

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from .errors import UsageError
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -40,7 +42,10 @@ def current() -> Settings:
     for name, variable, kind in _VARIABLES:
         text = os.environ.get(variable)
         if text is not None:
-            found[name] = kind(text)
+            try:
+                found[name] = kind(text)
+            except ValueError:
+                raise UsageError(f"{variable}={text!r} is no integer", where="environment") from None
     return Settings(**found)
 
 

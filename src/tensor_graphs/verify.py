@@ -218,7 +218,7 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
         return float(tolerance)
     if tolerance == "exact":
         return 0.0
-    if tolerance not in FACTORS:
+    if not isinstance(tolerance, str) or tolerance not in FACTORS:
         raise UsageError(f"tolerance {tolerance!r}", hint='one of "eager", "fast", "exact", or a number')
     ulp = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}.get(dtype, 2.0**-23)
     return FACTORS[tolerance] * original + 2 * ulp

@@ -223,6 +223,35 @@ def test_missing_and_wrong_weights_are_named() -> None:
     before = program(x)["y"]
     program.bind({"g": params["g"] * 2})
     assert not np.array_equal(program(x)["y"], before)
+    with pytest.raises(UsageError, match=r"no param or state is called \['gain'\]"):
+        program.bind({"gain": params["g"]})
+
+
+def test_a_cache_past_its_end_is_named() -> None:
+    k, at, x = t.state("k", (2, 3)), t.state("at", (1, 3), "int64"), t.input("x", (1, 3))
+    new = t.scatter_elements(k, at, x, 0)
+    graph = Graph.of(t.sum(new, 0), updates={"k": new, "at": at + 1})
+    program = Program(direct_plan(graph, [backend("numpy")]))
+    for _ in range(2):
+        program(np.ones((1, 3), np.float32))
+    with pytest.raises(UsageError, match="past the end of an axis: index 2") as caught:
+        program(np.ones((1, 3), np.float32))
+    assert "reset()" in caught.value.hint
+    program.reset()
+    assert program(np.ones((1, 3), np.float32)).tolist() == [1, 1, 1]
+
+
+def test_states_are_named() -> None:
+    s = t.state("s", (2,))
+    program = Program(direct_plan(Graph.of(s * 2.0, updates={"s": s + 1.0}), [backend("numpy")]))
+    assert program.get_state("s").tolist() == [0, 0]  # bound when first asked
+    program.set_state("s", [3, 4])
+    assert program().tolist() == [6, 8]
+    for call in (lambda: program.get_state("q"), lambda: program.set_state("q", 1)):
+        with pytest.raises(UsageError, match="no state is called"):
+            call()
+    with pytest.raises(ShapeError, match="state 's'"):
+        program.set_state("s", np.ones(3))
 
 
 def test_damaged_programs_are_refused(tmp_path: Path) -> None:
@@ -232,7 +261,15 @@ def test_damaged_programs_are_refused(tmp_path: Path) -> None:
         load_program(tmp_path / "nothing")
     folder = program.save(tmp_path / "p")
     (folder / "program.py").write_text(program.source + "\nprint('changed')\n")
-    with pytest.raises(BadModelError, match=r"not the file that was saved"):
+    with pytest.raises(BadModelError, match=r"not the file that was saved") as caught:
+        load_program(folder)
+    assert caught.value.where == str(folder)
+    for text, said in (("{", "malformed"), ("{}", "it has no 'schema'")):
+        (program.save(folder) / "manifest.json").write_text(text)
+        with pytest.raises(BadModelError, match=said):
+            load_program(folder)
+    (program.save(folder) / "program.py").unlink()
+    with pytest.raises(BadModelError, match=r"it has no program\.py"):
         load_program(folder)
     program.save(folder)
     weights = folder / "weights.safetensors"

@@ -343,3 +343,19 @@ def test_support_table_is_the_published_one() -> None:
     page = Path(__file__).parents[2] / "docs" / "onnx-support.md"
     assert page.read_text() == support_table(), "run: python -m tensor_graphs.models.onnx > docs/onnx-support.md"
     assert support_table().count("\n| ") > 120
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(5, 4), (2, 4), (7, 5)])
+def test_pieces_that_a_size_does_not_have_are_said(tmp_path: Path, size: int, pieces: int) -> None:
+    names = [f"y{i}" for i in range(pieces)]
+    file = save(tmp_path, [node("Split", ["x"], names, axis=0, num_outputs=pieces)],
+                inputs=[info("x", (size,))], outputs=[info(n, ("n",)) for n in names])  # fmt: skip
+    with pytest.raises(BadModelError, match=f"{size} elements do not make {pieces} pieces"):
+        load_onnx(file)
+
+
+def test_sizes_that_depend_on_values_have_a_hint(tmp_path: Path) -> None:
+    file = save(tmp_path, [node("NonZero", ["x"], ["y"])], outputs=[info("y", (2, "n"), TensorProto.INT64)])
+    with pytest.raises(UnsupportedError, match="NonZero") as caught:
+        load_onnx(file)
+    assert "Where" in caught.value.hint
