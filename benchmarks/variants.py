@@ -137,14 +137,14 @@ class Of(nn.Module):
 
     def __init__(self, call: Callable[..., Any], **shapes: Shape) -> None:
         super().__init__()
-        self.call = call
-        self.weights = nn.ParameterList(
-            torch.ones(s) if len(s) == 1 else torch.randn(s) * s[-2] ** -0.5 for s in shapes.values()
-        )
+        self.call, self.names = call, tuple(shapes)
+        for name, s in shapes.items():
+            x = torch.ones(s) if len(s) == 1 else torch.randn(s) * s[-2] ** -0.5
+            self.register_parameter(name, nn.Parameter(x))
 
     def forward(self, *inputs: Tensor) -> Any:
         """The function's value."""
-        return self.call(*inputs, *self.weights)
+        return self.call(*inputs, *(getattr(self, n) for n in self.names))
 
 
 # ---------------------------------------------------------------- products and norms

@@ -419,3 +419,12 @@ def test_the_worst_kernel_goes_first(inject: Callable[..., None], monkeypatch: p
     made = run(tg.exp(tg.tanh(tg.input("x", (64,)))))
     assert made.report.verification["dropped"][0] == "np.rough_exp"
     assert made.report.verification["passed"]
+
+
+@pytest.mark.parametrize("code", ["{x} +", "{out}.nothing_of_that_name({x})"])
+def test_a_kernel_that_was_never_run_and_does_not_is_left_out(inject: Callable[..., None], code: str) -> None:
+    inject(Template("broken", "numpy", "exp(neg(x))", code, space=lambda call: [{}]))  # fewer kernels: cheaper
+    program = run(tg.exp(-tg.input("x", (4, 5), "float32")))
+    assert {s.template.name for s in program.plan.steps} == {"np.exp", "np.neg"}
+    assert "never run" in program.report.verification["dropped"][0]
+    assert np.allclose(program(np.ones((4, 5), np.float32)), np.exp(-1))

@@ -30,7 +30,7 @@ from .egraph.graph import Graph
 from .egraph.ops import OPS
 from .egraph.rule import Rule
 from .egraph.view import Bools, EGraphView
-from .errors import NoPlanError, VerificationError
+from .errors import NoPlanError, TensorGraphsError, VerificationError
 from .extract.budgets import Budget, Uses, rounding
 from .extract.candidates import Hypergraph
 from .extract.clock import Halted
@@ -114,6 +114,11 @@ class Acceptance:
                 except Halted:
                     self.cut.append("verification")
                     return choice, program, None
+                except TensorGraphsError:
+                    raise
+                except Exception as error:  # a compiler's, or what running a kernel for the first time raises
+                    found = self._without_untried(found, choice, error)
+                    continue
                 if verdict.passed and not wrong:
                     return choice, program, verdict
                 last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
@@ -135,6 +140,29 @@ class Acceptance:
             found = self._less(found, choice, finding, verdict, attempt)
             self.say(f"over tolerance, again without {self.dropped[-1]}")
         raise _beyond_tolerance()
+
+    def _without_untried(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
+        """The hypergraph without kernels with schedules that were never run, or, where the others cover not every output, without
+        those of the plan. The error where the plan has none."""
+        untried = {
+            i for i, (c, p) in enumerate(zip(choice.hypergraph.candidates, choice.prices))
+            if not c.is_view and c.template.space is not None and p.source != "measured"
+        }  # fmt: skip
+        chosen = untried.intersection(choice.chosen)
+        if not chosen:
+            raise error
+        said = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+        self.say(f"a kernel of the plan does not run, again without {said}")
+        self.dropped.append(said)
+        candidates = choice.hypergraph.candidates
+        for left_out in (untried, chosen):
+            found = replace(choice.hypergraph, candidates=[c for i, c in enumerate(candidates) if i not in left_out])
+            try:
+                self.tighter = self.choose(found, ())
+                return found
+            except NoPlanError:
+                continue
+        raise error
 
     def _judged(self, program: Program, attempt: int) -> tuple[Verification, str]:
         """The verdict on a program, and what is wrong with it at other sizes. Halted by Ctrl-C."""

@@ -224,11 +224,11 @@ def choose(
     measuring process, or where all kernels that cover an output failed in it, prices are predictions, and the report says so.
     """
 
-    def attempt(measurer: CpuMeasurer | GpuMeasurer | None) -> Choice:
+    def attempt(measurer: CpuMeasurer | GpuMeasurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
         seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
         return search(
-            graph, pricer, measurer, seconds=seconds, deterministic=session.options.deterministic,
+            graph, pricer, measurer, seconds=seconds, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=[*_budgets(session.options, pricer), *limits],
         )  # fmt: skip
@@ -238,13 +238,13 @@ def choose(
             choice = attempt(measurer)
         except WorkerError as error:
             session.warnings.append(f"nothing more was measured: {error.message}")
-            choice = attempt(None)
+            choice = attempt(None, doubt=True)
         except NoPlanError:
             if measurer is None or pricer.forgiving or limits:
                 raise
             session.warnings.append("kernels that failed when measured are in the plan: no others cover the outputs")
             pricer.forgiving = True
-            choice = attempt(None)
+            choice = attempt(None, doubt=True)
     spent = choice.seconds.get("measure", 0.0)
     session.clock.add("extract", -spent)
     session.clock.add("measure", spent)
