@@ -285,10 +285,10 @@ def _same_bits(a: Array, b: Array) -> bool:
 
 
 # ---------------------------------------------------------------- verdicts
-def _judge(rule: Rule, found: Iterator[Instance], seed: int) -> tuple[dict[str, int], Refuted | None]:
+def _judge(rule: Rule, found: Iterator[Instance], seed: int, style: int = 0) -> tuple[dict[str, int], Refuted | None]:
     counts = dict.fromkeys(("instances", "modular", "float64", "bitwise"), 0)
     rng = np.random.default_rng(seed)
-    for i, instance in enumerate(found):
+    for i, instance in enumerate(found, style):
         try:
             trial = Trial(rule, instance, rng)
             counts["modular"] += trial.exactly()
@@ -304,15 +304,15 @@ def _judge(rule: Rule, found: Iterator[Instance], seed: int) -> tuple[dict[str, 
     return counts, None
 
 
-def check(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """Try to refute a rule, each direction on `samples` instances. RuleError if it is malformed.
+def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000) -> Verdict:
+    """Try to refute a rule, each direction on `samples` instances (of so many tries for one). RuleError if it is malformed.
 
     "unknown" says that too few instances were found, or that none of them had a value to compare.
     """
     rule.check()
     total: dict[str, int] = {}
     for one in rule.directions:
-        counts, refuted = _judge(one, instances(one, random.Random(seed), samples), seed)
+        counts, refuted = _judge(one, instances(one, random.Random(seed), samples, attempts=attempts), seed)
         if refuted is not None:
             return Verdict("refuted", f"{one.name}: {refuted.detail}", refuted.counterexample)
         if counts["instances"] < min(4, samples) or not counts["float64"] + counts["modular"]:
@@ -406,9 +406,9 @@ def about_cost(guard: Attr) -> bool:
     return isinstance(guard, Apply) and guard.function in COST_GUARDS
 
 
-def judge(rule: Rule, instance: Instance, *, seed: int = 0) -> Verdict:
-    """The verdict on one given instance of a one-way rule (its guards are not asked)."""
-    counts, refuted = _judge(rule, iter((instance,)), seed)
+def judge(rule: Rule, instance: Instance, *, seed: int = 0, style: int = 0) -> Verdict:
+    """The verdict on one given instance of a one-way rule (its guards are not asked), on values of this style and the next."""
+    counts, refuted = _judge(rule, iter((instance,)), seed, style)
     if refuted is not None:
         return Verdict("refuted", f"{rule.name}: {refuted.detail}", refuted.counterexample)
     return Verdict("tested" if counts["instances"] else "unknown", f"{counts['float64']} comparisons in float64")

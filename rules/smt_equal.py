@@ -60,16 +60,25 @@ class Equality(Unknowns):
         return isinstance(a, Extreme) and isinstance(b, Extreme) and self.equal_extremes(assumed, a, b)
 
     def equal_totals(self, assumed: list[Any], left: Total, right: Total) -> bool:
-        """Whether two sums are equal: range by range, the terms together are at every index."""
+        """Whether two sums are equal: range by range, the terms together are at every index. Ranges are those summed over, and
+        if these do not do also the parts in which what is summed makes its choices."""
+        ranges = list({size: None for t in (left, right) for b, _ in t.terms for _, size in b})
+        if self.equal_within(assumed, left, right, ranges):
+            return True
+        cut = [(p, size) for t in (left, right) for b, body in t.terms for k, size in b for p in self.seams(k, body)]
+        more = [self.z.simplify(part) for p, size in cut for part in (p, size - p)]
+        return bool(more) and self.equal_within(assumed, left, right, [*ranges, *dict.fromkeys(more)])
+
+    def equal_within(self, assumed: list[Any], left: Total, right: Total, ranges: list[Any]) -> bool:
+        """Whether two sums are equal, cut into these ranges."""
         z = self.z
 
         def holds(claim: Any, *more: Any) -> bool:
             return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
 
-        ranges = {size: None for t in (left, right) for b, _ in t.terms for _, size in b}
         groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any], list[Any]]] = []
         for sign, side in ((1, left), (-1, right)):
-            for bound, body in (part for term in side.terms for part in self.parts(term, list(ranges), holds)):
+            for bound, body in (part for term in side.terms for part in self.parts(term, ranges, holds)):
                 for known, together, facts in groups:
                     if len(known) != len(bound):
                         continue
@@ -171,12 +180,28 @@ class Equality(Unknowns):
                 bound = tuple(p for p in bound if p[0] is not k)
                 body = z.If(z.And(place >= 0, place < size), put(k, place), z.RealVal(0))
         for at, (k, size) in enumerate(bound):
-            for first, second in product(ranges, repeat=2):
-                if not same_size(first, size) and not same_size(second, size) and holds(size == first + second):
+            own = () if isinstance(body, tuple) else self.seams(k, body)
+            pairs = sorted(product(ranges, repeat=2), key=lambda pair: not any(same_size(pair[0], p) for p in own))
+            for first, second in pairs:
+                proper = not same_size(first, size) and not same_size(second, size) and holds(size == first + second)
+                if proper and not holds(first == size) and not holds(second == size):  # else the other part is empty
                     halves = (first, body), (second, put(k, k + first))
                     split = [((*bound[:at], (k, part), *bound[at + 1 :]), each) for part, each in halves]
                     return [found for each in split for found in self.parts(each, ranges, holds)]
         return [(bound, body)]
+
+    def seams(self, k: Any, body: Any) -> list[Any]:
+        """Where a body that is compared with an index makes another choice, in terms of sizes alone."""
+        z, found = self.z, {}
+        for e in subterms(body):
+            if (z.is_lt(e) or z.is_le(e) or z.is_gt(e) or z.is_ge(e)) and z.is_int(e.arg(0)):
+                a, b = e.children()
+                for place in (z.simplify(k - a + b), z.simplify(k + a - b)):
+                    if not any(n in self.ranges or n == str(k) for n in unknowns(z, place)) and not z.is_int_value(
+                        place
+                    ):
+                        found[place.get_id()] = place
+        return list(found.values())
 
     def only_place(self, k: Any, body: Any, holds: Callable[..., bool]) -> Any:
         """Where a body is not zero, if that is at one value of an index at most; None if z3 does not show it."""

@@ -27,12 +27,12 @@ from typing import Any
 from ..egraph import api
 from ..egraph.graph import Graph, Tensor, topological
 from ..egraph.ops import Type
-from ..egraph.pattern import Apply, Attr, Call, Name, Term, Value, Var, build, subterms, variables
-from ..egraph.pattern import holds as satisfied
+from ..egraph.pattern import Apply, Attr, Call, Name, Term, Value, Var, attr_names, build, subterms, variables
 from ..egraph.rule import Growth, Rule
 from ..egraph.saturate import InProcess, Limits, Session, saturate_block
 from ..errors import RuleError, ShapeError
-from .check import Verdict, check, judge, verdict
+from .check import Verdict, check, verdict
+from .guards import at_rank, candidates, weakest
 from .sample import FAILURES, Instance, instances
 from .terms import along, outline, rename, render, render_attr, replace_use, slots, substitute
 from .universe import Equality, Universe, World, worlds
@@ -42,8 +42,8 @@ BATCH = 300  # candidates in one e-graph
 CHOSEN = 6  # candidates made rules between two saturations
 #: How hard a rule is tried, as (seed, instances): while it is generalised, again if that let too much through, for good.
 EFFORTS = (((0, 8),), ((1, 24), (2, 24)), ((1, 24), (2, 24), (3, 36)))
+ATTEMPTS = 400  # tries for one instance: conditions that meet so seldom are no rule's
 BACK = "-back"  # ends the name of a rule that is another one's reverse
-EVIDENCE = 5  # instances that violate a condition, tried before it is given up
 SHAPES = 2  # instances at which a candidate must be derived to be dropped
 
 
@@ -248,40 +248,28 @@ def _met(rules: Sequence[Rule], pairs: Sequence[tuple[Tensor, Tensor]], session:
 
 
 # ---------------------------------------------------------------- generalisation
-def holds(rule: Rule, effort: int = 0) -> bool:
+def holds(rule: Rule, effort: int = 0, home: int = 0) -> bool:
     """Whether a rule passes; a malformed one, or one without instances, does not."""
-    return tested(rule, effort) is not None
+    return tested(rule, effort, home) is not None
 
 
-def tested(rule: Rule, effort: int) -> Verdict | None:
-    """The last verdict if a rule passes at all seeds of an effort."""
+def tested(rule: Rule, effort: int, home: int = 0) -> Verdict | None:
+    """The last verdict if a rule passes at all seeds of an effort, at the rank where it was found too (0: whatever comes)."""
     found = None
     for seed, samples in EFFORTS[effort]:
-        try:
-            found = check(rule, seed=seed, samples=samples)
-        except RuleError:
-            return None
-        if found.status not in ("proved", "tested"):
-            return None
+        for one, number in ((at_rank(rule, home), samples // 2), (rule, samples)) if home else ((rule, samples),):
+            try:
+                found = check(one, seed=seed, samples=number, attempts=ATTEMPTS)
+            except RuleError:
+                return None
+            if found.status not in ("proved", "tested"):
+                return None
     return found
-
-
-def evidence(rule: Rule, guard: Attr) -> int:
-    """On how many instances that violate a condition a one-way rule without it holds; -1 where it fails on one. None is
-    found where the other conditions and the left side's type imply it."""
-    violating = instances(
-        rule, random.Random(7), EVIDENCE, accept=lambda x: not satisfied([guard], x.env()), attempts=1500
-    )
-    try:
-        found = [judge(rule, one).status for one in violating]
-    except RuleError:
-        return -1
-    return len(found) if all(s == "tested" for s in found) else -1
 
 
 CUTS = ("start", "stop")
 WINDOWED = ("strides", "pads", "dilations", "groups", "kernel")
-_SORTS = {n: sort for sort in ("abcd", "xyz", "uvw") for n in sort}
+_SORTS = {n: sort for sort in ("xyzc", "uvwb", "abcd") for n in sort}
 _LETTERS = {"axis": "i", "axes": "k", "perm": "p", "start": "s", "stop": "e", "step": "q", "strides": "t", "pads": "h",
             "dilations": "d", "groups": "g", "kernel": "n", "lo": "l", "hi": "j", "value": "f", "eps": "o"}  # fmt: skip
 
@@ -304,18 +292,9 @@ def conditions(left: Term, types: Mapping[str, Type]) -> list[Attr]:
     return found
 
 
-def _weaker(guard: Attr, names: Sequence[str]) -> list[Attr]:
-    """Conditions to try in the place of one, from the weakest."""
-    match guard:
-        case Apply("eq", (Apply("rank", (Name(x),)), Value())):
-            ranks = {n: Apply("rank", (Name(n),)) for n in names}
-            return [Apply(f, (ranks[x], ranks[n])) for f in ("le", "eq") for n in names if n != x]
-        case Apply("eq", (Apply("shape", (x,)) as one, Apply("shape", (y,)) as other)):
-            pairs = (("le", x, y), ("le", y, x), ("eq", x, y))
-            places = (Value(-1), Value(-2), Value(0), Value(1))
-            return [*(Apply(f, (Apply("rank", (v,)), Apply("rank", (w,)))) for f, v, w in pairs),
-                    *(Apply("eq", (Apply("drop", (one, i)), Apply("drop", (other, i)))) for i in places)]  # fmt: skip
-    return []
+def _of_shapes(guard: Attr) -> bool:
+    """Whether a condition says that two variables have one shape."""
+    return isinstance(guard, Apply) and isinstance(guard.args[0], Apply) and guard.args[0].function == "shape"
 
 
 def _fixed(slot: tuple[str, Attr]) -> bool:
@@ -331,6 +310,7 @@ class _Draft:
     right: Term
     guards: list[Attr]
     effort: int = 0
+    home: int = 0  # the rank where the rule was found, if few instances have it
     equal: Sequence[Attr] = ()  # equalities of shapes that hold where the rule was found
 
     def rule(self) -> Rule:
@@ -339,7 +319,7 @@ class _Draft:
 
     def passes(self, other: _Draft) -> bool:
         """Take over another draft if it passes."""
-        if holds(other.rule(), self.effort):
+        if holds(other.rule(), self.effort, self.home):
             self.left, self.right, self.guards = other.left, other.right, other.guards
             return True
         return False
@@ -374,6 +354,28 @@ class _Draft:
             options = [conditions(left, types)] if self.guards else [[], conditions(left, types)]
             if any(self.passes(_Draft(left, right, guards)) for guards in options):
                 return self.split(name, types)
+
+    def widen(self, types: Mapping[str, Type]) -> None:
+        """Take the weakest conditions that instances allow in the place of those that hold where the rule was found."""
+        names = variables(self.left)
+        axes = [a.name for t in subterms(self.left) if isinstance(t, Call) for n, a in t.attrs if n == "axis" and isinstance(a, Name)]  # fmt: skip
+        options = candidates(names, [types[n].rank for n in names], list(dict.fromkeys(axes)))
+        first = [g for g in self.guards if not {*attr_names(g)} <= {*names}]  # those of attributes are plainest
+        found = weakest(
+            as_rule(self.left, self.right), self.guards, [*first, *options], EFFORTS[self.effort], self.home
+        )
+        if found is not None:
+            self.guards = found
+
+    def from_behind(self, types: Mapping[str, Type]) -> bool:
+        """Count axes that the right side alone names from the last one on, where ranks may then differ."""
+        first = variables(self.left)[0]
+        right = self.right
+        for slot in slots(right):
+            if slot[0] == "axis" and isinstance(slot[1], Value) and slot not in slots(self.left):
+                back = Apply("sub", (Apply("rank", (Name(first),)), Value(types[first].rank - slot[1].value)))
+                right = substitute(right, slot, back)
+        return right != self.right and self.passes(_Draft(self.left, right, self.guards))
 
     def forms(self, slot: tuple[str, Attr], name: Name) -> Iterator[tuple[Term, Term]]:
         """The sides with an attribute replaced. An axis may also stand in sizes, and on the right, under a permutation,
@@ -422,50 +424,51 @@ def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
 
 def generalise(one: Candidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
     """The most general form that passes, as terms and conditions; None if the candidate is false under all conditions."""
-    draft, types = _Draft(one.left, one.right, [], effort), dict(world.types)
-    if not holds(draft.rule(), effort):
+    draft, types = _Draft(one.left, one.right, [], effort, world.home), dict(world.types)
+    if not holds(draft.rule(), effort, world.home):
         draft.guards = conditions(one.left, types)
-        if not holds(draft.rule(), effort):
+        if not holds(draft.rule(), effort, world.home):
             return None
     for name in variables(one.left):
         draft.split(name, types)
-    draft.equal = [
-        g for g in conditions(draft.left, types) if isinstance(g, Apply) and _weaker(g, ()) and g.function == "eq"
-    ]
+    draft.equal = [g for g in conditions(draft.left, types) if _of_shapes(g)]
     taken = set(types)
     for slot in sorted(slots(draft.left), key=lambda s: s[0] != "perm"):
         draft.free(slot, taken)
-    for guard in list(draft.guards):
-        rest = [g for g in draft.guards if g is not guard]
-        options = [
-            _Draft(draft.left, draft.right, [*rest, *w])
-            for w in ([], *([w] for w in _weaker(guard, variables(draft.left))))
-        ]
-        counts = {i: n for i, o in enumerate(options) if (n := evidence(o.rule(), guard)) >= 0}
-        for i in sorted(counts, key=lambda i: (i > 0, not counts[i], i)):  # rather one that instances show to be weaker
-            if draft.passes(options[i]):
-                break
+    if draft.guards:
+        draft.widen(types)
     for slot in slots(draft.left):  # what an attribute or a condition forbade may be free without it
         draft.free(slot, taken)
+    if draft.from_behind(types):
+        draft.widen(types)
     return draft.left, draft.right, draft.guards
 
 
-def _made(left: Term, right: Term, guards: Sequence[Attr], name: str) -> tuple[Rule, Verdict] | None:
+def _made(left: Term, right: Term, guards: Sequence[Attr], name: str, home: int = 0) -> tuple[Rule, Verdict] | None:
     """The rule with its directions, growth and exactness, and its verdict; None if it does not stand up to many samples."""
     rule = as_rule(left, right, guards, name)
-    found = tested(rule, -1)
-    if found is None:
+    forward = _strongest(rule, home)
+    if forward is None:
         return None
+    exact, found = forward
     both = replace(rule, both=True, growth="rearranges" if rule.growth == "rearranges" else "expands")
     try:
         both.check()
-        returned = None if right in subterms(left) or name.endswith(BACK) else tested(both, -1)
+        backward = None if right in subterms(left) or name.endswith(BACK) else _strongest(both.directions[1], home)
     except RuleError:
-        returned = None
-    if returned is not None:
-        rule, found = both, returned
-    exact = replace(rule, exact=True)
-    return (exact, found) if holds(exact, 1) else (rule, found)
+        backward = None
+    if backward is not None:
+        rule, exact = both, exact and backward[0]
+    return replace(rule, exact=exact), found
+
+
+def _strongest(rule: Rule, home: int) -> tuple[bool, Verdict] | None:
+    """Whether a one-way rule holds bit by bit, with its verdict; None if it does not hold. Most that do not are refuted at once."""
+    for exact in (True, False):
+        found = tested(replace(rule, exact=exact), -1, home)
+        if found is not None:
+            return exact, found
+    return None
 
 
 # ---------------------------------------------------------------- the loop
@@ -564,7 +567,7 @@ class _Search:
             key = (render(left), render(right), tuple(map(render_attr, guards)))
             if key in self.tried:
                 return None
-            made = _made(left, right, guards, name)
+            made = _made(left, right, guards, name, self.world.home)
             if made is not None:
                 self.tried.add(key)
                 return Found(made[0], made[1], size, self.world.name, one.free)

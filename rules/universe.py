@@ -51,6 +51,12 @@ class World:
     ops: tuple[str, ...]
 
     @property
+    def home(self) -> int:
+        """The rank of the variables where random instances of other ranks are found more often; else 0."""
+        rank = max(t.rank for t in self.types.values())
+        return rank if rank > 2 else 0
+
+    @property
     def facts(self) -> dict[str, Fact]:
         """What attribute expressions are evaluated in."""
         return {n: Fact(t, False) for n, t in self.types.items()}

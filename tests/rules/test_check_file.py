@@ -321,8 +321,14 @@ SUMS = [
     Rule("parts", "sum(concat(x, y, axis=i), axes=k)", "sum(x, axes=k) + sum(y, axes=k)", when=("k == (i,)",)),
     Rule("mean of product", "mean(a @ w, axes=k)", "mean(a, axes=k) @ w", when=("k == (rank(a) - 2,)", "0 < size(a, -2)")),
     Rule("one", "sum(x, axes=k)", "x", when=("len(k) == 1", "size(x, k[0]) == 1")),
+    Rule("blocks in another order", "concat(x, y, axis=1) @ concat(a, b, axis=0)", "concat(y, x, axis=1) @ concat(b, a, axis=0)",
+         when=("rank(x) == 2", "size(x, 1) == size(a, 0)")),
 ]  # fmt: skip
 NO_SUMS = [
+    Rule("blocks in another order on one side", "concat(x, y, axis=1) @ concat(a, b, axis=0)", "concat(y, x, axis=1) @ concat(a, b, axis=0)",
+         when=("rank(x) == 2", "shape(x) == shape(y)", "shape(a) == shape(b)", "size(x, 1) == size(a, 0)")),
+    Rule("blocks of other sizes", "concat(x, y, axis=1) @ concat(a, b, axis=0)", "concat(y, x, axis=1) @ concat(b, a, axis=0)",
+         when=("rank(x) == 2",)),
     Rule("order", "a @ b", "b @ a", when=("shape(a) == shape(b)",)),
     Rule("transposed", "permute(a @ b, perm=p)", "permute(a, perm=p) @ permute(b, perm=p)",
          when=("p == swap_last(rank(a))", "rank(a) == rank(b)", "shape(a) == shape(b)")),
@@ -354,6 +360,13 @@ def test_rules_of_sums_are_proved(rule: Rule) -> None:
 @needs_z3
 def test_wrong_rules_of_sums_are_not_proved() -> None:
     assert [r.name for r in NO_SUMS if smt.prove(r)[0]] == []
+
+
+@needs_z3
+def test_ranges_that_are_empty_are_not_cut() -> None:
+    blocks = Rule("blocks", "concat(a, b, axis=i) @ concat(d, c, axis=0)", "concat(b, a, axis=i) @ concat(c, d, axis=0)",
+                  when=("rank(a) == 2", "rank(d) == 2", "shape(d) == shape(c)", "size(a, -1) == size(d, -2)"))  # fmt: skip
+    assert smt.prove(blocks)[1]  # along rows all sizes are 0, and 0 is 0 + 0
 
 
 @needs_z3

@@ -11,12 +11,13 @@ import pytest
 from tensor_graphs import cli
 from tensor_graphs.egraph import api
 from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.egraph.pattern import build, parse_term, variables
+from tensor_graphs.egraph.pattern import build, parse_guard, parse_term, variables
 from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import InProcess
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import check_file
 from tensor_graphs.rules.check import check
+from tensor_graphs.rules.guards import weakest
 from tensor_graphs.rules.sample import instances
 from tensor_graphs.rules.synthesize import (
     Candidate,
@@ -132,6 +133,28 @@ def test_a_rule_keeps_the_conditions_that_it_needs() -> None:
     assert form is not None and form[2]
     assert check(as_rule(*form)).status == "tested"
     assert check(as_rule(form[0], form[1], [])).status == "refuted"
+
+
+@pytest.mark.parametrize(
+    "left, right, when",
+    [
+        ("matmul(add(a, c), b)", "add(matmul(a, b), matmul(c, b))", {"size(a, -1) == size(c, -1)"}),
+        ("matmul(a, add(b, c))", "add(matmul(a, b), matmul(a, c))", {"size(b, -2) == size(c, -2)"}),
+    ],
+)
+def test_conditions_are_as_weak_as_the_law(left: str, right: str, when: set[str]) -> None:
+    form = generalise(at(left, right), MATRICES)
+    assert form is not None
+    assert {*as_rule(*form).when} == when
+
+
+def test_conditions_found_by_instances_exclude_all_that_fail() -> None:
+    bare = as_rule(parse_term("matmul(add(a, c), b)"), parse_term("add(matmul(a, b), matmul(c, b))"))
+    options = [parse_guard(t) for t in ("rank(a) == rank(c)", "shape(a) == shape(c)", "size(a, -1) == size(c, -1)")]
+    enough = [parse_guard("shape(a) == shape(c)")]
+    assert weakest(bare, enough, options, [(1, 12)]) == [options[2]]
+    assert weakest(bare, enough, options[:2], [(1, 12)]) == [options[1]]
+    assert weakest(bare, [], options[:1], [(1, 12)]) is None
 
 
 @pytest.mark.parametrize(
