@@ -44,6 +44,7 @@ CARRYING = '''def carried(x, out):
     """What a kernel that writes some places of out leaves there otherwise: x, which may be out."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
+FORMS = ("roles", "boxes")  # what schedules have that not every kernel with the same loops can have
 BODIES = 2  # ways to compute one value from the same others that are kept
 Schedule = dict[str, int]
 
@@ -173,8 +174,8 @@ class Generated(Template):
 
     def alike(self, call: Call) -> Hashable | None:
         """What kernels have in common whose best schedules are likely the same, whatever they do before and after their loops:
-        the emitter, how many rows, columns and elements of reductions there are, and which axes of images lie innermost; None
-        where there is no kernel."""
+        the emitter, how many rows, columns and elements of reductions there are, which axes of images lie innermost, and which
+        forms schedules can have; None where there is no kernel."""
         found = self.lower(call)
         if found is None:
             return None
@@ -185,7 +186,8 @@ class Generated(Template):
         lie = frozenset(
             (o.type.rank, min(range(o.type.rank), key=lambda i: (o.strides[i] == 0, o.strides[i]))) for o in images
         )
-        return self.emitter.name, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie
+        forms = frozenset(name for one in found.space for name in FORMS if one.get(name))
+        return self.emitter.name, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
 
     def lower(self, call: Call) -> Lowered | None:
         """The kernel of a call, None where there is none."""

@@ -105,6 +105,10 @@ def _windows(facts: Facts) -> Ranked:
             yield schedule, abs(log2(held)) / 4 + idle + abs(warps - 4) / 16
 
 
+SMALL = 2048  # elements of a program: beginning one takes some 1.2 ns, as long as moving 5 KiB,
+THOUSANDS = 4096  # which counts where there are so many
+
+
 def _rows(facts: Facts) -> Ranked:
     whole = padded(facts.size)
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64, 128)) if facts.rows else (1,)
@@ -119,7 +123,8 @@ def _rows(facts: Facts) -> Ranked:
         for split in facts.parts(schedule):
             narrow = 0.1 * log2(16 / warps) if programs * split <= MULTIPROCESSORS else 0.0
             rank = abs(each(m * k, schedule) - 16) / 16 + 0.6 * (k < whole) + idle / split + 0.2 * (split > 1) + narrow
-            yield _cut(schedule, split), rank
+            small = max(0.0, log2(SMALL / (m * k))) / 4 if programs * split > THOUSANDS else 0.0
+            yield _cut(schedule, split), rank + small
 
 
 def _contraction(facts: Facts) -> Ranked:

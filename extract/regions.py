@@ -33,7 +33,7 @@ AGAIN = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_nor
 """Reductions that walk their rows more than once: what is computed below them is computed anew each time."""
 
 PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
-INDEXED = frozenset(("cast", "where", "gather", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip", "windows", "batch_norm"))  # fmt: skip
+INDEXED = frozenset(("cast", "where", "gather", "gather_elements", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip", "windows", "batch_norm"))  # fmt: skip
 STARTS = 4  # e-nodes of a class that start regions
 SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
 DEARER, DEARER_LEAN = 2, 16  # the same inside one; where statistics are read, what they cost is not the region's

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import cuda_cpp, triton_fits
+from tensor_graphs.backends import cuda_cpp, triton_fits, triton_space
 from tensor_graphs.backends.kernel_text import kernel_text
 from tensor_graphs.backends.measure_gpu import Measured, Try, rows_of, search_of
 from tensor_graphs.backends.schedule_search import COUNT, LOOK, SEEDS, Schedule, ScheduleSearch, key_of_schedule, moves
@@ -258,3 +258,22 @@ def test_kernels_are_alike_whose_loops_are_the_same() -> None:
     assert kind(product()) == kind(composite.relu(product() + bias)) is not None
     assert len({kind(product()), kind(product(512)), kind(product(256, 256)), kind(t.exp(bias))}) == 4
     assert kind(product()) != kind(product(), cuda_cpp.generated)
+
+
+def test_what_can_have_roles_learns_nothing_from_what_cannot() -> None:
+    """A first look at attention would else try no roles where its keys' norm, computed inside, had none."""
+    q, k, v = (t.input(n, (1, 2, 1024, 64), "bfloat16") for n in "qkv")
+    kinds = []
+    for keys in (k, composite.rms_norm(k, t.input("g", (64,), "bfloat16"), eps=1e-6)):
+        root = composite.attention(q, keys, v, scale=0.125)
+        template, call = generated(root), Call({str(n): operand(x) for n, x in leaves(root).items()}, operand(root), {})
+        kinds.append((any("roles" in s for s in template.space(call)), template.alike(call)))  # type: ignore[misc]
+    assert [roles for roles, _ in kinds] == [True, False]
+    assert kinds[0][1] != kinds[1][1]
+
+
+def test_thousands_of_programs_are_not_guessed_to_be_small() -> None:
+    root = composite.softmax(t.input("x", (65536, 128), "bfloat16"), axis=1)
+    template, call = generated(root), Call({"x": operand(leaves(root)["x"])}, operand(root), {})
+    best, *_ = template.space(call)  # type: ignore[misc]
+    assert best["m"] * best["k0"] >= triton_space.SMALL
