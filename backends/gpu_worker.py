@@ -56,6 +56,15 @@ class Tried:
     us: float = float("nan")
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Calls in a row that are replayed together; `rotating`: through operands that the cache does not hold all of."""
+
+    replay: Run
+    calls: int
+    rotating: bool
+
+
 @dataclass
 class Arguments:
     """One set of operands, with guarded outputs of its own: (bytes, tensor) of each."""
@@ -124,9 +133,12 @@ class Bench:
         accuracy = self.check(tried, result)
         self.tried[index] = tried
         once = min(self.device.laps(self._call(tried, self.sets[0], inplace=True), 3))
+        turn = self._recorded(tried, self._turn(_within(QUICK_US / once, 1, FIRST_CALLS)))
         if once < QUICK_US:  # that is what the host needs to launch it, perhaps
-            (once,) = self._sampled(tried, self._turn(_within(QUICK_US / once, 1, FIRST_CALLS)), 1)
-        samples = self._sampled(tried, self._turn(_within(QUICK_US / once, 1, QUICK_CALLS)), QUICK_SAMPLES)
+            (once,) = self._sampled(turn, 1)
+            calls = self._turn(_within(QUICK_US / once, 1, QUICK_CALLS))
+            turn = self._recorded(tried, calls) if calls > turn.calls else turn
+        samples = self._sampled(turn, QUICK_SAMPLES)
         tried.us = sorted(samples)[len(samples) // 2]
         return {"accuracy": accuracy, "cold": samples}
 
@@ -197,24 +209,27 @@ class Bench:
             self.sets.append(self._set(copies))
         return self.sets[:wanted]
 
-    def _sampled(self, tried: Tried, calls: int, rounds: int, *, cold: bool = True) -> list[float]:
-        """µs per call, from replays of `calls` calls in a row. Cold ones find nothing in cache: operands rotate through more
-        than it holds while replays follow one another, or it is filled with other data before each replay. (After that the
-        device may wait for the host: on an H200, beside compilers, twenty calls took 1 to 5 µs a call longer, and not the same
-        for all schedules.)"""
+    def _recorded(self, tried: Tried, calls: int, *, cold: bool = True) -> Turn:
+        """`calls` calls in a row. Cold ones find nothing in cache: operands rotate through more than it holds while replays follow
+        one another, or it is filled with other data before each replay."""
         where = self._arguments(calls) if cold else self.sets[:1]
         bound = self._calls(tried, where)
         replay = self.device.capture([bound[i % len(bound)] for i in range(calls)])
         replay()
-        rotating = not cold or len(where) * self.nbytes >= ROTATION * self.device.cache_bytes
+        return Turn(replay, calls, not cold or len(where) * self.nbytes >= ROTATION * self.device.cache_bytes)
+
+    def _sampled(self, turn: Turn, rounds: int) -> list[float]:
+        """µs per call, from replays. (Where the cache is filled before each, the device may wait for the host: on an H200, beside
+        compilers, twenty calls took 1 to 5 µs a call longer, and not the same for all schedules.)"""
         samples: list[float] = []
         while len(samples) < rounds and not _steady(samples):
-            if rotating:
-                samples += [us / calls for us in self.device.laps(replay, min(ENOUGH, rounds - len(samples)))]
+            if turn.rotating:
+                laps = self.device.laps(turn.replay, min(ENOUGH, rounds - len(samples)))
+                samples += [us / turn.calls for us in laps]
             else:
                 for _ in range(HIDING):
                     reference(self.device)()
-                samples.append(self.device.elapsed(replay) / calls)
+                samples.append(self.device.elapsed(turn.replay) / turn.calls)
         return samples
 
     def measure(self, index: int) -> dict[str, Any]:
@@ -222,8 +237,8 @@ class Bench:
         tried, longest = self.tried[index], self.device.longest_us
         calls = self._turn(_within(longest / tried.us, 1, MOST_CALLS))
         compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]
-        cold = self._sampled(tried, calls, self.device.rounds)
-        hot = self._sampled(tried, calls, max(3, self.device.rounds // 2), cold=False)
+        cold = self._sampled(self._recorded(tried, calls), self.device.rounds)
+        hot = self._sampled(self._recorded(tried, calls, cold=False), max(3, self.device.rounds // 2))
         result = self._call(tried, self.sets[0])()
         self.device.synchronize()
         found = self.check(tried, result)

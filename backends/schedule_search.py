@@ -29,7 +29,7 @@ CENTRES = 2  # measured schedules whose neighbours are tried
 NEAR = 1.15  # times the fastest one's time that the second centre may take
 SLACK = 0.75  # share above `worth` that is hoped for at first; less with every schedule measured. (On an H200 the best of five
 # guesses took 1.07 times as long as the best of 24 on average, 1.7 times at most.)
-FAR = 2.0  # times `worth` from which on a first guess ends a look. (On an H200 the first guess took at most 1.5 times as long as the
+FAR = 1.5  # times `worth` from which on a first guess ends a look. (On an H200 the first guess took at most 1.5 times as long as the
 # best of 16, 1.14 times on average.)
 FIXED = ("join", "precision")  # parameters that stay as they are
 SWITCHES = ("boxes", "inside", "walk", "early")  # parameters that are there or not

@@ -118,7 +118,7 @@ def test_a_first_look_is_a_few_guesses_and_the_search_goes_on_from_them() -> Non
 
 def test_a_first_look_ends_where_the_first_guess_is_far_from_being_of_use() -> None:
     search = ScheduleSearch(RANKED, fits)
-    search.told(*search.more(look=True), 20.1)
+    search.told(*search.more(look=True), 15.1)
     assert search.more(worth=10.0, look=True) == [] and search.more(worth=10.1, look=True) == RANKED[1:LOOK]
 
 
