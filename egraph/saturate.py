@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,7 +63,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("nodes", "iterations", "beam", "bytes", "seconds", "slack"):
             value = getattr(self, name)
-            if not ((isinstance(value, Real) and value >= 0) or (value is None and name == "beam")):
+            if not ((isinstance(value, int | float | np.number) and value >= 0) or (value is None and name == "beam")):
                 raise UsageError(f"limit {name}={value!r}", hint="a number from 0 on")
 
     def longer(self, times: int) -> Limits:

@@ -168,6 +168,23 @@ def test_a_cut_search_goes_on_with_a_larger_budget_only(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_what_an_earlier_search_had_no_time_for_is_made_up_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimized()
+    (path,) = kept(home)
+    data = json.loads(path.read_text())
+    data["report"]["cut"] = ["verification on 2 of 3 inputs", pipeline.UNTIMED]
+    data["report"]["verification"]["seeds"] = 1
+    path.write_text(json.dumps(data))
+    timed: list[Any] = []
+    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: timed.append(a))
+    report = optimized().report
+    assert report.remembered and report.cut == [] and report.verification["seeds"] == 3 and len(timed) == 1
+    assert optimized().report.cut == [] and len(timed) == 1  # and that is remembered
+    monkeypatch.setattr(pipeline, "verify", lambda *a, **k: pytest.fail("verified again"))
+    assert optimized().report.remembered
+
+
+@pytest.mark.usefixtures("quick")
 def test_damaged_files_and_other_kernels_are_as_if_there_were_none(home: Path) -> None:
     first = optimized()
     (path,) = kept(home)

@@ -172,8 +172,8 @@ class Acceptance:
             flops=graph_flops(list(self.work.roots)), references=self.references, device=program.tensors, enough=self.over,
             poll=poll,
         )  # fmt: skip
-        if verdict.passed and verdict.left_out:
-            self.cut.append(f"verification on {verdict.left_out} of {verdict.left_out + verdict.seeds} inputs")
+        if verdict.passed and verdict.cut:
+            self.cut.append(verdict.cut)
         verdict = replace(verdict, attempts=attempt, dropped=tuple(self.dropped))
         return verdict, self._wrong(program, verdict, poll)
 

@@ -383,7 +383,47 @@ def memory_of(
 def _recalled(
     session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend], memory: Memory, held: Mapping[str, Any]
 ) -> Program | None:  # fmt: skip
-    """The program of an earlier search, verified for these weights; None where it is not what it was any more."""
+    """The program of an earlier search, verified for these weights; None where it is not what it was any more. What that search
+    had no time for, verification on all inputs and timing, is made up for."""
+    options = session.options
+    known = _rebuilt(session, graph, prepared, backends, held)
+    if known is None:
+        return None
+    found, program, symbolic = known
+    report, verified = found.report, found.verified if options.verify else ""
+    content = content_digest(graph.params) if options.verify else ""
+    partly = [c for c in report.cut if c.startswith("verification")]
+    if options.verify and (content != verified or (partly and not session.over)):
+        report.cut, verified = [c for c in report.cut if c not in partly], ""
+        try:
+            verdict = _verified_again(session, prepared, program, symbolic)
+        except Halted:
+            report.cut.append("verification")
+        else:
+            if verdict is None:
+                return None
+            report.verification, verified = verdict.to_json(), content
+            report.cut += [verdict.cut] if verdict.cut else []
+        program.reset()
+    if UNTIMED in report.cut and not session.over:
+        report.cut.remove(UNTIMED)
+        _time_whole(session, prepared, program, backends, report)
+        program.reset()
+    if verified and (verified, report.cut) != (held["verified"], held["report"]["cut"]):
+        memory.write(found.plan, report, program.source, float(held["budget"]), verified, store_root(options))
+    if not verified:
+        report.verification = None
+    report.measured_now, report.remembered, report.seconds = 0, True, session.clock.seconds
+    report.warnings += [w for w in session.warnings if w not in report.warnings]
+    program.report = report
+    _attached(program, prepared, symbolic)
+    return program
+
+
+def _rebuilt(
+    session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend], held: Mapping[str, Any]
+) -> tuple[Remembered, Program, Symbolic | None] | None:
+    """What a file remembers, and its program; None where kernels, prices or the program's text have changed since."""
     options = session.options
     with session.stage("recall"):
         symbolic = for_every_size(session, graph, prepared, backends) if held["plan"].get("sizes") else None
@@ -396,38 +436,23 @@ def _recalled(
                 if not still_good(found.plan, store):
                     return None
         program = Program(found.plan)
-        if text_digest(program.source) != found.source:
-            return None
-    report = found.report
-    checked = options.verify
-    if options.verify and (content := content_digest(graph.params)) != found.verified:
-        over, poll = lambda: session.over, session.polled()
-        with session.stage("verify"):
-            try:
-                verdict = verify(
-                    prepared.graph, partial(run_flat, program), tolerance=options.tolerance, seed=options.seed,
-                    flops=graph_flops(list(prepared.work.roots)), device=program.tensors, enough=over, poll=poll,
-                )  # fmt: skip
-                right = verdict.passed
-                right = right and not (
-                    symbolic and symbolic.wrong(program, options.tolerance, options.seed, over, poll)
-                )
-            except Halted:
-                checked, right = False, True
-                report.cut = [*report.cut, "verification"]
-            if not right:
-                return None
-        if checked:
-            report.verification = verdict.to_json()
-            memory.write(found.plan, report, program.source, float(held["budget"]), content, store_root(options))
-        program.reset()
-    if not checked:
-        report.verification = None
-    report.measured_now, report.remembered, report.seconds = 0, True, session.clock.seconds
-    report.warnings += [w for w in session.warnings if w not in report.warnings]
-    program.report = report
-    _attached(program, prepared, symbolic)
-    return program
+        return (found, program, symbolic) if text_digest(program.source) == found.source else None
+
+
+def _verified_again(
+    session: Session, prepared: Prepared, program: Program, symbolic: Symbolic | None
+) -> Verification | None:  # fmt: skip
+    """The verdict on a program that was right for other weights; None where it is not for these. Halted by Ctrl-C."""
+    options, over, poll = session.options, lambda: session.over, session.polled()
+    with session.stage("verify"):
+        verdict = verify(
+            prepared.graph, partial(run_flat, program), tolerance=options.tolerance, seed=options.seed,
+            flops=graph_flops(list(prepared.work.roots)), device=program.tensors, enough=over, poll=poll,
+        )  # fmt: skip
+        wrong = not verdict.passed or (
+            symbolic and symbolic.wrong(program, options.tolerance, options.seed, over, poll)
+        )
+    return None if wrong else verdict
 
 
 def _attached(program: Program, prepared: Prepared, symbolic: Symbolic | None) -> None:
@@ -572,6 +597,7 @@ def make_report(
 
 SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # times the estimate, and µs beyond it, from which the report says so
 CALL_US = 300.0  # a call from Python on a GPU: inputs copied, a graph launched, outputs copied
+UNTIMED = "timing of the whole program"  # what a report calls it where it was left out
 LARGE = 1 << 30  # bytes of two programs above which only one is bound at a time
 
 
@@ -587,7 +613,7 @@ def _time_whole(
     if not session.options.measure:
         return
     if session.over:
-        session.cut.append("timing of the whole program")
+        session.cut.append(UNTIMED)
         return
     pressed = session.interrupted()
     with session.stage("time"):

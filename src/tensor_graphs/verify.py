@@ -94,6 +94,11 @@ class Verification:
         return any(o.miscompiled for o in self.outputs)
 
     @property
+    def cut(self) -> str:
+        """What there was no time for, in words."""
+        return f"verification on {self.left_out} of {self.left_out + self.seeds} inputs" if self.left_out else ""
+
+    @property
     def worst(self) -> OutputError:
         """The output that is nearest to, or farthest beyond, what is allowed."""
         return max(self.outputs, key=lambda o: (not o.finite, o.plan / max(o.allowed, 1e-30)))
