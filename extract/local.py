@@ -47,15 +47,15 @@ def polish(
 
 
 def promising(rows: Rows, chosen: Sequence[int], most: int) -> list[int]:
-    """At most about `most` rows, in order, worth offering to an exact solver: those of the solution `chosen`, and those
-    that cost least more than the best of their class, at prices at which the solution is free."""
+    """Rows, in order, worth offering to an exact solver: those of the solution `chosen`, and at most `most` of those that
+    cost least more than the best of their class, at prices at which the solution is free."""
     price = discounted(rows, chosen)
     best, _ = tree_costs(rows, price)
     tree = np.array([p + sum([best[k] for k in kids]) for p, kids in zip(price, rows.kids)])
     with np.errstate(invalid="ignore"):  # classes without a term: inf - inf
         more = tree - np.array(best)[rows.cls]
     more[list(chosen)] = -1.0
-    kept = np.argsort(more, kind="stable")[:most]
+    kept = np.argsort(more, kind="stable")[: len(chosen) + most]
     return sorted(kept[np.isfinite(more[kept])].tolist())
 
 

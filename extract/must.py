@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import or_
 
@@ -21,6 +21,9 @@ class Item:
 
 
 Items = list[list[Item]]
+
+WINDOW = 1 << 14
+"""Classes that are looked for at a time where only what the roots need is asked: 2 KiB for each class of the problem."""
 
 
 def items_of(rows: Rows) -> Items:
@@ -43,17 +46,44 @@ def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] 
     None once `expired` (asked now and then) says so: before the end the sets are too large.
     """
     must = [0] * len(items)
+    return must if _fixpoint(items, order, must, lambda c: 1 << c, expired) else None
+
+
+def always_on(
+    items: Items, order: list[list[int]], roots: Iterable[int], expired: Callable[[], bool] = lambda: False
+) -> set[int]:
+    """The classes in every acyclic derivation of some root: the union of the roots' must sets, found for WINDOW classes at
+    a time, so that memory stays linear. Once `expired` it ends with those found so far, roots included."""
+    roots = [c for c in roots if items[c]]
+    found = set(roots)
+    line = [c for member in order for c in member if items[c]]
+    for first in range(0, len(line), WINDOW):
+        window = line[first : first + WINDOW]
+        bit = {c: 2 << n for n, c in enumerate(window)}  # the lowest bit says that there is a derivation
+        must = [0] * len(items)
+        if not _fixpoint(items, order, must, lambda c, bit=bit: bit.get(c, 0) | 1, expired):  # type: ignore[misc]
+            break
+        common = reduce(or_, [must[c] for c in roots], 0)
+        found.update(c for c in window if common & bit[c])
+    return found
+
+
+Bit = Callable[[int], int]
+
+
+def _fixpoint(items: Items, order: list[list[int]], must: list[int], bit: Bit, expired: Callable[[], bool]) -> bool:
+    """Fill in the must sets; False if the time was up before."""
     for n, member in enumerate(order):
         if len(member) == 1:
-            _update_must(member[0], items, must)
-        elif not _settle(member, items, must, expired):
-            return None
+            _update_must(member[0], items, must, bit)
+        elif not _settle(member, items, must, bit, expired):
+            return False
         if not n & 1023 and expired():
-            return None
-    return must
+            return False
+    return True
 
 
-def _update_must(c: int, items: Items, must: list[int]) -> bool:
+def _update_must(c: int, items: Items, must: list[int], bit: Bit) -> bool:
     common = -1
     for item in items[c]:
         total = 0
@@ -68,13 +98,13 @@ def _update_must(c: int, items: Items, must: list[int]) -> bool:
                 break
     if common == -1:
         return False
-    common |= 1 << c
+    common |= bit(c)
     changed = common != must[c]
     must[c] = common
     return changed
 
 
-def _settle(member: list[int], items: Items, must: list[int], expired: Callable[[], bool]) -> bool:
+def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired: Callable[[], bool]) -> bool:
     """The fixpoint inside one component; False if the time was up before."""
     inside = set(member)
     readers: dict[int, set[int]] = {c: set() for c in member}
@@ -90,7 +120,7 @@ def _settle(member: list[int], items: Items, must: list[int], expired: Callable[
             return False
         c = todo.popleft()
         queued.discard(c)
-        if _update_must(c, items, must):
+        if _update_must(c, items, must, bit):
             fresh = readers[c] - queued
             todo.extend(sorted(fresh))
             queued |= fresh

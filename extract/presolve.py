@@ -15,12 +15,12 @@ from operator import or_
 import numpy as np
 
 from .greedy import path_bounds
-from .must import Item, class_graph, items_of, must_sets
+from .must import Item, always_on, class_graph, items_of, must_sets
 from .problem import Rows
 from .scc import components
 
 MUST_CLASSES = 50_000
-"""Must sets take classes^2 / 8 bytes: above this many classes they are skipped."""
+"""Must sets take classes^2 / 8 bytes: above this many classes only those of the roots are found."""
 
 LARGE_ROWS = 50_000
 ROUNDS = 6
@@ -123,8 +123,11 @@ class Reducer:
             if not flag and self.items[c]:
                 self.items[c] = []
 
-    def find_always_on(self, use_must: bool, expired: Callable[[], bool] = lambda: False) -> None:
-        """Extend `on`, by must sets or by the children common to all rows; drops rows that must be cyclic."""
+    def find_always_on(
+        self, use_must: bool, expired: Callable[[], bool] = lambda: False, *, of_roots: bool = False
+    ) -> None:
+        """Extend `on`, by must sets (or those `of_roots` alone) or by the children common to all rows; drops rows that must
+        be cyclic."""
         self.component, order = components(class_graph(self.items))
         self.must = must_sets(self.items, order, expired) if use_must else None
         if self.must is not None and self._drop_cyclic(self.must, order):
@@ -138,6 +141,8 @@ class Reducer:
                 self.on.add(low.bit_length() - 1)
                 bits ^= low
             return
+        if of_roots:
+            self.on |= always_on(self.items, order, self.on, expired)
         todo = list(self.on)
         while todo:
             row = self.items[todo.pop()]
@@ -360,7 +365,8 @@ def detach(rows: Rows, expired: Callable[[], bool] = lambda: False) -> Reduced |
     if not all(work.items[c] for c in work.on):
         return None
     work.keep_reachable()
-    work.find_always_on(sum(map(bool, work.items)) <= MUST_CLASSES, expired)
+    few = sum(map(bool, work.items)) <= MUST_CLASSES
+    work.find_always_on(few, expired, of_roots=not few)
     work.drop_always_on_reads()
     work.keep_reachable()
     return work.compact()

@@ -39,6 +39,7 @@ SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to star
 DEARER, DEARER_LEAN = 2, 16  # the same inside one; where statistics are read, what they cost is not the region's
 MAX_NODES, MAX_LEAVES = 48, 10
 ALL = 99  # products on a path beyond which there are no more
+NARROW = 256  # columns of a layer that one kernel computes with the layers behind it, each row of it held whole
 DEAR = 2  # operations of an element beyond which it is not computed anew for every window that it is in
 BESIDE = 1  # most values on a path in a region that are needed beside it: another kernel may have stored them
 
@@ -49,7 +50,8 @@ class Reach:
     (between the output and a product), at a product's operands, and beside no product at all. `left_only`: operands of a
     product other than the first, which programs for other rows read again, are read as they lie in memory. `rows_bare`: so are
     rows that are walked more than once. `spread_bare`: so are values spread over more elements that no pointwise operations
-    alone compute; of the operands that `left_only` names, these and nothing else."""
+    alone compute; of the operands that `left_only` names, these and nothing else. `layers`: products are those of matrices, with
+    at most `NARROW` columns where another one follows."""
 
     name: str
     products: int
@@ -59,6 +61,7 @@ class Reach:
     left_only: bool = False
     rows_bare: bool = False
     spread_bare: bool = False
+    layers: bool = False
 
 
 #: From the smallest to the largest.
@@ -72,6 +75,7 @@ REACHES = (
     Reach("product, row prologue on the left", 1, False, True, left_only=True),
     Reach("two products", 2, True, False, pointwise_below=True),
     Reach("two products, row prologue", 2, True, True),
+    Reach("three narrow layers", 3, False, False, layers=True),
     Reach("pointwise, statistics as they lie", 0, False, False, spread_bare=True),
     Reach("product, spread as it lies", 1, False, False, pointwise_below=False, spread_bare=True),
     Reach(
@@ -438,8 +442,12 @@ class _Growth:
         if products < reach.products:
             kinds.add("product")
         dearest = (DEARER_LEAN if lean else DEARER) * r._costs[1][cls] + 1000
+        if reach.layers and concrete(r.view.types[cls].shape)[-1:] > (NARROW,):
+            kinds.discard("product")
         for n in r._by_class[cls]:
             kind = _kind(r.view.op[n])
+            if reach.layers and kind == "product" and r.view.op[n] not in ("matmul", "linear"):
+                continue
             if (products >= ALL and OPS[r.view.op[n]].flops > DEAR) or (below and r.spreads(n)):
                 continue
             if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= dearest:

@@ -55,6 +55,13 @@ NARROW = 40
 """Most labels that wait for the same class, and most in all. With more nothing is proved any more, and the search goes on as
 a beam of so few."""
 
+DEAR = 10
+"""A beam compares labels only among the cheapest, so many times as it keeps."""
+
+LATE = 1.5
+TRIAL = 40
+"""A beam gives up where after so many classes it looks as if it took so many times what is left of the time."""
+
 PROOF_SHARE = 0.75
 """Share of the time after which it becomes one in any case."""
 
@@ -312,7 +319,8 @@ class Seams:
         class, there were too many in all, or most of the time to `deadline` (on time.perf_counter()) was over. Without a
         solution if `stop` says so, the time is over, or a component can be passed in too many ways."""
         began = time.perf_counter()
-        run = _Run(width, began + PROOF_SHARE * (deadline - began), deadline, stop)
+        steps = sum([len(piece.rows) for piece in self.pieces])
+        run = _Run(width, began + PROOF_SHARE * (deadline - began), deadline, stop, steps)
         labels: Labels = {0: 0}
         spent = 0
         passages: list[tuple[Passage, dict[int, int]]] = []
@@ -329,6 +337,8 @@ class Seams:
                     known[key] = run.through(piece, inner)
                 except (TimeoutError, OverflowError):
                     return Cover(None, math.inf, 0.0, False, run.labels)
+            else:
+                run.left -= len(piece.rows)
             spent += least
             labels = known[key].leave
             passages.append((known[key], entering))
@@ -374,14 +384,17 @@ def _moved(mask: int, places: Sequence[int]) -> int:
 
 @dataclass
 class _Run:
-    """One search: how wide it is, and how far it came. `whole`: no label was dropped."""
+    """One search: how wide it is, and how far it came. `left`: classes that are still to be resolved. `whole`: no label was
+    dropped; else `since`: when that began to be so, and what was left then."""
 
     width: int
     hurry: float
     deadline: float
     stop: Callable[[], bool] | None
+    left: int
     labels: int = 0
     whole: bool = True
+    since: tuple[float, int] | None = None
 
     def through(self, piece: Piece, labels: Labels) -> Passage:
         """All ways through a piece. TimeoutError once the time is over or `stop` says so; OverflowError if a component has
@@ -394,6 +407,7 @@ class _Run:
         for mask, cost in labels.items():
             at[mask.bit_length()][mask] = (cost, mask, None)
         for b in range(top - 1, piece.after - 1, -1):
+            self.left -= 1
             if buckets[b + 1]:
                 buckets[b + 1] = self._fewer(buckets[b + 1])
                 _resolve(piece, b, buckets[b + 1], at)
@@ -404,16 +418,32 @@ class _Run:
         now = time.perf_counter()
         if now > self.deadline or (self.stop is not None and self.stop()):
             raise TimeoutError
+        wide = self.whole and now < self.hurry and self.labels < LABELS
+        narrow = min(self.width, NARROW)
+        if not wide:
+            self._keep_pace(now)
+            bucket = self._cheapest(bucket, DEAR * narrow)
         if len(bucket) > CROWD:
             bucket = _unbeaten(bucket)
-        wide = self.whole and now < self.hurry and self.labels < LABELS
-        most = self.width if wide else min(self.width, NARROW)
-        if len(bucket) > most:
-            most = min(self.width, NARROW)
-            bucket = dict(heapq.nsmallest(most, bucket.items(), key=lambda item: item[1][0]))
-            self.whole = False
+        if len(bucket) > (self.width if wide else narrow):
+            bucket = self._cheapest(bucket, narrow)
         self.labels += len(bucket)
         return bucket
+
+    def _keep_pace(self, now: float) -> None:
+        """TimeoutError if the beam would not end in time."""
+        if self.since is None:
+            self.since = now, self.left
+        began, left = self.since
+        done = left - self.left
+        if done > TRIAL and (now - began) * self.left > LATE * (self.deadline - now) * done:
+            raise TimeoutError
+
+    def _cheapest(self, bucket: dict[int, Label], most: int) -> dict[int, Label]:
+        if len(bucket) <= most:
+            return bucket
+        self.whole = False
+        return dict(heapq.nsmallest(most, bucket.items(), key=lambda item: item[1][0]))
 
 
 def _resolve(piece: Piece, b: int, bucket: dict[int, Label], at: Sequence[dict[int, Label]]) -> None:

@@ -118,7 +118,7 @@ def read_document(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Any:
     path = Path(path)
     where = str(path)
     try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
+        with gzip.open(path, "rb") if path.name.endswith(".gz") or _is_gzip(path) else path.open("rb") as file:
             data = file.read(max_bytes + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ExtractionError(f"the gzip data is damaged or truncated: {error}", where=where) from None
@@ -136,6 +136,11 @@ def read_document(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Any:
         raise ExtractionError(
             f"not JSON: {error}", where=where, hint="`saturate` makes such a file of a model"
         ) from None
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -185,6 +190,8 @@ def _children_and_cost(
         return kids, cost
     if isinstance(cost, bool) or not isinstance(cost, int | float):
         raise ExtractionError("cost must be a number", where=f"{where}: nodes[{_short(name)}].cost")
+    if not isinstance(node.get("subsumed", False), bool):
+        raise ExtractionError("subsumed must be true or false", where=f"{where}: nodes[{_short(name)}].subsumed")
     try:
         return kids, math.inf if node.get("subsumed") else float(cost)
     except OverflowError:

@@ -8,6 +8,7 @@ turn with exact solutions of its most promising part -> put together and re-eval
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,8 @@ EXACT_ROWS = 20_000
 """Leaves above this size are not handed to an integer program: building it alone would take seconds."""
 
 RESTRICTED_ROWS = 4_000
-"""Rows of such a leaf that are offered to the exact solvers at a time; twice as many whenever fewer do not help."""
+"""Rows of such a leaf, beside those of its solution, that are offered to the exact solvers at a time; twice as many whenever
+fewer do not help."""
 
 POLISH_SHARE = 0.6
 POLISH_GAIN = 0.005
@@ -74,8 +76,12 @@ EARLY_SHARE = 0.7
 """The search from seam to seam is tried first: on the whole, if it has few distinct components, and again on leaves; up to
 this size, and for at most these shares of the time."""
 
+SAME = 0.9
+"""A leaf of so large a share of the rows that the first search from seam to seam gave up on is not searched so again."""
+
 FRONTIER_ROWS = 20_000
-"""Acyclic leaves up to this size are tried by the frontier search first."""
+FRONTIER_SHARE = 0.25
+"""Acyclic leaves up to this size are tried by the frontier search before integer programs, for this share of the time."""
 
 
 @dataclass
@@ -172,6 +178,8 @@ class _Search:
     pace: float = 0.0  # seconds per row of one pass, as it turned out
     finish: float = 0.0  # seconds kept for the end
     start: str = ""  # what found the solution that the leaves start from
+    piece: bool = False  # a part of a leaf that is too large: no parts of it are looked at
+    tried: int = sys.maxsize  # rows of the smallest component that the search from seam to seam did not prove
 
     @property
     def left(self) -> float:
@@ -247,6 +255,8 @@ class _Search:
         ends = time.perf_counter() + EARLY_SHARE * self.left
         for part, seams in zip(parts, prepared):
             found = seams.search(deadline=math.inf if self.deterministic else ends, stop=self.stop)
+            if not found.exact:
+                self.tried = min(self.tried, len(part.rows))
             if found.chosen is None:
                 return None
             proved &= found.exact
@@ -374,11 +384,13 @@ class _Search:
         if self.method in ("auto", "frontier") and not again:
             self._try_seams(leaf, seconds)
             if not self._done(leaf):
-                self._try_frontier(leaf, ends - time.perf_counter())
+                left = ends - time.perf_counter()
+                self._try_frontier(leaf, left if self.method == "frontier" else FRONTIER_SHARE * left)
         if self._done(leaf) or self.method == "frontier":
             return
         if len(leaf.rows) > EXACT_ROWS:
-            self._restricted(leaf, ends)
+            if not self.piece:
+                self._restricted(leaf, ends)
             return
         if self.method == "highs":
             leaf.take(solve_highs(leaf.rows, leaf.chosen, seconds=ends - time.perf_counter(), stop=self.stop), "highs")
@@ -429,7 +441,10 @@ class _Search:
         part = Problem.build(nodes, rows.roots, n_classes=rows.n_classes)
         seed = set(chosen)
         hint = part.choice_of([at for at, r in enumerate(kept) if r in seed])
-        found = _Search(part, self.method, seconds, self.gap, self.workers, self.deterministic, self.stop).run(hint)
+        inner = _Search(
+            part, self.method, seconds, self.gap, self.workers, self.deterministic, self.stop, piece=True
+        )  # fmt: skip
+        found = inner.run(hint)
         answer = rows.walk([kept[at] if at >= 0 else -1 for at in found.choice.tolist()])
         assert answer is not None  # every solution of the part is one of the whole
         return answer
@@ -441,6 +456,8 @@ class _Search:
     def _try_seams(self, leaf: _Leaf, seconds: float) -> None:
         rows = leaf.rows
         if len(rows) > SEAM_ROWS or (len(rows) > EXACT_ROWS and self._short_of(rows)()):
+            return
+        if len(rows) >= SAME * self.tried:
             return
         seams = Seams(rows, leaf.cost)
         if seams.fits:

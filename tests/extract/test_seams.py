@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.extract import seams
+from tensor_graphs.extract import solve as solving
 from tensor_graphs.extract.cpsat import solve_cpsat
 from tensor_graphs.extract.frontier import Cover
 from tensor_graphs.extract.greedy import best_greedy
@@ -164,3 +165,33 @@ def test_where_it_is_a_beam_the_others_prove(rows: Rows) -> None:
         found = solve(Problem.build(zip(rows.cls, rows.kids, rows.cost), rows.roots, n_classes=rows.n_classes))
     assert found.optimal and found.lower_bound <= best * (1 + 1e-9)
     assert found.cost == pytest.approx(best, rel=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(layered(5))
+def test_a_beam_that_would_not_end_gives_up(rows: Rows) -> None:
+    upper = best_greedy(rows)[0]
+    prepared = Seams(rows, upper)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seams, "TRIAL", 0)
+        ends = time.perf_counter() + 1e-9
+        patch.setattr(seams.time, "perf_counter", lambda: ends - 1e-9)  # the time stands still: nothing looks late
+        assert prepared.search(1, deadline=ends).chosen is not None
+        patch.setattr(seams, "LATE", -1.0)  # now everything does
+        found = prepared.search(1, deadline=ends)
+    assert found.chosen is None or found.exact
+
+
+def test_what_was_given_up_as_a_whole_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class GivesUp(Seams):
+        def search(self, *args: object, **more: object) -> Cover:
+            sizes.append(len(self.rows))
+            return Cover(None, math.inf, 0.0, False, 0)
+
+    monkeypatch.setattr(solving, "Seams", GivesUp)
+    nodes: list[NodeSpec] = [(c, (), 1.0 + c % 2) for c in range(8)]
+    nodes += [(8 + e, ((e * k + k) % 8,), 0.0) for e in range(14) for k in (1, 3, 5)]
+    problem = Problem.build([*nodes, (22, tuple(range(8, 22)), 0.0)], [22])
+    assert solve(problem).optimal and len(sizes) == len(set(sizes)) and sizes

@@ -12,13 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError
-from tensor_graphs.extract import greedy
+from tensor_graphs.extract import greedy, must
+from tensor_graphs.extract import presolve as presolving
 from tensor_graphs.extract import solve as solving
 from tensor_graphs.extract.greedy import best_greedy, bottom_up
 from tensor_graphs.extract.local import polish, promising
 from tensor_graphs.extract.parts import split
-from tensor_graphs.extract.presolve import presolve
+from tensor_graphs.extract.presolve import detach, presolve
 from tensor_graphs.extract.problem import Problem, evaluate
+from tensor_graphs.extract.scc import components
 from tensor_graphs.extract.serialize import parse_egraph, to_json, write_egraph
 from tensor_graphs.extract.solve import solve
 
@@ -102,7 +104,7 @@ def test_local_search_is_valid_and_never_worse(document: dict[str, Any]) -> None
         choice[rows.cls[row]] = row
     assert rows.total(found) <= rows.total(start)
     assert sorted(rows.walk(choice) or []) == sorted(found), "it holds what the roots need, no more"
-    kept = promising(rows, found, len(found) + 2)
+    kept = promising(rows, found, 2)
     assert set(found) <= set(kept) and len(kept) <= len(found) + 2
 
 
@@ -132,6 +134,44 @@ def test_what_is_too_large_to_prove_is_still_solved_well(document: dict[str, Any
         found = solve(problem, method="cp-sat")
     assert evaluate(problem, found.choice) == found.cost <= best_greedy(problem.rows)[0]
     assert found.lower_bound <= best <= found.cost
+
+
+def covers(elements: int, sets: int) -> Problem:
+    """Each element is in three of the sets; all of a solution's rows are needed at a time."""
+    nodes: list[tuple[int, tuple[int, ...], float]] = [(s, (), 1.0 + s % 3) for s in range(sets)]
+    nodes += [(sets + e, ((e * k + k) % sets,), 0.0) for e in range(elements) for k in (1, 5, 7)]
+    return Problem.build([*nodes, (sets + elements, tuple(range(sets, sets + elements)), 0.0)], [sets + elements])
+
+
+def test_a_solution_larger_than_what_is_offered_to_exact_solvers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the solution are offered as well: without them the part would have no solution at all."""
+    problem = covers(30, 13)
+    best = solve(problem).cost
+    monkeypatch.setattr(solving, "EXACT_ROWS", 3)
+    monkeypatch.setattr(solving, "RESTRICTED_ROWS", 5)
+    found = solve(problem, method="cp-sat", time_limit=2.0)
+    assert best <= evaluate(problem, found.choice) == found.cost <= best_greedy(problem.rows)[0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(documents(9))
+def test_what_the_roots_need_is_found_window_by_window(document: dict[str, Any]) -> None:
+    rows = parse_egraph(document).rows
+    items = must.items_of(rows)
+    _, order = components(must.class_graph(items))
+    sets = must.must_sets(items, order)
+    assert sets is not None
+    roots = [c for c in rows.roots if items[c]]
+    wanted = {c for c in range(rows.n_classes) if any(sets[r] >> c & 1 for r in roots)} | set(roots)
+    for window in (1, 2, 100):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(must, "WINDOW", window)
+            assert must.always_on(items, order, rows.roots) == wanted
+    assert must.always_on(items, order, rows.roots, lambda: True) <= wanted
+    with pytest.MonkeyPatch.context() as patch:  # and reductions by them keep an optimum
+        patch.setattr(presolving, "MUST_CLASSES", 0)
+        reduced = detach(rows)
+    assert (reduced is None) == (least(parse_egraph(document)) == math.inf)
 
 
 @pytest.mark.parametrize("calls", range(7))
