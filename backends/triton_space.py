@@ -225,7 +225,10 @@ def _behind(facts: Facts) -> Ranked:
     for m, n, k in product(rows, columns, _blocks(facts.size, (32, 64, 128, 256), 16)):
         tiles = -(-facts.n // n)
         tile = {"m": m, "n": n, **more, **facts.depths(k)}
-        first, after = facts.staged(tile) / k * facts.size, facts.middle * n * facts.width
+        first = sum(
+            prod(facts.inner[i] for i in x.inner) * (m if x.rows else 1) * x.itemsize for x in facts.loads if not x.cols
+        )
+        after = facts.middle * n * facts.width
         for warps, stages, walk in product((4, 8), (2, 3, 4), (0, 1) if tiles > 1 else (0,)):
             schedule = tile | {"warps": warps, "stages": stages, **({"walk": 1} if walk else {})}
             if not walk and tiles > 1:

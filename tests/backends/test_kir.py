@@ -542,6 +542,21 @@ def test_regions_of_a_saturated_graph_compute_their_class() -> None:
     assert count > 20
 
 
+def test_three_narrow_layers_are_one_region() -> None:
+    """Each row of them is held whole; a wide layer is not computed on the way."""
+    from tensor_graphs.egraph.view import view_of
+    from tensor_graphs.extract.regions import Regions
+
+    for middle, wanted in ((256, {3}), (512, set())):
+        h: Tensor = t.input("a", (1024, 64))
+        for n, width in enumerate((middle, 64, 64)):
+            h = c.relu(t.matmul(h, t.param(f"w{n}", (int(h.shape[1]), width))))
+        view = view_of(Graph.of(h))
+        given = frozenset(int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "param"))
+        found = {sum(n.op == "matmul" for n in topological([r.term])) for r in Regions(view, given)}
+        assert {n for n in found if n > 2} == wanted
+
+
 # ---------------------------------------------------------------- what tiles of text must not lose
 def ran(root: Tensor, given: dict[str, np.ndarray], schedule: dict[str, int] | None = None) -> np.ndarray:
     """A term's kernel of a schedule, the first one if none is given, in Triton's interpreter."""
