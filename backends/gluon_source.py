@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .descriptors import Box
 from .index import WIDE, Axis, Index, index
 from .kir import Expr, Kernel, Store, Unfusable, walk
 from .kir_loops import power_of, rolled
@@ -270,6 +271,17 @@ class Roles(Function):
 
     def _zeros(self) -> str:
         return f"tl.zeros([{GROUP}, {self.block[self.axis.name]}], tl.float32, layout=S)"
+
+    def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
+        """A descriptor of its own for each of queries, keys and values: what one of them reads begins elsewhere, be it the same operand."""
+        before = dict(self.described)
+        named = super().box_of(operand, at, dtype)
+        used = [self.asked, *(name for _, name in self.rings)]
+        if named is None or named[0] not in used:
+            return named
+        name, found = f"{named[0]}_{len(used)}", named[1]
+        self.described = {**before, name: (operand, found)}
+        return name, found
 
     def ring(self, parts: Sequence[Expr], dims: tuple[str, str], slot: str) -> tuple[str, str]:
         """A tile over two dimensions that the other role copies: its text in the slot named, and its dtype."""
