@@ -1,4 +1,4 @@
-"""The process with the device, and which kernels it has open: the near side of gpu_worker.py.
+"""A process with the device, and which kernels it has open: the near side of gpu_worker.py.
 
 Jobs are done one after the other by a thread of its own, so that whoever hands them out has the time to think about the next
 ones. A process that ended is followed by another, which knows neither kernels nor what was tried of them: both are told again.
@@ -7,9 +7,12 @@ ones. A process that ended is followed by another, which knows neither kernels n
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ..errors import WorkerError
@@ -18,19 +21,20 @@ from .compile_pool import Reply
 from .kernel_text import KernelText
 from .measure import Worker
 
+LOCK = "TENSOR_GRAPHS_GPU_LOCK"  # names the file by which processes have the device to themselves
 START_S = 180.0  # most seconds for starting the process, or opening a kernel
 
 
 class GpuProcess:
-    """A process on `device` ("cuda", or "cpu" in its place); `timeout` seconds bound a job. `clock` counts what jobs take."""
+    """A process on `device` ("cuda", or "cpu" in its place); `timeout` seconds bound a job. `among`: how many of them there are;
+    each has the device to itself while it runs something."""
 
-    def __init__(self, device: str, timeout: float, clock: Clock, worker: Worker | None = None) -> None:
+    def __init__(self, device: str, timeout: float, worker: Worker | None = None, among: int = 1) -> None:
         environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device}
         environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
-        self._another = partial(Worker, "tensor_graphs.backends.gpu_worker", environment=environment)
-        self.timeout, self.clock = timeout, clock
-        self.worker = worker or self._another()
-        self._spare = self._another() if device == "cuda" and worker is None else None
+        environment |= {LOCK: os.environ.get(LOCK) or _own_lock()} if among > 1 else {}
+        self.timeout, self.clock = timeout, Clock()  # what jobs take
+        self.worker = worker or Worker("tensor_graphs.backends.gpu_worker", environment=environment)
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="device")
         self.opened: dict[int, set[int]] = {}  # kernels that the process knows: tries it knows
         self.ended: Callable[[], bool] | None = None  # whether nobody waits for replies any more
@@ -39,20 +43,13 @@ class GpuProcess:
         """Let the process start while there are other things to do."""
         self.worker.start()
 
-    def start_spare(self) -> None:
-        """Let the one start that takes over if it ends."""
-        if self._spare is not None:
-            self._spare.start()
-
     def interrupt(self) -> None:
         """End it in the middle of a job: the next job has another."""
         self.worker.close()
 
     def close(self) -> None:
         """End it, with whatever it is doing."""
-        for worker in (self.worker, self._spare):
-            if worker is not None:
-                worker.close()
+        self.worker.close()
         self._hand.shutdown(wait=False, cancel_futures=True)
 
     def do(self, work: Callable[[], None]) -> Future[None]:
@@ -104,7 +101,10 @@ class GpuProcess:
         if reply.get("fatal"):
             with contextlib.suppress(OSError):
                 self.worker.close()
-        if not self.worker.alive and self._spare is not None:  # the next one has started already
-            self.worker, self._spare = self._spare, self._another()
-            self.opened.clear()
         return reply
+
+
+@cache
+def _own_lock() -> str:
+    """The file that this process's children have the device by."""
+    return str(Path(tempfile.gettempdir()) / f"tensor-graphs-gpu-{os.getuid()}-{os.getpid()}.lock")

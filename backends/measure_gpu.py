@@ -48,7 +48,8 @@ AHEAD = 48  # schedules under way at once: some for each compiler, so that none 
 OPEN = 20  # kernels under way at once, each with memory on the device; as many may wait for one like them
 LEAVE = 4  # one of so many kernels may be left under way where others can be begun
 RUN_S = 15.0  # most seconds of one job
-HANDED = 2  # jobs that the device has at once: one that it does, and the next
+PROCESSES = 1  # with the device: one gets ready what it will run while the other one's runs
+HANDED = 2  # jobs that each has at once: one that it does, and the next
 FREE = 3  # compilers that are left idle where nothing is wanted but what may be: what is wanted then finds one
 CAPABILITY = 90  # compiled for where no GPU is seen
 REGIME = "cold"  # of the times that searches go by
@@ -110,6 +111,7 @@ class Measured:
     broken: int = 0  # tries that ended the process with the device
     spilling: list[tuple[int, Try]] = field(default_factory=list)  # bytes; tried only where all spill
     binaries: dict[str, Try] = field(default_factory=dict)
+    process: GpuProcess | None = None  # the one that has it open
     best: list[int] = field(default_factory=list)  # tries to be measured in full at the end
     moves: tuple[int, list[Schedule]] = (-1, [])  # how much was known, and what its search would propose by that
     number: int = field(default_factory=lambda: next(_numbers))
@@ -171,8 +173,9 @@ class GpuMeasurer:
         timeout: float = RUN_S, worker: Worker | None = None,
     ) -> None:  # fmt: skip
         self.sink, self.device, self.schedules = sink, device, schedules
-        self.clock = Clock()  # what this object's thread has done, and waited for; and what the device has
-        self.process = GpuProcess(device, timeout, self.clock, worker)
+        self.clock = Clock()  # what this object's thread has done, and waited for
+        several = PROCESSES if device == "cuda" and worker is None else 1
+        self.processes = [GpuProcess(device, timeout, worker, among=several) for _ in range(several)]
         count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
         capability = int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
         self.pool = CompilePool(count, capability) if count else None
@@ -181,7 +184,7 @@ class GpuMeasurer:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._under_way: list[Measured] = []  # what is still to be judged of others was given up
         self._waiting: deque[tuple[Measured, Try | None]] = deque()  # for the device
-        self._handed: list[Future[None]] = []  # to the device, and not taken in yet
+        self._handed: dict[Future[None], GpuProcess] = {}  # jobs that were not taken in yet
         self._early: dict[tuple[str, Key], Try] = {}  # compiled before they were wanted
         self._ahead: Try | None = None  # the last of them
         self._alike: dict[Hashable, dict[Key, float]] = {}  # by kind of kernel: the least µs of schedules
@@ -194,7 +197,8 @@ class GpuMeasurer:
     # ------------------------------------------------------------ the interface of measurers
     def start(self) -> None:
         """Let the processes start while there are other things to do."""
-        self.process.start()
+        for process in self.processes:
+            process.start()
         if self.pool is not None:
             self.pool.start()
 
@@ -215,7 +219,8 @@ class GpuMeasurer:
                 iter(candidates), progress or (lambda done: None), worth, look, self._beginnings(later), leave
             )
         except BaseException:
-            self.process.interrupt()  # what it is doing is not waited for
+            for process in self.processes:
+                process.interrupt()  # what it is doing is not waited for
             self._drop()
             raise
         finally:
@@ -230,7 +235,7 @@ class GpuMeasurer:
         self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None, look: bool,
         later: Iterator[Ahead], leave: bool,
     ) -> None:  # fmt: skip
-        self._ended = self.process.ended = ended_of(worth)
+        self._until(ended_of(worth))
         under_way, done, held = self._under_way, 0, deque[Candidate]()
         seen, begun = {k.digest for k in under_way}, len(under_way)
         while True:
@@ -251,7 +256,6 @@ class GpuMeasurer:
             if len(under_way) <= (begun // LEAVE if leave and dry else 0):
                 break
             self._calibrate_once()  # while the first ones compile
-            self.process.start_spare()
             try:
                 kernel = self._step(worth, later)
             except _Ended:
@@ -267,16 +271,22 @@ class GpuMeasurer:
         """The time is up: keep what was tried of the kernels under way, and let the rest go."""
         for kernel in self._drop():
             kernel.tries = [t for t in kernel.tries if t.cold or t.failure is not None]
-            self.process.forget(kernel.number)
+            self._process_of(kernel).forget(kernel.number)
             self._count(kernel)
             self._keep(rows_of(kernel))
+
+    def _until(self, ended: Callable[[], bool] | None) -> None:
+        """What says that the time is up."""
+        self._ended = ended
+        for process in self.processes:
+            process.ended = ended
 
     def _drop(self) -> list[Measured]:
         """Have nothing under way any more; what was. The device does nothing more of what it was handed."""
         for job in self._handed:
             job.cancel()
         wait(self._handed)
-        dropped, self._under_way, self._handed = self._under_way, [], []
+        dropped, self._under_way, self._handed = self._under_way, [], {}
         self._waiting.clear()
         return dropped
 
@@ -319,7 +329,9 @@ class GpuMeasurer:
     def spent(self) -> dict[str, float]:
         """Where the time of measuring went: wall-clock seconds by what the process in charge and the one with the device did or
         waited for, side by side (`compile`: all compilers' seconds together, `pool`: the seconds that they had), and counts."""
-        seconds = {f"{name}_s": seconds for name, seconds in self.clock.seconds.items()}
+        seconds = Counter({f"{name}_s": seconds for name, seconds in self.clock.seconds.items()})
+        for process in self.processes:
+            seconds.update({f"{name}_s": seconds for name, seconds in process.clock.seconds.items()})
         return {**seconds, "pool_s": (self.pool.workers if self.pool else 0) * self._measuring, **self.counts}
 
     def unfinished(self, candidate: Candidate) -> bool:
@@ -340,7 +352,7 @@ class GpuMeasurer:
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement of a call in the schedule that it names, not stored."""
         self._drop()
-        self._ended = self.process.ended = None
+        self._until(None)
         kernel = Measured(template, call)
         self._under_way = [kernel]
         self._submit(kernel, [call])
@@ -354,7 +366,7 @@ class GpuMeasurer:
 
     def calibrate(self, seconds: float = 4.0) -> list[Row]:
         """Measure what bounds every kernel here, and store it; the rows. WorkerError where the device gives none."""
-        reply = self.process.ask({"job": "calibrate", "seconds": seconds}, START_S)
+        reply = self.processes[0].ask({"job": "calibrate", "seconds": seconds}, START_S)
         if not reply["ok"]:
             raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
         rows: list[Row] = [row for probe in reply["probes"] for row in calibration_rows(probe)]
@@ -364,7 +376,8 @@ class GpuMeasurer:
     def close(self) -> None:
         """End all processes."""
         self._writer.shutdown(wait=False, cancel_futures=True)
-        self.process.close()
+        for process in self.processes:
+            process.close()
         if self.pool is not None:
             self.pool.close()
 
@@ -431,14 +444,13 @@ class GpuMeasurer:
     def _step(self, worth: Worth | None, later: Iterator[Ahead]) -> Measured | None:
         """Hand the device what is ready, and take in one thing that it or a compiler has done since. The kernel, if that was
         the last of it."""
-        while self._waiting and len(self._handed) < HANDED:
-            self._hand_out()
+        self._hand_out()
         event = self._next(later)
         kernel, one = event.kernel, event.one
         if event.job is not None:
             if event.job not in self._handed:
                 return None  # of a kernel that was given up
-            self._handed.remove(event.job)
+            del self._handed[event.job]
             event.job.result()
             if one is None:
                 return kernel
@@ -451,13 +463,26 @@ class GpuMeasurer:
         return None
 
     def _hand_out(self) -> None:
-        """Give the device one thing to do: about a kernel that it has open, if possible."""
-        at = next((i for i, (k, _) in enumerate(self._waiting) if k.number in self.process.opened), 0)
-        kernel, one = self._waiting[at]
-        del self._waiting[at]
-        job = self.process.do(partial(self._finish, kernel) if one is None else partial(self._try, kernel, one))
-        self._handed.append(job)
-        job.add_done_callback(lambda done: self._events.put(Event(kernel, one, done)))
+        """Give each process something to do: about a kernel that it has open, if possible, else about one that none has."""
+        for process in self.processes:
+            for _ in range(HANDED - sum(p is process for p in self._handed.values())):
+                own = (i for i, (k, _) in enumerate(self._waiting) if k.process is process)
+                free = (i for i, (k, _) in enumerate(self._waiting) if k.process is None)
+                at = next(chain(own, free), None)
+                if at is None:
+                    break
+                kernel, one = self._waiting[at]
+                del self._waiting[at]
+                kernel.process = process
+                job = process.do(partial(self._finish, kernel) if one is None else partial(self._try, kernel, one))
+                self._handed[job] = process
+                job.add_done_callback(partial(self._done, kernel, one))
+
+    def _done(self, kernel: Measured, one: Try | None, job: Future[None]) -> None:
+        self._events.put(Event(kernel, one, job))
+
+    def _process_of(self, kernel: Measured) -> GpuProcess:
+        return kernel.process or self.processes[0]
 
     def _next(self, later: Iterator[Ahead]) -> Event:
         """What happens next; while nothing does, idle compilers are given what may be wanted."""
@@ -554,7 +579,7 @@ class GpuMeasurer:
             one.failure = _given_up(kernel)
             return
         assert one.text is not None
-        reply = self.process.attempt(kernel.opening, kernel.tries.index(one), one.text)
+        reply = self._process_of(kernel).attempt(kernel.opening, kernel.tries.index(one), one.text)
         if not _failed(one, reply):
             one.accuracy, one.cold = reply["accuracy"], reply["cold"]
         elif one.failure is not None and one.failure.status in ("fault", "crash", "timeout"):
@@ -564,11 +589,11 @@ class GpuMeasurer:
         """Measure the best schedules in full; twins take what their first has."""
         for i in kernel.best:
             one = kernel.tries[i]
-            reply = self.process.measure(kernel.opening, i, one.text)
+            reply = self._process_of(kernel).measure(kernel.opening, i, one.text)
             if not _failed(one, reply):
                 one.accuracy, one.cold, one.hot = reply["accuracy"], reply["cold"], reply["hot"]
                 one.clock_mhz = reply["clock_mhz"]
-        self.process.forget(kernel.number)
+        self._process_of(kernel).forget(kernel.number)
         for one in kernel.tries:
             if one.twin is not None:
                 one.failure, one.accuracy, one.cold, one.hot = (
