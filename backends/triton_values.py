@@ -6,7 +6,7 @@ import math
 
 from .index import index
 from .kir import Expr, Unfusable, below_maximum, walk
-from .kir_loops import allowed, at_least_one
+from .kir_loops import at_least_one
 from .short_erf import COARSE, FINE
 from .triton_index import Positions
 from .triton_text import CALLS, TRITON, Tile, widest
@@ -131,9 +131,10 @@ class Values(Positions):
         return Tile(f"{y.text} * ({short.horner(u.text)})", x.dims, self.wide)
 
     def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
-        """exp(a - max(a)) where a mask may hide a whole part of a row (see `below_maximum`); None where none can."""
+        """exp(a - max(a)) where a whole part of a row may be hidden (see `below_maximum`), by a condition or by what lies in memory;
+        None where the maximum is safe already."""
         low, top = self.floated(a), self.value(m)
-        if top.text.endswith("_safe") or not allowed(a):
+        if top.text.endswith("_safe"):
             return None
         dims = self.union([low, top])
         safe = self.named(Tile(f"tl.where({top.text} == float('-inf'), 0.0, {top.text})", top.dims, top.dtype), "safe")

@@ -207,6 +207,30 @@ def interpreted(name: str, schedule: dict[str, int], inplace: bool) -> None:
         assert relative_error(out.double().numpy(), exact) < 2e-3
 
 
+@pytest.mark.parametrize("kind", ["in memory", "up to a place"])
+@pytest.mark.parametrize("more", [{}, {"split": 4}, JOINED], ids=["whole", "split", "joined by the last"])
+def test_parts_of_a_cache_that_a_mask_hides_add_nothing(kind: str, more: dict[str, int]) -> None:
+    """Whole parts of a row, and all of its tiles: their maximum is -inf."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    q, k, v = x("q", 1, K, H, 1, D), x("k", 1, K, 1, 64, D), x("v", 1, K, 1, 64, D)
+    seen = t.le(t.iota((1, 64), 1), t.reshape(t.input("at", (1,), "int64"), (1, 1)))
+    mask = t.reshape(t.where(seen, t.full((1, 1), 0.0), t.full((1, 1), -np.inf)), (1, 1, 1, 1, 64))
+    mask = x("mask", 1, 1, 1, 1, 64) if kind == "in memory" else mask
+    root = c.masked_attention(q, k, v, mask, scale=D**-0.5)
+    template = generated([root])
+    call = replace(call_of(template, "float16"), schedule={**TILES, "n": 16, "k1": 16, **more})
+    for at in (0, 20, 63):
+        given = values([q, k, v], "float16") | {"at": np.array([at])}
+        given["mask"] = np.where(np.arange(64) <= at, 0, -np.inf).astype(np.float16).reshape(1, 1, 1, 1, 64)
+        (want,) = evaluate([root], {n: given[n].astype("f4") if n != "at" else given[n] for n in leaves([root])}, float64=True)  # fmt: skip
+        out = torch.full(tuple(root.shape), float("nan"), dtype=torch.float16)
+        scratch = torch.full((template.scratch(call),), 255, dtype=torch.uint8)  # type: ignore[misc]
+        operands = [torch.from_numpy(given[o]) for o in template.operands]
+        module_of(kernel_text(template, call)).run(*operands, out, scratch)
+        assert relative_error(out.double().numpy(), want) < 2e-3
+
+
 @pytest.mark.parametrize("name", ["stored", "stored, one head of keys", "stored, without norms"])
 def test_what_products_stored_is_turned_in_one_kernel(name: str) -> None:
     """Norms, rotations and caches over queries, keys and values as a product left them: the first schedule and the last."""

@@ -8,5 +8,6 @@ def rows(a, out):
     t1 = tl.load(a + (m * 48)[:, None] + n[None, :], mask=(n < 48)[None, :], other=0)
     t2 = t1 * 0.5
     t3 = tl.reduce(tl.where((n < 48)[None, :], t2, float('-inf')), 1, larger)
-    t4 = tl.sum(tl.where((n < 48)[None, :], tl.exp((t2 - t3[:, None])), 0.0), 1)
-    tl.store(out + ((m * 48)[:, None] + n[None, :]), tl.exp(((t1 * 0.5) - t3[:, None])) / t4[:, None], mask=(n < 48)[None, :])
+    safe4 = tl.where(t3 == float('-inf'), 0.0, t3)
+    t5 = tl.sum(tl.where((n < 48)[None, :], tl.exp(t2 - safe4[:, None]), 0.0), 1)
+    tl.store(out + ((m * 48)[:, None] + n[None, :]), tl.exp(((t1 * 0.5) - t3[:, None])) / t5[:, None], mask=(n < 48)[None, :])
