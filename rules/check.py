@@ -285,10 +285,10 @@ def _same_bits(a: Array, b: Array) -> bool:
 
 
 # ---------------------------------------------------------------- verdicts
-def _judge(rule: Rule, found: Iterator[Instance], seed: int, style: int = 0) -> tuple[dict[str, int], Refuted | None]:
+def _judge(rule: Rule, found: Iterator[Instance], seed: int, first: int = 0) -> tuple[dict[str, int], Refuted | None]:
     counts = dict.fromkeys(("instances", "modular", "float64", "bitwise"), 0)
     rng = np.random.default_rng(seed)
-    for i, instance in enumerate(found, style):
+    for i, instance in enumerate(found, first):
         try:
             trial = Trial(rule, instance, rng)
             counts["modular"] += trial.exactly()

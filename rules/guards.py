@@ -38,10 +38,10 @@ def candidates(names: Sequence[str], ranks: Sequence[int], axes: Sequence[str]) 
     """Conditions between tensor variables of a left side, the plainest first: how their ranks compare, in which sizes they agree. `axes`
     are its variables for axes."""
     found: list[Attr] = []
-    last = (Value(-1), Value(-2))
-    places = (*last, Value(0), Value(1), *map(Name, axes))
+    last = [Value(-1), Value(-2)]
+    places: list[Attr] = [*last, Value(0), Value(1), *map(Name, axes)]
     spatial = max(ranks) > 2
-    ends = (Value(0), Value(1)) if spatial else last
+    ends = [Value(0), Value(1)] if spatial else last
     for axis, x, back in product(axes, names, () if spatial else (1, 2)):
         found += [Apply("eq", (Name(axis), Apply("sub", (Apply("rank", (Name(x),)), Value(back)))))]
     for x, y in combinations(names, 2):

@@ -401,14 +401,16 @@ def _positions(s: Sampler, call: Call, i: int, size: Any, kernel: Any) -> int:
 
 
 def _inputs(s: Sampler, call: Call, wanted: Sequence[Sizes], kernel: Sequence[Any] | None) -> Iterator[Sizes]:
-    """A random size per spatial axis that gives the wanted number of windows, as far as the kernel is known."""
+    """Sizes per spatial axis that give the wanted number of windows: all of them where the kernel is known, else a random one."""
     for i, d in enumerate(wanted):
-        few = [
-            n for n in range(1, 9) if d is not None and (kernel is None or _positions(s, call, i, n, kernel[i]) in d)
-        ]
-        if d is not None and not few:
+        if d is None:
+            yield frozenset((s.rng.choice((4, 5, 6)),))
+            continue
+        kernels = (1, 2, 3) if kernel is None else (kernel[i],)
+        few = [n for n in range(1, 9) if any(_positions(s, call, i, n, k) in d for k in kernels)]
+        if not few:
             raise Reject
-        yield frozenset((s.rng.choice((4, 5, 6) if d is None or len(d) > 1 else few),))
+        yield frozenset(few if kernel is not None else (s.rng.choice([n for n in few if 4 <= n <= 6] or few),))
 
 
 def _kernel(s: Sampler, call: Call, i: int, size: Any, wanted: Sizes) -> Sizes:
@@ -531,7 +533,8 @@ def gather(s: Sampler, call: Call, want: Want) -> None:
     if not axis < left.rank:
         raise Reject
     wide = OPS[call.op].law != "gather"
-    shape: tuple[Sizes, ...] = exactly(left.shape) if wide else (None,) * s.rng.randint(0, 2)
+    whole = exactly(left.shape) if updates else upto(left.shape)  # what is picked may be picked for some places only
+    shape: tuple[Sizes, ...] = whole if wide else (None,) * s.rng.randint(0, 2)
     found = _index(s, index, _set(shape, axis, None) if wide else shape, left.shape[axis])
     for u in updates:
         s.term(u, Want(exactly(found.shape), left.dtype))

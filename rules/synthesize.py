@@ -326,6 +326,8 @@ class _Draft:
 
     def free(self, slot: tuple[str, Attr], taken: set[str]) -> bool:
         """Replace an attribute by a variable: unconditionally, or under a condition."""
+        if slot == ("start", Value(0)) and any(isinstance(stop, Value) for stop in _stops(self.left)):
+            return False  # a part that ends at a number begins at one
         letter = _LETTERS.get(slot[0], "v")
         name = next(n for n in (letter, *(f"{letter}{k}" for k in range(1, 9))) if n not in taken)
         for left, right in dict.fromkeys(self.forms(slot, Name(name))):
@@ -396,6 +398,13 @@ class _Draft:
             yield substitute(left, other, name), substitute(right, other, name)
 
 
+def _stops(term: Term) -> Iterator[Attr]:
+    """Where the slices of a term end that begin at 0."""
+    for t in subterms(term):
+        if isinstance(t, Call) and dict(t.attrs).get("start") == Value(0):
+            yield dict(t.attrs)["stop"]
+
+
 def _apart(guard: Attr, slot: tuple[str, Attr], new: Name) -> Attr:
     """A condition `i != axis` on an axis that has become a variable."""
     match guard:
@@ -437,6 +446,7 @@ def generalise(one: Candidate, world: World, effort: int = 0) -> tuple[Term, Ter
         draft.free(slot, taken)
     if draft.guards:
         draft.widen(types)
+    draft.equal = ()
     for slot in slots(draft.left):  # what an attribute or a condition forbade may be free without it
         draft.free(slot, taken)
     if draft.from_behind(types):
