@@ -55,7 +55,7 @@ def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
                 found[leaf].scale = _fan_in(node) ** -0.5
         if node.op in _INDICES:
             x = node.args[0]
-            for leaf in _below(node.args[_INDICES[node.op]], _VIEWS):
+            for leaf in _below(node.args[_INDICES[node.op]], _VIEWS | {"where"}):
                 found[leaf].bound = concrete(x.shape)[node.attr("axis")]
                 found[leaf].distinct = node.op == "scatter_elements"
     return found

@@ -202,9 +202,27 @@ def _gather(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
 
 
+def _gather_elements(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+    table, picks = t.args
+    while (
+        table not in r.of
+        and table.op == "cast"
+        and dtypes.category(table.dtype) == dtypes.category(table.args[0].dtype) == "float"
+    ):
+        table = table.args[0]
+    if table not in r.of:
+        raise Unfusable("elements picked from a value that is not in memory")
+    a, buffer = t.attr("axis"), r.buffers[r.of[table]]
+    place = Index()
+    for k, (i, stride, size) in enumerate(zip(at, buffer.strides, buffer.shape, strict=True)):
+        place = place + i * stride if k != a and size > 1 else place
+    return r.b.load(r.of[table], place, buffer.dtype, ((r.value(picks, at, guards), buffer.strides[a]),), guards)
+
+
 _RULES: dict[str, Rule] = {
     "full": _full, "iota": _iota, "cast": _cast, "sum": _reduce, "max": _reduce, "min": _reduce, "prod": _reduce,
     "matmul": _matmul, "reshape": _reshape, "permute": _permute, "slice": _slice, "flip": _flip, "concat": _concat,
     "pad": _pad, "windows": _windows, "conv": _conv, "gather": _gather,
+    "gather_elements": _gather_elements,
     "broadcast_to": lambda r, t, at, guards: r.operand(t.args[0], at, guards),
 }  # fmt: skip

@@ -38,8 +38,13 @@ def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         attrs["dtype"] = WIDE
     if node.op == "cast":
         return as_dtype(args[0], attrs["dtype"])
-    if node.op == "gather" and node.dtype in NARROW and args[0].op == "cast" and args[0].args[0].dtype in NARROW:
-        return as_dtype(make("gather", (args[0].args[0], args[1]), attrs), WIDE)  # a table is gathered, then cast
+    if (
+        node.op in ("gather", "gather_elements")
+        and node.dtype in NARROW
+        and args[0].op == "cast"
+        and args[0].args[0].dtype in NARROW
+    ):
+        return as_dtype(make(node.op, (args[0].args[0], args[1]), attrs), WIDE)  # a table is gathered, then cast
     new = make(node.op, args, attrs, data=node.data)
     return as_dtype(new, WIDE) if node.is_leaf and node.dtype in NARROW else new
 

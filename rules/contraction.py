@@ -222,6 +222,11 @@ LOOKUPS = table("look-ups", "algebra", [
     Rule("gather-concat", "concat(gather(a, n, axis=0), gather(b, n, axis=0), axis=i)", "gather(concat(a, b, axis=1), n, axis=0)",
          when=("i == rank(n)", "size(a, 0) == size(b, 0)"), growth="collects", exact=True,
          doc="two tables looked up alike are one"),
+    Rule("pick-cast", "gather_elements(cast(x, dtype=d), n, axis=i)", "cast(gather_elements(x, n, axis=i), dtype=d)", growth="collects",
+         exact=True, doc="what is picked is cast, not all that it is picked from"),
+    Rule("pick-log-softmax", "gather_elements(log_softmax(x, axis=i), n, axis=i)",
+         "gather_elements(x, n, axis=i) - logsumexp(x, axes=(i,))", when=("replace(shape(n), i, 1) == replace(shape(x), i, 1)",),
+         growth="collects", keep=True, doc="of a cross entropy, a logarithm for each row, none for what is not picked"),
     Rule("gather-gather", "gather(gather(x, m, axis=0), n, axis=0)", "gather(x, gather(m, n, axis=0), axis=0)",
          when=("rank(m) == 1",), exact=True, doc="indices of indices"),
 ])  # fmt: skip

@@ -674,3 +674,14 @@ def test_whole_numbers_keep_their_width() -> None:
     root = t.cast(t.input("a", (4,), "int32"), "int64") * 3
     a = np.array([1 << 30, -(1 << 31), 5, (1 << 31) - 1], np.int32)
     np.testing.assert_array_equal(ran(root, {"a": a}), a.astype(np.int64) * 3)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_elements_picked_along_an_axis(axis: int) -> None:
+    """Of a table that lies in memory, beside a reduction of the same rows, as a cross entropy does."""
+    table, i = values(x("a", 9, 13))["a"], np.array([5, 0, 12, 3, 3, 7, 1, 2, 11], np.int64) % (13 if axis else 9)
+    index = i[:, None] if axis else np.resize(i, (1, 13))
+    picked = t.gather_elements(x("a", 9, 13), t.input("i", index.shape, "int64"), axis)
+    root = c.logsumexp(x("a", 9, 13), axes=(axis,)) - picked
+    want = evaluate([root], {"a": table, "i": index}, float64=True)[0]
+    np.testing.assert_allclose(ran(root, {"a": table, "i": index}), want, rtol=2e-5, atol=2e-6)
