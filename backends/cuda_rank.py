@@ -30,6 +30,8 @@ LATENCY = 0.9  # µs of a round of loads
 FASTEST = 5.5e4  # bytes a µs that one multiprocessor can read
 JOIN = 3.0  # µs that joining parts takes
 AHEAD = 3  # rounds that are fetched before they are needed
+TOGETHER = 4  # vectors of a row for threads to read side by side: one took 2.9 times as long as eight, two 1.4 times
+SEGMENT = 32  # neighbours that a warp should write at once
 RING, ALL_SHARED = 47 << 10, 227 << 10  # bytes of shared memory of a block and of a multiprocessor
 
 
@@ -137,11 +139,13 @@ class Pass:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that are reduced and written again: held in registers where they fit, walked several times where not."""
+    """Rows that are reduced and written again: held in registers where they fit, walked several times where not. `across`:
+    neighbours in memory of different rows, where results lie the other way round; a thread then turns squares."""
 
     count: int
     length: int
     vector: int
+    across: int
     reads: int
     batch: int
     own: Fixed
@@ -158,16 +162,25 @@ class Rows:
                 for rows in _powers(1, min(most, 1024 // t)):
                     if t * rows < 32 and (t < whole or rows < most):
                         continue
-                    for more in (1, 2, 4) if rows * t >= 64 and not walked else (1,):
-                        under_way = held * more * self.reads
-                        if under_way > REGISTERS or (more > 1 and rows * more > self.count):
+                    for beside, more in self._rows_of(t, rows, walked):
+                        under_way = held * beside * more * self.reads
+                        if under_way > REGISTERS or (beside * more > 1 and rows * beside * more > self.count):
                             continue
-                        programs = -(-self.count // (rows * more)) * self.batch
+                        programs = -(-self.count // (rows * beside * more)) * self.batch
+                        run = beside * min(rows, max(1, 32 // t)) if self.across > 1 else SEGMENT
                         rank = (
                             _busy(programs, t * rows) + abs(t * rows - 256) / 1024 + 0.8 * walked
                             + 0.15 * abs(under_way - 16) / 16 + 0.15 * (t > 32) + 0.1 * (t > 256)
+                            + max(0.0, log2(SEGMENT / run)) / 2
                         )  # fmt: skip
-                        yield {"tn": t, "vn": self.vector, "un": repeat, "tm": rows, "um": more, **dict(self.own)}, rank
+                        own = {"tm": rows, "vm": beside, "um": more, **dict(self.own)}
+                        yield {"tn": t, "vn": self.vector, "un": repeat, **own}, rank
+
+    def _rows_of(self, t: int, rows: int, walked: bool) -> list[tuple[int, int]]:
+        """Neighbouring rows that a thread may hold, and how often it may repeat."""
+        if self.across > 1:
+            return [(v, 1) for v in _powers(1, self.across)]
+        return [(1, more) for more in ((1, 2, 4) if rows * t >= 64 and not walked else (1,))]
 
 
 @dataclass(frozen=True)
@@ -201,8 +214,9 @@ class Reduced:
                     if vk * vm * depth > WHOLE or (split > 1 and t * vk * depth * split > self.length):
                         continue
                     waiting = min(RESIDENT, -(-tiles * split // MULTIPROCESSORS) * block) * vm * vk * depth * 2
+                    apart = max(1.0, TOGETHER / t) ** 0.6 if rows > 1 and not self.along_rows else 1.0
                     rank = (
-                        self.nbytes / BANDWIDTH * _busy(tiles * split, block) / min(1.0, waiting / IN_FLIGHT) ** 0.7
+                        apart * self.nbytes / BANDWIDTH * _busy(tiles * split, block) / min(1.0, waiting / IN_FLIGHT) ** 0.7
                         + (JOIN / 2 + 0.01 * split) * (split > 1) + 0.2 * (rows > 1 and not self.along_rows and t < 32)
                         + abs(block - 256) / 1024
                     )  # fmt: skip

@@ -190,7 +190,7 @@ def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced |
     if shape.joined:
         rows = len({e.value[0] for e in loads if e.axes & {*shape.cols, *shape.joined}}) or 1
         own = _short(kernel, shape, None)
-        return Rows(shape.m, shape.n, width(kernel, shape, "n"), rows, batch, own)
+        return Rows(shape.m, shape.n, width(kernel, shape, "n"), width(kernel, shape, "m"), rows, batch, own)
     matrices = [e.axis for e in shape.dots if e.axis in shape.outer]
     if shape.dots and not matrices:
         raise Unfusable("a product inside another reduction")

@@ -75,6 +75,8 @@ OWN: dict[str, Callable[[], Tensor]] = {
     "middle": lambda: t.max(x("a", 6, 40, 10), axis=1, keepdims=True),
     "heads": lambda: t.permute(x("a", 16, 4, 24), (1, 0, 2)) * 1.5,
     "swapped_heads": lambda: t.permute(x("a", 16, 8, 24), (2, 1, 0)) + 1.0,
+    "normed_turned": lambda: t.permute(c.rms_norm(x("a", 2, 48, 32), x("g", 32), eps=1e-6), (0, 2, 1)),
+    "normed_turned_odd": lambda: t.permute(c.softmax(x("a", 21, 40), axis=1), (1, 0)),
     "logic": lambda: t.where(t.logical_and(t.lt(x("a", 9, 9), x("b", 9)), t.logical_not(t.eq(x("b", 9), x("a", 9, 9)))), x("a", 9, 9), -x("b", 9)),
 }  # fmt: skip
 ALL = {**KERNELS, **OWN}
@@ -171,6 +173,17 @@ def cases(dtype: str) -> Iterator[tuple[str, Generated, Call, CudaLaunch]]:
             (launch,) = launches(template, scheduled)
             assert isinstance(launch, CudaLaunch)
             yield name, template, scheduled, launch
+
+
+def test_rows_that_are_written_the_other_way_round_are_turned_in_registers() -> None:
+    """The best guess reads vectors along a row and writes them along neighbouring rows."""
+    template = generated(t.permute(c.rms_norm(x("a", 32, 2048, 128), x("g", 128), eps=1e-6), (0, 2, 1)))
+    call = call_of(template, "bfloat16")
+    best = next(iter(template.space(call)))  # type: ignore[misc]
+    assert best["vn"] == 8 and best["vm"] >= 2
+    (launch,) = launches(template, replace(call, schedule=best))
+    assert isinstance(launch, CudaLaunch)
+    assert "read<8>" in launch.text and f"Pack<bf16, {best['vm']}>" in launch.text
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
