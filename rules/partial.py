@@ -10,7 +10,7 @@ attribute expressions over sizes, strides, paddings and dilations, so that they 
 - `frame`: a frame of numbers other than zero as padding with zeros, except where windows read the frame.
 
 They make more kernels than they remove and pay only where launches or parallelism decide, so they are no part of
-`rules.ALL`: pass `(*ALL, *partial.RULES)` to use them.
+`rules.ALL`: `tg.optimize(model, rules=partial.RULES)` uses them.
 """
 
 from __future__ import annotations

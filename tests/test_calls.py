@@ -109,3 +109,29 @@ def test_settings_from_the_environment_are_checked(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TENSOR_GRAPHS_THREADS", "two")
     with pytest.raises(UsageError, match="TENSOR_GRAPHS_THREADS='two'"):
         tg.settings.current()
+
+
+def test_own_rules_are_tried_used_and_replayed(tmp_path: Path) -> None:
+    own = tg.Rule("sum-of-abs", "abs(sum(abs(x), axes=a))", "sum(abs(x), axes=a)")
+    x = tg.input("x", (4, 6))
+    graph = tg.abs(tg.sum(tg.abs(x), 1, keepdims=True)) * 2.0
+    program = tg.optimize(graph, **QUICK, rules=[own])
+    assert program.report.rules["sum-of-abs"][0] and program.report.kernels_after < program.report.kernels_before
+    from tensor_graphs.explain import explain_steps
+
+    _, text = explain_steps(program.save(tmp_path / "p"))
+    assert "1 steps, replayed" in text and "sum-of-abs" in text
+    given = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+    np.testing.assert_allclose(program(given), 2 * np.abs(given).sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_own_rules_that_are_wrong_are_refused() -> None:
+    from tensor_graphs.errors import RuleError
+
+    x = tg.input("x", (4, 6))
+    for rule, error, said in (
+        (tg.Rule("wrong", "x - y", "y - x"), RuleError, "the rule is wrong"), (tg.Rule("op", "foo(x)", "x + x"), RuleError, "foo"),
+        (tg.Rule("add-commutes", "x + y", "y + x"), UsageError, "two rules"), ("x => x", UsageError, "no rule"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=said):
+            tg.optimize(x + 1.0, **QUICK, rules=[rule])

@@ -68,6 +68,19 @@ def sample(model: str) -> tuple[dict[str, np.ndarray[Any, Any]], list[np.ndarray
 
 
 # ---------------------------------------------------------------- commands
+def test_rules_of_ones_own(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("own.txt").write_text("# mine\ntwice-relu: relu(relu(relu(x))) => relu(x)\n")
+    found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--rules", "own.txt")
+    assert found["report"]["searched"]["rules"][0]["name"] == "twice-relu"
+    for text, code, said in (
+        ("x - y => y - x", 2, "wrong"), ("x + y", 2, "expected"), ("foo(x) => x", 2, "foo"),
+        ("(relu ?x)=>(relu (relu ?x))", 2, "Tensat"),
+    ):  # fmt: skip
+        Path("own.txt").write_text(text)
+        found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--rules", "own.txt", code=code)
+        assert said in found["error"]["message"]
+
+
 def test_optimize_writes_a_program_that_runs_in_a_fresh_process(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--report", "report.html")
     assert found["output"] == "out" and found["report"]["verification"]["passed"]

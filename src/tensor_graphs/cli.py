@@ -15,14 +15,17 @@ from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from . import __version__
 from .cli_rules import app as rules_app
-from .console import Answer, Console, Json, Out, Verbose, working, writable
+from .console import Answer, Console, Json, Out, Verbose, text_of, working, writable
 from .errors import Interrupted, TensorGraphsError, UsageError
+
+if TYPE_CHECKING:
+    from .egraph.rule import Rule
 
 SCHEMA = 1
 app = typer.Typer(
@@ -75,6 +78,25 @@ def _sizes(dims: list[str] | None) -> dict[str, int]:
     return found
 
 
+def _own_rules(file: Path | None) -> list[Rule]:
+    """The rules of a file in our own language."""
+    if file is None:
+        return []
+    from .rules.check_file import OwnRule, read
+
+    found = []
+    for line in read(text_of(file)):
+        if not isinstance(line, OwnRule) or line.rule is None:
+            why = line.problem if isinstance(line, OwnRule) else "this is Tensat's format"
+            raise UsageError(
+                f"line {line.line} is no rule to rewrite with: {why}",
+                where=str(file),
+                hint="name: left => right if condition",
+            )
+        found.append(line.rule)
+    return found
+
+
 def _tolerance(text: str) -> str | float:
     try:
         return float(text)
@@ -106,6 +128,7 @@ def optimize(
     measure: Annotated[bool, typer.Option(help="time kernels that the store does not know")] = True,
     seed: Seed = 0, nodes: Nodes = 20_000, iterations: Iterations = 10, beam: Beam = None, slack: Slack = 3,
     effort: Effort = 1, memory_limit: MemoryLimit = None, error_budget: ErrorBudget = None,
+    rules: Annotated[Path | None, typer.Option(help="further rewrite rules, one per line")] = None,
     again: Annotated[bool, typer.Option("--again", help="search on, though the plan of an earlier search is known")] = False,
     report: Annotated[Path | None, typer.Option(help="write an HTML report here")] = None,
     trust_model: Trust = False, as_json: Json = False, verbose: Verbose = False,
@@ -122,7 +145,7 @@ def optimize(
         program = pipeline.optimize(
             model, dims=_sizes(dim), fixed=_sizes(fix), backend=backend, tolerance=_tolerance(tolerance), budget=budget, costdb=costdb,
             verify=verify, measure=measure, seed=seed, limits=limits, progress=progress, trust=trust_model,
-            memory_limit=memory_limit, error_budget=error_budget, effort=effort, again=again,
+            memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=_own_rules(rules), again=again,
         )  # fmt: skip
         folder = program.save(output or default_output(model))
     found = program.report

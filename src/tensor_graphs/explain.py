@@ -67,6 +67,7 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
     no rule says: which values the kernels round where they store them. `folder` needs the program's origin and report only.
     Forms of blocks that `seconds` do not reach are listed as such; `replay`: see `explain_saved`."""
     from .egraph.explain import spelled
+    from .egraph.rule import Rule
     from .egraph.saturate import Limits
     from .origin import read_origin
     from .rewrites import explain_saved
@@ -76,10 +77,17 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
         named = {n: searched["limits"][n] for n in ("nodes", "beam", "slack") if n in searched.get("limits", {})}
         limits = Limits(iterations=int(searched.get("rounds", Limits().iterations)), seconds=SECONDS, **named)
         effort = int(searched.get("effort", 1))
+        rules = [Rule(**{**r, "when": tuple(r["when"])}) for r in searched.get("rules", [])]
     except (TypeError, ValueError, AttributeError) as error:
         raise BadModelError(f"the report is malformed: {error!r}", where=str(folder / "report.json")) from None
     found = explain_saved(
-        folder, limits=limits, effort=effort, exact=bool(searched.get("exact")), replay=replay, seconds=seconds
+        folder,
+        limits=limits,
+        effort=effort,
+        exact=bool(searched.get("exact")),
+        rules=rules,
+        replay=replay,
+        seconds=seconds,
     )
     origin = read_origin(folder)
     inputs = [f"{t.attr('name')}: {t.type}" for t in origin.graph.inputs]

@@ -53,7 +53,8 @@ from .prices import CostPricer
 from .progress import Progress
 from .remember import Memory, Remembered, content_digest, key_of_search, listing, still_good, text_digest
 from .report import BlockReport, Report, kernel_rows
-from .session import Options, Session, kept_warnings, open_store, store_of, store_root
+from .rules import ALL
+from .session import Options, Session, beside_ours, kept_warnings, open_store, store_of, store_root
 from .source import as_graph, bound, sizes_of
 from .symbolic import Symbolic, why_fixed
 from .verify import Tolerance, Verification, expected_seconds, sampled_near, verify
@@ -278,6 +279,7 @@ def optimize(
     memory_limit: float | None = None,
     error_budget: float | None = None,
     effort: int = 1,
+    rules: Sequence[Rule] = (),
     again: bool = False,
     progress: Progress | None = None,
     trust: bool = False,
@@ -298,7 +300,7 @@ def optimize(
     bound on what is in use at any time beside weights, inputs and states. `error_budget`: the measured relative errors of
     the kernels add up to at most so much; what was never measured counts 0. NoPlanError where no plan keeps them.
     `effort`: 0 rewrites nothing, 1 rewrites within `limits`, each step more also within limits twice as wide, and keeps
-    all that less effort finds. The plan of an earlier search for the same on the same machine is taken again where nothing has
+    all that less effort finds. `rules` are in force beside the built-in ones; each is tried on random instances first. The plan of an earlier search for the same on the same machine is taken again where nothing has
     become worse (remember.py); `again`: search on, with all that was measured before.
     Raises the named errors of `tensor_graphs.errors`; VerificationError only for a miscompile.
     """
@@ -315,6 +317,7 @@ def optimize(
         memory_limit=memory_limit,
         error_budget=error_budget,
         effort=effort,
+        rules=beside_ours(rules),
         again=again,
     )
     session = Session(options, progress or Progress())
@@ -529,6 +532,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     report.searched = {
         "limits": asdict(options.limits), "effort": options.effort, "exact": options.exact,
         "rounds": max([b.iterations for b in report.blocks], default=0),
+        "rules": [asdict(r) for r in options.rules[len(ALL) :]],
     }  # fmt: skip
     report.warnings += session.warnings
     if symbolic is not None:
@@ -649,13 +653,13 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
              dims: Mapping[str, int] | None = None, backend: str | None = None, limits: Limits | None = None,
              tolerance: Tolerance = "eager", budget: float = 60.0, costdb: str | Path | None = None,
              memory_limit: float | None = None, error_budget: float | None = None, effort: int = 1,
-             progress: Progress | None = None, example_kwargs: Mapping[str, Any] | None = None,
+             rules: Sequence[Rule] = (), progress: Progress | None = None, example_kwargs: Mapping[str, Any] | None = None,
              trust: bool = False) -> Explorer:  # fmt: skip
     """The saturated e-graph of anything `optimize` takes, with candidate kernels and their known prices: an `Explorer`
     that shows its e-classes in a notebook. `.view` is the bare EGraphView."""
     options = Options(
         backend or settings.current().backend, tolerance, budget, limits or Limits(), costdb, measure=False,
-        memory_limit=memory_limit, error_budget=error_budget, effort=effort,
+        memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=beside_ours(rules),
     )  # fmt: skip
     session = Session(options, progress or Progress())
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
@@ -700,12 +704,12 @@ def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: M
           dims: Mapping[str, int] | None = None, backend: str | None = None, max_gap: float = 0.5,
           diversity: float = 0.0, costdb: str | Path | None = None, limits: Limits | None = None,
           memory_limit: float | None = None, error_budget: float | None = None,
-          effort: int = 1) -> Iterator[RunnablePlan]:  # fmt: skip
+          effort: int = 1, rules: Sequence[Rule] = ()) -> Iterator[RunnablePlan]:  # fmt: skip
     """Distinct complete plans in rising estimated cost, each runnable. `diversity`: least share of each one's kernels that
-    every earlier plan does without. `memory_limit`, `error_budget`, `effort`: as for `optimize`; all plans keep them."""
+    every earlier plan does without. `memory_limit`, `error_budget`, `effort`, `rules`: as for `optimize`; all plans keep them."""
     explorer = saturate(
         source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits,
-        memory_limit=memory_limit, error_budget=error_budget, effort=effort,
+        memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=rules,
     )  # fmt: skip
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
     seen: list[set[Any]] = []

@@ -139,11 +139,12 @@ def explain_saved(
     limits: Limits | None = None,
     effort: int = 1,
     exact: bool = False,
+    rules: Sequence[Rule] = (),
     replay: bool | None = None,
     seconds: float = math.inf,
 ) -> list[BlockRewrites]:
     """For every unique block of the graph that a saved program was made from, and each form in which its instances were
-    chosen, the rules that lead to that form. The blocks are rewritten again, within the same limits. No form is begun after
+    chosen, the rules (ours, and `rules`) that lead to that form. The blocks are rewritten again, within the same limits. No form is begun after
     `seconds`; one that is not explained says why.
 
     UsageError where the program keeps no graph; BadModelError where its terms are not among what the rules reach now.
@@ -155,6 +156,7 @@ def explain_saved(
         Options(
             limits=limits or Limits(),
             effort=effort,
+            rules=(*ALL, *rules),
             tolerance="exact" if exact else "eager",
             measure=False,
             budget=math.inf,
@@ -171,12 +173,12 @@ def explain_saved(
     for term in topological(chosen):
         if term in classes:
             terms.setdefault(classes[term], term)
-    return list(_saved_blocks(blocks, views, classes, terms, replay, until))
+    return list(_saved_blocks(blocks, views, classes, terms, session.options.rules, replay, until))
 
 
 def _saved_blocks(
     blocks: Blocks, views: Sequence[EGraphView], classes: Mapping[Tensor, int], terms: Mapping[int, Tensor],
-    replay: bool | None, until: float,
+    rules: Sequence[Rule], replay: bool | None, until: float,
 ) -> Iterator[BlockRewrites]:  # fmt: skip
     """The chosen forms of each block: cut out of the whole at the block's leaves, equal ones of several instances once."""
     for number, (block, view) in enumerate(zip(blocks.unique, views)):
@@ -190,21 +192,21 @@ def _saved_blocks(
             try:
                 if time.monotonic() > until:
                     raise UsageError("the time was up")
-                yield BlockRewrites(*sizes, *_form(block.graph, view, form, replay))
+                yield BlockRewrites(*sizes, *_form(block.graph, view, form, rules, replay))
             except UsageError as error:
                 yield BlockRewrites(*sizes, given_up=error.message)
 
 
 def _form(
-    block: Graph, view: EGraphView, form: Sequence[Tensor | None], replay: bool | None
+    block: Graph, view: EGraphView, form: Sequence[Tensor | None], rules: Sequence[Rule], replay: bool | None
 ) -> tuple[tuple[Explanation, ...], tuple[Checked | None, ...]]:
     """The steps from a block's outputs to the terms chosen for them, and their check."""
     pairs = [(r, t) for r, t in zip(block.roots, form) if t is not None]
-    fired = [d for r in ALL for d in r.directions if view.report.matches.get(d.name)]
+    fired = [d for r in rules for d in r.directions if view.report.matches.get(d.name)]
     steps = explain(view, fired, [r for r, _ in pairs], [t for _, t in pairs])
     small = _small(block) if replay is None else replay
     bounds = index_bounds(block)
-    return tuple(steps), tuple(check(e, ALL, bounds=bounds, whole=False) if small else None for e in steps)
+    return tuple(steps), tuple(check(e, rules, bounds=bounds, whole=False) if small else None for e in steps)
 
 
 def _cut(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -129,6 +129,27 @@ class Session:
                 raise Halted
 
         return poll
+
+
+def beside_ours(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules in force: the built-in ones and a caller's, each of which is tried on random instances first. RuleError where one is
+    malformed or refuted (with the counterexample), UsageError where it is no rule or its name is taken."""
+    if not rules:
+        return ALL
+    from .rules import EVERY, partial
+    from .rules.check import require
+
+    tried = {r.name: r for r in (*EVERY, *partial.RULES)}
+    names = {r.name for r in ALL}
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise UsageError(f"a {type(rule).__name__} is no rule", hint='tg.Rule("name", "left side", "right side")')
+        if rule.name in names:
+            raise UsageError(f"two rules are called {rule.name!r}")
+        names.add(rule.name)
+        if tried.get(rule.name) != rule:
+            require(rule)
+    return (*ALL, *rules)
 
 
 def store_root(options: Options) -> Path:
