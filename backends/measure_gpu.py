@@ -237,7 +237,7 @@ class GpuMeasurer:
     ) -> None:  # fmt: skip
         self._until(ended_of(worth))
         under_way, done, held = self._under_way, 0, deque[Candidate]()
-        seen, begun = {k.digest for k in under_way}, len(under_way)
+        seen, before, begun = {k.digest for k in under_way}, len(under_way), 0
         while True:
             dry = False
             while sum(k.pending for k in under_way) < AHEAD and len(under_way) < OPEN:
@@ -253,7 +253,7 @@ class GpuMeasurer:
                     continue
                 done += 1
                 progress(done)
-            if len(under_way) <= (begun // LEAVE if leave and dry else 0):
+            if len(under_way) <= (before + begun // LEAVE if leave and dry else 0):
                 break
             self._calibrate_once()  # while the first ones compile
             try:

@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -90,6 +92,53 @@ def rows(measurer: GpuMeasurer, *candidates: Candidate) -> Rows:
     measurer.sink = Rows()
     measurer.measure(iter(candidates))
     return measurer.sink
+
+
+class Quick:
+    """A process with the device that answers at once: the time that a text names behind `#`."""
+
+    alive, ended = True, None
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
+        us = float(job["text"]["text"].rsplit("# ")[-1]) if "text" in job else 1.0
+        return {"ok": True, "accuracy": {"rel_fro": 0.0}, "cold": [us], "hot": [us], "clock_mhz": 1.0}
+
+
+class Compilers:
+    """Compilers whose replies the test gives; what was asked of them."""
+
+    workers = 8
+
+    def __init__(self, at_once: Callable[[Call], bool]) -> None:
+        self.at_once, self.asked = at_once, list[tuple[Call, Future[dict[str, Any]]]]()
+
+    @property
+    def busy(self) -> int:
+        return sum(not reply.done() for _, reply in self.asked)
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def submit(self, text: KernelText, call: Call) -> Future[dict[str, Any]]:
+        self.asked.append((call, Future()))
+        self.answer(self.at_once)
+        return self.asked[-1][1]
+
+    def answer(self, which: Callable[[Call], bool] = lambda call: True) -> None:
+        for call, reply in self.asked:
+            if not reply.done() and which(call):
+                reply.set_result(
+                    {"ok": True, "digest": str((id(call), call.schedule)), "spills": 0, "fits": True, "shared": 0}
+                )
+
+
+def timed(us: Callable[[Call], float], **more: object) -> Template:
+    return template(lambda call: f"{launch(call)}  # {us(call)}", **more)
 
 
 # ---------------------------------------------------------------- what is stored
@@ -234,28 +283,59 @@ def test_what_a_failed_round_left_is_not_taken_for_the_next_ones() -> None:
 
 
 def test_when_the_time_is_up_what_was_tried_is_kept_and_the_rest_is_not_waited_for() -> None:
-    class Quick:
-        alive, ended = True, None
+    class Counting(Quick):
+        tried = 0
 
-        def __init__(self) -> None:
-            self.tried = 0
-
-        def start(self) -> None: ...
-
-        def close(self) -> None: ...
-
-        def ask(self, job: dict[str, object], timeout: float) -> dict[str, object]:
+        def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
             self.tried += job["job"] == "try"
-            return {"ok": True, "accuracy": {"rel_fro": 0.0}, "cold": [1.0], "hot": [1.0], "clock_mhz": 1.0}
+            return super().ask(job, timeout)
 
-    quick, kept = Quick(), Rows()
+    quick, kept = Counting(), Rows()
     worth = lambda candidate: math.inf
     worth.ended = lambda: quick.tried >= 2  # type: ignore[attr-defined]
     space = lambda call: [{"BLOCK": 2**i} for i in range(3, 10)]
     with GpuMeasurer(kept, device="cpu", worker=quick) as measurer:  # type: ignore[arg-type]
-        measurer.measure([candidate(template(space=space))], worth=worth)
+        measurer.measure([candidate(timed(lambda call: 1.0, space=space))], worth=worth)
     assert 2 <= quick.tried == len({r.key.digest for r in kept}) < 7, "what the device was handed already is kept too"
     assert {r.kind for r in kept} == {"timing", "accuracy"}
+
+
+def test_the_last_kernels_of_a_round_go_on_beside_the_next() -> None:
+    """One whose compiler has not ended is left under way, and measured when a later call waits for it."""
+    compilers, kept = Compilers(lambda call: call.schedule["BLOCK"] < 128), Rows()
+    one = lambda i: candidate(
+        replace(timed(lambda call: 5.0, space=lambda call: [{"BLOCK": 2**i}]), name=f"block{2**i}")
+    )  # fmt: skip
+    with GpuMeasurer(kept, device="cpu", worker=Quick()) as measurer:  # type: ignore[arg-type]
+        measurer.pool = compilers  # type: ignore[assignment]
+        first = [one(i) for i in range(3, 8)]
+        (slow,) = measurer.measure(first, leave=True)
+        assert slow is first[-1] and {r.key.name for r in kept} == {c.template.name for c in first[:-1]}
+        assert list(measurer.measure([one(2)], leave=True)) == [slow], "the others are not waited for twice"
+        compilers.answer()
+        assert not measurer.measure([]) and {r.key.name for r in kept} >= {"block4", "block128"}
+        assert len(compilers.asked) == 6
+
+
+def test_idle_compilers_get_what_a_search_may_want_next() -> None:
+    """While a schedule of the first round still compiles, neighbours of the best known one do; they are asked for once."""
+    slow, compilers, kept = {"BLOCK": 1024}, Compilers(lambda call: call.schedule != slow), Rows()
+    us = lambda call: 5.0 + abs(math.log2(call.schedule["BLOCK"] / 16))
+    found = timed(us, space=lambda call: [{"BLOCK": 64}, slow], fits=lambda call: set(call.schedule) == {"BLOCK"})
+    later = candidate(replace(timed(us), name="later"))
+    with GpuMeasurer(kept, device="cpu", worker=Quick()) as measurer:  # type: ignore[arg-type]
+        measurer.pool = compilers  # type: ignore[assignment]
+        ended = lambda: compilers.busy == 1 and len(compilers.asked) >= 5 and (compilers.answer() or False)
+        worth = lambda candidate: math.inf
+        worth.ended = ended  # type: ignore[attr-defined]
+        measurer.measure([candidate(found)], worth=worth, later=[(later, True)])
+        asked = [dict(call.schedule) for call, _ in compilers.asked]
+        assert asked[:2] == [{"BLOCK": 64}, slow] and {32, 128} <= {s["BLOCK"] for s in asked[2:]}
+        best = min((r for r in kept if r.kind == "timing"), key=lambda r: r.samples)
+        assert dict(best.key.schedule) == {"BLOCK": 16} and measurer.counts["ahead"] >= 3
+        again = len(compilers.asked)
+        measurer.measure([later], look=True)
+        assert len(compilers.asked) == again + 2, "the first of its three guesses was compiled meanwhile"
 
 
 # ---------------------------------------------------------------- layouts and values

@@ -282,6 +282,25 @@ class Deepening(Prices):
         return ()
 
 
+def test_what_is_left_under_way_is_waited_for_before_a_plan_is_believed() -> None:
+    """The measurer goes on with the last of each round: it is asked for no more, and known in the end."""
+
+    class Late(Deepening):
+        late: tuple[Candidate, ...] = ()
+
+        def measure(self, found: Iterable[Candidate], *, leave: bool = False, **more: Any) -> Sequence[Candidate]:
+            found = [*self.late, *found]
+            self.late = tuple(found[-1:]) if leave else ()
+            super().measure(found[:-1] if leave else found, **more)
+            return self.late
+
+    prices = Late({"exp0": 9.0, "exp1": 8.0, "exp2": 7.0}, {"exp0": 1.0, "exp1": 1.2, "exp2": 1.3})
+    choice = search(variants(3), prices, prices)
+    assert chosen(choice) == ["exp2"] and choice.cost == 7.0 and choice.stopped == "measured" and not prices.late
+    budget = search(variants(3), prices := Late({"exp0": 9.0}, {}), prices, stop=lambda: bool(prices.late))
+    assert budget.stopped == "budget" and not prices.late, "what was under way is given up"
+
+
 def test_all_are_looked_at_before_any_is_searched_and_the_best_comes_out() -> None:
     """exp0 looks best at first; exp1 is the best of all when both were searched."""
     prices = Deepening({"exp0": 9.0, "exp1": 8.0}, {"exp0": 1.0, "exp1": 1.2})
