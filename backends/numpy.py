@@ -73,6 +73,11 @@ def _exponents(call: Call) -> Rooms:
     return {"exponents": (shape_of(call, "out"), call.output.type.dtype)}
 
 
+def _each_its_own(call: Call) -> bool:
+    """Whether no exponent is repeated: NumPy computes repeated ones by other functions."""
+    return call.output.type.rank > 0 and shape_of(call, "y") == shape_of(call, "out")
+
+
 def _signs(call: Call) -> Rooms:
     return {"positive": (shape_of(call, "out"), "bool")}
 
@@ -215,7 +220,9 @@ def _pointwise() -> list[Template]:
     return [
         *(_ufunc(op, *spec) for op, spec in UFUNCS.items()),
         row("rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True),
-        row("pow", "pow(x, y)", setup=("power",), inplace=("x",), applies=_NUMBER, exact=True,
+        row("pow_each", "pow(x, y)", "np.power({x}, {y}, out={out})", inplace=("x",), dense=("y",), exact=True,
+            applies=_and(_NUMBER, _each_its_own)),
+        row("pow", "pow(x, y)", setup=("power",), inplace=("x",), applies=_and(_NUMBER, lambda c: not _each_its_own(c)), exact=True,
             **with_rooms("power({x}, {y}, {exponents}, {out})", _exponents)),
         row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
         row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),

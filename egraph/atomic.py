@@ -167,7 +167,7 @@ def _power(x: Array, y: Array) -> Array:
     """Each element has an exponent of its own, whatever the strides: where one is repeated by a stride of 0, NumPy takes
     squares, roots and quotients, which have other bits and, of -0 and -inf, other values."""
     shape = np.broadcast_shapes(x.shape, y.shape)
-    exponents = np.array(np.broadcast_to(y, shape), order="C")
+    exponents = np.ascontiguousarray(np.broadcast_to(y, shape))
     return np.asarray(np.power(np.atleast_1d(x), np.atleast_1d(exponents)).reshape(shape))
 
 
