@@ -18,6 +18,7 @@ from functools import cached_property
 from math import prod
 
 from ..egraph import dtypes
+from .cuda_layout import slope
 from .descriptors import describable
 from .index import Axis, index
 from .kir import Expr, Kernel
@@ -69,7 +70,8 @@ class Facts:
     `walked` whether there is one at all. `middle`: where `main` is that of a product inside another one instead, elements of its
     results that each row holds. `sums`: accumulators of products; `single`: nothing in memory has 16 bits; `boxed`: tiles can be
     read in boxes (descriptors.py). `dots`: work of each product, and whether it varies along rows and columns;
-    `periods`: what indices divide reduction axes by; `splits`: whether the longest reduction can be cut into parts.
+    `periods`: what indices divide reduction axes by; `splits`: whether the longest reduction can be cut into parts; `turned`:
+    whether something large lies side by side along rows, not along columns.
     """
 
     kind: str
@@ -89,6 +91,7 @@ class Facts:
     dots: tuple[tuple[int, bool, bool], ...]
     periods: frozenset[int]
     splits: bool
+    turned: bool
 
     @property
     def width(self) -> int:
@@ -188,6 +191,10 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
             d.by for e in loads for d in e.value[1].divisions() for a in numbers if d.index == index(a)
         ),
         splits and not inside,
+        bool(rows and cols) and any(
+            slope(at, shape.rows[-1], 1) == 1
+            for at in (*(s.at for s in kernel.stores), *(e.value[1] for e in loads if e.axes - rows))
+        ),
     )  # fmt: skip
 
 

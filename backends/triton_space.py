@@ -16,6 +16,9 @@ from .tiling import MULTIPROCESSORS, Shape, Tiling, padded
 from .triton_fits import LITTLE, SHARED, Facts, Numbers, Schedule, each, facts_of, tiles_fit
 
 COUNT = 16  # schedules of a kernel and shape that are measured
+SMALL = 2048  # elements of a program: beginning one takes some 1.2 ns, as long as moving 5 KiB,
+THOUSANDS = 4096  # which counts where there are so many
+SEGMENT = 64  # rows to be written at once where they lie side by side: a norm took 9.6 us with 64, 20 with 8
 Ranked = Iterator[tuple[Schedule, float]]
 Key = tuple[tuple[str, int], ...]
 
@@ -91,7 +94,8 @@ def _pointwise(facts: Facts) -> Ranked:
         if tiles_fit(facts, schedule):
             programs = -(-facts.m // m) * -(-facts.n // n)
             idle = (programs < MULTIPROCESSORS) * (MULTIPROCESSORS / programs) / 8
-            yield schedule, abs(each(m * n, schedule) - 8) / 8 + idle
+            short = max(0.0, log2(SEGMENT / min(m, n))) / 4 if facts.turned else 0.0
+            yield schedule, abs(each(m * n, schedule) - 8) / 8 + idle + short
 
 
 def _windows(facts: Facts) -> Ranked:
@@ -103,10 +107,6 @@ def _windows(facts: Facts) -> Ranked:
             idle = max(0.0, MULTIPROCESSORS / -(-facts.m // m) - 1) / 8
             held = each(m, schedule) / (4 if facts.single else 6)
             yield schedule, abs(log2(held)) / 4 + idle + abs(warps - 4) / 16
-
-
-SMALL = 2048  # elements of a program: beginning one takes some 1.2 ns, as long as moving 5 KiB,
-THOUSANDS = 4096  # which counts where there are so many
 
 
 def _rows(facts: Facts) -> Ranked:
@@ -124,7 +124,8 @@ def _rows(facts: Facts) -> Ranked:
             narrow = 0.1 * log2(16 / warps) if programs * split <= MULTIPROCESSORS else 0.0
             rank = abs(each(m * k, schedule) - 16) / 16 + 0.6 * (k < whole) + idle / split + 0.2 * (split > 1) + narrow
             small = max(0.0, log2(SMALL / (m * k))) / 4 if programs * split > THOUSANDS else 0.0
-            yield _cut(schedule, split), rank + small
+            short = max(0.0, log2(SEGMENT / m)) / 4 if facts.turned else 0.0
+            yield _cut(schedule, split), rank + small + short
 
 
 def _contraction(facts: Facts) -> Ranked:

@@ -277,3 +277,16 @@ def test_thousands_of_programs_are_not_guessed_to_be_small() -> None:
     template, call = generated(root), Call({"x": operand(leaves(root)["x"])}, operand(root), {})
     best, *_ = template.space(call)  # type: ignore[misc]
     assert best["m"] * best["k0"] >= triton_space.SMALL
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_what_lies_along_rows_is_guessed_in_tiles_of_many_rows(normed: bool) -> None:
+    """A transposition writes one element of each row side by side."""
+    x = t.input("x", (32, 2048, 128), "bfloat16")
+    plain = composite.rms_norm(x, t.input("g", (128,), "bfloat16"), eps=1e-6) if normed else x * 2.0
+    for root, least in ((plain, 1), (t.permute(plain, (0, 2, 1)), 32)):
+        template = generated(root)
+        best = next(
+            iter(template.space(Call({str(n): operand(a) for n, a in leaves(root).items()}, operand(root), {})))
+        )  # type: ignore[misc]
+        assert min(best["m"], best["n"]) >= least
