@@ -145,22 +145,6 @@ class EGraphView:
         choice = self.cheapest([1.0] * len(self))[1]
         return all(choice[r] >= 0 for r in self.roots)
 
-    def dag_cost(self, price: Sequence[float], choice: Sequence[int]) -> float:
-        """Cost of a choice of e-nodes: every class reached from the roots counts once. Weight-only classes are free."""
-        seen: set[int] = set()
-        stack, total = list(self.roots), 0.0
-        while stack:
-            c = stack.pop()
-            if c in seen or self.weight[c]:
-                continue
-            seen.add(c)
-            node = choice[c]
-            if node < 0:
-                return INFINITY
-            total += price[node]
-            stack.extend(self.kids(node).tolist())
-        return total
-
     def best_terms(self, price: Callable[[int], float] | None = None) -> list[Tensor]:
         """The roots' terms of least tree cost (default: fewest e-nodes)."""
         cost = [1.0 if price is None else price(i) for i in range(len(self))]

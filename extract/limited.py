@@ -49,12 +49,6 @@ def within(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
     return all(limit.allows(nodes) for limit in problem.limits)
 
 
-def usage(problem: Problem, choice: Sequence[int] | IntArray) -> dict[str, float]:
-    """What a valid choice uses of each limit, by name."""
-    nodes = reachable(problem, choice)
-    return {limit.name: limit.of(nodes) for limit in problem.limits}
-
-
 @dataclass(frozen=True)
 class Kept:
     """A problem after reductions that keep every solution of at most some cost: the rows of the reduced problem know

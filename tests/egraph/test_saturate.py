@@ -35,6 +35,7 @@ from tensor_graphs.egraph.worker import Pool, Worker
 from tensor_graphs.errors import RuleError, UsageError, WorkerError
 
 from ..fuzz.strategies import data, graphs
+from .plans import dag_cost
 
 _LAST = "axis=rank(x) - 1"
 _WIDE = "matmul(x, concat(a, b, axis=1))"
@@ -181,7 +182,7 @@ def exact_cost(view: EGraphView) -> float:
     fixed = view.weight.tolist()
     best = [float("inf")]
     bound = view.cheapest(price)[1]
-    best[0] = view.dag_cost(price, bound)
+    best[0] = dag_cost(view, price, bound)
 
     def search(todo: tuple[int, ...], chosen: dict[int, int], cost: float) -> None:
         todo = tuple(k for k in todo if k not in chosen and not fixed[k])

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tensor_graphs.errors import ExtractionError, UsageError
 from tensor_graphs.extract import solve as solving
 from tensor_graphs.extract.kbest import difference, k_best
-from tensor_graphs.extract.limited import usage, within
+from tensor_graphs.extract.limited import within
 from tensor_graphs.extract.placement import place
-from tensor_graphs.extract.problem import Limit, Problem, evaluate
+from tensor_graphs.extract.problem import Limit, Problem, evaluate, reachable
 from tensor_graphs.extract.solve import solve
 
 from .test_solve import brute_force
@@ -129,7 +129,7 @@ def test_a_memory_limit_prefers_what_is_fused() -> None:
     size = np.array([0.0, 8.0, 8.0, 8.0, 8.0])
     roomy, tight = (Problem.build(nodes, [3], limits=[Limit("bytes", size, m)]) for m in (24.0, 23.0))
     assert (solve(roomy).cost, solve(tight).cost) == (3.0, 5.0)
-    assert usage(tight, solve(tight).choice) == {"bytes": 8.0}
+    assert tight.limits[0].of(reachable(tight, solve(tight).choice)) == 8.0
     with pytest.raises(ExtractionError, match="no extraction keeps the limits") as caught:
         solve(Problem.build(nodes, [3], limits=[Limit("bytes", size, 7.0)]))
     assert "bytes 8 of at most 7" in caught.value.where
