@@ -135,7 +135,7 @@ class Facts:
     def depths(self, k: int) -> Schedule:
         """Tile sizes of a product's reduction axes: the main one as given, others whole where they are short."""
         return {
-            f"k{i}": min(k, padded(size)) if i == self.main or size > 256 else max(16, padded(size))
+            f"k{i}": min(k, padded(size)) if i == self.main or size > 256 else max(16 if self.rows else 1, padded(size))
             for i, size in enumerate(self.inner)
         }
 
@@ -169,8 +169,8 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
     """The facts of a kernel. `splits`: whether its longest reduction can be cut into parts."""
     tops = [a for a in shape.outer if any(e.axis == a for e in shape.dots)]
     main = max(tops, key=lambda a: a.size) if tops else shape.inner[-1] if shape.inner else None
-    inside = _inside(shape, tops)
-    main = inside[0].axis if inside else main
+    inside, added = _inside(shape, tops), _added(shape, tops)
+    main = (inside or added)[0].axis if inside or added else main
     rows, cols, numbers = {*shape.rows}, {*shape.cols}, {a: i for i, a in enumerate(shape.inner)}
     loads = [e for e in kernel.exprs if e.op == "load"]
     dots = [(e, d.rows | d.cols | d.batch) for e, d in shape.dots.items()]
@@ -178,7 +178,8 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
         shape.kind, shape.m, shape.n, prod(a.size for a in shape.batch), bool(rows), bool(cols),
         tuple(a.size for a in shape.inner), 0 if main is None else numbers[main], bool(tops),
         sum(prod(padded(a.size) for a in e.axes - {*kernel.axes}) for e in inside),
-        max(1, sum(e.axis in shape.outer for e in shape.dots)),
+        sum(prod(padded(a.size) for a in e.axes - {*kernel.axes}) for e in added)
+        or max(1, sum(e.axis in shape.outer for e in shape.dots)),
         not any(b.dtype in ("bfloat16", "float16") for b in kernel.buffers.values()),
         (shape.kind == "attention" or (shape.kind == "contraction" and shape.m > 16)) and any(map(_boxed, loads)),
         tuple(
@@ -190,7 +191,7 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
         frozenset(
             d.by for e in loads for d in e.value[1].divisions() for a in numbers if d.index == index(a)
         ),
-        splits and not inside,
+        splits and not (inside or added),
         bool(rows and cols) and any(
             slope(at, shape.rows[-1], 1) == 1
             for at in (*(s.at for s in kernel.stores), *(e.value[1] for e in loads if e.axes - rows))
@@ -207,6 +208,15 @@ def _inside(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
     if any(e.axes.isdisjoint(shape.rows) or not e.axes.isdisjoint(shape.cols) for e in found):
         return []
     return found if found and found[0].axis.size >= max((a.size for a in tops), default=0) else []
+
+
+def _added(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
+    """Products of a vector of which several are added with weights (of the experts that a row has chosen), the one with the longest
+    sum first."""
+    if shape.kind != "contraction" or shape.rows:
+        return []
+    found = sorted((e for e in shape.dots if e.axis not in tops), key=lambda e: -e.axis.size)
+    return [] if any(e.axes.isdisjoint(shape.cols) for e in found) else found
 
 
 def _boxed(load: Expr) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 import re
@@ -649,6 +650,36 @@ def test_what_is_infinite_at_zero_ends_with_its_axis(side: Callable[[Tensor], Te
         assert error(ran(root, given, schedule), want) < 2e-6
 
 
+def _experts(rows: int = 3, experts: int = 4, chosen: int = 2) -> dict[str, Tensor]:
+    """What each row's own choice of several matrices makes of it, as kernels of one launch each."""
+    one, several = t.input("i", (rows,), "int64"), t.input("i", (rows, chosen), "int64")
+    row = t.reshape(x("a", rows, 40), (rows, 1, 40))
+    made = t.matmul(t.reshape(row, (rows, 1, 1, 40)), t.gather(x("w", experts, 40, 96), several, 0))
+    narrow, back = t.gather(x("u", experts, 40, 8), one, 0), t.gather(x("v", experts, 8, 96), one, 0)
+    return {
+        "adapters": t.matmul(t.matmul(row, narrow), back),
+        "biased": c.silu(
+            t.matmul(row, t.gather(x("w", experts, 40, 96), one, 0)) + t.gather(x("b", experts, 1, 96), one, 0)
+        ),
+        "added": t.sum(made * t.reshape(x("g", rows, chosen), (rows, chosen, 1, 1)), axis=1),
+    }
+
+
+@pytest.mark.parametrize("name", ["adapters", "biased", "added"])
+def test_rows_may_choose_their_matrices(name: str) -> None:
+    """Experts and adapters lie in one tensor; what a row has chosen is read from its place, and several are added with weights."""
+    root = _experts()[name]
+    picks = np.array([[3, 0], [1, 1], [0, 2]])
+    given = values(root) | {"i": picks if name == "added" else picks[:, 0].copy()}
+    want = evaluate([root], given, float64=True)[0]
+    template = generated(root)
+    kinds = {str(n.attr("name")): Operand(n.type, contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
+    space = template.space(Call(kinds, Operand(root.type, contiguous(root.shape)), {}))  # type: ignore[arg-type,misc]
+    assert len(space) > 4
+    for schedule in (space[0], space[len(space) // 2], space[-1]):
+        assert error(ran(root, given, dict(schedule)), want) < 2e-6, schedule
+
+
 @pytest.mark.parametrize("power", [0.0, 4.0, 5.0, -3.0, 1.5, None])
 def test_powers_of_negative_numbers(power: float | None) -> None:
     a = np.array([-2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 3.0, 2.0], np.float32)
@@ -685,3 +716,17 @@ def test_elements_picked_along_an_axis(axis: int) -> None:
     root = c.logsumexp(x("a", 9, 13), axes=(axis,)) - picked
     want = evaluate([root], {"a": table, "i": index}, float64=True)[0]
     np.testing.assert_allclose(ran(root, {"a": table, "i": index}), want, rtol=2e-5, atol=2e-6)
+
+
+def test_loops_within_loops_over_axes_of_one_size() -> None:
+    """What a loop counts in is nobody else's name: a compiler wants one type for it."""
+    deep = t.tanh(t.tanh(t.tanh(x("a", 64, 64)) @ x("b", 64, 64)) @ x("c", 64, 64)) @ x("d", 64, 64)
+    kinds = {str(n.attr("name")): Operand(n.type, contiguous(n.shape)) for n in leaves(deep)}  # type: ignore[arg-type]
+    call = Call(kinds, Operand(deep.type, contiguous(deep.shape)), {})  # type: ignore[arg-type]
+    template = generated(deep)
+    for schedule in template.space(call)[:8]:  # type: ignore[misc]
+        for text in template.source(replace(call, schedule=schedule)).values():  # type: ignore[misc]
+            nodes = list(ast.walk(ast.parse(text)))
+            counted = {n.target.id for n in nodes if isinstance(n, ast.For) and isinstance(n.target, ast.Name)}
+            assert len(counted) > 1
+            assert not counted & {n.id for s in nodes if isinstance(s, ast.Assign) for n in s.targets if isinstance(n, ast.Name)}
