@@ -53,7 +53,7 @@ class Tried:
     text: KernelText
     run: Callable[..., Any]
     prepare: Mapping[str, Callable[..., Any]]
-    scratch: Any
+    scratch: Any = None
     us: float = float("nan")
 
 
@@ -120,20 +120,26 @@ class Bench:
 
     # ------------------------------------------------------------ one schedule
     def loaded(self, text: KernelText) -> Tried:
-        """Its kernels on the device, without a launch."""
+        """Its kernels on the device, where nothing is launched for that: another process may be timing there."""
         import torch
 
         module = module_of(text)
-        scratch = torch.full((text.scratch + 2 * gpu_operands.ZONE,), gpu_operands.POISON, dtype=torch.uint8,
-                             device=self.device.name)  # fmt: skip
-        tried = Tried(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared}, scratch)
+        tried = Tried(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared})
         if text.generated and self.device.name == "cuda":
             with contextlib.suppress(Exception), loading(module):  # what is the matter is said when it runs
-                self._call(tried, self.sets[0])()
+                operands = dict(self.sets[0].operands)
+                for n, prepare in tried.prepare.items():
+                    operands[n] = _like(prepare(_like(operands[n], "meta")), "cuda")
+                scratch = torch.empty(text.scratch, dtype=torch.uint8, device="cuda")
+                module.run(*(operands[n] for n in text.operands), *self.sets[0].outputs, scratch)
         return tried
 
     def attempt(self, index: int, tried: Tried) -> dict[str, Any]:
         """Run it once, check the answer, take a few samples."""
+        import torch
+
+        size = tried.text.scratch + 2 * gpu_operands.ZONE
+        tried.scratch = torch.full((size,), gpu_operands.POISON, dtype=torch.uint8, device=self.device.name)
         for raw, _ in self.sets[0].rooms:
             raw.fill_(gpu_operands.POISON)
         result = self._call(tried, self.sets[0])()
@@ -257,6 +263,13 @@ class Bench:
             "reference": compared,
             "clock_mhz": self.device.clock_mhz(),
         }
+
+
+def _like(x: Any, device: str) -> Any:
+    """A tensor that lies as another one does; what is in it is left to chance."""
+    import torch
+
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
 
 def _within(value: float, low: int, high: int) -> int:
