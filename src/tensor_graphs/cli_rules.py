@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .console import Answer, Json, Out, Verbose, text_of, working, writable
 from .errors import Interrupted, TensorGraphsError, UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from .rules import check_file
 
 app = typer.Typer(no_args_is_help=True, help="The rewrite rules.", rich_markup_mode=None)
 
@@ -26,6 +29,7 @@ def check_rules(
     file: RuleFile,
     pairs: Pairs = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 5 if a rule is refuted")] = False,
+    guards: Annotated[bool, typer.Option("--guards", help="also which conditions of rules in our language are needed")] = False,
     seed: Annotated[int, typer.Option(help="seed of the shapes and values tried")] = 0,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
@@ -37,16 +41,32 @@ def check_rules(
     with working(verbose, as_json) as progress:
         found = list(check_file.check_all(rules, seed=seed, say=partial(progress.say, "check"),
                                           stop=lambda: progress.stopped, processes=min(8, os.cpu_count() or 1)))  # fmt: skip
+        needed = _needed(rules[: len(found)], seed) if guards else {}
     counts = check_file.counts(found)
-    document = {"rules": [c.to_json() for c in found], "counts": counts, "seconds": time.perf_counter() - begin}
+    rows: list[dict[str, Any]] = [
+        c.to_json() | ({"guards": needed[c.index]} if c.index in needed else {}) for c in found
+    ]
+    document = {"rules": rows, "counts": counts, "seconds": time.perf_counter() - begin}
     shown = [
-        f"{c.index:>5}  {c.verdict.status:<8} {' ; '.join(c.text.splitlines())}\n{'':>16}{c.to_json()['detail']}"
-        for c in found
+        f"{r['index']:>5}  {r['verdict']:<8} {' ; '.join(r['text'].splitlines())}\n{'':>16}{r['detail']}"
+        + "".join(f"\n{'':>16}if {g['condition']}: {g['without']}, {g['detail']}" for g in r.get("guards", []))
+        for r in rows
     ]
     summary = ", ".join(f"{n} {status}" for status, n in counts.items())
     text = "\n".join([*shown, summary])
     wrong = VerificationError(f"{counts['refuted']} of {len(found)} rules are refuted", where=str(file))
     return Answer(document, text, _unfinished(found, rules) or (wrong if strict and counts["refuted"] else None))
+
+
+def _needed(rules: Sequence[check_file.Line], seed: int) -> dict[int, list[dict[str, str]]]:
+    """For each rule in our language, by its index: its conditions, and the verdict on the rule where that one alone fails."""
+    from .rules.check import mutate_guards
+    from .rules.check_file import OwnRule
+
+    return {
+        i: [{"condition": text, "without": v.status, "detail": v.detail} for text, v in mutate_guards(line.rule, seed=seed)]
+        for i, line in enumerate(rules) if isinstance(line, OwnRule) and line.rule is not None and line.rule.when
+    }  # fmt: skip
 
 
 @app.command("derive")

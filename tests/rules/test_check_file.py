@@ -453,6 +453,15 @@ def test_rules_check_answers_in_file_order(tmp_path: Path, capsys: pytest.Captur
     assert run(["rules", "check", str(file), "--strict"]) == 5
 
 
+def test_rules_check_tells_which_conditions_are_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.txt"
+    file.write_text("scale: (x * r) @ w => (x @ w) * r if size(r, -1) == 1, 1 < rank(x)\nadd: x + y => y + x\n")
+    code, found = answer(capsys, "rules", "check", str(file), "--guards")
+    assert code == 0 and "guards" not in found["rules"][1]
+    first, second = found["rules"][0]["guards"]
+    assert (first["condition"], first["without"]) == ("size(r, -1) == 1", "refuted") and second["without"] != "refuted"
+
+
 def test_rules_check_reads_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "pairs.txt"
     file.write_text("(matmul 0 ?a ?b)=>(split_0 (split 1 (matmul 0 ?a (concat 1 2 ?b ?c))))\n"
