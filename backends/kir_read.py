@@ -58,7 +58,7 @@ class Reader:
         """An axis for a reduction: the first of its size that does not occur in the surroundings."""
         used = frozenset().union(*(i.axes for i in at))
         k = 0
-        while (axis := Axis(f"{stem}{size}" + "_" * k, size)) in used:
+        while (axis := Axis(f"{stem}{size}" + (f"n{k}" if k else ""), size)) in used:  # a loop over r5 counts in r5_
             k += 1
         return axis
 
