@@ -339,7 +339,7 @@ class GpuMeasurer:
         if candidate.is_view or candidate.template.space is None:
             return False
         search = self._search(candidate.template, candidate.call)
-        return search is not None and bool(search.known) and bool(search.more())
+        return search is not None and bool(search.known) and search.unfinished
 
     def _calibrate_once(self) -> None:
         """Calibrate where the store knows no limits of this device."""

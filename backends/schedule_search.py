@@ -97,6 +97,12 @@ class ScheduleSearch:
         room = min(self.count - len(self.measured), 2 * self.count - len(self.known))
         return self._noted(self._looked(worth) if look else self._wanted(worth), room)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is something to propose."""
+        room = min(self.count - len(self.measured), 2 * self.count - len(self.known))
+        return room > 0 and (any(map(self._open, self.ranked)) or bool(self._wanted(math.inf)))
+
     def ahead(self) -> list[Schedule]:
         """What may be proposed next, by what is known already: worth getting ready, not measuring. Nothing is noted."""
         under_way = len(self.proposed - self.known.keys())
@@ -153,7 +159,7 @@ class ScheduleSearch:
         """Legal, untried schedules one step from the fastest, in turn with those of the second one if it is near."""
         found = self.measured
         centres = [dict(key) for us, key in found[:CENTRES] if us <= NEAR * found[0][0]]
-        ways = [iter(self._around(centre)) for centre in centres]
+        ways = [self._around(centre) for centre in centres]
         seen: set[Key] = set()
         while ways:
             for way in list(ways):
@@ -164,12 +170,12 @@ class ScheduleSearch:
                     seen.add(key_of_schedule(step))
                     yield step
 
-    def _around(self, centre: Schedule) -> list[Schedule]:
+    def _around(self, centre: Schedule) -> Iterator[Schedule]:
         """A centre's legal untried neighbours; those whose parameter and direction were tried elsewhere with most gain first."""
         assert self.fits is not None
         gains = self._gains()
-        steps = [s for s in moves(centre) if self._open(s) and self.fits(s)]
-        return sorted(steps, key=lambda s: gains.get(_step(centre, s), 0.0))
+        steps = sorted(filter(self._open, moves(centre)), key=lambda s: gains.get(_step(centre, s), 0.0))
+        return filter(self.fits, steps)
 
     def _gains(self) -> dict[tuple[str, int], float]:
         """(parameter, direction) -> mean log of the times after and before, over all pairs measured that are a step apart."""
