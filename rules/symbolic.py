@@ -30,7 +30,8 @@ from math import gcd, lcm, prod
 from time import perf_counter
 
 from .linear import ZERO, Affine, System, quotient
-from .text_shapes import Axis, Typed, Typing
+from .text_families import Typing
+from .text_terms import Axis, Typed
 
 PLACES = 16  # cuts of one axis
 ORDERS = 720  # renamings of summed indices that look alike

@@ -37,19 +37,12 @@ from .field import BITS, PRIMES, agreement, unrectified
 from .linear import Affine
 from .symbolic import Effort, Signs, proves
 from .tensat import Apply, Input, TextRule, nodes
-from .text_shapes import (
-    ATTRIBUTES,
-    SCOPES,
-    SYMBOLIC,
-    Families,
-    Scope,
-    TextInstance,
-    Typed,
-    Typing,
-    group_counts,
-    scopes,
-    typings,
-)
+from .text_families import Typing
+from .text_instance import TextInstance
+from .text_scopes import SCOPES, Scope, group_counts, scopes
+from .text_shapes import Families, typings
+from .text_terms import Typed
+from .text_typer import ATTRIBUTES, SYMBOLIC
 
 SECONDS = 20.0  # for one rule
 MEMBERS = 10  # members of a rule's families that are evaluated under one scope

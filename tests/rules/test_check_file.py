@@ -20,7 +20,9 @@ from tensor_graphs.rules.check_file import check_all, counts, parse_own, read, v
 from tensor_graphs.rules.field import PRIMES, agreement, modular, weight
 from tensor_graphs.rules.symbolic import proves
 from tensor_graphs.rules.text_check import check_text
-from tensor_graphs.rules.text_shapes import SCOPES, factorings, typings
+from tensor_graphs.rules.text_scopes import SCOPES
+from tensor_graphs.rules.text_shapes import typings
+from tensor_graphs.rules.text_terms import factorings
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 needs_z3 = pytest.mark.skipif(importlib.util.find_spec("z3") is None, reason="the extra `rules` (z3) is not installed")

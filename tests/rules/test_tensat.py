@@ -14,7 +14,10 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import RuleError
 from tensor_graphs.rules.linear import Affine, Inconsistent, System
 from tensor_graphs.rules.tensat import Apply, Input, is_text, read
-from tensor_graphs.rules.text_shapes import SCOPES, eye_kernel, instances, members, perm_of, typings
+from tensor_graphs.rules.text_instance import eye_kernel
+from tensor_graphs.rules.text_scopes import SCOPES
+from tensor_graphs.rules.text_shapes import instances, members, typings
+from tensor_graphs.rules.text_terms import perm_of
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data" / "tensat"
 needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="the samples of Tensat's rules are not here")

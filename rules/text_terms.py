@@ -1,0 +1,130 @@
+"""Terms of Tensat's language with sizes on their axes, and the choices that their operators leave open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import isqrt
+from typing import Any
+
+from .linear import Affine
+from .tensat import Param
+
+FACTORINGS = 12  # shapes of a value that is reshaped
+
+
+class NoMeaning(Exception):
+    """A side has no value under these choices, whatever the sizes."""
+
+
+# ---------------------------------------------------------------- axes and typed terms
+@dataclass(eq=False)
+class Axis:
+    """One axis of a value: its size, and where it was put together. `open` axes may be cut anywhere, once."""
+
+    size: Affine
+    cut: tuple[Axis, Axis] | None = None
+    open: bool = False
+    same: tuple[Axis, ...] = ()  # the axes of the operands that this one comes from
+
+    def cuts(self) -> list[tuple[Axis, Axis]]:
+        """All places where it was put together."""
+        return [self.cut] if self.cut else [c for a in self.same for c in a.cuts()]
+
+    def openings(self) -> list[Axis]:
+        """The open axes that it comes from."""
+        return [self] if self.open else [o for a in self.same for o in a.openings()]
+
+
+@dataclass(eq=False)
+class Typed:
+    """A term with the sizes of its axes. `numbers` holds sizes that its meaning needs (a cut, paddings, groups)."""
+
+    op: str
+    axes: list[Axis]
+    args: tuple[Typed, ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, Affine] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> list[Affine]:
+        """Sizes of the axes."""
+        return [a.size for a in self.axes]
+
+
+def subterms(terms: Iterable[Typed]) -> list[Typed]:
+    """The terms and all below them, each once."""
+    found: dict[int, Typed] = {}
+    rest = list(terms)
+    while rest:
+        term = rest.pop()
+        if id(term) not in found:
+            found[id(term)] = term
+            rest += term.args
+    return list(found.values())
+
+
+# ---------------------------------------------------------------- choices
+class Choices:
+    """Answers to questions asked in a fixed order; `next` moves to the next combination that was not tried."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.sizes: list[int] = []
+        self.at = 0
+
+    def choose(self, options: Sequence[Any]) -> Any:
+        """One of the options."""
+        if not options:
+            raise NoMeaning("nothing fits")
+        if self.at == len(self.taken):
+            self.taken.append(0)
+            self.sizes.append(len(options))
+        found = options[self.taken[self.at]]
+        self.at += 1
+        return found
+
+    def next(self) -> bool:
+        """Move on; False at the end."""
+        del self.taken[self.at :], self.sizes[self.at :]
+        self.at = 0
+        while self.taken and self.taken[-1] + 1 == self.sizes[-1]:
+            self.taken.pop()
+            self.sizes.pop()
+        if not self.taken:
+            return False
+        self.taken[-1] += 1
+        return True
+
+
+def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ways to write a number as a product of so many, factors of similar size first; no more than FACTORINGS each."""
+    if count < 2:
+        yield from [(number,) * count] if count or number == 1 else []
+        return
+    small = [d for d in range(1, min(isqrt(number), 1 << 12) + 1) if number % d == 0]
+    each = number ** (1 / count)
+    for first in sorted({*small, *(number // d for d in small)}, key=lambda d: (d == 1, max(d / each, each / d))):
+        yield from ((first, *rest) for rest in islice(factorings(number // first, count - 1), FACTORINGS))
+
+
+def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
+    """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank)."""
+    if isinstance(value, tuple):
+        return value if sorted(value) == list(range(len(value))) else None
+    assert isinstance(value, int)
+    found = tuple(map(int, str(value)))
+    if len(found) > 1 and sorted(found) == list(range(len(found))):
+        return found
+    for base in (2, 3, 4, 5):
+        digits, rest = [], value
+        for _ in range(base):
+            rest, digit = divmod(rest, base)
+            digits.append(digit)
+        if not rest and sorted(digits) == list(range(base)):
+            return tuple(digits[::-1])
+    return None
+
+
+__all__ = ["FACTORINGS", "Axis", "Choices", "NoMeaning", "Typed", "factorings", "perm_of", "subterms"]
