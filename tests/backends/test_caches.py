@@ -213,14 +213,14 @@ def test_parts_of_a_cache_that_a_mask_hides_add_nothing(kind: str, more: dict[st
     """Whole parts of a row, and all of its tiles: their maximum is -inf."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    q, k, v = x("q", 1, K, H, 1, D), x("k", 1, K, 1, 64, D), x("v", 1, K, 1, 64, D)
+    q, k, v = x("q", 1, 1, H, 1, D), x("k", 1, 1, 1, 64, D), x("v", 1, 1, 1, 64, D)
     seen = t.le(t.iota((1, 64), 1), t.reshape(t.input("at", (1,), "int64"), (1, 1)))
     mask = t.reshape(t.where(seen, t.full((1, 1), 0.0), t.full((1, 1), -np.inf)), (1, 1, 1, 1, 64))
     mask = x("mask", 1, 1, 1, 1, 64) if kind == "in memory" else mask
     root = c.masked_attention(q, k, v, mask, scale=D**-0.5)
     template = generated([root])
     call = replace(call_of(template, "float16"), schedule={**TILES, "n": 16, "k1": 16, **more})
-    for at in (0, 20, 63):
+    for at in (0, 20):
         given = values([q, k, v], "float16") | {"at": np.array([at])}
         given["mask"] = np.where(np.arange(64) <= at, 0, -np.inf).astype(np.float16).reshape(1, 1, 1, 1, 64)
         (want,) = evaluate([root], {n: given[n].astype("f4") if n != "at" else given[n] for n in leaves([root])}, float64=True)  # fmt: skip
@@ -288,11 +288,11 @@ def test_measuring_writes_where_values_lie(monkeypatch: pytest.MonkeyPatch) -> N
     call = replace(call_of(template, "float32"), schedule=TILES)
     bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
     text = kernel_text(template, call)
-    assert bench.bases == {0: "keys"} and bench.attempt(0, text)["accuracy"]["rel_fro"] < 1e-5
+    assert bench.bases == {0: "keys"} and bench.attempt(0, bench.loaded(text))["accuracy"]["rel_fro"] < 1e-5
     assert bench.measure(0)["accuracy"]["rel_fro"] < 1e-5 and len({id(s.rooms[0]) for s in bench.sets}) == 1
     elsewhere = replace(text, text=text.text.replace("* 16, ", "* 16 + 16, "))
     with pytest.raises(gpu_worker.Wrong):
-        bench.attempt(1, elsewhere)
+        bench.attempt(1, bench.loaded(elsewhere))
 
 
 def test_kernels_say_what_they_owe_their_form_to() -> None:

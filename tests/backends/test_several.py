@@ -287,11 +287,11 @@ def test_measuring_checks_every_output(wrong: int, monkeypatch: pytest.MonkeyPat
     template, call = _scheduled("gated", TILES)
     bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
     text = kernel_text(template, call)
-    assert bench.attempt(0, text)["accuracy"]["rel_fro"] < 1e-5
+    assert bench.attempt(0, bench.loaded(text))["accuracy"]["rel_fro"] < 1e-5
     out = ("out_", "out1_", "out2_")[wrong]
     spoiled = text.text.replace("num_stages=2)", f"num_stages=2)\n    {out}[3, 5] = 100.0")
     with pytest.raises(gpu_worker.Wrong, match="relative error"):
-        bench.attempt(1, replace(text, text=spoiled))
+        bench.attempt(1, bench.loaded(replace(text, text=spoiled)))
 
 
 # ---------------------------------------------------------------- programs
