@@ -86,7 +86,7 @@ def silu(x: Tensor) -> Tensor:
 @composite("gelu", 1, "pointwise", flops=14, onnx=("Gelu",), aten=("gelu",))
 def gelu(x: Tensor) -> Tensor:
     """x * (1 + erf(x / sqrt 2)) / 2"""
-    return x * 0.5 * (t.erf(x * (1 / sqrt(2))) + 1.0)
+    return x * 0.5 * (t.erf(x * sqrt(0.5)) + 1.0)
 
 
 @composite("gelu_tanh", 1, "pointwise", flops=16)

@@ -6,7 +6,7 @@ formats, and modulo 2**n for the integers, where the rule matches them. Bits are
 maximum or minimum of 0.0 and -0.0 is asked for, NumPy, Torch and hardware differ: the rule must hold if the first is taken, if the
 second is, and if 0.0 counts as larger. A rule that does not claim to be exact is asked of finite operands, and 0.0 equals -0.0 then:
 that is no weaker than what it says where nothing is rounded. Functions that are not of this arithmetic are unknown, but for the
-sign of exp and sqrt.
+sign of exp and sqrt. A rule of nothing but casts between float formats is asked in the format that its condition names.
 
 A proof of this kind decides every case, so that no random evaluation is needed beside it.
 """
@@ -22,7 +22,7 @@ from ..egraph import api
 from ..egraph.composite import expand
 from ..egraph.graph import Tensor, make
 from ..egraph.ops import OPS
-from ..egraph.pattern import Apply, Call, Literal, Term, Value, Var, subterms, variables
+from ..egraph.pattern import Apply, Attr, Call, Literal, Name, Term, Value, Var, subterms, variables
 from ..egraph.rule import Rule
 from .smt import typed
 from .solver import Beyond, z3
@@ -72,7 +72,7 @@ class _Floats:
         return z.If(z.fpIsNaN(x), x, z.If(z.fpIsNaN(y), y, found))
 
     def signed(self, name: str, x: Sequence[Any]) -> Any:
-        """A product or quotient of which only this is known: its sign, and that its size depends on the operands' sizes."""
+        """A product, quotient or reciprocal of which only this is known: its sign, and that its size depends on the operands' sizes."""
         z, sizes = self.z, [self.z.fpAbs(v) for v in x]
         found = z.Function(f"size of {name}", *[self.sort] * len(x), self.sort)(*sizes)
         self.facts += [z.Or(z.fpIsNaN(found), z.fpIsPositive(found))]
@@ -82,7 +82,7 @@ class _Floats:
     def apply(self, name: str, x: Sequence[Any]) -> Any:
         """An op of elements."""
         z, rounded = self.z, self.nearest
-        if self.signs and name in ("mul", "div"):
+        if self.signs and name in ("mul", "div", "recip"):
             return self.signed(name, x)
         laws: dict[str, Callable[..., Any]] = {
             "neg": z.fpNeg, "abs": z.fpAbs, "add": partial(z.fpAdd, rounded), "sub": partial(z.fpSub, rounded),
@@ -157,7 +157,15 @@ class _Elements:
             if not isinstance(value, Value):
                 raise Beyond("an unknown number")
             return self.numbers.number(value.value)
+        if term.op == "cast":
+            return self.cast(self.of(term.args[0]), dict(term.attrs)["dtype"])
         return self.op(term.op, [self.of(a) for a in term.args])
+
+    def cast(self, x: Any, dtype: Attr) -> Any:
+        """A value in a named float format, or in the operand's own one (see `_casts`)."""
+        z, numbers = self.numbers.z, self.numbers
+        sort = z.FPSort(*FLOATS[dtype.value]) if isinstance(dtype, Value) else numbers.sort
+        return x if x.sort() == sort else z.fpToFP(numbers.nearest, x, sort)
 
     def op(self, name: str, x: Sequence[Any]) -> Any:
         """An op of values."""
@@ -222,13 +230,16 @@ def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
     elementwise. Conditions on shapes are asked for with the types: what holds of every element holds under them."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t for t in terms if isinstance(t, Call)]
+    if any(t.op == "cast" for t in calls):
+        yield from _casts(rule, calls)
+        return
     for t in calls:
         entry = OPS[t.op]
         if t.op == "full":
             continue
-        if t.attrs or not (entry.pointwise or (entry.composite and entry.law == "pointwise")) or entry.law == "cast":
+        if t.attrs or not (entry.pointwise or (entry.composite and entry.law == "pointwise")):
             raise Beyond(f"{t.op} is not elementwise, or has attributes")
-    rounded = any(OPS[t.op].composite or t.op in ("mul", "div") for t in calls)
+    rounded = any(OPS[t.op].composite or t.op in ("mul", "div", "recip") for t in calls)
     for name in FLOATS:
         for ties in _ties(calls):
             ways = (True, False) if rounded else (False,)
@@ -237,6 +248,25 @@ def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
     floats = any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
     if not floats and not any(OPS[op].floats_only for op in left):
         yield from ((name, _Ints(name)) for name in INTS)
+
+
+def _casts(rule: Rule, calls: Sequence[Call]) -> Iterator[tuple[Any, ...]]:
+    """The arithmetics of a rule of casts alone: those in which its one operand may be. Beyond where a cast is to a dtype that is
+    neither a named float format nor said to be the operand's own, or some dtype is neither of these."""
+    names = {v for t in rule.lefts for v in variables(t)}
+    equal = [g.args for g in rule.guards if isinstance(g, Apply) and g.function == "eq"]
+    own = {a for pair in equal for a, b in (pair, pair[::-1]) if isinstance(b, Apply) and b.function == "dtype"}
+    targets = {dict(t.attrs)["dtype"] for t in calls if t.op == "cast"}
+    named = {a.value for a in own if isinstance(a, Value)}
+    if len(names) != 1 or any(t.op != "cast" for t in calls) or len(named) > 1 or len(equal) != len(rule.guards):
+        raise Beyond("casts beside something else")
+    if not all((isinstance(t, Name) and t in own) or (isinstance(t, Value) and t.value in FLOATS) for t in targets):
+        raise Beyond("a cast to a dtype that nothing is known of")
+    if not named <= FLOATS.keys() or (not named and any(isinstance(t, Value) for t in targets)):
+        raise Beyond("a cast of a dtype that nothing is known of")
+    yield from ((n, _Floats(n, TIES[0], rule.exact)) for n in FLOATS if n in named or not named)
+    if not named:
+        yield from ((n, _Ints(n)) for n in INTS)
 
 
 def _ties(calls: Sequence[Call]) -> Sequence[str]:

@@ -18,6 +18,8 @@ from .sums import Extreme, Total, same_size
 #: Numbers that an op of them alone is, in every number format.
 KEPT = {"mul": (0.0, 1.0), "add": (0.0,), "maximum": (0.0, 1.0), "relu": (0.0, 1.0), "abs": (0.0, 1.0), "tanh": (0.0,), "erf": (0.0,),
         "sin": (0.0,), "atan": (0.0,)}  # fmt: skip
+#: What every value of a format survives: that it is widened and narrowed again.
+WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"), "float32": ("float64",)}
 STAND_INS = (0.59375, 0.71875)  # for an attribute that is unknown
 #: Functions that are not finite everywhere: a rule over the reals must keep where.
 PARTIAL = ("log", "log1p", "sqrt", "rsqrt", "pow", "floordiv", "mod")
@@ -75,13 +77,26 @@ class Elements(Sums):
         def at(i: Sequence[Any]) -> Any:
             kind = dtype if entry.law == "cast" else values[0].dtype
             if entry.law == "cast" and values[0].boolean:
-                there = values[0].at(self.narrowed(values[0].shape, i))
+                there = values[0].at(self.narrowed(values[0].shape, i, shape))
                 return z.If(there, self.number(1.0, kind), self.number(0.0, kind))
+            if entry.law == "cast":
+                there = values[0].at(self.narrowed(values[0].shape, i, shape))
+                return self.converted(there, values[0].dtype, kind, facts)
             return self.element(
                 entry, [a.at(self.narrowed(a.shape, i, shape)) for a in args], attrs, facts, boolean, kind
             )
 
         return Sym(tuple(shape), dtype, at, boolean)
+
+    def converted(self, x: Any, old: Any, new: Any, facts: Facts) -> Any:
+        """An element in another dtype: itself in its own, and itself again when it comes back from a wider format."""
+        z = self.z
+        if isinstance(x, Total | Extreme):
+            x = self.name(x, facts)
+        cast = self.function("cast", self.sort, z.IntSort(), self.sort)
+        wider = (z.And(old == self.code(n), new == self.code(w)) for n, many in WIDER.items() for w in many)
+        facts.said += [z.Implies(old == new, cast(x, new) == x), z.Implies(z.Or(*wider), cast(cast(x, new), old) == x)]
+        return cast(x, new)
 
     def narrowed(self, shape: Sequence[Any], i: Sequence[Any], whole: Sequence[Any] = ()) -> list[Any]:
         """An index with 0 where the operand's axis has size 1; where it has the size that the result has, `whole`, the index

@@ -82,6 +82,8 @@ class Layout(Elements):
         if len(shape) != len(x.shape):
             raise Reject
         facts.said += [self.z.Or(a == 1, a == b) for a, b in zip(x.shape, shape)]
+        if facts is self.facts:  # what is there has a shape
+            facts.said += [d >= 0 for d in shape]
         return Sym(tuple(shape), x.dtype, lambda i: x.at(self.narrowed(x.shape, i)), x.boolean)
 
     def _full(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:

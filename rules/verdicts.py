@@ -1,6 +1,7 @@
 """The verdicts on our own rules, as found by the last run, so that listing the rules takes no time.
 
-    python -m tensor_graphs.rules.verdicts        checks every rule and writes verdicts.json beside this file; a few minutes
+    python -m tensor_graphs.rules.verdicts [NAME ...]     checks every rule, a few minutes, or those named; writes verdicts.json
+                                                          beside this file
 
 A verdict is stored under the rule's text, conditions and claims: a rule that was changed or added since is checked when it
 is asked for.
@@ -52,9 +53,12 @@ def table(rules: Sequence[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def update(rules: Iterable[Rule], say: Callable[[str], None] = print) -> dict[str, Status]:
-    """Check every rule and write the file; statuses by rule name."""
-    found, statuses = {}, {}
+def update(rules: Iterable[Rule], say: Callable[[str], None] = print, *, keep: bool = False) -> dict[str, Status]:
+    """Check rules and write the file; statuses by rule name. keep: what is stored of other rules stays."""
+    rules, statuses = list(rules), {}
+    names = {rule.name for rule in rules}
+    known = json.loads(FILE.read_text(encoding="utf-8")) if keep else {}
+    found = {k: v for k, v in known.items() if v["rule"] not in names}
     for rule in rules:
         seen = verdict(rule, samples=SAMPLES)
         found[key(rule)] = {"rule": rule.name, "status": seen.status, "detail": seen.detail}
@@ -66,6 +70,11 @@ def update(rules: Iterable[Rule], say: Callable[[str], None] = print) -> dict[st
 
 
 if __name__ == "__main__":
+    import sys
+
     from . import EVERY
 
-    update(EVERY)
+    asked = set(sys.argv[1:])
+    if unknown := asked - {rule.name for rule in EVERY}:
+        raise SystemExit(f"no rules are called {', '.join(sorted(unknown))}")
+    update([rule for rule in EVERY if not asked or rule.name in asked], keep=bool(asked))

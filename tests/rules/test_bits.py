@@ -24,6 +24,7 @@ def rule(text: str) -> Rule:
 RIGHT = (
     "neg(neg(x)) => x; exact", "x - y => x + neg(y); exact", "relu(relu(x)) => relu(x); exact", "x - 0.0 => x; exact",
     "maximum(maximum(x, x), y) => maximum(x, y); exact", "relu(exp(x)) => exp(x); exact", "x + 0.0 => x",
+    "relu(sigmoid(x)) => sigmoid(x); exact",
     "minimum(a, maximum(a, b)) => a if fits(b, a)", "where(c, x, x) => x; exact if fits(c, x)",
 )  # fmt: skip
 WRONG = (
@@ -33,7 +34,7 @@ WRONG = (
     "x - x => x * 0.0; exact",  # of -1.0
     "(x + y) + z => x + (y + z); exact",  # rounds
     "x + y => y + x * 1.5", "maximum(x, y) => x", "minimum(a, maximum(a, b)) => a", "relu(x) => x", "abs(x) => x; exact",
-    "neg(relu(x)) => relu(neg(x)); exact", "x * 0.0 => x - x; exact", "abs(neg(x)) => neg(abs(x)); exact",
+    "relu(tanh(x)) => tanh(x)", "neg(relu(x)) => relu(neg(x)); exact", "x * 0.0 => x - x; exact", "abs(neg(x)) => neg(abs(x)); exact",
 )  # fmt: skip
 
 
@@ -46,6 +47,26 @@ def test_right_rules_are_proved(text: str) -> None:
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_rules_are_not(text: str) -> None:
     assert not prove_bits(rule(text))[0]
+
+
+CAST = "cast(cast(x, dtype='{}'), dtype='{}') => x; exact if dtype(x) == '{}'"
+
+
+@pytest.mark.parametrize(
+    ("there", "back", "right"),
+    [("float32", "float16", True), ("float32", "bfloat16", True), ("float64", "float32", True),
+     ("bfloat16", "float16", False), ("float16", "bfloat16", False), ("float16", "float32", False)],
+)  # fmt: skip
+def test_casts_there_and_back(there: str, back: str, right: bool) -> None:
+    assert prove_bits(rule(CAST.format(there, back, back)))[0] == right
+    assert not prove_bits(rule(CAST.format(there, back, "int32")))[0]
+
+
+@pytest.mark.parametrize("when", ["", " if rank(x) == 2", " if d != dtype(x)"])
+def test_a_cast_is_nothing_in_the_same_dtype_alone(when: str) -> None:
+    assert prove_bits(rule("cast(x, dtype=d) => x; exact if d == dtype(x)"))[0]
+    assert not prove_bits(rule("cast(x, dtype=d) => x; exact" + when))[0]
+    assert not prove_bits(rule("cast(x, dtype='float32') => x; exact" + when))[0]
 
 
 def test_integers_count_where_a_rule_matches_them() -> None:

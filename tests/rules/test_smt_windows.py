@@ -48,3 +48,21 @@ def test_right_rules_are_proved(left: str, right: str, when: tuple[str, ...]) ->
 @pytest.mark.parametrize(("left", "right", "when"), WRONG)
 def test_wrong_rules_are_not(left: str, right: str, when: tuple[str, ...]) -> None:
     assert not prove(Rule("one", left, right, when=when))[0]
+
+
+UNIT = "cast(eq(iota(axis=0, shape=s, dtype='int64'), iota(axis=1, shape=s, dtype='int64')), dtype=f)"
+
+
+def test_unit_matrices_are_square() -> None:
+    assert prove(Rule("one", f"x @ {UNIT}", "x", when=("len(s) == 2", "s[0] == s[1]")))[0]
+    assert not prove(Rule("one", f"x @ {UNIT}", "x", when=("len(s) == 2",)))[0]
+    assert not prove(Rule("one", f"x @ {UNIT.replace('axis=1', 'axis=0')}", "x", when=("len(s) == 2", "s[0] == s[1]")))[
+        0
+    ]
+    assert not prove(Rule("one", f"{UNIT} @ x", "x + x", when=("len(s) == 2", "s[0] == s[1]")))[0]
+
+
+def test_a_constant_in_other_shapes() -> None:
+    fill = "broadcast_to(full(value=v, shape=s, dtype=d), shape=t)"
+    assert prove(Rule("one", fill, "full(value=v, shape=t, dtype=d)", exact=True))[0]
+    assert not prove(Rule("one", fill, "full(value=v, shape=s, dtype=d)", exact=True))[0]
