@@ -125,7 +125,14 @@ def _rows(facts: Facts) -> Ranked:
             rank = abs(each(m * k, schedule) - 16) / 16 + 0.6 * (k < whole) + idle / split + 0.2 * (split > 1) + narrow
             small = max(0.0, log2(SMALL / (m * k))) / 4 if programs * split > THOUSANDS else 0.0
             short = max(0.0, log2(SEGMENT / m)) / 4 if facts.turned else 0.0
-            yield _cut(schedule, split), rank + small + short
+            thin = _thin(facts, m * k, programs * split, warps) / 4 if k < whole else 0.0
+            yield _cut(schedule, split), rank + small + short + thin
+
+
+def _thin(facts: Facts, tile: int, programs: int, warps: int) -> float:
+    """How often what programs that walk their rows wait for would have to be doubled to keep the memory busy."""
+    flying = min(programs / MULTIPROCESSORS, 64 / warps) * tile * facts.width
+    return max(0.0, log2(min(IN_FLIGHT, facts.m * facts.size * facts.width / MULTIPROCESSORS) / flying))
 
 
 def _contraction(facts: Facts) -> Ranked:

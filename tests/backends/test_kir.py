@@ -730,3 +730,11 @@ def test_loops_within_loops_over_axes_of_one_size() -> None:
     counted = {n.target.id for n in nodes if isinstance(n, ast.For) and isinstance(n.target, ast.Name)}
     assigned = {n.id for s in nodes if isinstance(s, ast.Assign) for n in s.targets if isinstance(n, ast.Name)}
     assert len(counted) > 1 and not counted & assigned
+
+
+def test_guesses_for_long_rows_keep_the_memory_busy() -> None:
+    """A row that no tile holds is walked by many threads: of 1001 rows of 32001, one warp for four took ten times as long."""
+    root = c.softmax(t.input("x", (1001, 32001), "float16"), axis=1)
+    call = Call({"x": Operand(Type((1001, 32001), "float16"), (32001, 1))}, Operand(root.type, (32001, 1)), {})
+    for guess in generated(root).space(call)[:3]:  # type: ignore[misc]
+        assert guess["warps"] >= 4 and guess["m"] * guess["k0"] >= 2048
