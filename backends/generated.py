@@ -385,7 +385,7 @@ class Generator:
             if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
                 yield template, region.classes, tuple(c for _, c in region.leaves)
         if self.several:
-            together = Together(regions, [r for r, _ in kept if isinstance(r, Region)])
+            together = Together(regions, [r for r, _ in kept if isinstance(r, Region)], self.device == "cuda")
             for several in (together, Onward(together)):
                 for group, template in self._lowered(several, types):
                     yield template, group.classes, tuple(c for _, c in group.leaves)

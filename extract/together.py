@@ -1,9 +1,10 @@
 """Values that one generated kernel could compute together: regions with several outputs.
 
-Three ways lead to them. A value inside a region that others read as well is stored on the way (a residual stream and its
+Four ways lead to them. A value inside a region that others read as well is stored on the way (a residual stream and its
 norm, a product and its activation). Values of one shape over the same inputs share reading them (a row's mean and mean of
 squares, two gates). Slices of one value that are read apart (queries, keys and values of one product) are stored each in a
-place of its own, where a view of the whole would not be row-major.
+place of its own, where a view of the whole would not be row-major. And small products of a few rows each, over inputs of their own,
+that are needed for the same value (a query and the keys of another sequence): what beginning and ending a kernel costs.
 
 Growth is bounded: at most `MOST` outputs, and for each class at most `SIDES` choices of further outputs, those first that
 save reading most.
@@ -26,6 +27,7 @@ from .regions import MAX_LEAVES, REACHES, Region, Regions
 
 MOST = 3  # outputs of a kernel
 STEPS = 2  # e-nodes between a slice and what is needed of it
+FEW, LITTLE = 32, 8 << 20  # rows of products over inputs of their own, bytes that each of them reads
 SIDES = 3  # choices of further outputs for a class, of each kind
 PRODUCTS = frozenset(r.name for r in REACHES if r.products)
 POINTWISE = frozenset(r.name for r in REACHES if not (r.products or r.rows_above))
@@ -54,6 +56,7 @@ class Together:
 
     regions: Regions
     found: Sequence[Region]
+    launched: bool = True  # whether kernels cost something to begin
     _shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -64,7 +67,8 @@ class Together:
     def __iter__(self) -> Iterator[Group]:
         """Every group, each set of classes over the same leaves once."""
         seen = set()
-        for group in (*self._with_sides(), *self._siblings(), *self._slices()):
+        strangers = self._strangers() if self.launched else ()
+        for group in (*self._with_sides(), *self._siblings(), *strangers, *self._slices()):
             key = frozenset(group.classes), frozenset(c for _, c in group.leaves)
             if key not in seen:
                 seen.add(key)
@@ -141,6 +145,45 @@ class Together:
                 if (key := frozenset(map(id, joined))) not in seen:
                     seen.add(key)
                     yield from self._joined(joined)
+
+    # ------------------------------------------------------------ small products over inputs of their own
+    def _strangers(self) -> Iterator[Group]:
+        alike: dict[tuple[object, ...], dict[int, Region]] = {}
+        for r in self.found:
+            rows, reads = self._shape(r.cls)[:-1], sum(self._bytes(c) for _, c in r.leaves)
+            asked = r.cls in self.regions.uses and self._asked_for(r.cls) and r.term.entry.kind != "view"
+            if asked and r.reach in PRODUCTS and prod(rows) <= FEW and reads <= LITTLE:
+                known = alike.setdefault((self._needed_for(r.cls), rows), {})
+                if r.cls not in known or self._reading(r) < self._reading(known[r.cls]):
+                    known[r.cls] = r
+        for known in alike.values():
+            members = [known[c] for c in sorted(known) if known.keys().isdisjoint(self._below(c) - {c})]
+            apart: list[Region] = []
+            for r in members:
+                if all(_inputs(r, self.view).isdisjoint(_inputs(a, self.view)) for a in apart):
+                    apart.append(r)
+            if len(apart) > 1:
+                yield from self._joined(apart[:MOST])
+
+    def _reading(self, r: Region) -> tuple[int, int]:
+        return sum(self._bytes(c) for _, c in r.leaves), len(r.leaves)
+
+    def _needed_for(self, cls: int) -> int:
+        """The nearest value, no view of another one, for which alone a class is needed; -1: for several results."""
+        uses = self.regions.uses
+        above = uses.above[cls]
+        while above != -1 and OPS[self.view.op[uses.choice[above]]].kind == "view":
+            above = uses.above[above]
+        return above
+
+    def _below(self, cls: int) -> set[int]:
+        """The classes that a class is computed from, as the cheapest e-nodes have it."""
+        uses, todo, found = self.regions.uses, [cls], {cls}
+        while todo:
+            fresh = set(uses.kids(todo.pop())) - found
+            found |= fresh
+            todo += fresh
+        return found
 
     def _joined(self, apart: Sequence[Region]) -> Iterator[Group]:
         """Regions of which none computes another as one group; and with a value that they compute on their way."""
@@ -248,6 +291,10 @@ class Together:
                 for k in {k for k in kids if kids - {k} <= self.regions.given and k not in self.regions.given}:
                     found.setdefault(k, []).append(node)
         return found
+
+
+def _inputs(r: Region, view: EGraphView) -> set[int]:
+    return {c for _, c in r.leaves if not view.weight[c]}
 
 
 def _apart(slices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

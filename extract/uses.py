@@ -21,7 +21,8 @@ class Uses:
         self.choice = choice
         self._off, self._kid = view.off.tolist(), view.kid.tolist()
 
-    def _kids(self, cls: int) -> list[int]:
+    def kids(self, cls: int) -> list[int]:
+        """The classes that a class is computed from directly."""
         node = self.choice[cls]
         return self._kid[self._off[node] : self._off[node + 1]] if node >= 0 else []
 
@@ -38,7 +39,7 @@ class Uses:
             cls = stack[-1]
             if cls not in closed:
                 closed[cls] = False
-                stack += [k for k in self._kids(cls) if k not in closed]
+                stack += [k for k in self.kids(cls) if k not in closed]
             else:
                 stack.pop()
                 if not closed[cls]:
@@ -51,7 +52,7 @@ class Uses:
         """The classes computed from each class, views of it included; a root is read from outside, by -1."""
         found: dict[int, set[int]] = {cls: {-1} if cls in self.view.roots else set() for cls in self.order}
         for cls in self.order:
-            for kid in self._kids(cls):
+            for kid in self.kids(cls):
                 found[kid].add(cls)
         return found
 
@@ -62,7 +63,7 @@ class Uses:
         depth = {-1: 0}
         for cls in reversed(self.order):
             depth[cls] = depth[found[cls]] + 1
-            for kid in self._kids(cls):
+            for kid in self.kids(cls):
                 a, b = cls, found.get(kid, cls)
                 while a != b:
                     a, b = (found[a], b) if depth[a] >= depth[b] else (a, found[b])
@@ -75,7 +76,7 @@ class Uses:
         found = {cls: int(cls in self.view.roots) for cls in self.order}
         for cls in reversed(self.order):
             shows = self.choice[cls] >= 0 and OPS[self.view.op[self.choice[cls]]].kind == "view"
-            for kid in {*self._kids(cls)}:
+            for kid in {*self.kids(cls)}:
                 found[kid] += found[cls] if shows else 1
         return found
 

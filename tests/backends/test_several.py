@@ -96,6 +96,8 @@ SEVERAL: dict[str, Callable[[], list[Tensor]]] = {
     "moments": lambda: [t.sum(x("a", 20, 48) * k, axis=1, keepdims=True) for k in (x("a", 20, 48), x("b", 48))],
     "columns": lambda: [t.sum(x("a", 64, 48), axis=0, keepdims=True), t.max(x("a", 64, 48), axis=0, keepdims=True)],
     "two norms": lambda: [c.rms_norm(x(n, 4, 6, 16), x(g, 16), eps=1e-6) for n, g in ("qg", "kh")],
+    "strangers": lambda: [c.gelu(t.matmul(x("a", 1, 64), x("v", 64, 48)) + x("b", 48)), t.matmul(x("h", 1, 64), x("w", 64, 80))],
+    "other lengths": lambda: [t.matmul(x("a", 16, 64), x("v", 64, 48)), t.matmul(x("h", 16, 32), x("w", 32, 48))],
     "slice of rows": lambda: [(w := t.tanh(x("a", 12, 8)))[:5, :], w[7:, :]],
     "integers": lambda: [t.cast(t.le(x("a", 5, 40), x("b", 5, 40)), "int32"), x("a", 5, 40) + x("b", 5, 40)],
 }  # fmt: skip
@@ -205,7 +207,7 @@ def test_schedules_compute_the_same_in_the_interpreter(name: str) -> None:
         assert interpreted(name, dict(schedule)) < 2e-6, schedule
 
 
-@pytest.mark.parametrize("name", ["residual", "projections", "gated"])
+@pytest.mark.parametrize("name", ["residual", "projections", "gated", "strangers", "other lengths"])
 def test_sixteen_bits_in_memory(name: str) -> None:
     assert interpreted(name, None, "float16") < 2e-3
 
@@ -243,7 +245,7 @@ def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
 
 
 # ---------------------------------------------------------------- C and CUDA C++
-@pytest.mark.parametrize("name", [n for n in SEVERAL if n not in ("projections", "gated")])
+@pytest.mark.parametrize("name", [n for n in SEVERAL if n not in ("projections", "gated", "other lengths")])
 def test_c_functions_write_every_output(name: str) -> None:
     if backend("c").unavailable():
         pytest.skip("no C compiler")

@@ -188,11 +188,11 @@ def view(outputs: Any, rules: bool = False) -> Any:
     return saturate_block(graph, ALL, Limits(nodes=400, iterations=3), session=InProcess()) if rules else view_of(graph)
 
 
-def groups(found: Any) -> list[set[int]]:
+def groups(found: Any, launched: bool = True) -> list[set[int]]:
     """The sets of classes that kernels are made for together."""
     given = frozenset(int(found.cls[n]) for n, op in enumerate(found.op) if op in ("input", "param", "state"))
     regions = Regions(found, given)
-    together = list(Together(regions, list(regions)))
+    together = list(Together(regions, list(regions), launched))
     for g in together:
         assert 2 <= len(g.classes) <= MOST and len(g.terms) == len(g.classes) == len({*g.classes})
         assert len(g.leaves) <= MAX_LEAVES and not {c for _, c in g.leaves} & {*g.classes}
@@ -241,6 +241,22 @@ def test_values_over_the_same_inputs() -> None:
     assert {found.classes[s], found.classes[q]} in groups(found)
     other = view([tg.sum(x, 1, keepdims=True), tg.sum(tg.input("z", (4, 8)), 1, keepdims=True)])
     assert groups(other) == []
+
+
+def test_small_products_over_inputs_of_their_own() -> None:
+    """They share nothing but the cost of beginning: where that is something, they are few rows, and none reads another."""
+    x, z, w = tg.input("x", (4, 8)), tg.input("z", (4, 8)), tg.param("w", (8, 6))
+    for columns in (6, 10):
+        a, b = x @ w, z @ tg.param("v", (8, columns))
+        found = view([a, b])
+        both = {found.classes[a], found.classes[b]}
+        assert both in groups(found) and both not in groups(found, launched=False)
+    first = x @ w
+    second = tg.matmul(tg.cumsum(first, 1), tg.param("u", (6, 8))) + z
+    found = view([first, second])
+    assert {found.classes[first], found.classes[second]} not in groups(found)
+    tall = view([tg.input(n, (64, 8)) @ w for n in "xz"])
+    assert groups(tall) == []
 
 
 def test_slices_of_one_product_that_the_rules_found() -> None:
