@@ -26,7 +26,8 @@ from ..egraph.dims import Dim
 from ..egraph.graph import Data, Graph, Tensor, load_data
 from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from .arrays import MappedArray
-from .onnx_node import ELEMENT_TYPES, Context, Listed, Node, Symbolic, Value, element_name
+from .onnx_masked import masked_value
+from .onnx_node import ELEMENT_TYPES, Context, Listed, Node, Opaque, Result, Symbolic, Value, element_name
 from .onnx_ops import OPERATORS
 from .onnx_shapes import shape_value
 
@@ -34,6 +35,7 @@ from .onnx_shapes import shape_value
 OPSETS = (13, 28)
 #: Protocol buffers cannot hold more; larger models keep their weights in external files.
 MAX_FILE_BYTES = 2**31 - 1
+DATA_SIZES = "sizes that depend on values are not built: compute all cases and choose by Where"
 #: Nodes after inlining of the model's own functions.
 MAX_NODES = 1_000_000
 #: Initializers of at most so many elements become constants, longer ones (floats) weights.
@@ -382,8 +384,7 @@ class _Loader:
                 env[info.name] = inputs[-1]
         self.run(graph, env)
         if self.missing:
-            data = "sizes that depend on values are not built: compute all cases and choose by Where"
-            hint = data if any("depends on data" in variant for variant in self.missing) else ""
+            hint = DATA_SIZES if any("depends on data" in variant for variant in self.missing) else ""
             raise UnsupportedError("the model needs what is not supported", missing=self.missing, hint=hint)
         names = [o.name for o in graph.output]
         outputs = tuple(self.tensor(env[n]) for n in names)
@@ -398,8 +399,13 @@ class _Loader:
     def tensor(value: Value | _Poison) -> Tensor:
         """An output as a tensor."""
         assert not isinstance(value, _Poison)
-        if isinstance(value, Listed):
-            raise UnsupportedError("the model needs what is not supported", missing={"an output that is a sequence": 1})
+        if isinstance(value, Opaque):
+            kind, hint = (
+                ("is a sequence", "") if isinstance(value, Listed) else ("has a size that depends on data", DATA_SIZES)
+            )
+            raise UnsupportedError(
+                "the model needs what is not supported", missing={f"an output that {kind}": 1}, hint=hint
+            )
         return value.tensor() if isinstance(value, Symbolic) else value
 
     def input(self, info: Any) -> Tensor:
@@ -464,8 +470,12 @@ class _Loader:
         branch = partial(self.branch, env)
         try:
             node = Node(proto.op_type, label, operands, self.attributes(proto), wanted, self.context, branch)
-            symbolic = shape_value(node)
-            result = OPERATORS[node.op].build(node) if symbolic is None else self.context.value(symbolic)
+            if (symbolic := shape_value(node)) is not None:
+                result: Result = self.context.value(symbolic)
+            elif (picked := masked_value(node)) is not None:
+                result = picked
+            else:
+                result = OPERATORS[node.op].build(node)
         except UnsupportedError as error:
             self.missing.update(error.missing or {f"{proto.op_type} ({error.message})": 1})
             return [_POISON] * len(proto.output)
@@ -480,12 +490,12 @@ class _Loader:
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise BadModelError(f"{label} cannot be built ({why[:300]})", where=str(self.file)) from error
-        results = [result] if isinstance(result, Tensor | Symbolic | Listed) else result
+        results = [result] if isinstance(result, Tensor | Symbolic | Opaque) else result
         return [None if v is None else self.finish(v, label) for v in results]
 
     def finish(self, value: Value, label: str) -> Value:
         """The value checked for size and folded if it is a small constant."""
-        if isinstance(value, Symbolic | Listed):
+        if isinstance(value, Symbolic | Opaque):
             return value
         try:
             return self.context.fold(self.context.check(value))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..egraph import api as t
 from ..egraph.dims import Expr
 from ..egraph.graph import Tensor
-from .onnx_node import Listed, Node, Result, Symbolic, Value, operator, resolve
+from .onnx_node import Node, Opaque, Result, Symbolic, Value, operator, resolve
 
 #: The most rounds that are unrolled.
 MOST_ROUNDS = 512
@@ -16,9 +16,9 @@ MOST_ROUNDS = 512
 def _stacked(n: Node, parts: Sequence[Value], axis: int = 0, backwards: bool = False) -> Tensor:
     if not parts:
         raise n.unsupported("no rounds at all")
-    if any(isinstance(v, Listed) for v in parts):
-        raise n.unsupported("sequences from each round")
-    found = [v.tensor() if isinstance(v, Symbolic) else v for v in parts if not isinstance(v, Listed)]
+    if any(isinstance(v, Opaque) for v in parts):
+        raise n.unsupported("sequences, or sizes that depend on data, from each round")
+    found = [v.tensor() if isinstance(v, Symbolic) else v for v in parts if not isinstance(v, Opaque)]
     return t.stack(found[::-1] if backwards else found, resolve(axis, found[0].rank + 1))
 
 

@@ -143,7 +143,10 @@ def _compress(n: Node) -> Result:
     return t.gather(x, n.context.constant(keep), n.axis(0, x.rank))
 
 
-@operator("NonZero", limits="values that depend on data")
+@operator(
+    "NonZero",
+    limits="values that depend on data, but for what a mask picks and writes elementwise (GatherND, ScatterND)",
+)
 def _non_zero(n: Node) -> Result:
     return n.context.constant(np.stack(np.nonzero(n.array(0))).astype(np.int64))
 

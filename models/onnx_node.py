@@ -65,7 +65,25 @@ class Listed:
     items: tuple[Tensor | Symbolic, ...]
 
 
-Value = Tensor | Symbolic | Listed
+@dataclass(frozen=True)
+class Places:
+    """Where a mask holds, which depends on data: [rank, count] as NonZero gives them, or `turned` to [count, rank]."""
+
+    mask: Tensor
+    turned: bool
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The values of `full` where a mask holds, in a row; without a mask one number, as often as is wanted."""
+
+    full: Tensor
+    mask: Tensor | None
+
+
+Opaque = Listed | Places | Picked
+"""Values that are no tensor."""
+Value = Tensor | Symbolic | Opaque
 
 
 @dataclass
@@ -117,7 +135,7 @@ class Context:
 
     def known(self, value: Value | None) -> Array | None:
         """The value as an array if it can be told now: an object array for symbolic ones; None if it cannot."""
-        if value is None or isinstance(value, Listed):
+        if value is None or isinstance(value, Opaque):
             return None
         if isinstance(value, Symbolic):
             return value.values
@@ -132,7 +150,7 @@ class Context:
 
     def fold(self, value: Value) -> Value:
         """Short vectors and scalars that depend on constants alone, replaced by what they evaluate to."""
-        if isinstance(value, Symbolic | Listed) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
+        if isinstance(value, Symbolic | Opaque) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
             return value
         if not all(isinstance(d, int) and d <= FOLDED_ELEMENTS for d in value.shape) or self._pure(value) != 2:
             return value
@@ -186,8 +204,8 @@ class Node:
     def x(self, position: int = 0) -> Tensor:
         """An operand as a tensor."""
         found = self.value(position)
-        if isinstance(found, Listed):
-            raise self.unsupported("of a sequence")
+        if isinstance(found, Opaque):
+            raise self.unsupported("of a sequence" if isinstance(found, Listed) else "of a size that depends on data")
         return found.tensor() if isinstance(found, Symbolic) else found
 
     def listed(self, position: int = 0) -> tuple[Tensor | Symbolic, ...]:

@@ -1,0 +1,113 @@
+"""What ONNX models pick and write by a mask: `x[mask] = f(y[mask])`, which is NonZero with GatherND and ScatterND.
+
+How many values a mask picks depends on data. So they are not picked: they are computed at all places, and written where the mask
+holds. That is possible as long as nothing but elementwise operators and numbers meets them on the way; whatever else reads such
+values is unsupported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+from ..egraph import api as t
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor
+from .onnx_node import OPERATORS, Node, Picked, Places, Value
+
+#: Operators whose results have one element for each place of their operands.
+ELEMENTWISE = frozenset((
+    "Abs", "Add", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish",
+    "Identity", "LeakyRelu", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid",
+    "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tan", "Tanh",
+))  # fmt: skip
+
+
+def masked_value(n: Node) -> Value | None:
+    """What a node makes of places or values that a mask picks; None where it has to do with none, and is built as usual."""
+    build = _BUILD.get(n.op, _elementwise if n.op in ELEMENTWISE else None)
+    return None if build is None else build(n)
+
+
+def _of(n: Node, position: int) -> Value | None:
+    return n.inputs[position] if n.has(position) else None
+
+
+def _is_one(x: Value | None) -> bool:
+    """Whether a value is a tensor of one element."""
+    return isinstance(x, Tensor) and all(isinstance(d, int) for d in x.shape) and prod(concrete(x.shape)) == 1
+
+
+def _non_zero(n: Node) -> Value | None:
+    if n.known(0) is not None:
+        return None
+    x = n.x(0)
+    return Places(x if x.dtype == "bool" else t.ne(x, 0), turned=False)
+
+
+def _transpose(n: Node) -> Value | None:
+    x = _of(n, 0)
+    if not isinstance(x, Places):
+        return None
+    turned = tuple(n.attr("perm", (1, 0))) == (1, 0)
+    return replace(x, turned=x.turned != turned)
+
+
+def _expand(n: Node) -> Value | None:
+    """A number as often as a mask holds, of which only the number is kept; picked values have that length."""
+    x = _of(n, 0)
+    if isinstance(x, Picked):
+        return x
+    if n.known(1) is not None or not _is_one(x):
+        return None
+    return Picked(t.reshape(n.x(0), ()), None)
+
+
+def _reshape(n: Node) -> Value | None:
+    x, shape = _of(n, 0), n.known(1)
+    return x if isinstance(x, Picked) and shape is not None and shape.tolist() == [-1] else None
+
+
+def _elementwise(n: Node) -> Value | None:
+    picked = [v for v in n.inputs if isinstance(v, Picked)]
+    masks = {v.mask for v in picked if v.mask is not None}
+    if not picked or len(masks) > 1 or not all(v is None or isinstance(v, Picked) or _is_one(v) for v in n.inputs):
+        return None
+    numbers = [v.full if isinstance(v, Picked) else t.reshape(v, ()) if isinstance(v, Tensor) else v for v in n.inputs]
+    found = OPERATORS[n.op].build(replace(n, inputs=numbers))
+    assert isinstance(found, Tensor)
+    return Picked(found, next(iter(masks), None))
+
+
+def _gather(n: Node) -> Value | None:
+    places = _of(n, 1)
+    if not isinstance(places, Places) or not places.turned or n.attr("batch_dims", 0):
+        return None
+    x = n.x(0)
+    if x.shape != places.mask.shape:
+        raise n.unsupported("of places in another shape that depend on data")
+    return Picked(x, places.mask)
+
+
+_WRITE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "none": lambda x, u: u, "add": t.add, "mul": t.mul, "max": t.maximum, "min": t.minimum,
+}  # fmt: skip
+
+
+def _scatter(n: Node) -> Value | None:
+    places, updates = _of(n, 1), _of(n, 2)
+    if not isinstance(places, Places) or not places.turned or not isinstance(updates, Picked):
+        return None
+    x = n.x(0)
+    if x.shape != places.mask.shape or updates.mask not in (None, places.mask):
+        raise n.unsupported("at places of another shape or mask that depend on data")
+    return t.where(places.mask, _WRITE[n.choice("reduction", *_WRITE)](x, updates.full), x)
+
+
+_BUILD: dict[str, Callable[[Node], Value | None]] = {
+    "NonZero": _non_zero, "Transpose": _transpose, "Expand": _expand, "Reshape": _reshape, "GatherND": _gather,
+    "ScatterND": _scatter,
+}  # fmt: skip
+
+__all__ = ["ELEMENTWISE", "masked_value"]
