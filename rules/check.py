@@ -25,7 +25,7 @@ from ..egraph import dtypes
 from ..egraph.graph import Tensor, topological
 from ..egraph.interpret import evaluate, expand_all
 from ..egraph.ops import Type
-from ..egraph.pattern import Apply, Attr, holds
+from ..egraph.pattern import Apply, Attr, build, holds
 from ..egraph.rule import Rule
 from ..errors import RuleError, ShapeError
 from .exponents import sure
@@ -335,21 +335,37 @@ def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
         return found
     said: dict[str, None] = {}
     for one in rule.directions:
-        done, why = _proof(one, seed, samples)
+        suspects: list[Instance] = []
+        done, why = _proof(one, seed, samples, suspects)
+        for suspect in () if done else suspects:
+            if (seen := confirmed(one, suspect)) is not None:
+                return seen
         if not done:
             return Verdict("tested", f"{found.detail}; not proved: {why}")
         said[why] = None
     return Verdict("proved", "; ".join([*said, found.detail]))
 
 
-def _proof(rule: Rule, seed: int, samples: int) -> tuple[bool, str]:
-    """Whether a one-way rule is proved, and how, or why not. Bit by bit every case is decided; elsewhere random evaluations, or
+def confirmed(rule: Rule, suspect: Instance) -> Verdict | None:
+    """The refutation at an instance where a proof failed, if the rule matches there and evaluation has the sides differ."""
+    try:
+        tensors = suspect.tensors()
+        for left in rule.lefts:
+            build(left, tensors, suspect.attrs)
+    except (ShapeError, *FAILURES):
+        return None
+    found = judge(rule, suspect) if holds(list(rule.guards), suspect.env()) else None
+    return found if found is not None and found.status == "refuted" else None
+
+
+def _proof(rule: Rule, seed: int, samples: int, suspects: list[Instance]) -> tuple[bool, str]:
+    """Whether a one-way rule is proved, and how, or why not; instances at which it may fail join `suspects`. Bit by bit every case is decided; elsewhere random evaluations, or
     all that decide, stand beside the proof."""
     from .bits import prove_bits
     from .grid import decides
     from .smt import prove
 
-    done, why = prove(rule)
+    done, why = prove(rule, suspects)
     if done:
         bits = [_sure(rule, x, seed) for x in instances(rule, random.Random(seed), samples)]
         least = min((b for b in bits if b), default=0.0)  # below 0 where one evaluation differs

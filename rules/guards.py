@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from typing import Any
@@ -20,8 +21,10 @@ import numpy as np
 
 from ..egraph.pattern import Apply, Attr, Name, Value, holds, variables
 from ..egraph.rule import Rule
-from .check import judge
+from .check import confirmed, judge
 from .sample import Instance, attempt, instances
+from .smt import typed
+from .solver import Beyond
 from .terms import render_attr
 
 Array = np.ndarray[Any, Any]
@@ -31,6 +34,7 @@ satisfy."""
 ATTEMPTS = 25  # tries for each instance
 FRESH = 20  # counterexamples before a rule is given up
 MOST = 4  # conditions of a rule
+PATTERNS = 250  # of ranks and axes at which types are asked for
 NODES = 3000  # partial conjunctions looked at
 
 
@@ -148,6 +152,14 @@ def tried(rule: Rule, draws: Sequence[tuple[int, int]]) -> tuple[bool, Instance 
     return True, None
 
 
+def corner(rule: Rule) -> Instance | None:
+    """Sizes that sampling hardly meets (axes of 0 and 1 side by side) at which z3 finds that the right side has another type."""
+    suspects: list[Instance] = []
+    with suppress(Beyond):
+        typed(rule, suspects, PATTERNS)
+    return next((one for one in suspects if confirmed(rule, one) is not None), None)
+
+
 def weakest(
     bare: Rule, enough: Sequence[Attr], options: Sequence[Attr], draws: Sequence[tuple[int, int]], home: int = 0
 ) -> list[Attr] | None:
@@ -174,6 +186,8 @@ def weakest(
         holds_now, wrong = tried(at_rank(rule, home), draws) if home else (True, None)
         if holds_now:
             holds_now, wrong = tried(rule, draws)
+        if holds_now and (wrong := corner(rule)) is not None:
+            holds_now = False
         if holds_now:
             sound = guards
             for guard in guards:  # what a condition keeps out may show a weaker one

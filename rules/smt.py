@@ -33,15 +33,16 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from ..egraph.ops import OPS
+from ..egraph.ops import OPS, Type
 from ..egraph.pattern import Apply, Call, Literal, Term, Value, Var, parse_term, subterms
 from ..egraph.rule import Rule
 from .functions import is_whole
+from .sample import Instance
 from .smt_contractions import Contractions
 from .smt_equal import QUESTIONS
 from .smt_world import Facts, Reject, Sym
 from .solver import Beyond
-from .structures import CONTRACTIONS, LAYOUT, structures
+from .structures import CONTRACTIONS, LAYOUT, bound, structures
 from .sums import Extreme, Total
 
 LATTICE = ("maximum", "minimum", "max", "min", "max_pool")
@@ -122,6 +123,8 @@ class _World(Contractions):
             facts.said += [found.shape[-1] % 2 == 0, *(n == m for n, m in zip(found.shape, args[0].shape))]
         return found
 
+    wrong: dict[str, Any] | None = None  # sizes and attributes at which z3 has the sides differ
+
     def holds(self, types_only: bool = False) -> bool | None:
         """Whether the rule holds in this world, or only keeps types; None if it never matches here."""
         z = self.z
@@ -141,7 +144,7 @@ class _World(Contractions):
         index = [[z.Int(f"i{n}.{d}") for d in range(len(s.shape))] for n, s in enumerate(lefts)]
         inside = [z.And(k >= 0, k < d) for i, s in zip(index, lefts) for k, d in zip(i, s.shape)]
         self.given = [*guards, *inside]
-        left_values = [s.at(i) for s, i in zip(lefts, index)]
+        left_values = [] if types_only else [s.at(i) for s, i in zip(lefts, index)]
         if len(rights) != len(lefts) or any(
             len(a.shape) != len(b.shape) or a.boolean != b.boolean for a, b in zip(lefts, rights)
         ):
@@ -153,6 +156,7 @@ class _World(Contractions):
         if self.ask(assumed) == z.unsat:
             return None
         if self.ask([*assumed, z.Not(z.And(*owed))]) != z.unsat:
+            self.wrong = self.example([*assumed, z.Not(z.And(*owed))])
             return False
         if types_only:
             return True
@@ -171,16 +175,21 @@ class _World(Contractions):
                 same.append(self.name(a, elements) == self.name(b, elements))
         assumed = [*assumed, *elements.said, *(f for f in self.facts.said if f is not True)]
         wrong = z.Or(nowhere[0] != nowhere[1], z.And(z.Not(nowhere[0]), z.Not(z.And(*same, True))))
-        return bool(self.ask([*assumed, *inside, wrong]) == z.unsat)
+        if self.ask([*assumed, *inside, wrong]) == z.unsat:
+            return True
+        self.wrong = self.example([*assumed, *inside, wrong])
+        return False
 
 
-def prove(rule: Rule) -> tuple[bool, str]:
-    """Whether z3 proves a one-way rule at every rank up to the bound; with what it proved, or why not."""
+def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str]:
+    """Whether z3 proves a one-way rule at every rank up to the bound; with what it proved, or why not. Where it has the sides differ
+    at sizes and attributes that it can name, these join `suspects`: evaluation may refute the rule there, or z3 knew too little."""
+    suspects = [] if suspects is None else suspects
     calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
     try:
         if rule.exact and calls & {*CONTRACTIONS, *DEFINITIONS}:
             return False, "sums are looked at over the reals"
-        done, said = (False, "") if calls & {*CONTRACTIONS, *DEFINITIONS} else _prove(rule, False)
+        done, said = (False, "") if calls & {*CONTRACTIONS, *DEFINITIONS} else _prove(rule, False, suspects)
     except Beyond as beyond:
         done, said = False, str(beyond)
     if done or rule.exact:
@@ -188,23 +197,26 @@ def prove(rule: Rule) -> tuple[bool, str]:
     if not _reals_only(rule):
         return False, "it holds over the reals at best, but integers match it"
     try:
-        return _prove(rule, True)
+        return _prove(rule, True, suspects)
     except Beyond as beyond:
         return False, str(beyond)
 
 
-def typed(rule: Rule) -> int:
+def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = QUESTIONS) -> int:
     """At how many patterns of ranks and axes the right sides have the types of the left sides wherever the rule matches; 0 if
-    z3 does not show it at one. Beyond: more than it is asked."""
+    z3 does not show it at one, which then joins `suspects` (see `prove`). Beyond: more than it is asked."""
     matched = 0
     for asked, (ranks, fixed) in enumerate(structures(rule, False)):
-        if asked == QUESTIONS:
+        if asked == questions:
             raise Beyond("too many ranks, axes and permutations")
         try:
-            found = _World(rule, ranks, fixed, False).holds(types_only=True)
+            world = _World(rule, ranks, fixed, False)
+            found = world.holds(types_only=True)
         except Reject:
             continue
         if found is False:
+            if suspects is not None and world.wrong is not None:
+                suspects.append(_instance(rule, ranks, world))
             return 0
         matched += found is True
     return matched
@@ -236,7 +248,16 @@ def _counting(calls: Sequence[Call]) -> bool:
     )
 
 
-def _prove(rule: Rule, real: bool) -> tuple[bool, str]:
+def _instance(rule: Rule, ranks: Mapping[str, int], world: _World) -> Instance:
+    """The instance at which z3 has the sides differ, of floats where the rule leaves dtypes open."""
+    values = world.wrong or {}
+    dtypes = {n: "bool" if n in world.booleans else "float32" for n in ranks}
+    attrs = {n: v for n, v in values.items() if n not in ranks}
+    attrs |= {n: "float32" for n, (op, a) in bound(rule).items() if OPS[op].attrs[a] == "dtype"}
+    return Instance({n: Type(values[n], dtypes[n]) for n in ranks}, attrs, frozenset())
+
+
+def _prove(rule: Rule, real: bool, suspects: list[Instance]) -> tuple[bool, str]:
     matched = asked = 0
     until = perf_counter() + SECONDS
     for ranks, fixed in structures(rule, real):
@@ -244,10 +265,13 @@ def _prove(rule: Rule, real: bool) -> tuple[bool, str]:
         if asked > QUESTIONS:
             return False, "too many ranks, axes and permutations"
         try:
-            found = _World(rule, ranks, fixed, real, until).holds()
+            world = _World(rule, ranks, fixed, real, until)
+            found = world.holds()
         except Reject:
             continue
         if found is False:
+            if world.wrong is not None:
+                suspects.append(_instance(rule, ranks, world))
             return False, f"z3 does not show it at ranks {ranks}"
         matched += found is True
     functions = "over the reals" if real else "for any elementwise functions"

@@ -20,6 +20,7 @@ from .sums import Many
 
 COST = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is true
 EFFORT = 1_500_000  # of z3 per question, in its own units: about half a second, the same however busy the machine is
+SMALL = 4  # sizes and attributes of examples
 MILLISECONDS = 5000  # per question in any case
 NAMES = (
     "float32",
@@ -107,6 +108,38 @@ class Unknowns:
         solver.set("rlimit", EFFORT)
         solver.add(*(f for f in facts if f is not True))
         return solver.check()
+
+    def example(self, facts: Sequence[Any]) -> dict[str, Any] | None:
+        """Small sizes and attributes at which facts hold, by the names of the rule's variables: shapes for tensors. None if z3 finds
+        none, or an attribute is nothing that counts."""
+        z, found = self.z, {}
+        unknown = [
+            n
+            for v in self.env.values()
+            for n in (v.shape if isinstance(v, Sym) else v if isinstance(v, tuple) else (v,))
+        ]
+        solver = z.Solver()
+        solver.set("timeout", MILLISECONDS)
+        solver.set("rlimit", EFFORT)
+        solver.add(*(f for f in facts if f is not True), *(z.And(n >= 0, n <= SMALL) for n in unknown if z.is_expr(n)))
+        if solver.check() != z.sat:
+            return None
+        model = solver.model()
+
+        def number(n: Any) -> Any:
+            if not z.is_expr(n):
+                return n
+            value = model.eval(n, model_completion=True)
+            return (
+                value.as_long()
+                if z.is_int_value(value)
+                else float(value.approx(20).as_fraction() if z.is_algebraic_value(value) else value.as_fraction())
+            )
+
+        for name, value in self.env.items():
+            parts = value.shape if isinstance(value, Sym) else value
+            found[name] = tuple(map(number, parts)) if isinstance(parts, tuple) else number(parts)
+        return found
 
     def value(self, attr: Attr) -> Any:
         """An attribute expression over unknowns."""

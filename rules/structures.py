@@ -48,7 +48,7 @@ def bits(rule: Rule) -> set[str]:
     return set() if any(isinstance(t, Literal) for t in terms) else {t.name for t in terms if isinstance(t, Var)}
 
 
-def _bound(rule: Rule) -> dict[str, tuple[str, str]]:
+def bound(rule: Rule) -> dict[str, tuple[str, str]]:
     """Attribute variables of the left sides: (op, attribute) where each is bound."""
     found: dict[str, tuple[str, str]] = {}
     for side in rule.lefts:
@@ -148,12 +148,12 @@ def structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[st
     """Ranks of tensor variables with axes and permutations for attribute variables, and unknowns for the others."""
     module = z3()
     names = list(dict.fromkeys(v for t in rule.lefts for v in variables(t)))
-    bound = _bound(rule)
+    places = bound(rule)
     unknown: dict[str, Any] = {}
     windowed: dict[str, int] = {}
     options: dict[str, Callable[[Sequence[int]], list[Any]]] = {}
     largest = _named(rule)
-    for n, (op, a) in bound.items():
+    for n, (op, a) in places.items():
         kind = OPS[op].attrs[a]
         if a == "axis":
             options[n] = _axes

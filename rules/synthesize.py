@@ -41,7 +41,7 @@ LIMITS = Limits(nodes=25_000, iterations=6, seconds=20.0)
 BATCH = 300  # candidates in one e-graph
 CHOSEN = 6  # candidates made rules between two saturations
 #: How hard a rule is tried, as (seed, instances): while it is generalised, again if that let too much through, for good.
-EFFORTS = (((0, 8),), ((1, 24), (2, 24)), ((1, 24), (2, 24), (3, 36)))
+EFFORTS = (((0, 8),), ((1, 24), (2, 24)), ((0, 24), (1, 24), (2, 24), (3, 36)))
 ATTEMPTS = 400  # tries for one instance: conditions that meet so seldom are no rule's
 BACK = "-back"  # ends the name of a rule that is another one's reverse
 SHAPES = 2  # instances at which a candidate must be derived to be dropped
@@ -555,11 +555,7 @@ class _Search:
             return
         yield found
         back = replace(one, left=one.right, right=one.left)
-        if (
-            found.rule.both
-            or set(one.ops[0]) != set(one.ops[1])
-            or set(variables(one.left)) != set(variables(one.right))
-        ):
+        if found.rule.both or set(variables(one.left)) != set(variables(one.right)):
             return
         if back.left in subterms(back.right) or back.right in subterms(back.left):
             return
@@ -653,7 +649,8 @@ def synthesize(
             break
         say(f"trying to prove {one.rule.name}")
         proofs.append(replace(one, verdict=verdict(one.rule, seed=seed)))
-    result.found[: len(proofs)] = proofs
+    result.found[: len(proofs)] = [f for f in proofs if f.verdict.status != "refuted"]
+    result.counts["refuted"] += sum(f.verdict.status == "refuted" for f in proofs)
     if base is not None and not stop():
         say("comparing with the rules in force")
         result.found = compare(result.found, list(base), session)

@@ -365,6 +365,19 @@ def test_wrong_rules_of_sums_are_not_proved() -> None:
 
 
 @needs_z3
+@pytest.mark.parametrize(
+    "text",
+    [
+        "concat(a, d, axis=i) + concat(b, c, axis=i) => concat(a + b, d + c, axis=i) if fits(b, a), size(d, i) == size(c, i)",
+        "slice(a, axis=1, start=s, stop=1) * slice(b, axis=0, start=s, stop=1)"
+        " => slice(a, axis=1, start=s, stop=1) @ slice(b, axis=0, start=s, stop=1) if rank(a) == 2",
+    ],
+)
+def test_sizes_that_sampling_misses_are_found_by_the_proof_that_fails(text: str) -> None:
+    assert check(text) == ["refuted"]  # axes of size 0 and 1 side by side
+
+
+@needs_z3
 def test_ranges_that_are_empty_are_not_cut() -> None:
     blocks = Rule("blocks", "concat(a, b, axis=i) @ concat(d, c, axis=0)", "concat(b, a, axis=i) @ concat(c, d, axis=0)",
                   when=("rank(a) == 2", "rank(d) == 2", "shape(d) == shape(c)", "size(a, -1) == size(d, -2)"))  # fmt: skip
