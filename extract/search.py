@@ -117,61 +117,92 @@ def search(
 
     NoPlanError if some output cannot be made by the backends' kernels, or not within the budgets.
     """
-    start, clock = time.monotonic(), Clock(dict.fromkeys(("price", "solve", "measure"), 0.0))
+    clock = Clock(dict.fromkeys(("price", "solve", "measure"), 0.0))
     known, rounds, stopped = _Known(hypergraph, measurer), 0, "measured" if measurer else "prices only"
     limits = (solve_seconds,) if measurer is None or deterministic else (min(QUICK_S, solve_seconds), solve_seconds)
-    chosen: list[int] = []
-
-    def ended() -> bool:
-        return stop() or time.monotonic() - start > seconds
-
-    def solved(cost: Sequence[float], limit: float) -> tuple[list[int], Extraction]:
-        pressed = stop()  # before: then this solve is what the best so far is made by
-        if not deterministic:
-            left = 0.0 if pressed else (1 + BEYOND) * seconds - (time.monotonic() - start)
-            limit = max(min(LAST_S, limit), min(limit, left))
-        with clock.running("solve"):
-            halted = None if pressed else stop
-            return _solve(hypergraph, cost, limit, deterministic, budgets, chosen, halted)
-
+    plans = _Plans(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
     while True:
         rounds += 1
         with clock.running("price"):
             prices = _prices(hypergraph, pricer)
         hopes = known.hopes(prices)
-        for limit in limits:  # more time only where the search would end, or where budgets are not kept within less
-            try:
-                chosen, found = solved(hopes, limit)
-            except NoPlanError:
-                if not budgets or limit == limits[-1]:
-                    raise
-                continue
-            lacking, look, later = known.lacking(chosen, prices)
-            if lacking or known.under_way or found.optimal:
-                break
+        found, (lacking, look, later) = plans.next(known, prices, hopes)
         if measurer is None or not (lacking or known.under_way):
             break
-        if ended():
+        if plans.ended():
             stopped = "budget"
             if not known.under_way:
                 break
         if progress and lacking:
             what = f"{'measuring' if look else 'searching'} {len(lacking)} kernels"
-            progress(f"round {rounds}: {sum(hopes[i] for i in chosen):.1f} µs, {what}")
+            progress(f"round {rounds}: {sum(hopes[i] for i in plans.chosen):.1f} µs, {what}")
         with clock.running("measure"):
-            worth = Worth(hypergraph, pricer, prices, ended, limited=bool(budgets))
+            worth = Worth(hypergraph, pricer, prices, plans.ended, limited=bool(budgets))
             useful = [i for i in lacking if hopes[i] <= worth(hypergraph.candidates[i])]
             known.measure([hypergraph.candidates[i] for i in useful or lacking], worth, look, later)
-    if (measurer is not None or doubt) and any(known.hoped(i, prices[i]) for i in chosen):
-        # the time is up: what was not measured counts as much as it may take, not as hoped
-        doubtful = [_doubted(c, p) for c, p in zip(hypergraph.candidates, prices)]
-        chosen, believed = solved(doubtful, solve_seconds)
-        bound = min(believed.lower_bound, found.lower_bound)  # of the prices that were hoped for
-        found = replace(believed, lower_bound=bound, optimal=believed.optimal and bound >= believed.cost * (1 - 1e-9))
-    optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
+    if (measurer is not None or doubt) and any(known.hoped(i, prices[i]) for i in plans.chosen):
+        found = plans.without_hope(prices, found)
+    optimism = sum(prices[i].us - prices[i].low for i in plans.chosen if prices[i].source != "measured")
     return Choice(
-        hypergraph, chosen, prices, found, rounds, len(known.done), optimism, stopped, clock.seconds, tuple(budgets)
+        hypergraph, plans.chosen, prices, found, rounds, len(known.done), optimism, stopped, clock.seconds, tuple(budgets)
     )  # fmt: skip
+
+
+@dataclass
+class _Plans:
+    """The plans of one search: each is solved for from the one before, within what is left of the time."""
+
+    hypergraph: Hypergraph
+    budgets: Sequence[Budget]
+    seconds: float  # of the whole search
+    limits: Sequence[float]  # seconds of a solve: of the first try, and of the next
+    deterministic: bool
+    stop: Callable[[], bool]
+    clock: Clock
+    chosen: list[int] = field(default_factory=list)
+    start: float = field(default_factory=time.monotonic)
+
+    def ended(self) -> bool:
+        """Whether nothing more is to be measured."""
+        return self.stop() or time.monotonic() - self.start > self.seconds
+
+    def solve(self, cost: Sequence[float], limit: float) -> Extraction:
+        """The cheapest plan at the given costs is `chosen`. NoPlanError if there is none, or none was found in time."""
+        pressed = self.stop()  # before: then this solve is what the best so far is made by
+        if not self.deterministic:
+            left = 0.0 if pressed else (1 + BEYOND) * self.seconds - (time.monotonic() - self.start)
+            limit = max(min(LAST_S, limit), min(limit, left))
+        halted = None if pressed else self.stop
+        with self.clock.running("solve"):
+            self.chosen, found = _solve(
+                self.hypergraph, cost, limit, self.deterministic, self.budgets, self.chosen, halted
+            )
+        return found
+
+    def next(
+        self, known: _Known, prices: Sequence[Priced], hopes: Sequence[float]
+    ) -> tuple[Extraction, tuple[list[int], bool, Later]]:  # fmt: skip
+        """A plan at the costs that are hoped for, and what to measure for it: with more time only where the search would end, or where
+        budgets are not kept within less."""
+        for limit in self.limits:
+            try:
+                found = self.solve(hopes, limit)
+            except NoPlanError:
+                if not self.budgets or limit == self.limits[-1]:
+                    raise
+                continue
+            wanted = known.lacking(self.chosen, prices)
+            if wanted[0] or known.under_way or found.optimal:
+                break
+        return found, wanted
+
+    def without_hope(self, prices: Sequence[Priced], hoped: Extraction) -> Extraction:
+        """The plan where the time is up: what was not measured counts as much as it may take. The bound is that of the prices that
+        were hoped for."""
+        doubtful = [_doubted(c, p) for c, p in zip(self.hypergraph.candidates, prices)]
+        found = self.solve(doubtful, self.limits[-1])
+        bound = min(found.lower_bound, hoped.lower_bound)
+        return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
 
 
 def _doubted(candidate: Candidate, price: Priced) -> float:
