@@ -25,6 +25,7 @@ ORDER = table("order", "algebra", [
 #: --ops matmul,add,mul,transpose,concat,split,relu --size 3, and --ops exp,log,mul,div,recip,sqrt,neg --size 2 --variables 2
 ARITHMETIC = table("found arithmetic", "algebra", [
     Rule("relu-times-relu", "relu(a) * relu(a)", "a * relu(a)", doc="where a value is negative both are zero"),
+    Rule("relu-of-rectified-factor", "relu(a * relu(b))", "relu(a) * relu(b)", doc="a factor that is not negative leaves a relu"),
     Rule("recip-recip", "recip(recip(a))", "a", growth="collects", doc="two reciprocals cancel"),
     Rule("div-by-recip", "a / recip(b)", "a * b", growth="collects", doc="dividing by a reciprocal is multiplying"),
     Rule("log-recip", "log(recip(a))", "neg(log(a))", doc="the logarithm of a reciprocal"),
