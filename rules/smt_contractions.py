@@ -100,24 +100,22 @@ class Contractions(Layout):
         strides, dilations, pads = attrs["strides"], attrs["dilations"], attrs["pads"]
         if n < 1 or len(kernel) != n or len(strides) != n or len(dilations) != n or len(pads) != 2 * n:
             raise Reject
-        sizes = []
+        sizes, spans = [], []
         for j in range(n):
             span = x.shape[2 + j] + pads[j] + pads[n + j] - dilations[j] * (kernel[j] - 1) - 1
             sizes.append(self.strided("positions", span, strides[j]) + 1)
+            spans.append(span)
             facts.said += [z.IntVal(1) <= strides[j], z.IntVal(1) <= dilations[j], span >= 0]
 
         def read(i: Sequence[Any], inner: Sequence[Any]) -> tuple[list[Any], Any]:
-            places = [self.strided("step", i[2 + j], strides[j]) + inner[j] * dilations[j] - pads[j] for j in range(n)]
+            steps = [self.strided("step", i[2 + j], strides[j]) for j in range(n)]
+            for k, step, span, size, stride in zip(i[2:], steps, spans, sizes, strides):
+                if z.is_expr(stride):  # the last window ends within the image and its padding
+                    facts.said.append(z.Implies(z.And(k >= 0, k < size), z.And(step >= 0, step <= span)))
+            places = [step + k * dilations[j] - pads[j] for j, (step, k) in enumerate(zip(steps, inner))]
             return places, z.And(*(c for j, p in enumerate(places) for c in (p >= 0, p < x.shape[2 + j])))
 
         return sizes, read
-
-    def strided(self, name: str, value: Any, stride: Any) -> Any:
-        """A value divided by a stride, or multiplied with it: an unknown function, which is all that is needed of them."""
-        if not self.z.is_expr(stride) and stride == 1:
-            return value
-        number = self.z.IntSort()
-        return self.function(name, number, number, number)(value, stride)
 
     def _conv(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
         z, (x, w), groups = self.z, args, attrs["groups"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -40,7 +41,15 @@ _REAL: dict[str, Callable[..., Any]] = {
 
 
 class Elements(Sums):
-    """What elementwise ops make of values and of elements."""
+    """What elementwise ops make of values and of elements. `poles`: quotients as they were made, with where they are infinite;
+    `composites`: how many are being taken apart."""
+
+    composites = 0
+
+    @cached_property
+    def poles(self) -> dict[int, tuple[Any, Any, Any, Any]]:
+        """Quotients by the numbers of their terms: the term, above, below, and where it was said to have no value."""
+        return {}
 
     def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
         """An elementwise op: sizes broadcast, dtypes agree."""
@@ -142,7 +151,7 @@ class Elements(Sums):
             return self.decomposed(entry, x, attrs, facts, dtype)
         if self.real and name in _REAL:
             if name in ("div", "recip"):
-                facts.undefined.append(x[-1] == 0)
+                return self.quotient(x[0] if name == "div" else z.RealVal(1), x[-1], facts)
             return _REAL[name](z, *x)
         if (
             self.real
@@ -170,6 +179,20 @@ class Elements(Sums):
             one = self.number(value, dtype)
             facts.said.append(function(*[one] * len(x), dtype) == one)
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
+
+    def quotient(self, top: Any, bottom: Any, facts: Facts) -> Any:
+        """A quotient. By one that was just made it is zero where that is infinite: only 0/0 has no value there."""
+        z = self.z
+        pole = self.poles.pop(bottom.get_id(), None)
+        if pole is not None and facts.undefined and facts.undefined[-1] is pole[-1]:
+            _, above, below, _ = pole
+            facts.undefined[-1] = z.Or(z.And(below == 0, above == 0), z.And(below != 0, bottom == 0))
+            return z.If(below == 0, z.RealVal(0), top / bottom)
+        facts.undefined.append(bottom == 0)
+        found = top / bottom
+        if not self.composites:  # in a composite one element may be read twice
+            self.poles[found.get_id()] = (found, top, bottom, facts.undefined[-1])
+        return found
 
     def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts, dtype: Any) -> Any:
         """A composite by its decomposition, element by element. An attribute that is unknown is put in as two numbers, one after the
@@ -205,4 +228,8 @@ class Elements(Sums):
                     done[id(node)] = self.element(node.entry, inner, dict(node.attrs), facts, boolean, dtype)
             return done[id(node)]
 
-        return walk(first, second)
+        self.composites += 1
+        try:
+            return walk(first, second)
+        finally:
+            self.composites -= 1

@@ -76,6 +76,11 @@ class Equality(Unknowns):
         def holds(claim: Any, *more: Any) -> bool:
             return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
 
+        for k, size in (pair for t in (left, right) for bound, _ in t.terms for pair in bound):
+            if any(str(k) in self.names_in(f) for f in assumed) and holds(
+                size == 1
+            ):  # then `parts` puts in its one value
+                assumed = [*assumed, *self.carried(assumed, [(k, z.IntVal(0))])]
         groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any], list[Any]]] = []
         for sign, side in ((1, left), (-1, right)):
             for bound, body in (part for term in side.terms for part in self.parts(term, ranges, holds)):

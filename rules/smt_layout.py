@@ -37,12 +37,26 @@ class Layout(Elements):
         (x,), axis = args, self.axis(args[0], attrs)
         start, stop, step = attrs["start"], attrs["stop"], attrs["step"]
         facts.said += [start >= 0, start <= stop, stop <= x.shape[axis], step >= 1]
-        size = stop - start if isinstance(step, int) and step == 1 else (stop - start + step - 1) / step
+        plain = isinstance(step, int) and step == 1
+        size = stop - start if plain else (stop - start + step - 1) / step
+        if self.z.is_expr(step):  # as windows count
+            last = self.strided("positions", stop - start - 1, step)
+            self.facts.said.append(self.z.Implies(self.z.And(stop > start, step >= 1), size == last + 1))
 
         def at(i: Sequence[Any]) -> Any:
+            if self.z.is_expr(step):
+                facts.said.append(self.strided("step", i[axis], step) == step * i[axis])
             return x.at([*i[:axis], start + step * i[axis], *i[axis + 1 :]])
 
         return Sym(_put(x.shape, axis, size), x.dtype, at, x.boolean)
+
+    def strided(self, name: str, value: Any, stride: Any) -> Any:
+        """A value divided by a stride, rounded down, or multiplied with it: an unknown function, which is all that is needed of
+        them where no slice takes such steps."""
+        if not self.z.is_expr(stride) and stride == 1:
+            return value
+        number = self.z.IntSort()
+        return self.function(name, number, number, number)(value, stride)
 
     def _flip(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
         (x,), axis = args, self.axis(args[0], attrs)

@@ -56,14 +56,15 @@ def table(rules: Sequence[Rule]) -> str:
 def update(rules: Iterable[Rule], say: Callable[[str], None] = print, *, keep: bool = False) -> dict[str, Status]:
     """Check rules and write the file; statuses by rule name. keep: what is stored of other rules stays."""
     rules, statuses = list(rules), {}
-    names = {rule.name for rule in rules}
-    known = json.loads(FILE.read_text(encoding="utf-8")) if keep else {}
-    found = {k: v for k, v in known.items() if v["rule"] not in names}
+    found: dict[str, dict[str, str]] = {}
     for rule in rules:
         seen = verdict(rule, samples=SAMPLES)
         found[key(rule)] = {"rule": rule.name, "status": seen.status, "detail": seen.detail}
         statuses[rule.name] = seen.status
         say(f"{seen.status:>8}  {rule.name}")
+    if keep:  # read as late as this, for others may have written meanwhile
+        known = json.loads(FILE.read_text(encoding="utf-8"))
+        found = {k: v for k, v in known.items() if v["rule"] not in statuses} | found
     FILE.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
     stored.cache_clear()
     return statuses

@@ -66,3 +66,34 @@ def test_a_constant_in_other_shapes() -> None:
     fill = "broadcast_to(full(value=v, shape=s, dtype=d), shape=t)"
     assert prove(Rule("one", fill, "full(value=v, shape=t, dtype=d)", exact=True))[0]
     assert not prove(Rule("one", fill, "full(value=v, shape=s, dtype=d)", exact=True))[0]
+
+
+POINTWISE = ("size(w, 2) == 1", "size(w, 3) == 1")
+STRIDED = "conv(x, w, strides=s, pads=(0, 0, 0, 0), dilations=d, groups=g)"
+SLICED = ("conv(slice(slice(x, axis=2, start=0, stop=size(x, 2), step=s[0]), axis=3, start=0, stop=size(x, 3), step=s[1]), w,"
+          " strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), groups=g)")  # fmt: skip
+
+
+def test_windows_of_one_place_are_slices() -> None:
+    assert prove(Rule("one", STRIDED, SLICED, when=POINTWISE))[0]
+    assert not prove(Rule("one", STRIDED, SLICED, when=POINTWISE[:1]))[0]
+    for old, new in (("start=0", "start=1"), ("step=s[1]", "step=s[0]"), ("step=s[1]", "step=1"), ("(1, 1),", "s,")):
+        assert not prove(Rule("one", STRIDED, SLICED.replace(old, new, 1), when=POINTWISE))[0]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "holds"),
+    [
+        ("recip(recip(x))", "x", True),
+        ("x / (y / z)", "(x * z) / y", True),
+        ("recip(x) + recip(recip(x))", "recip(x) + x", True),
+        ("recip(recip(x))", "abs(x)", False),
+        ("recip(x / y) * recip(y)", "recip(x)", False),  # 0 times infinity where y is 0
+        ("x / (x / y)", "y", False),  # 0 / 0 where x is 0
+        ("(x / y) / (z / y)", "x / z", False),
+        ("recip(x) * x", "recip(x) * x * x * recip(x)", True),
+        ("x / (y / y)", "x", False),
+    ],
+)
+def test_by_what_is_infinite_nothing_is_left(left: str, right: str, holds: bool) -> None:
+    assert prove(Rule("one", left, right, when=("floating(x)",)))[0] == holds
