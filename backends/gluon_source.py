@@ -25,6 +25,7 @@ from .index import WIDE, Axis, Index, index
 from .kir import Expr, Kernel, Store, Unfusable, walk
 from .kir_loops import power_of, rolled
 from .tiling import MULTIPROCESSORS, Shape, Tiling
+from .triton_fits import SHARED
 from .triton_frame import Scope
 from .triton_source import Function
 from .triton_text import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Launch, Tile, names_it
@@ -108,6 +109,7 @@ class Roles(Function):
         self.cut = False  # whether tiles beyond the last one are cut by a mask
         self.width = 0
         self.asked = ""  # the descriptor of queries that are copied too
+        self.slots = 1  # places for the queries of a tile
         self.factor: Tile | None = None  # of each row's scores, which are known without it
 
     # ------------------------------------------------------------ layouts
@@ -188,7 +190,7 @@ class Roles(Function):
             raise Unfusable("queries that are no rows, or two dtypes")
         narrow = TRITON[dtype]
         if left.text != raw:
-            self.line(f"queries.index(W).store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})")
+            self.line(f"{self.mine}.store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})")
             self.line("fence_async_shared()")
         split = self._bounds(ready, top)
         names = {e: self.fresh("max" if e is top else "acc") for e in ready}
@@ -198,7 +200,7 @@ class Roles(Function):
         for text in (
             "slot = step % STAGES",
             "mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)",
-            f"coming = warpgroup_mma(queries.index(W), {keys.replace('ahead', 'slot')}, {self._zeros()}, use_acc=False, is_async=True)",
+            f"coming = warpgroup_mma({self.mine}, {keys.replace('ahead', 'slot')}, {self._zeros()}, use_acc=False, is_async=True)",
             f"{axis.name}_ = begin + (blocks - 1) * {self.block[axis.name]}",
         ):
             self.line(text, first)
@@ -222,7 +224,7 @@ class Roles(Function):
         for text in (
             "ahead = (step + 1) % STAGES",
             "mbarrier.wait(keys_full.index(ahead), ((step + 1) // STAGES) & 1)",
-            f"coming = warpgroup_mma(queries.index(W), {keys}, {self._zeros()}, use_acc=False, is_async=True)",
+            f"coming = warpgroup_mma({self.mine}, {keys}, {self._zeros()}, use_acc=False, is_async=True)",
             "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
             f"pending = warpgroup_mma(weights, {values}, {acc}, is_async=True)",
             f"{axis.name}_ = begin + (blocks - 1 - block) * {self.block[axis.name]}",
@@ -238,7 +240,7 @@ class Roles(Function):
         self.line("for block in range(1, blocks):", outer)
         outer.lines += inner.lines
         for text in (
-            *(["mbarrier.arrive(queries_empty.index(0))"] if self.asked else []),
+            *([f"mbarrier.arrive(queries_empty.index({self.slot}))"] if self.asked else []),
             "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
             f"pending = warpgroup_mma(weights, {values}, {acc}, is_async=True)",
             f"{acc} = warpgroup_mma_wait(0, deps=[pending])",
@@ -263,11 +265,36 @@ class Roles(Function):
         for e in walk(left):  # what else is read for them is under way while they are waited for
             if e.op == "load" and e is not loads[0] and e.axes <= self.top.bound:
                 self.value(e)
-        self.line(f"mbarrier.wait(queries_full.index(0), {self.turn} & 1)")
+        self.slots = 2 if self.turn != "0" and self.shared(2) <= SHARED else 1
+        self.line(f"mbarrier.wait(queries_full.index({self.slot}), {self.phase})")
         if left != (loads[0],) or own:
-            self.line("raw = queries.index(W).load(Q)")
+            self.line(f"raw = {self.mine}.load(Q)")
         self.top.known[loads[0]] = Tile("raw", ("m", deep), loads[0].value[3])
         return "raw"
+
+    @property
+    def slot(self) -> str:
+        """The place of a turn's queries."""
+        return "turn % 2" if self.slots == 2 else "0"
+
+    @property
+    def phase(self) -> str:
+        """How often, even or odd, that place was used before."""
+        return "turn // 2 & 1" if self.slots == 2 else f"{self.turn} & 1"
+
+    def queries(self, group: str) -> str:
+        """A group's queries of this turn."""
+        return f"queries.index({f'turn % 2 * {self.groups} + ' if self.slots == 2 else ''}{group})"
+
+    @property
+    def mine(self) -> str:
+        """The queries of the group that computes."""
+        return self.queries("W")
+
+    def shared(self, slots: int) -> int:
+        """Bytes of shared memory: queries, rings, and results on their way to other layouts."""
+        keys, n = self.block[self.axis.name], self.tiling.n
+        return 2 * (self.tall * (slots * self.width + n) + self.tiling.stages * keys * (self.width + n))
 
     def _zeros(self) -> str:
         return f"tl.zeros([{GROUP}, {self.block[self.axis.name]}], tl.float32, layout=S)"
@@ -502,14 +529,14 @@ class Roles(Function):
             tile = f"tile_m * {self.tall}" if self.shape.m > self.tall else "0"
             size = 2 * self.groups * math.prod(found.block)
             lines += [
-                f"{pad}mbarrier.wait(queries_empty.index(0), {self.turn} & 1 ^ 1)",
-                f"{pad}mbarrier.expect(queries_full.index(0), {size})",
+                f"{pad}mbarrier.wait(queries_empty.index({self.slot}), {self.phase} ^ 1)",
+                f"{pad}mbarrier.expect(queries_full.index({self.slot}), {size})",
             ]
             for group in range(self.groups):
                 lines.append(f"{pad}rows = {tile} + {group * GROUP}")
                 lines.append(
-                    f"{pad}fetch_box({self.asked}, [{', '.join(found.origin)}], queries_full.index(0), "
-                    f"queries.index({group}))"
+                    f"{pad}fetch_box({self.asked}, [{', '.join(found.origin)}], queries_full.index({self.slot}), "
+                    f"{self.queries(str(group))})"
                 )
         lines += [pad + text for text in self.bounds]
         lines += [f"{pad}for block in range(blocks):", f"{inner}slot = step % STAGES"]
@@ -531,7 +558,7 @@ class Roles(Function):
         dtype = TRITON[self.kernel.buffers[self.described[boxes[-1]][0]].dtype]
         swizzled = f"gl.NVMMASharedLayout(swizzle_byte_width={_swizzle(self.width)}, element_bitwidth=16, rank=2)"
         lines.append(
-            f"queries = gl.allocate_shared_memory({dtype}, [{self.groups}, {GROUP}, {self.width}], {swizzled})"
+            f"queries = gl.allocate_shared_memory({dtype}, [{self.slots * self.groups}, {GROUP}, {self.width}], {swizzled})"
         )
         for ring, name in self.rings:
             rows, columns = self.described[name][1].block
@@ -542,8 +569,10 @@ class Roles(Function):
                 )
         if self.asked:
             for part, count in (("full", 1), ("empty", self.groups)):
-                lines.append(f"queries_{part} = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())")
-                lines.append(f"mbarrier.init(queries_{part}.index(0), count={count})")
+                lines.append(
+                    f"queries_{part} = gl.allocate_shared_memory(gl.int64, [{self.slots}, 1], mbarrier.MBarrierLayout())"
+                )
+                lines += [f"mbarrier.init(queries_{part}.index({i}), count={count})" for i in range(self.slots)]
         lines.append(f"for i in gl.static_range({stages}):")
         for ring, _ in self.rings:
             lines.append(f"    mbarrier.init({ring}_full.index(i), count=1)")

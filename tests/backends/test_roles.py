@@ -99,3 +99,14 @@ def test_the_source_of_roles_is_the_golden_file(update_golden: bool) -> None:
     if update_golden:
         path.write_text(f"# Generated; see test_roles.py.\n{text}", encoding="utf-8")
     assert path.read_text(encoding="utf-8").partition("\n")[2] == text
+
+
+@pytest.mark.parametrize(("stages", "slots"), [(2, 2), (6, 1)])
+def test_queries_of_the_next_tile_come_ahead_where_there_is_room(stages: int, slots: int) -> None:
+    q, k, v = (x(n, 64, 1024, 64) for n in "qkv")
+    template = generated(c.attention(q, k, v, scale=0.1))
+    kind = Operand(Type((64, 1024, 64), "float16"), contiguous((64, 1024, 64)))
+    schedule = {"m": 128, "n": 64, "k0": 64, "k1": 128, "warps": 8, "stages": stages, "roles": 1}
+    (one,) = launches(template, Call(dict.fromkeys(template.operands, kind), kind, {}, schedule=schedule))
+    assert f"gl.float16, [{2 * slots}, 64, 64]" in one.source
+    assert f"queries_full = gl.allocate_shared_memory(gl.int64, [{slots}, 1]" in one.source
