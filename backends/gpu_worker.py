@@ -40,6 +40,7 @@ NORMS = ("rel_fro", "max_abs", "max_rel", "max_ulp")
 QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 600.0, 40, 3
 FIRST_CALLS = 8  # that say how many calls are quick
 ROTATION = 2  # times the cache's size that operands must be to rotate through it
+ROOM = 3  # times the cache's size that they are where memory allows
 HIDING = 3  # copies that fill the cache: while they run, the host gets ready what follows
 MOST_CALLS = 200
 ENOUGH, STEADY = 7, 0.005  # samples after which a deviation below this share of the median ends the sampling
@@ -213,7 +214,7 @@ class Bench:
     def _arguments(self, calls: int) -> list[Arguments]:
         """As many sets of operands as `calls` in a row need to find nothing in cache, memory allowing."""
         most = self.device.budget_bytes // self.nbytes
-        wanted = min(calls, -(-5 * self.device.cache_bytes // self.nbytes), max(1, most))
+        wanted = min(calls, -(-ROOM * self.device.cache_bytes // self.nbytes), max(1, most))
         while len(self.sets) < wanted:
             first = self.sets[0].operands
             copies = {
