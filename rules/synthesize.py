@@ -297,9 +297,10 @@ def _of_shapes(guard: Attr) -> bool:
     return isinstance(guard, Apply) and isinstance(guard.args[0], Apply) and guard.args[0].function == "shape"
 
 
-def _fixed(slot: tuple[str, Attr]) -> bool:
-    """Whether an attribute kept the number that it was found with: a reverse that holds there only is no law."""
-    return slot[0] in ("axis", *CUTS) and isinstance(slot[1], Value) and slot != ("start", Value(0))
+def _fixed(slot: tuple[str, Attr], home: int) -> bool:
+    """Whether an attribute kept the number that it was found with: a reverse that holds there only is no law. The axes of images
+    have numbers."""
+    return slot[0] in (CUTS if home else ("axis", *CUTS)) and isinstance(slot[1], Value) and slot != ("start", Value(0))
 
 
 @dataclass
@@ -560,7 +561,7 @@ class _Search:
         if back.left in subterms(back.right) or back.right in subterms(back.left):
             return
         returned = self.form(back, size, found.rule.name + BACK)
-        if returned is not None and not any(_fixed(slot) for slot in slots(returned.rule.lefts[0])):
+        if returned is not None and not any(_fixed(slot, self.world.home) for slot in slots(returned.rule.lefts[0])):
             yield returned
 
     def form(self, one: Candidate, size: int, name: str) -> Found | None:
