@@ -154,10 +154,14 @@ class Program:
             self.reset()
         return self
 
+    def check_room(self) -> None:
+        """DeviceMemoryError if what it takes is not free on its GPU. Nothing is allocated."""
+        if self.manifest.device == "cuda" and self.device != "cpu":
+            gpu.check_room(self.device, self.memory()["cuda"])
+
     def _bind(self) -> None:
         if self.manifest.device == "cuda":
-            if self.device != "cpu":
-                gpu.check_room(self.device, self.memory()["cuda"])
+            self.check_room()
         bind = executed(self.source, self.manifest.name)["bind"]
         self.states = {spec[0]: self._exchange.zeros(spec) for spec in self.manifest.states}
         self.reset()

@@ -38,7 +38,12 @@ NEXT = 2  # alternatives searched together with each kernel of the winner, if th
 MUCH = 0.03  # of the plan's cost: less at stake waits for more
 LEAST = 16  # kernels of a round, if there are so many: it costs a solve, and at its end compilers wait for each other
 UNKNOWN = 4  # times its bound that is at stake where nothing else is known of a kernel of the winner
-UNTRIED = 4  # times what it may take that a kernel with schedules counts that was never run: they were guessed, and may not even compile
+UNTRIED = 4  # times the most it may take that a product with schedules counts that was never run: they were guessed, and may not even compile
+KNOWN, GUESSED = (
+    4,
+    6,
+)  # times what is expected that libraries' kernels may take, and generated ones of a family that is guessed well
+SIMPLE = ("pointwise", "reduction")
 HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
 # three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
 
@@ -206,10 +211,13 @@ class _Plans:
 
 
 def _doubted(candidate: Candidate, price: Priced) -> float:
-    """What a candidate may take if it is not measured before it is used."""
+    """What a candidate may take if it is not measured before it is used: a library's little more than is expected, what was generated
+    without a product some more, and with one far more."""
     if price.source == "measured":
         return price.us
-    return price.high if candidate.is_view or candidate.template.space is None else price.high * UNTRIED
+    if candidate.is_view or candidate.template.space is None:
+        return min(price.high, KNOWN * price.us)
+    return min(price.high, GUESSED * price.us) if candidate.template.family in SIMPLE else price.high * UNTRIED
 
 
 Later = Sequence[tuple[Candidate, bool]]  # and whether a first look is enough

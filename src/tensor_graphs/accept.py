@@ -167,6 +167,7 @@ class Acceptance:
     def _judged(self, program: Program, attempt: int) -> tuple[Verification, str]:
         """The verdict on a program, and what is wrong with it at other sizes. Halted by Ctrl-C."""
         poll = self.polled()
+        program.check_room()  # before what it is compared with takes time and memory
         verdict = verify(
             self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed,
             flops=graph_flops(list(self.work.roots)), references=self.references, device=program.tensors, enough=self.over,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -351,3 +352,19 @@ def test_rivals_are_measured_beside_the_winner_only_where_they_may_beat_what_is_
     prices = Prices({"exp0": 1.0, "exp1": 2.0, "exp2": 3.0, "exp3": 4.0})  # half of it at best, 1.1 times it expected
     assert chosen(search(variants(4), prices, prices)) == ["exp0"]
     assert prices.asked == [["exp0", "exp1"]]
+
+
+def test_what_was_never_run_counts_as_much_as_it_may_take() -> None:
+    """A library's kernel is believed before a guessed schedule of a generated one, a guessed product least."""
+    candidate = next(c for c in variants(1).candidates if not c.is_view)
+    unknown = Priced(2.0, 1.0, 60.0, "bound")
+
+    def doubted(price: Priced, family: str = "pointwise", guessed: bool = True) -> float:
+        space = (lambda call: [{}]) if guessed else None
+        return search_module._doubted(
+            replace(candidate, template=replace(candidate.template, space=space, family=family)), price
+        )
+
+    product, simple, library = doubted(unknown, "contraction"), doubted(unknown), doubted(unknown, guessed=False)
+    assert unknown.us < library < simple < unknown.high < product
+    assert doubted(replace(unknown, source="measured"), "contraction") == unknown.us
