@@ -493,32 +493,12 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         graphs = hypergraphs(session, work, view, backends)
         if options.verify:
             session.reserved = expected_seconds(prepared.graph, graph_flops(list(work.roots)), on_gpu(backends))
-        chosen: dict[int, Choice] = {}
         with open_store(session, store):
-            pricer = CostPricer(store)
-            found = graphs[-1]
+            pricer, found, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
-                found, choice = _cheapest(session, graphs, pricer, measurer)
-                chosen[id(found)] = choice
+                found, first = _cheapest(session, graphs, pricer, measurer)
             graphs.clear()  # those that lost take memory
-
-            def chosen_of(found: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
-                choice = chosen.pop(id(found), None) or choose(session, found, pricer, measurer, limits=limits)
-                if isinstance(measurer, CpuMeasurer):
-                    measurer.close()  # what it holds is free for verification; where more is to be measured, it starts again
-                return choice
-
-            acceptance = Acceptance(
-                prepared.graph, work, chosen_of, pricer.errors,
-                lambda: hypergraph(session, view_of(work), backends), session.stage,
-                partial(session.progress.say, "verify"), options.tolerance, options.seed, _fired(session, views),
-                over=lambda: session.over, late=lambda: session.late, polled=session.polled, cut=session.cut,
-            )  # fmt: skip
-            if symbolic is not None:
-                acceptance.plan = symbolic.plan
-                acceptance.elsewhere = lambda program, poll: symbolic.wrong(
-                    program, options.tolerance, options.seed, lambda: session.over, poll
-                )
+            acceptance = _acceptance(session, prepared, work, backends, pricer, measurer, first, _fired(session, views))
             checked: Verification | None = None
             if options.verify:
                 choice, program, checked = acceptance.run(found)
@@ -529,11 +509,6 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         if measurer is not None:
             measurer.close()
     report.verification = checked.to_json() if checked else None
-    report.searched = {
-        "limits": asdict(options.limits), "effort": options.effort, "exact": options.exact,
-        "rounds": max([b.iterations for b in report.blocks], default=0),
-        "rules": [asdict(r) for r in options.rules[len(ALL) :]],
-    }  # fmt: skip
     report.warnings += session.warnings
     if symbolic is not None:
         report.sizes, report.warnings = symbolic.spelled(), [*report.warnings, *symbolic.notes()]
@@ -547,6 +522,35 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     _attached(program, prepared, symbolic)
     program.reset()  # verification and timing have used its states
     return program
+
+
+def _acceptance(
+    session: Session, prepared: Prepared, work: Graph, backends: Sequence[Backend], pricer: CostPricer,
+    measurer: CpuMeasurer | GpuMeasurer | None, first: Choice | None, fired: list[Rule],
+) -> Acceptance:  # fmt: skip
+    """What looks for a plan within tolerance. `first`: the choice of its hypergraph that was made already."""
+    options, symbolic = session.options, session.symbolic
+    made = [] if first is None else [first]
+
+    def chosen_of(found: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
+        known = made.pop() if made and made[0].hypergraph is found else None
+        choice = known or choose(session, found, pricer, measurer, limits=limits)
+        if isinstance(measurer, CpuMeasurer):
+            measurer.close()  # what it holds is free for verification; where more is to be measured, it starts again
+        return choice
+
+    acceptance = Acceptance(
+        prepared.graph, work, chosen_of, pricer.errors,
+        lambda: hypergraph(session, view_of(work), backends), session.stage,
+        partial(session.progress.say, "verify"), options.tolerance, options.seed, fired,
+        over=lambda: session.over, late=lambda: session.late, polled=session.polled, cut=session.cut,
+    )  # fmt: skip
+    if symbolic is not None:
+        acceptance.plan = symbolic.plan
+        acceptance.elsewhere = lambda program, poll: symbolic.wrong(
+            program, options.tolerance, options.seed, lambda: session.over, poll
+        )
+    return acceptance
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> CpuMeasurer | GpuMeasurer | None:
@@ -596,7 +600,16 @@ def make_report(
         lower_bound_us=min(choice.extraction.lower_bound, choice.cost), optimal=choice.extraction.optimal,
         method=choice.extraction.method, priced=choice.sources, measured_now=choice.measured,
         optimism_us=choice.optimism_us, search_stopped=choice.stopped, snapshot=store.snapshot_id(),
+        searched=_searched_with(session.options, found),
     )  # fmt: skip
+
+
+def _searched_with(options: Options, blocks: Sequence[BlockReport]) -> dict[str, Any]:
+    """What it takes to rewrite the blocks as they were."""
+    return {
+        "limits": asdict(options.limits), "effort": options.effort, "exact": options.exact,
+        "rounds": max([b.iterations for b in blocks], default=0), "rules": [asdict(r) for r in options.rules[len(ALL) :]],
+    }  # fmt: skip
 
 
 SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # times the estimate, and µs beyond it, from which the report says so
