@@ -9,6 +9,7 @@ in time; --slice takes every N-th variant from the I-th on, --merge takes newer 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import subprocess
@@ -44,6 +45,7 @@ BEHIND = 0.97  # a ratio to the best peer below which a variant is counted as sl
 
 def child(options: argparse.Namespace) -> None:
     """Measure one variant in this process."""
+    faulthandler.dump_traceback_later(2.5 * options.budget + 10, repeat=True)  # says where what is stopped hung
     share_the_gpu()
     full = VARIANTS[options.child]
     work = TINY[options.child] if options.small else full
