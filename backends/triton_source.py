@@ -18,8 +18,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .index import WIDE, Axis
-from .kir import Kernel, Store, Unfusable, walk
+from .index import WIDE, Axis, index
+from .kir import Expr, Kernel, Store, Unfusable, walk
 from .kir_split import counted
 from .tiling import Shape, Tiling, padded, shape_of
 from .triton_frame import Scope
@@ -60,6 +60,26 @@ def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
     return tuple(dict.fromkeys(e.axis for e in kernel.reductions))
 
 
+def _place(store: Store) -> tuple[Axis, int, int] | None:
+    """The axis along which a store's guards say where it is, the first and the last place but one; None where they say something
+    else."""
+    low, high, axes = 0, -1, set[Axis]()
+    for g in store.guards:
+        a, b = g.args if g.op == "lt" else (g, g)
+        axes |= g.axes
+        if a.op == "const" and b.op == "index" and b.value.const == 0:
+            low = a.value + 1
+        elif b.op == "const" and a.op == "index" and a.value.const == 0:
+            high = b.value
+        else:
+            return None
+    if len(axes) != 1 or store.parts:
+        return None
+    (axis,) = axes
+    simple = all(x.op != "index" or x.value == index(axis) for g in store.guards for x in g.args)
+    return (axis, low, axis.size if high < 0 else high) if simple else None
+
+
 class Function(Loops):
     """A whole kernel."""
 
@@ -71,11 +91,12 @@ class Function(Loops):
         head = Scope(1, set())
         with self.inside(head):
             self._program(tiles_m, tiles_n)
-        if not self.walked and not self.n_loop:  # all loads are under way before the first value is waited for
-            for e in self.kernel.exprs:
-                if e.op == "load" and e.axes <= self.top.bound and all(a.op != "load" for a in e.args):
-                    self.value(e)
-        self._stores(self.kernel.stores)
+        groups = self._groups() if last is None else []
+        for group, condition in groups:
+            self.line(f"if {condition}:")
+            self.top.lines += group.as_part(self)
+        if not groups:
+            self.results()
         body = [*head.lines, *self.top.lines]
         names = [*self.kernel.buffers]
         if last is not None:
@@ -95,6 +116,64 @@ class Function(Loops):
             tuple(self.described.values()),
             early,
         )
+
+    def results(self) -> None:
+        """All results of the tile that a program holds."""
+        if not self.walked and not self.n_loop:  # all loads are under way before the first value is waited for
+            for e in self.kernel.exprs:
+                if e.op == "load" and e.axes <= self.top.bound and all(a.op != "load" for a in e.args):
+                    self.value(e)
+        self._stores(self.kernel.stores)
+
+    # ------------------------------------------------------------ results side by side, each in programs of its own
+    def _groups(self) -> list[tuple[Function, str]]:
+        """What each result's programs do, and the condition that a program is one of them; empty where results share a product,
+        or a tile may belong to several of them."""
+        stores = self.kernel.stores
+        found = [_place(s) for s in stores]
+        axes = {place[0] for place in found if place is not None}
+        if len(stores) < 2 or None in found or len(axes) != 1 or self.n_loop:
+            return []
+        products = [{e for e in walk([s.value]) if e in self.shape.dots} for s in stores]
+        if not all(products) or len(frozenset().union(*products)) < sum(map(len, products)):
+            return []
+        (axis,) = axes
+        dim = self.dim_of(axis)
+        alone = axis in self.shape.batch or (self.shape.rows if dim == "m" else self.shape.cols) == (axis,)
+        step = 1 if axis in self.shape.batch else self.block[dim]
+        origin = axis.name if axis in self.shape.batch else self.origin(axis, dim)
+        groups = []
+        for s, (_, low, high) in zip(stores, (place for place in found if place is not None), strict=True):
+            if not alone or low % step or (high % step and high < axis.size):
+                return []
+            one = replace(self.kernel, stores=(self._unguarded(s),))
+            shape = shape_of(one)
+            if (shape.rows, shape.cols, shape.batch) != (self.shape.rows, self.shape.cols, self.shape.batch):
+                return []
+            ends = [f"{origin} >= {low}"] * (low > 0) + [f"{origin} < {high}"] * (high < axis.size)
+            groups.append((Function(one, self.tiling, self.name, shape), " and ".join(ends)))
+        return groups
+
+    def _unguarded(self, store: Store) -> Store:
+        """A store where its guards hold: neither they nor those of its loads are asked."""
+        b = self.kernel.builder
+
+        def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            if e.op != "load":
+                return None
+            kept = (g for g in args[len(e.value[2]) :] if g not in store.guards)
+            return b.make("load", (*args[: len(e.value[2])], *kept), e.value, e.kind)
+
+        (value,) = b.rebuilt([store.value], change)
+        return replace(store, value=value, guards=())
+
+    def as_part(self, whole: Function) -> list[str]:
+        """The lines that make one of several results, in the programs that have tiles of it."""
+        self.counter, self.boxes, self.described = whole.counter, whole.boxes, whole.described
+        self.top.indent = 2
+        self.results()
+        whole.counter = self.counter
+        return self.top.lines
 
     def as_last(self, programs: int, parts: int, counter: int) -> list[str]:
         """The lines that join a tile's parts, in the program that finds all others done."""

@@ -213,12 +213,23 @@ def test_sixteen_bits_in_memory(name: str) -> None:
 
 
 TILES = {"m": 16, "n": 16, "k0": 16, "warps": 4, "stages": 2}
+GOLDEN_TILES = {"projections": TILES, "strangers": TILES | {"m": 1, "k0": 64}}
 
 
 @pytest.mark.parametrize("more", [{"split": 2}, {"split": 2, "join": 1}], ids=["split", "joined by the last"])
 @pytest.mark.parametrize("name", ["projections", "gated"])
 def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
     assert interpreted(name, TILES | more) < 2e-6
+
+
+def test_strangers_have_programs_of_their_own() -> None:
+    """Where no tile belongs to two results side by side, each program makes one of them; else both, behind masks."""
+    own, both = ({"m": 1, "n": n, "k0": 64, "warps": 2, "stages": 3} for n in (16, 32))
+    text, masked = (launches(*_scheduled("strangers", s))[0].source for s in (own, both))
+    assert "if tile_n * 16 < 48:" in text and "mask=" not in text and "mask=" in masked
+    assert interpreted("strangers", own) < 2e-6 and interpreted("strangers", both) < 2e-6
+    shared = launches(*_scheduled("projections", TILES))[0].source
+    assert "if " not in shared and shared.count("tl.dot(") == 1
 
 
 def test_distances_from_a_mean_lose_nothing_to_it_in_one_walk() -> None:
@@ -234,9 +245,9 @@ def test_rows_that_are_walked_are_stored_in_one_loop() -> None:
     assert only.source.count("for n_ in") == 1 and only.source.count("tl.store") == 2
 
 
-@pytest.mark.parametrize("name", ["residual", "projections"])
+@pytest.mark.parametrize("name", ["residual", "projections", "strangers"])
 def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
-    template, call = _scheduled(name, TILES if name == "projections" else None)
+    template, call = _scheduled(name, GOLDEN_TILES.get(name))
     text = "\n\n".join(re.sub(r"_[0-9a-f]{10}\b", "", one.source) for one in launches(template, call))
     path = GOLDEN / f"triton_several_{name}.py"
     if update_golden:

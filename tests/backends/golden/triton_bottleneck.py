@@ -13,7 +13,7 @@ def contraction(a, w_down, b_down, w_up, b_up, r, out):
         acc1 = tl.dot(t2, t3, acc1, input_precision='ieee')
     t4 = tl.load(b_down + r80, mask=(r80 < 80), other=0)
     t5 = acc1 + t4[None, :]
-    t6 = t5 * (tl.erf((t5 * 0.7071067811865475)) + 1.0)
+    t6 = t5 * (tl.erf((t5 * 0.7071067811865476)) + 1.0)
     for n_ in tl.range(0, 96, 32, num_stages=2):
         n = n_ + tl.arange(0, 32)
         t7 = tl.load(w_up + n[None, :] + (r80 * 96)[:, None], mask=(r80 < 80)[:, None], other=0)
