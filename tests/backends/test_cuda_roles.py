@@ -239,6 +239,20 @@ def test_what_has_no_roles_is_left_to_others(root: Tensor, dtype: str) -> None:
     assert template.lower(call) is None
 
 
+def test_a_value_of_each_row_beside_the_product_has_no_roles() -> None:
+    """Its text did not compile: which thread writes it was asked in a name that roles do not have."""
+    scale = t.rsqrt(x("s", 256, 1) + 1.0)
+    roots = [t.matmul(x("a", 256, 128), x("w", 128, 256)) * scale, scale]
+    template = generated(roots)
+    given = {"a": (256, 128), "w": (128, 256), "s": (256, 1)}
+    place = lambda shape: Operand(Type(shape, "float32" if shape[1] == 1 else "bfloat16"), contiguous(shape))
+    call = Call({n: place(given[n]) for n in template.operands}, place((256, 256)), {}, more=(place((256, 1)),))
+    found = template.lower(call)
+    assert found is None or not any(s.get("roles") for s in template.space(call))  # type: ignore[misc]
+    alone = generated(roots[:1])
+    assert any(s.get("roles") for s in alone.space(replace(call, more=())))  # type: ignore[misc]
+
+
 def test_a_ragged_result_inside_a_wider_one_is_written_by_threads() -> None:
     """What lies beyond the columns there belongs to another; the copy unit would write it."""
     template, call = called("ragged")
