@@ -112,7 +112,7 @@ class _Roles(Function):
         if self.tiles[0] % roles.down or self.tiles[1] % roles.across:
             raise Unfusable("an odd number of tiles for pairs of blocks")
         if any({*s.at.axes}.isdisjoint(side) for s in kernel.stores for side in (shape.rows, shape.cols)):
-            raise Unfusable("a result that is no tile of rows and columns")  # one of each row, which all tiles beside would write
+            raise Unfusable("a result that is no tile of rows and columns")  # one of each row: all tiles would write it
         (left,) = lefts
         self.dtype = self._read(left).value[3]
         self.left = self._side(left, "m", roles.across)
