@@ -39,6 +39,7 @@ class Role:
     positive: bool = False
     bound: int = 100  # of indices: values lie below
     distinct: bool = False  # indices that must not meet
+    last: bool = False  # each as large as it may be: places up to which a mask shows what there is
 
 
 def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
@@ -58,6 +59,13 @@ def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
             for leaf in _below(node.args[_INDICES[node.op]], _VIEWS | {"where"}):
                 found[leaf].bound = concrete(x.shape)[node.attr("axis")]
                 found[leaf].distinct = node.op == "scatter_elements"
+        if node.op in ("lt", "le"):
+            for counted, other in (node.args, node.args[::-1]):
+                while counted.op in _VIEWS - {"gather", "concat"}:
+                    counted = counted.args[0]
+                if counted.op == "iota":
+                    for leaf in _below(other, _VIEWS - {"gather"} | {"add", "sub"}):
+                        found[leaf].bound, found[leaf].last = concrete(counted.shape)[counted.attr("axis")], True
     return found
 
 
@@ -167,6 +175,8 @@ def _integers(shape: tuple[int, ...], role: Role, generator: Any, device: str) -
     import torch
 
     bound, count = max(role.bound, 1), prod(shape)
+    if role.last and not role.distinct:
+        return torch.full(shape, bound - 1, dtype=torch.int64, device=device)
     if not role.distinct:
         return torch.randint(bound, shape, generator=generator, device=device)
     order = torch.randperm(bound, generator=generator, device=device)

@@ -93,6 +93,39 @@ def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
     return [*((i, e, kept, _compares(c)) for i in _true(c, gone[1])), *allowed(kept, lost)]
 
 
+Bound = tuple[Index, Expr, bool]
+
+
+def up_to(e: Expr) -> list[Bound]:
+    """(index, number in memory, whether they must differ): the index is at most the number wherever what a maximum is taken of can
+    be other than -inf."""
+    if e.op == "add":
+        return [*up_to(e.args[0]), *up_to(e.args[1])]
+    if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
+        return up_to(e.args[0])
+    if e.op != "where" or e.args[2].op != "const" or e.args[2].value != -math.inf:
+        return []
+    return _at_most(e.args[0], True)
+
+
+def _at_most(c: Expr, wanted: bool) -> list[Bound]:
+    """Bounds of indices by numbers in memory where a condition is true (or false, as wanted)."""
+    if c.op == "not":
+        return _at_most(c.args[0], not wanted)
+    if c.op == ("and" if wanted else "or"):
+        return [*_at_most(c.args[0], wanted), *_at_most(c.args[1], wanted)]
+    if c.op not in ("lt", "le"):
+        return []
+    low, high = c.args if wanted else reversed(c.args)
+    if low.op != "index" or high.op in ("index", "const") or high.kind != "int" or _reduces(high):
+        return []
+    return [(low.value, high, (c.op == "lt") == wanted)]
+
+
+def _reduces(e: Expr) -> bool:
+    return any(x.op == "reduce" for x in walk([e]))
+
+
 def seen_by(e: Expr, one: Expr) -> list[Allowed]:
     """The same of what a maximum, or a sum of products, reduces: elements beyond change nothing. A condition may be a factor, which
     is `one` where it holds."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .index import Axis, Index, index
 from .kir import Expr, Unfusable, walk
-from .kir_loops import Room, power_of, rolled, seen_by, sharing
+from .kir_loops import Bound, Room, power_of, rolled, seen_by, sharing, up_to
 from .triton_frame import Scope
 from .triton_products import Products, vanishes
 from .triton_text import ACROSS, COMBINE, NEUTRAL, TRITON, Tile
@@ -211,7 +211,7 @@ class Loops(Products):
         own = [e for e in ready if rolled(e, axis) not in ready]
         found = [self._rooms(e, axis) for e in own if axis not in self.single]
         if not all(found) or not found:
-            return [("0", str(axis.size), {})]
+            return [("0", self._last_seen(own, axis) or str(axis.size), {})]
         step = self.block[axis.name]
         lows, highs = (
             set.intersection(*({r.rest for r in rooms if r.side == side} for rooms in found)) for side in (1, -1)
@@ -228,6 +228,29 @@ class Loops(Products):
         seen = f"tl.maximum({seen}, 0)" if bound.range[0] < -1 else seen  # a part may begin behind all that a row sees
         self.line(f"{free} = {seen} // {step} * {step}")
         return [("0", free, masks), (free, last[0], {})]
+
+    def _last_seen(self, own: Sequence[Expr], axis: Axis) -> str:
+        """Where the loop may end because a number in memory (the present place in a cache) hides all beyond it from every maximum;
+        nothing where none does."""
+        if axis in self.single or any(e.value[0] != "max" for e in own) or not own:
+            return ""
+        first, *others = ([b for b in up_to(e.args[0]) if self._ends(b, axis)] for e in own)
+        for at, number, strict in (b for b in first if all(b in o for o in others)):
+            bound, begin = self.value(number), self.position(at - index(axis))
+            if not bound.dims and not begin.dims:
+                count = f"{bound.atom} - ({begin.text})" if strict else f"{bound.atom} + 1 - ({begin.text})"
+                return f"tl.minimum(tl.maximum({count}, 0), {axis.size}).to(tl.int32)"
+        return ""
+
+    def _ends(self, bound: Bound, axis: Axis) -> bool:
+        """Whether a bound is one of an axis that nothing in the loop moves."""
+        at, number, _ = bound
+        rest = at - index(axis) * at.coefficient(axis)
+        return (
+            at.coefficient(axis) == 1
+            and axis not in rest.axes | number.axes
+            and rest.axes | number.axes <= self.scope.bound
+        )
 
     def _rooms(self, e: Expr, axis: Axis) -> list[Room]:
         """The masks on a reduction's body that bound an axis from one side."""
