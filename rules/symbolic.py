@@ -23,345 +23,23 @@ of sizes, windows across a cut, and reshapes are beyond it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations, count, pairwise, permutations, product
+from itertools import count, permutations, product
 from math import gcd, lcm, prod
-from time import perf_counter
 
-from .linear import ZERO, Affine, System, quotient
+from .linear import ZERO, Affine, quotient
 from .text_families import Typing
-from .text_terms import Axis, Typed
+from .text_monomials import CONDITIONS, Factor, Index, Monomial, Sum, never_negative, shared, variables_of, without
+from .text_regions import Regions, enlarged
+from .text_signs import Effort, Open, Seam, Signs, Unprovable
+from .text_terms import Typed
 
-PLACES = 16  # cuts of one axis
 ORDERS = 720  # renamings of summed indices that look alike
 MONOMIALS = 400
 INCREASING = ("relu", "tanh", "sigmoid")
 KEEPING_SIGNS = ("tanh",)
-CONDITIONS = ("delta", "guard")  # factors that are 0 or 1
 ACTS = ("", "sigmoid", "relu", "tanh")
-
-
-class Unprovable(Exception):
-    """Beyond this method; says nothing about the rule."""
-
-
-class Seam(Unprovable):
-    """An index that is on either side of a place."""
-
-
-class Open(Unprovable):
-    """Two cuts of an axis in an order that depends on the sizes: `first` may be before or after `second`."""
-
-    def __init__(self, first: Affine, second: Affine) -> None:
-        super().__init__("two cuts of an axis in an order that depends on the sizes")
-        self.cases = (second - first, first - second - 1)  # one of them is >= 0
-
-
-@dataclass
-class Effort:
-    """How many simplifications and spellings of products the families of a rule may take together, and until when
-    (`perf_counter`)."""
-
-    left: int = 15_000  # some thousands a second
-    until: float = float("inf")
-
-    def spend(self) -> None:
-        """One of them; Unprovable if none is left."""
-        self.left -= 1
-        if self.left < 0:
-            raise Unprovable("too many terms")
-        if perf_counter() > self.until:
-            raise Unprovable("it takes too long")
-
-
-# ---------------------------------------------------------------- signs of sizes
-class Signs:
-    """What follows about an affine expression of sizes from the equations and from every size being positive."""
-
-    def __init__(self, typing: Typing, assumed: Sequence[Affine] = ()) -> None:
-        self.system: System = typing.system
-        self.facts: dict[Affine, None] = {}  # each is >= 0
-        self.known: dict[Affine, bool] = {}
-        self.reduced: dict[Affine, Affine] = {}
-        for expr in assumed:
-            self.fact(expr)
-        for u in range(self.system.count):
-            self.fact(Affine.unknown(u) - self.system.least[u])
-        for u, most in self.system.most.items():
-            self.fact(Affine.unknown(u) * -1 + most)
-        for expr, least in typing.at_least:
-            self.fact(expr - least)
-
-    def fact(self, expr: Affine) -> None:
-        """Remember that an expression is not negative."""
-        expr = self.system.reduce(expr)
-        if expr.terms:
-            self.facts[expr] = None
-
-    def reduce(self, expr: Affine) -> Affine:
-        """Over free unknowns."""
-        if not expr.terms:
-            return expr
-        found = self.reduced.get(expr)
-        if found is None:
-            found = self.reduced[expr] = self.system.reduce(expr)
-        return found
-
-    def nonnegative(self, expr: Affine, depth: int = 2) -> bool:
-        """Whether the expression is provably >= 0: a positive combination of up to three facts and a number >= 0."""
-        expr = self.reduce(expr)
-        if not expr.terms:
-            return expr.constant >= 0
-        if depth == 2 and expr in self.known:
-            return self.known[expr]
-        found = False
-        unknown, factor = expr.terms[0]
-        for fact in self.facts:
-            c = dict(fact.terms).get(unknown)
-            if c is not None and c * factor > 0:
-                rest = expr - fact * quotient(factor, c)
-                if (not rest.terms and rest.constant >= 0) or (depth and self.nonnegative(rest, depth - 1)):
-                    found = True
-                    break
-        if depth == 2:
-            self.known[expr] = found
-        return found
-
-    def zero(self, expr: Affine) -> bool:
-        """Whether the expression is 0."""
-        return self.reduce(expr).number == 0
-
-
-# ---------------------------------------------------------------- where axes are cut
-class Regions:
-    """The cuts of every axis, closed under alignment."""
-
-    def __init__(self, typing: Typing, signs: Signs) -> None:
-        self.signs = signs
-        self.places: dict[Axis, list[Affine]] = {}
-        self.aligned: list[tuple[Axis, Axis]] = []
-        self.copies: list[tuple[Axis, Axis, int]] = []
-        self.framed: list[tuple[Axis, Axis, Affine]] = []  # an axis, one in the middle of it, and where that begins
-        self.seen: set[int] = set()
-        for term in typing.terms:
-            self.visit(term)
-        for left, right in typing.pairs:
-            self.aligned += zip(left.axes, right.axes)
-        self.close()
-
-    def visit(self, term: Typed) -> None:
-        """Collect what a term says about its axes."""
-        if id(term) in self.seen:
-            return
-        self.seen.add(id(term))
-        for a in term.args:
-            self.visit(a)
-        for axis in term.axes:
-            self.axis(axis)
-        axes = [a.axes for a in term.args]
-        if term.op == "matmul":
-            self.aligned += [(axes[0][-1], axes[1][-2])]
-        elif term.op in ("Iconv", "Cpool", "Imatmul"):
-            self.aligned += [(term.axes[0], term.axes[1])]
-        elif term.op == "batchnorm":
-            self.aligned += [(axes[0][1], a[0]) for a in axes[1:]]
-        elif term.op == "conv2d":
-            groups = term.params["groups"]
-            self.copies.append((axes[0][1], axes[1][1], groups))
-            for j in range(1, groups):
-                self.add(term.axes[1], axes[1][0].size * quotient(j, groups))
-        elif term.op == "merge":
-            n = term.params["count"]
-            self.copies.append((term.axes[1], axes[0][1], n))
-            for j in range(1, n):
-                self.add(term.axes[0], term.axes[0].size * quotient(j, n))
-        elif term.op == "enlarge":
-            for i, low in enumerate(enlarged(term)):
-                self.framed.append((term.axes[2 + i], axes[0][2 + i], low))
-
-    def axis(self, axis: Axis) -> None:
-        """Register an axis with its parts."""
-        if axis in self.places:
-            return
-        self.places[axis] = []
-        for part in (*(axis.cut or ()), *axis.same):
-            self.axis(part)
-
-    def add(self, axis: Axis, place: Affine) -> bool:
-        """A cut; whether it is new."""
-        self.axis(axis)
-        place = self.signs.reduce(place)
-        if place in self.places[axis] or self.signs.nonnegative(place * -1):
-            return False
-        if self.signs.nonnegative(place - axis.size):
-            return False
-        if len(self.places[axis]) == PLACES:
-            raise Unprovable("the cuts of an axis multiply")
-        self.places[axis].append(place)
-        return True
-
-    def close(self) -> None:
-        """Carry cuts along alignments until nothing is new."""
-        changed = True
-        while changed:
-            new = [self.carry(*pair) for pair in self.aligned]
-            new += [self.repeat(*item) for item in self.copies]
-            new += [self.frame(*item) for item in self.framed]
-            for axis in list(self.places):
-                new += [self.carry(axis, other) for other in axis.same]
-                new.append(axis.cut is not None and self.inherit(axis, *axis.cut))
-            changed = any(new)
-
-    def carry(self, a: Axis, b: Axis) -> bool:
-        """Aligned axes have the same cuts."""
-        return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
-
-    def inherit(self, whole: Axis, left: Axis, right: Axis) -> bool:
-        """An axis has the cuts of its parts, and they have its."""
-        new = [self.add(whole, left.size), *(self.add(whole, p) for p in list(self.places[left]))]
-        new += [self.add(whole, left.size + p) for p in list(self.places[right])]
-        for p in list(self.places[whole]):
-            if self.signs.nonnegative(left.size - p):
-                new.append(self.add(left, p))
-            elif self.signs.nonnegative(p - left.size):
-                new.append(self.add(right, p - left.size))
-            else:
-                raise Open(p, left.size)
-        return any(new)
-
-    def frame(self, whole: Axis, part: Axis, start: Affine) -> bool:
-        """An axis has the cuts of what it frames, and at the frame if there are any, which has those of its own in there."""
-        inside = [p for p in self.places[whole] if self.signs.nonnegative(p - start - 1)]
-        new = [self.add(part, p - start) for p in inside if self.signs.nonnegative(start + part.size - p - 1)]
-        cuts = [start, start + part.size, *(start + p for p in self.places[part])] if self.places[part] else []
-        return any([*new, *(self.add(whole, p) for p in cuts)])
-
-    def repeat(self, whole: Axis, part: Axis, times: int) -> bool:
-        """An axis that is so many copies of another's."""
-        new = [self.add(whole, part.size * j) for j in range(1, times)]
-        new += [self.add(whole, part.size * j + p) for j in range(times) for p in list(self.places[part])]
-        for p in list(self.places[whole]):
-            for j in range(times):
-                if self.signs.nonnegative(p - part.size * j) and self.signs.nonnegative(part.size * (j + 1) - p):
-                    new.append(self.add(part, p - part.size * j))
-                    break
-            else:
-                border = next((b for j in range(1, times) if not self.ordered(p, b := part.size * j)), None)
-                raise Open(p, border) if border is not None else Unprovable("a cut outside of all groups")
-        return any(new)
-
-    def ordered(self, p: Affine, q: Affine) -> bool:
-        """Whether the order of two places is known."""
-        return self.signs.nonnegative(q - p) or self.signs.nonnegative(p - q)
-
-    def of(self, axis: Axis) -> list[tuple[Affine, Affine]]:
-        """(start, size) of the axis's regions in order."""
-        places = [Affine.of(0)]
-        rest = list(self.places[axis])
-        while rest:
-            first = next((p for p in rest if all(self.signs.nonnegative(q - p) for q in rest)), None)
-            if first is None:
-                p, q = next((p, q) for p, q in combinations(rest, 2) if not self.ordered(p, q))
-                raise Open(p, q)
-            rest.remove(first)
-            places.append(first)
-        places.append(self.signs.reduce(axis.size))
-        return [(a, self.signs.reduce(b - a)) for a, b in pairwise(places)]
-
-
-def enlarged(term: Typed) -> list[Affine]:
-    """Zeros before an enlarged kernel, per spatial axis."""
-    return [term.numbers["before_" + i] for i in "hw"]
-
-
-# ---------------------------------------------------------------- sums of products
-@dataclass(frozen=True)
-class Index:
-    """offset + sum of coefficient × index variable."""
-
-    offset: Affine
-    parts: tuple[tuple[int, int], ...] = ()
-
-    def plus(self, other: Index, factor: int = 1) -> Index:
-        """self + factor × other."""
-        total = dict(self.parts)
-        for v, c in other.parts:
-            total[v] = total.get(v, 0) + factor * c
-        return Index(self.offset + other.offset * factor, tuple(sorted((v, c) for v, c in total.items() if c)))
-
-    def put(self, variable: int, value: Index) -> Index:
-        """With a value for a variable."""
-        c = dict(self.parts).get(variable)
-        if c is None:
-            return self
-        return Index(self.offset, tuple(p for p in self.parts if p[0] != variable)).plus(value, c)
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A factor of a monomial. `kind`: input, f, max, delta (index = 0), guard (0 <= index < size)."""
-
-    kind: str
-    name: str = ""
-    indices: tuple[Index, ...] = ()
-    sums: tuple[Sum, ...] = ()
-    bound: tuple[int, ...] = ()  # indices of a maximum
-    size: Affine = ZERO
-
-    def put(self, variable: int, value: Index) -> Factor:
-        """With a value for an index variable."""
-        indices = tuple(i.put(variable, value) for i in self.indices)
-        sums = tuple(tuple(m.put(variable, value) for m in s) for s in self.sums)
-        return Factor(self.kind, self.name, indices, sums, self.bound, self.size)
-
-
-@dataclass(frozen=True)
-class Monomial:
-    """coefficient × factors, summed over the bound index variables."""
-
-    coefficient: Fraction
-    factors: tuple[Factor, ...] = ()
-    bound: tuple[int, ...] = ()
-
-    def times(self, other: Monomial) -> Monomial:
-        """The product."""
-        return Monomial(self.coefficient * other.coefficient, self.factors + other.factors, self.bound + other.bound)
-
-    def put(self, variable: int, value: Index) -> Monomial:
-        """With a value for an index variable."""
-        return Monomial(self.coefficient, tuple(f.put(variable, value) for f in self.factors), self.bound)
-
-
-Sum = tuple[Monomial, ...]
-
-
-def never_negative(terms: Sum) -> bool:
-    """Whether a sum is made of rectified values, sigmoids and squares alone."""
-
-    def alone(factor: Factor) -> bool:
-        if factor.kind == "max":
-            return never_negative(factor.sums[0])
-        return factor.kind in CONDITIONS or (factor.kind == "f" and factor.name in ("relu", "sigmoid"))
-
-    return all(m.coefficient > 0 and all(alone(f) or m.factors.count(f) % 2 == 0 for f in m.factors) for m in terms)
-
-
-def _read(factor: Factor) -> set[int]:
-    """Index variables that a factor reads."""
-    inner = {v for s in factor.sums for m in s for f in m.factors for v in _read(f)}
-    return inner | {v for i in factor.indices for v, _ in i.parts}
-
-
-def shared(terms: Sum) -> list[Factor]:
-    """Conditions that all monomials share, on indices that are not summed over."""
-    first, *others = terms
-    return [f for f in first.factors if f.kind in CONDITIONS and all(f in m.factors for m in others)
-            and not any(v in m.bound for m in terms for i in f.indices for v, _ in i.parts)]  # fmt: skip
-
-
-def _without(factors: tuple[Factor, ...], some: Sequence[Factor]) -> tuple[Factor, ...]:
-    return tuple(f for f in factors if f not in some)
 
 
 class Prover:
@@ -469,7 +147,7 @@ class Prover:
             if name == "relu" and never_negative(first):
                 return first
             if name != "sigmoid" and (common := shared(first)):  # 0 stays 0
-                inner = tuple(Monomial(m.coefficient, _without(m.factors, common), m.bound) for m in first)
+                inner = tuple(Monomial(m.coefficient, without(m.factors, common), m.bound) for m in first)
                 return self.guarded(self.apply(name, inner), common)
             if name == "relu" and (found := self.rectified(first := self.together(first))) is not None:
                 return found
@@ -496,12 +174,12 @@ class Prover:
         left = [list(m.factors) for m in others]
         kept: list[Factor] = []
         for f in one.factors:
-            plain = f.kind == "f" and f.name in ("relu", "sigmoid") and not bound & _read(f)
+            plain = f.kind == "f" and f.name in ("relu", "sigmoid") and not bound & variables_of(f)
             if plain and all(f in rest for rest in left):
                 kept.append(f)
                 for rest in left:
                     rest.remove(f)
-        for f in dict.fromkeys(f for f in one.factors if not bound & _read(f)):  # squares
+        for f in dict.fromkeys(f for f in one.factors if not bound & variables_of(f)):  # squares
             pairs = (
                 min(one.factors.count(f) - kept.count(f), *(rest.count(f) for rest in left), 2 * len(one.factors)) // 2
             )
@@ -653,8 +331,8 @@ class Prover:
     def _poolmax(self, term: Typed, at: list[Index]) -> Sum:
         r, s, guards, read = self.pooled(term, at)
         bound = tuple(v for i in (r, s) for v, _ in i.parts)
-        read = tuple(Monomial(m.coefficient, _without(m.factors, guards), m.bound) for m in self.simple(read))
-        if (not bound and not guards) or not any(_read(f) for m in read for f in m.factors):
+        read = tuple(Monomial(m.coefficient, without(m.factors, guards), m.bound) for m in self.simple(read))
+        if (not bound and not guards) or not any(variables_of(f) for m in read for f in m.factors):
             return read  # one place, or one number in all of them: no window is empty
         limits = (Monomial(Fraction(1), tuple(guards)),)  # which of them count; in every window one does
         return (Monomial(Fraction(1), (Factor("max", sums=(read, limits), bound=bound),)),)
@@ -750,7 +428,7 @@ class Prover:
         (index,) = factor.indices
         last = max((v for v, c in index.parts if abs(c) == 1), default=None)
         steps = {v for product in (*self.products.values(), *(b for b, _ in self.products)) for v in (product,)}
-        if last is None or last in steps or not any(last in _read(f) for f in rest):
+        if last is None or last in steps or not any(last in variables_of(f) for f in rest):
             return None
         value = Index(ZERO).plus(
             Index(index.offset, tuple(p for p in index.parts if p[0] != last)), -dict(index.parts)[last]

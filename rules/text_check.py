@@ -35,12 +35,13 @@ from ..errors import ShapeError
 from .check import STYLES, Refuted, Trial, Verdict
 from .field import BITS, PRIMES, agreement, unrectified
 from .linear import Affine
-from .symbolic import Effort, Signs, proves
+from .symbolic import proves
 from .tensat import Apply, Input, TextRule, nodes
 from .text_families import Typing
 from .text_instance import TextInstance
 from .text_scopes import SCOPES, Scope, group_counts, scopes
 from .text_shapes import Families, typings
+from .text_signs import Effort, Signs
 from .text_terms import Typed
 from .text_typer import ATTRIBUTES, SYMBOLIC
 
