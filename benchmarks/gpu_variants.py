@@ -162,7 +162,7 @@ def line(record: Record) -> str:
     seconds = " / ".join(f"{ours[n]:.3g}" for n in ("cold_s", "warm_s") if n in ours)
     errors = " / ".join(f"{variants[n]['error']:.1e}" for n in ("ours", "eager") if "error" in variants.get(n, {}))
     cells = [record["name"], record.get("dtype", ""), f"{limit:.1f}" if limit else "", *us, share, *ratios, seconds, errors,
-             how(ours) or record.get("failed", "")]  # fmt: skip
+             (how(ours) or record.get("failed", "")).partition("\n")[0]]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
@@ -171,12 +171,17 @@ def render(records: dict[str, Record]) -> str:
     found = [records[n] for n in VARIANTS if n in records]
     ratios = [r for record in found if (r := ratio(record)) is not None]
     behind = [f"{r['name']} ({x:.2f})" for r in found if (x := ratio(r)) is not None and x < BEHIND]
-    failed = [f"{r['name']}: {n}: {v['failed']}" for r in found for n, v in r["variants"].items() if "failed" in v]
+    failed = [
+        f"{r['name']}: {n}: {v['failed'].partition(chr(10))[0]}"
+        for r in found for n, v in r["variants"].items() if "failed" in v
+    ]  # fmt: skip
+    failed += [f"{r['name']}: {r['failed']}" for r in found if "failed" in r]
     summary = f"{len(ratios)} timed; slower than the best peer by more than 3 %: {', '.join(behind) or 'none'}."
     legend = (
         "µs a call: median of replays of CUDA graphs over rotating arguments, more than five times the L2 cache, in turn. Peers: eager and "
         "torch.compile's default mode. The limit is the larger of compulsory bytes over measured bandwidth and arithmetic as it is "
-        "written over the measured rate (of bfloat16, or of float32 without TF32); blank where a call reads part of its weights. Errors are relative to float64 (Frobenius)."
+        "written over the measured rate (of bfloat16, or of float32 without TF32); blank where a call reads part of its weights; products of weights alone are folded into one by ours. Errors are relative to "
+        "float64 (Frobenius). Peers' convolutions of float32 round to TF32, as Torch's defaults have it, which shows in their error; ours do not."
     )
     machines = dict.fromkeys(
         f"- {r['machine']}, {r['toolchain']}, budget {r.get('budget', 0):g} s" for r in found if "machine" in r
