@@ -601,13 +601,6 @@ class GpuMeasurer:
                 )  # fmt: skip
 
 
-def schedules_of(template: Template, call: Call, most: int = SCHEDULES) -> list[Call]:
-    """The calls of the best guesses: one per schedule, or the one that the call names already."""
-    if template.space is None or call.schedule:
-        return [call]
-    return [replace(call, schedule=dict(s)) for s in list(template.space(call))[:most]] or [call]
-
-
 def search_of(
     template: Template, call: Call, most: int = SCHEDULES, snapshot: Snapshot | None = None
 ) -> ScheduleSearch | None:

@@ -29,7 +29,6 @@ from tensor_graphs.backends.measure_gpu import (
     Try,
     calibration_rows,
     rows_of,
-    schedules_of,
 )  # fmt: skip
 from tensor_graphs.backends.schedule_search import key_of_schedule
 from tensor_graphs.costdb.store import Store
@@ -49,6 +48,12 @@ def add_kernel(x, y, out, n, BLOCK: tl.constexpr):
     inside = at < n
     tl.store(out + at, tl.load(x + at, inside) + tl.load(y + at, inside), inside)'''
 }
+
+
+def schedules_of(template: Template, call: Call) -> list[Call]:
+    """The calls of the best guesses, one per schedule."""
+    assert template.space is not None
+    return [replace(call, schedule=dict(s)) for s in template.space(call)]
 
 
 def launch(call: Call) -> str:
