@@ -190,6 +190,9 @@ def test_extract_solves_any_egraph_of_the_format(tmp_path: Path, capsys: pytest.
     assert found["cost"] == found["lower_bound"] == 7  # 1 + 1 + 1 + 4: what is shared is paid once
     assert found["choices"] == {"R": "two", "L": "l", "T": "r", "S": "shared"} and "kernels" not in found
     assert document(capsys, "extract", "plain.json", "-o", "out", code=2)["error"]["code"] == "usage"
+    Path("cyclic.json").write_text(json.dumps({"nodes": {"a": node("f", 1, "S", "a")}, "root_eclasses": ["S"]}))
+    wrong = document(capsys, "extract", "cyclic.json", code=3)["error"]
+    assert wrong["code"] == "extraction" and wrong["where"] == "cyclic.json: class S"
 
 
 def test_explain_a_program_and_a_model(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ import typer
 from . import __version__
 from .cli_rules import app as rules_app
 from .console import Answer, Console, Json, Out, Verbose, text_of, working, writable
-from .errors import Interrupted, TensorGraphsError, UsageError
+from .errors import ExtractionError, Interrupted, TensorGraphsError, UsageError
 
 if TYPE_CHECKING:
     from .egraph.rule import Rule
@@ -216,7 +216,10 @@ def extract(
     console = Console(verbose, quiet=as_json and not verbose)
     with console.live():
         console.say("extract", f"{found.problem.n_nodes} nodes in {found.problem.n_classes} classes")
-        solution = solve(found.problem, method=method, time_limit=time_limit)  # type: ignore[arg-type]
+        try:
+            solution = solve(found.problem, method=method, time_limit=time_limit)  # type: ignore[arg-type]
+        except ExtractionError as error:
+            raise ExtractionError(error.message, where=f"{file}: {error.where}", hint=error.hint) from None
         document = to_json(found.problem, solution)
         unit = {"cost": " µs", "lower bound": " µs"} if found.describes_program else {}
         text = "\n".join(f"{k:>12}  {v}{unit.get(k, '')}" for k, v in solution.summary().items())
