@@ -299,7 +299,9 @@ class _Known:
         asked = {**self.under_way, **{token(c): (c, look) for c in wanted}}
         self.looked -= asked.keys()
         some = _until(worth, wanted, self.done)
-        left = self.measurer.measure(some, worth=worth, look=look, later=later, leave=bool(wanted))
+        left = self.measurer.measure(
+            some, worth=worth, look=look, later=later, leave=bool(wanted) and not worth.ended()
+        )
         self.under_way = {token(c): asked[token(c)] for c in left}
         for key in asked.keys() & self.done - self.under_way.keys():
             if asked[key][1] and self.measurer.unfinished(asked[key][0]):

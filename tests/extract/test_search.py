@@ -368,3 +368,22 @@ def test_what_was_never_run_counts_as_much_as_it_may_take() -> None:
     product, simple, library = doubted(unknown, "contraction"), doubted(unknown), doubted(unknown, guessed=False)
     assert unknown.us < library < simple < unknown.high < product
     assert doubted(replace(unknown, source="measured"), "contraction") == unknown.us
+
+
+def test_what_is_under_way_when_the_time_ends_is_not_waited_for() -> None:
+    """A measurer that may leave kernels under way is asked once more then, without leave: else neither ends."""
+
+    class Slow(Prices):
+        left: Sequence[Candidate] = ()
+        over = False
+
+        def measure(self, found: Iterable[Candidate], *, leave: bool = False, **_: Any) -> Sequence[Candidate]:
+            self.asked.append([c.template.name for c in found])
+            assert len(self.asked) < 50
+            self.left = [c for c in variant.candidates if c.template.name == "exp0"] if leave else ()
+            self.over = True
+            return self.left
+
+    variant, slow = variants(30), Slow({})
+    assert search(variant, slow, slow, stop=lambda: slow.over).stopped == "budget"
+    assert len(slow.asked) == 2 and not slow.left
