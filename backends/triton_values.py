@@ -111,6 +111,8 @@ class Values(Positions):
         tiles = [self.floated(a) for a in e.args]
         if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
             return tiles[tiles[0].text == "0.0"]
+        if e.op == "mul" and "1.0" in (tiles[0].text, tiles[1].text):
+            return tiles[tiles[0].text == "1.0"]
         if e.op == "pow":
             text = _power(tiles[1])
         dims = self.union(tiles)
