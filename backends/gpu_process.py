@@ -6,6 +6,7 @@ ones. A process that ended is followed by another, which knows neither kernels n
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import tempfile
@@ -106,5 +107,8 @@ class GpuProcess:
 
 @cache
 def _own_lock() -> str:
-    """The file that this process's children have the device by."""
-    return str(Path(tempfile.gettempdir()) / f"tensor-graphs-gpu-{os.getuid()}-{os.getpid()}.lock")
+    """The file by which this process's children have the device to themselves, one at a time."""
+    file, path = tempfile.mkstemp(prefix="tensor-graphs-gpu-", suffix=".lock")
+    os.close(file)
+    atexit.register(Path(path).unlink, missing_ok=True)
+    return path

@@ -416,7 +416,7 @@ def alone() -> Iterator[None]:
         return
     from filelock import FileLock
 
-    with FileLock(path, is_singleton=True).acquire(poll_interval=0.002):  # one that is held is taken again at once
+    with FileLock(path, is_singleton=True).acquire(poll_interval=0.0005):  # one that is held is taken again at once
         yield
 
 

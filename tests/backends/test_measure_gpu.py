@@ -230,11 +230,11 @@ def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
         return bad.get(call.schedule["BLOCK"], "pass") + "; " + launch(call)
 
     found = template(code, space=lambda call: [{"BLOCK": 64}, {"BLOCK": 256}, {"BLOCK": 128}, {"BLOCK": 32}])
-    measurer.process.timeout = 3.0
+    measurer.processes[0].timeout = 3.0
     try:
         made = rows(measurer, candidate(found))
     finally:
-        measurer.process.timeout = 30.0
+        measurer.processes[0].timeout = 30.0
     kinds = {dict(r.key.schedule)["BLOCK"]: getattr(r, "status", r.kind) for r in made}
     assert kinds == {64: "crash", 128: "timeout", 256: "accuracy", 32: "accuracy"}
 
