@@ -416,3 +416,16 @@ def test_a_step_of_decoding_is_two_kernels(tmp_path: Path) -> None:
     for one in (program, load_program(tmp_path / "p", device="cpu")):
         right(one, graph, given, (3, 4, 17))
     assert "carried(" not in program.source.partition("def launch")[2]
+
+
+def test_places_are_drawn_where_a_mask_shows_most() -> None:
+    """A kernel that ends at a place is timed with the last one; indices of tables and caches stay below their sizes."""
+    from tensor_graphs.backends.gpu_operands import roles
+
+    at, picks = t.param("at", (1,), "int64"), t.param("i", (1,), "int64")
+    seen = t.le(
+        t.reshape(t.iota((9,), 0), (1, 9)), t.reshape(at + t.gather(t.param("table", (4,), "int64"), picks), (1, 1))
+    )
+    found = roles([t.where(seen, t.param("x", (1, 9)), t.full((1, 9), 0.0))])
+    assert (found["at"].bound, found["at"].last) == (9, True)
+    assert (found["i"].bound, found["i"].last) == (4, False)
