@@ -205,15 +205,16 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
 def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = QUESTIONS) -> int:
     """At how many patterns of ranks and axes the right sides have the types of the left sides wherever the rule matches; 0 if
     z3 does not show it at one, which then joins `suspects` (see `prove`). Beyond: more than it is asked."""
-    matched = 0
-    for asked, (ranks, fixed) in enumerate(structures(rule, False)):
-        if asked == questions:
+    matched = asked = 0
+    for tried, (ranks, fixed) in enumerate(structures(rule, False)):
+        if tried == QUESTIONS or asked == questions:
             raise Beyond("too many ranks, axes and permutations")
         try:
             world = _World(rule, ranks, fixed, False)
             found = world.holds(types_only=True)
         except Reject:
             continue
+        asked += 1
         if found is False:
             if suspects is not None and world.wrong is not None:
                 suspects.append(_instance(rule, ranks, world))
