@@ -52,10 +52,13 @@ class SaturationReport:
         )
 
 
+SHOWN_S = 5e-5  # of a rule that matched nothing, from which a table shows it
+
+
 def rule_table(rules: Mapping[str, tuple[int, float]], count: int = 15) -> str:
     """Rules (matches, seconds) as text: the dearest ones, then the total and the share of those that matched nothing."""
     ranked = sorted(rules.items(), key=lambda r: (-r[1][1], r[0]))
-    lines = [f"{1e3 * s:>9.1f} ms  {m:>7} matches  {name}" for name, (m, s) in ranked[:count]]
+    lines = [f"{1e3 * s:>9.1f} ms  {m:>7} matches  {name}" for name, (m, s) in ranked[:count] if m or s >= SHOWN_S]
     idle = [s for m, s in rules.values() if not m]
     total = sum(s for _, s in rules.values())
     lines.append(

@@ -104,10 +104,10 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     from .egraph.view import rule_table
     from .symbolic import range_text
 
-    program = load_program(folder)
+    program = load_program(folder, device="cpu")  # it is not run, so no GPU is needed
     saved = _report(folder / "report.json")
     ranges = [f"{name}: {range_text(*spread)}" for name, spread in program.manifest.sizes.items()]
-    memory = f"memory: {program.memory()['cpu'] / 2**20:.1f} MiB"
+    memory = "memory: " + ", ".join(f"{n / 2**20:.3g} MiB on {device}" for device, n in program.memory().items())
     lines = [repr(program), *([f"sizes: {', '.join(ranges)}"] if ranges else []), memory]
     for kernel in saved.get("kernels", []):
         lines.append(f"{kernel['us']:>10.1f} µs  {kernel['count']:>4} x {kernel['name']} ({kernel['source']})")

@@ -18,6 +18,7 @@ from tensor_graphs.backends.registry import backend, backends
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, ShapeError, UsageError
+from tensor_graphs.explain import explain
 from tensor_graphs.extract.kernel import Plan
 
 from .test_program import encoder
@@ -224,6 +225,13 @@ def test_weights_that_are_laid_out_anew_are_counted() -> None:
         steps = tuple(replace(s, template=columns) if i == products[-1] else s for i, s in enumerate(found.steps))
         said = Program(replace(found, steps=steps)).memory()["cuda"]
         assert count * 64 * 64 * 4 < said < (count + 0.6) * 64 * 64 * 4
+
+
+def test_programs_for_a_gpu_are_explained_without_one(tmp_path: Path) -> None:
+    graph, params = encoder()
+    program = Program(plan(graph), params)
+    document, text = explain(str(program.save(tmp_path / "p")), {}, "auto")
+    assert " MiB on cuda" in text and document["memory"] == program.memory()
 
 
 def test_too_large_programs_are_refused_before_anything_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
