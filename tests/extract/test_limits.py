@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -295,6 +297,13 @@ def test_a_copy_is_paid_once_and_only_where_it_pays() -> None:
         assert sorted(placed.copies(found)) == copies
         assert {d for n, d in placed.kernels(found) if n} == ({"gpu"} if copies else {"cpu"})
         assert placed.problem.class_name(7) == "y@gpu"
+
+
+def test_the_documents_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs/extraction.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(code, {})
+    assert "# " + capsys.readouterr().out.strip() == code.strip().splitlines()[-1]
 
 
 def test_bad_placements() -> None:
