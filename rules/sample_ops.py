@@ -286,7 +286,7 @@ def pad(s: Sampler, call: Call, want: Want) -> None:
     size = _one(s, shape[axis])
     lo = s.attr(call, "lo", lambda: s.rng.randint(0, 2 if size is None else min(2, size)))
     hi = s.attr(call, "hi", lambda: s.rng.randint(0, 2 if size is None else min(2, size - lo)))
-    s.attr(call, "value", lambda: s.rng.choice((0.0, 0.0, 1.0, 2.0)))
+    s.attr(call, "value", lambda: s.rng.choice((0.0, 0.0, 1.0, -2.0)))
     inner = None if size is None else frozenset((size - lo - hi,))
     s.term(call.args[0], Want(_set(shape, axis, inner), want.dtype))
 

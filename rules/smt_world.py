@@ -121,7 +121,10 @@ class Unknowns:
         solver = z.Solver()
         solver.set("timeout", MILLISECONDS)
         solver.set("rlimit", EFFORT)
-        solver.add(*(f for f in facts if f is not True), *(z.And(n >= 0, n <= SMALL) for n in unknown if z.is_expr(n)))
+        solver.add(
+            *(f for f in facts if f is not True),
+            *(z.And(n >= (-SMALL if n.is_real() else 0), n <= SMALL) for n in unknown if z.is_expr(n)),
+        )
         if solver.check() != z.sat:
             return None
         model = solver.model()
