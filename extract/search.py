@@ -42,7 +42,11 @@ UNTRIED = 4  # times the most it may take that a product with schedules counts t
 KNOWN, GUESSED = (
     4,
     6,
-)  # times what is expected that libraries' kernels may take, and generated ones of a family that is guessed well
+)  # times what is expected that a library's kernel may take, and one of a family that is guessed well
+SURE, LATE_US = (
+    1.3,
+    10.0,
+)  # of those times what is long anyway: a library's large product is near what the machine can do
 SIMPLE = ("pointwise", "reduction")
 HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
 # three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
@@ -216,7 +220,7 @@ def _doubted(candidate: Candidate, price: Priced) -> float:
     if price.source == "measured":
         return price.us
     if candidate.is_view or candidate.template.space is None:
-        return min(price.high, KNOWN * price.us)
+        return min(price.high, SURE * price.us + min((KNOWN - SURE) * price.us, LATE_US))
     return min(price.high, GUESSED * price.us) if candidate.template.family in SIMPLE else price.high * UNTRIED
 
 

@@ -387,3 +387,9 @@ def test_what_is_under_way_when_the_time_ends_is_not_waited_for() -> None:
     variant, slow = variants(30), Slow({})
     assert search(variant, slow, slow, stop=lambda: slow.over).stopped == "budget"
     assert len(slow.asked) == 2 and not slow.left
+
+
+def test_a_librarys_long_kernel_is_near_what_is_expected() -> None:
+    candidate = next(c for c in variants(1).candidates if not c.is_view)
+    long = search_module._doubted(candidate, Priced(127.0, 127.0, 3800.0, "bound"))
+    assert 127 < long < 198  # what a generated product of the same size was measured to take
