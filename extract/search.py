@@ -39,14 +39,9 @@ MUCH = 0.03  # of the plan's cost: less at stake waits for more
 LEAST = 16  # kernels of a round, if there are so many: it costs a solve, and at its end compilers wait for each other
 UNKNOWN = 4  # times its bound that is at stake where nothing else is known of a kernel of the winner
 UNTRIED = 4  # times the most it may take that a product with schedules counts that was never run: they were guessed, and may not even compile
-KNOWN, GUESSED = (
-    4,
-    6,
-)  # times what is expected that a library's kernel may take, and one of a family that is guessed well
-SURE, LATE_US = (
-    1.3,
-    10.0,
-)  # of those times what is long anyway: a library's large product is near what the machine can do
+# Times what is expected that an unmeasured kernel may take: a library's, and a generated one of a family that is guessed well.
+KNOWN, GUESSED = 4, 6
+SURE, LATE_US = 1.3, 10.0  # a library's large product is near what the machine can do: so many times, and µs
 SIMPLE = ("pointwise", "reduction")
 HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
 # three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
