@@ -365,7 +365,7 @@ def test_a_search_begins_with_what_was_best_in_kernels_like_it(measurer: GpuMeas
     search = measurer._search(second.template, second.call)
     assert search is not None and not search.known and 3 < len(known) <= measurer.schedules
     assert [known[key_of_schedule(s)] for s in search.like] == sorted(known.values())[:ALIKE]
-    known |= {(("BLOCK", 1 << i),): math.inf for i in range(20, 40)}  # a search may end before, where moves lead nowhere
+    known |= {(("BLOCK", 1 << i),): math.inf for i in range(20, 40)}  # a search ends before where moves lead nowhere
     again = measurer._search(second.template, second.call)
     assert again is not None and again.count == AGAIN, "a kernel like it was searched to the end"
     other = candidate(template())
