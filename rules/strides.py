@@ -44,7 +44,7 @@ def _windows(name: str, term: str, kernel: str, axis: int) -> list[Rule]:
         Rule(f"step-of-{name}-{line}s", f"slice({plain}, axis={axis}, start=0, stop=e, step=q)", stepped, growth="collects",
              when=(f"e == {count}",), doc=f"every q-th {line} of the result: q times the stride"),
         Rule(f"{line}s-of-{name}", f"slice({plain}, axis={axis}, start=a, stop=b, step=q)", term.format(inside, f"replace(s, {n}, {s} * q)", "p"),
-             when=("a < b", f"{lo} == 0", f"{hi} == 0"), doc=f"some {line}s of the result: those that they read"),
+             when=("a < b", f"{lo} == 0", f"{hi} == 0", *((f"0 < {kernel}",) if "size" in kernel else ())), doc=f"some {line}s of the result: those that they read"),
         Rule(f"flat-{name}-{line}s", plain, term.format(f"slice(x, axis={axis}, start=0, stop=size(x, {axis}), step={s})", f"replace(s, {n}, 1)", "p"),
              when=(f"{kernel} == 1", f"{lo} == 0", f"{hi} == 0"),
              doc=f"where a window is one {line}, a stride reads every other {line} only"),
