@@ -239,7 +239,8 @@ def test_on_a_gpu(_: int, dtype: str, choice: str) -> None:
     graph, params = block(dtype)
     program = tg.optimize(graph, params=params, backend=choice, budget=8)
     check(program, graph, params, dtype)
-    assert program.report.latency_after_us > 0
+    timed = program.report.latency_after_us  # the first one's budget may end before: it starts the device, too
+    assert "timing of the whole program" in program.report.cut if timed is None else timed > 0
 
 
 @pytest.mark.usefixtures("rehearsal")
