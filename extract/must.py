@@ -59,12 +59,13 @@ def always_on(
     line = [c for member in order for c in member if items[c]]
     for first in range(0, len(line), WINDOW):
         window = line[first : first + WINDOW]
-        bit = {c: 2 << n for n, c in enumerate(window)}  # the lowest bit says that there is a derivation
-        must = [0] * len(items)
-        if not _fixpoint(items, order, must, lambda c, bit=bit: bit.get(c, 0) | 1, expired):  # type: ignore[misc]
+        must, bits = [0] * len(items), [1] * len(items)  # the lowest bit says that there is a derivation
+        for n, c in enumerate(window, start=1):
+            bits[c] |= 1 << n
+        if not _fixpoint(items, order, must, bits.__getitem__, expired):
             break
         common = reduce(or_, [must[c] for c in roots], 0)
-        found.update(c for c in window if common & bit[c])
+        found.update(c for n, c in enumerate(window, start=1) if common >> n & 1)
     return found
 
 

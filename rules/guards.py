@@ -93,10 +93,12 @@ class Pool:
         """Up to `count` instances under some conditions."""
         rng, missing = random.Random(len(self.found)), count
         for _ in range(ATTEMPTS * count):
-            one = attempt(self.bare, guards, rng) if missing else None
-            if one is not None:
-                self.add(one)
-                missing -= 1
+            if (one := attempt(self.bare, guards, rng)) is None:
+                continue
+            self.add(one)
+            missing -= 1
+            if not missing:
+                break
 
     def weakest(self) -> list[Attr] | None:
         """The conjunction that no failing instance satisfies and most others do; None if there is none."""
