@@ -452,14 +452,16 @@ def stored(name: str) -> Record | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def started(arguments: Sequence[str], options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """A process of this module."""
+def started(
+    arguments: Sequence[str], options: argparse.Namespace, module: str = "benchmarks.gpu"
+) -> subprocess.Popen[bytes]:
+    """A process of this module, or of another one with its options."""
     more = ["--device", options.device, *(["--small"] if options.small else [])]
     lock = options.work / "gpu.lock"
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TENSOR_GRAPHS_GPU_LOCK": str(lock)}
     environment.setdefault("TENSOR_GRAPHS_HOME", str(options.work / "home"))
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.gpu", *arguments, *more],
+        [sys.executable, "-m", module, *arguments, *more],
         cwd=HERE.parent,
         start_new_session=True,
         env=environment,
@@ -487,11 +489,13 @@ def run_case(name: str, options: argparse.Namespace, seconds: float) -> Record:
     arguments = ["--child", "time", "--case", name, "--to", str(target), "--budget", str(options.budget),
                  "--store", str(options.store / name), "--together", str(options.together),
                  *(["--ours-only"] if options.ours_only else [])]  # fmt: skip
-    ended = waited(started(arguments, options), seconds)
+    return recorded(name, target, waited(started(arguments, options), seconds))
+
+
+def recorded(name: str, target: Path, ended: str) -> Record:
+    """What the process of a case wrote, and how it ended."""
     found: Record = json.loads(target.read_text()) if target.exists() else {"name": name, "variants": {}}
-    if ended:
-        found["failed"] = ended
-    return found
+    return {**found, "failed": ended} if ended else found
 
 
 def merged(old: Record | None, new: Record) -> Record:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import Case, Record, how, share_the_gpu, waited
+from benchmarks.gpu import Case, Record, how, recorded, share_the_gpu, started, waited
 from benchmarks.variants import TINY, VARIANTS
 
 HERE = Path(__file__).parent
@@ -71,17 +69,9 @@ def run_one(name: str, options: argparse.Namespace, seconds: float) -> Record:
     """One variant's record: what its process wrote, and how it ended."""
     target = options.work / f"{name}.json"
     target.unlink(missing_ok=True)
-    environment = {**os.environ, "TENSOR_GRAPHS_GPU_LOCK": str(options.work / "gpu.lock")}
-    environment.setdefault("TENSOR_GRAPHS_HOME", str(options.work / "home"))
-    more = ["--device", options.device, "--budget", str(options.budget), "--work", str(options.work), "--store",
-            str(options.store), "--together", str(options.together), *(["--small"] if options.small else [])]  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.gpu_variants", "--child", name, *more],
-        cwd=HERE.parent, start_new_session=True, env=environment,
-    )  # fmt: skip
-    ended = waited(process, seconds)
-    found: Record = json.loads(target.read_text()) if target.exists() else {"name": name, "variants": {}}
-    return {**found, "failed": ended} if ended else found
+    arguments = ["--child", name, "--budget", str(options.budget), "--work", str(options.work), "--store", str(options.store),
+                 "--together", str(options.together)]  # fmt: skip
+    return recorded(name, target, waited(started(arguments, options, "benchmarks.gpu_variants"), seconds))
 
 
 def shortened(record: Record) -> Record:
