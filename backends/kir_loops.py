@@ -110,16 +110,23 @@ def up_to(e: Expr) -> list[Bound]:
 
 def _at_most(c: Expr, wanted: bool) -> list[Bound]:
     """Bounds of indices by numbers in memory where a condition is true (or false, as wanted)."""
+    return [
+        (low.value, high, strict)
+        for low, high, strict in _orders(c, wanted)
+        if low.op == "index" and high.op not in ("index", "const") and high.kind == "int" and not _reduces(high)
+    ]
+
+
+def _orders(c: Expr, wanted: bool) -> list[tuple[Expr, Expr, bool]]:
+    """(low, high, whether they must differ): comparisons that all hold where a condition is true (or false, as wanted)."""
     if c.op == "not":
-        return _at_most(c.args[0], not wanted)
+        return _orders(c.args[0], not wanted)
     if c.op == ("and" if wanted else "or"):
-        return [*_at_most(c.args[0], wanted), *_at_most(c.args[1], wanted)]
+        return [*_orders(c.args[0], wanted), *_orders(c.args[1], wanted)]
     if c.op not in ("lt", "le"):
         return []
-    low, high = c.args if wanted else reversed(c.args)
-    if low.op != "index" or high.op in ("index", "const") or high.kind != "int" or _reduces(high):
-        return []
-    return [(low.value, high, (c.op == "lt") == wanted)]
+    a, b = c.args
+    return [(a, b, c.op == "lt") if wanted else (b, a, c.op == "le")]
 
 
 def _reduces(e: Expr) -> bool:
@@ -148,12 +155,12 @@ def _compares(c: Expr) -> bool:
 
 def _true(c: Expr, wanted: bool) -> list[Index]:
     """Indices that are not negative where a condition is true (or false, as wanted)."""
-    if c.op == "not":
-        return _true(c.args[0], not wanted)
-    if c.op == ("and" if wanted else "or"):
-        return [*_true(c.args[0], wanted), *_true(c.args[1], wanted)]
-    if c.op not in ("lt", "le") or any(a.op not in ("index", "const") or a.kind != "int" for a in c.args):
-        return []
-    a, b = (x.value if x.op == "index" else index(x.value) for x in c.args)
-    strict = int(c.op == "lt")
-    return [b - a - strict] if wanted else [a - b - (1 - strict)]
+
+    def number(e: Expr) -> Index:
+        return e.value if e.op == "index" else index(e.value)
+
+    return [
+        number(high) - number(low) - strict
+        for low, high, strict in _orders(c, wanted)
+        if all(e.op in ("index", "const") and e.kind == "int" for e in (low, high))
+    ]
