@@ -12,6 +12,8 @@ from .cuda_role_space import role_schedules, roles_fit
 from .cuda_roles import Roles, emit_roles
 from .cuda_source import emit, emit_joined
 from .cuda_space import FEW, joining, layout_of, legal, schedules
+from .cuda_window_space import window_schedules, windows_fit
+from .cuda_windows import Strip, emit_windows
 from .generated import CARRYING, COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
 from .kir import Kernel, Unfusable
 from .kir_split import split
@@ -28,13 +30,17 @@ class CudaEmitter:
     needs: tuple[str, ...] = ("torch", "cuda.core")
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """See cuda_space.py, and cuda_role_space.py for what it leaves."""
+        """See cuda_space.py, cuda_role_space.py for what it leaves, and cuda_window_space.py."""
+        if shape.kind == "windows" and (found := window_schedules(kernel, COUNT)):
+            return found
         return schedules(kernel, shape, splits=splits) or role_schedules(kernel, shape, COUNT)
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
         """Whether a schedule can be written: a block's threads, registers and shared memory suffice."""
         if "roles" in schedule:
             return roles_fit(kernel, shape, schedule)
+        if "x" in schedule:
+            return shape.kind == "windows" and windows_fit(kernel, schedule)
         if not legal(schedule, shape) or (schedule.get("split", 1) > 1 and not splits):
             return False
         try:
@@ -44,9 +50,11 @@ class CudaEmitter:
         return True
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """See cuda_source.py and cuda_roles.py."""
+        """See cuda_source.py, cuda_roles.py and cuda_windows.py."""
         if "roles" in schedule:
             return [emit_roles(found.kernel, found.shape, Roles.of(schedule), name)]
+        if "x" in schedule:
+            return [emit_windows(found.kernel, Strip(**schedule), name)]
         layout = layout_of(found.kernel, found.shape, schedule)
         parts = schedule.get("split", 1)
         if parts == 1:

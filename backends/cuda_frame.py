@@ -39,7 +39,7 @@ class Frame(Writer[Scope]):
         self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
         self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
         self.spelling = SPELLINGS[self.wide]
-        self.narrow = all(kernel.buffers[s.buffer].dtype in ("float16", "bfloat16") for s in kernel.stores)
+        self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)
         own = [a for a in shape.inner if a not in shape.joined]
         self.order = ["m", *(a.name for a in own), "n"]
         self.groups: dict[str, tuple[Axis, ...]] = {"m": shape.rows, "n": shape.cols, **{a.name: (a,) for a in own}}

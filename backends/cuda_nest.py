@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from .cuda_frame import Frame, Local, nest_of
-from .cuda_text import CTYPES, enclosed, integer, spelled
+from .cuda_text import CTYPES, enclosed, integer, operation, spelled
 from .index import WIDE, Axis, Index
 from .kir import Expr, Unfusable, below_maximum
-from .short_erf import gelu_of
 
 
 class Nest:
@@ -213,25 +212,8 @@ class Nest:
             if not self.emitter.is_safe(m):
                 top = self._safe(m, top)
             return f"op::{e.op}({enclosed(self.scalar(a, depth))} - {enclosed(top)})"
-        narrow = self.emitter.narrow and self.emitter.wide == "float32"
-        if narrow and e.op == "mul" and (x := gelu_of(e)) is not None:
-            return f"op::{'coarse' if self._coarse else 'short'}_gelu({self.scalar(x, depth)})"
-        args = [self.scalar(a, depth) for a in e.args]
-        if e.op == "erf" and self.emitter.narrow:
-            return f"op::{'coarse' if self._coarse else 'short'}_erf({args[0]})"
-        if e.op == "cast":
-            if e.value == "bool":
-                return f"{enclosed(args[0])} != 0"
-            target = self.emitter.wide if e.kind == "float" else e.value
-            return f"{spelled(CTYPES[target])}({args[0]})"
-        text = self.emitter.spelling.text(e.op, e.args[-1].kind)
-        return text.format(*(args if text.startswith("op::") else map(enclosed, args)))
-
-    @property
-    def _coarse(self) -> bool:
-        """Whether all results are bfloat16."""
-        kernel = self.emitter.kernel
-        return {kernel.buffers[s.buffer].dtype for s in kernel.stores} == {"bfloat16"}
+        own = self.emitter
+        return operation(e, lambda a: self.scalar(a, depth), own.wide, own.results)
 
     def _safe(self, m: Expr, top: str) -> str:
         level = self.depth(self.emitter.spans(m))

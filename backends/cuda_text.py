@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .c_expr import Spelling
 from .index import WIDE, Index
+from .kir import Expr
+from .short_erf import gelu_of
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,23 @@ _DOUBLE: dict[str, Any] = {
 #: what arithmetic is done in -> its spelling; functions are those of cuda_library.cuh
 SPELLINGS = {"float32": _SINGLE, "float64": replace(_SINGLE, **_DOUBLE)}
 COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
+
+
+def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozenset[str]) -> str:
+    """The text of a pointwise operation over the texts of operands, in arithmetic of dtype `wide`, for results of some dtypes: where
+    these are narrow, error functions are as exact as they need (short_erf.py)."""
+    short = ("coarse" if results == {"bfloat16"} else "short") if results <= {"bfloat16", "float16"} else ""
+    if short and wide == "float32" and e.op == "mul" and (x := gelu_of(e)) is not None:
+        return f"op::{short}_gelu({text(x)})"
+    args = [text(a) for a in e.args]
+    if e.op == "erf" and short:
+        return f"op::{short}_erf({args[0]})"
+    if e.op == "cast":
+        if e.value == "bool":
+            return f"{enclosed(args[0])} != 0"
+        return f"{spelled(CTYPES[wide if e.kind == 'float' else e.value])}({args[0]})"
+    found = SPELLINGS[wide].text(e.op, e.args[-1].kind)
+    return found.format(*(args if found.startswith("op::") else map(enclosed, args)))
 
 
 def span(at: Index, steps: Sequence[int]) -> int:

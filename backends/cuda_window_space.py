@@ -1,0 +1,122 @@
+"""Schedules of kernels over short windows (cuda_windows.py): those worth measuring, the best guesses first, and which are legal.
+
+`x`, `y`, `z`: results of a thread along the axis that lies side by side in memory, and along the two before it; `threads` of a block;
+`early` lets the kernel start before the one before it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import ceil, gcd, prod
+
+from ..egraph.dtypes import itemsize
+from .cuda_windows import is_windowed
+from .index import Axis, Division, Index, index
+from .kir import Expr, Kernel
+from .tiling import MULTIPROCESSORS
+
+Schedule = dict[str, int]
+
+NAMES = {"x", "y", "z", "threads"}
+MOST = 800  # elements of windows that a thread adds up: more is a long text, and few threads
+BOX = 64  # results of a thread
+THREADS = 128  # of a block
+ISSUED = 5e5  # instructions of warps that start in a µs, for ranking only
+ACCESS, OWN, BEGIN = 5, 6, 40  # instructions of an access, a result and a thread beside those of the sums
+
+
+def window_schedules(kernel: Kernel, count: int) -> list[Schedule]:
+    """At most `count` schedules, the best guess first: early, the best few also not; none where a kernel is not of windows alone."""
+    if not is_windowed(kernel):
+        return []
+    return [dict(s) for s in _ranked(Work.of(kernel), count)]
+
+
+def windows_fit(kernel: Kernel, schedule: Mapping[str, int]) -> bool:
+    """Whether a schedule is legal: boxes of results no larger than the axes, and not too much for a thread."""
+    if not NAMES <= set(schedule) <= NAMES | {"early"} or schedule.get("early", 0) > 1 or not is_windowed(kernel):
+        return False
+    return 32 <= schedule["threads"] <= 512 and _fits(Work.of(kernel), tuple(schedule[k] for k in "xyz"))
+
+
+def _fits(work: Work, box: tuple[int, ...]) -> bool:
+    within = all(n == 1 or (n > 0 and n < 2 * size) for n, size in zip(box, (*work.sizes, 1, 1, 1)))
+    return within and prod(box) <= BOX and work.taps * prod(box) <= MOST
+
+
+@dataclass(frozen=True)
+class Read:
+    """A load: where it reads for each element of a window, in which steps it moves with the last axes and with all others, and bytes
+    of an element."""
+
+    places: tuple[int, ...]
+    steps: tuple[int, ...]
+    others: int
+    itemsize: int
+
+    def counted(self, box: tuple[int, ...]) -> tuple[int, int]:
+        """(accesses, elements) of a thread."""
+        moves = [range(0, n * s, s) if s else (0,) for n, s in zip(box, self.steps)]
+        elements = {p + sum(m) for p in self.places for m in product(*moves)}
+        width = gcd(16 // self.itemsize, self.others, *(n * s for n, s in zip(box, self.steps)))
+        return len({e // width for e in elements}), len(elements)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does: sizes of its last axes, the last first; all its results; elements of its windows; its loads."""
+
+    sizes: tuple[int, ...]
+    results: int
+    taps: int
+    reads: tuple[Read, ...]
+
+    @staticmethod
+    def of(kernel: Kernel) -> Work:
+        """That of a kernel."""
+        last = tuple(reversed(kernel.axes))[:3]
+        reads = tuple(_read(kernel, e, last) for e in kernel.exprs if e.op == "load")
+        taps = sum(e.axis.size for e in kernel.reductions)
+        return Work(tuple(a.size for a in last), prod(a.size for a in kernel.axes), taps, reads)
+
+    def us(self, box: tuple[int, ...]) -> float:
+        """An estimate of the time: instructions of all warps, in waves of which the last is not full."""
+        threads = prod(ceil(s / n) for s, n in zip(self.sizes, box)) * self.results / prod(self.sizes)
+        accesses, elements = (sum(n) for n in zip(*(r.counted(box) for r in self.reads)))
+        each = self.taps * prod(box) + elements + ACCESS * accesses + OWN * prod(box) + BEGIN
+        busy = min(1.0, threads / (MULTIPROCESSORS * 1024))
+        return float(threads / 32 * each / ISSUED / busy**0.5)
+
+
+@lru_cache(maxsize=1024)
+def _ranked(work: Work, count: int) -> tuple[Schedule, ...]:
+    boxes = (dict(zip("xyz", box)) for box in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if _fits(work, box))
+    ranked = sorted(boxes, key=lambda s: (work.us(tuple(s.values())), sorted(s.items())))
+    plain = ranked[: count // 4]
+    early = [s | {"early": 1} for s in ranked[: count - len(plain)]]
+    return tuple({**s, "threads": THREADS} for s in (*early, *plain))
+
+
+def _read(kernel: Kernel, e: Expr, last: tuple[Axis, ...]) -> Read:
+    operand, at, _, dtype = e.value
+    buffer = kernel.buffers[operand]
+    windows = [a for a in at.axes if a not in kernel.axes]
+    places = {
+        at.replaced({a: index(k) for a, k in zip(windows, ks)}) for ks in product(*(range(a.size) for a in windows))
+    }
+    one = next(iter(places))
+    others = gcd(
+        1 + sum((d - 1) * s for d, s in zip(buffer.shape, buffer.strides)), *(c for a, c in one.terms if a not in last)
+    )
+    return Read(tuple(sorted(p.const for p in places)), tuple(_step(one, a) for a in last), others, itemsize(dtype))
+
+
+def _step(at: Index, axis: Axis) -> int:
+    """How far an index moves with an axis; 1 where that is not one number."""
+    return at.coefficient(axis) or int(any(isinstance(x, Division) and axis in x.index.axes for x, _ in at.terms))
+
+
+__all__ = ["window_schedules", "windows_fit"]
