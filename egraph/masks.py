@@ -1,45 +1,47 @@
-"""Causal masks by what they say, however they are written.
+"""Masks of attention by what they say, however they are written.
 
 Models write the mask of causal attention in many ways: `tril` of ones, comparisons of positions, differences of aranges. A bool
-value that depends on positions alone is evaluated here, and where it hides (or shows) what lies ahead of a diagonal it is
-replaced by one spelling, which rules and kernels know.
+value that depends on positions alone is evaluated here, and where it hides (or shows) what lies ahead of a diagonal, what lies
+outside a band beside it (a sliding window), or the last columns, it is replaced by one spelling, which rules and kernels know.
+
+Models also hide scores by a large number instead of -inf (the least of a dtype, -1e9), chosen or added. Where every row of such a
+mask sees something, softmax gives hidden scores the weight 0 either way: exp(-30000) is 0 in every dtype, and scores of one row
+that lie so far apart belong to no model whose numbers fit into 16 bits. The number becomes -inf, so that attention leaves out what
+is hidden. Where some row sees nothing, or where that depends on an input, the number stays: softmax then spreads the row evenly.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from . import api as t
+from . import dtypes
 from .dims import concrete
 from .graph import LEAVES, Graph, Tensor, make, rebuild, topological
 from .interpret import evaluate
 
 LARGEST = 1 << 25  # elements of a mask that is evaluated
+LOW = -3e4  # added to a score, or in its place, this hides it
+
+Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 def canonical_masks(graph: Graph, *, steady: bool = False) -> Graph:
-    """The graph with its causal masks in one spelling: `off < column - row` is hidden, `column - row <= off` is seen.
+    """The graph with its masks in one spelling: hidden is `off < column - row`, in a band also `column - row <= back`, or else `size
+    <= column`, and a condition is turned so that it says what is hidden. Numbers that hide scores from a softmax are -inf.
 
     `steady`: only masks whose formula has no number larger than 1, so that they are causal at every size if they are at one:
     a window wider than the sequence hides nothing, but does at a longer one.
     """
-    formulas: set[Tensor] = set()
-
-    def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-        if node.op == "constant" or (node.op not in LEAVES and all(a in formulas for a in node.args)):
-            formulas.add(node)
-            return None
-        masks = [a in formulas and a.dtype == "bool" and not (steady and _bounded(a)) for a in node.args]
-        found = [_canonical(a) if mask else None for a, mask in zip(node.args, masks)]
-        if steady:
-            found = [f if f is not None and a.shape[-1] == a.shape[-2] else None for f, a in zip(found, node.args)]
-        if all(f is None for f in found):
-            return None
-        return make(node.op, [a if f is None else f for f, a in zip(found, args)], dict(node.attrs), data=node.data)
-
-    roots = rebuild(graph.roots, change)
+    masks, roots = _Masks(steady), graph.roots
+    for change in (masks.spelled, masks.hiding):
+        masks.formulas.clear()
+        roots = tuple(rebuild(roots, change))
     return graph if all(a is b for a, b in zip(roots, graph.roots)) else graph.with_roots(roots)
 
 
@@ -49,22 +51,163 @@ def _bounded(mask: Tensor) -> bool:
     return any(n.op == "constant" or (n.op == "full" and not abs(n.attr("value")) <= 1) for n in nodes)
 
 
-def _canonical(mask: Tensor) -> Tensor | None:
-    """The one spelling of a causal mask; None if it is none."""
-    shape = concrete(mask.shape)
+def _values(formula: Tensor) -> Matrix | None:
+    """The values of a formula that is the same for every batch and head; None where it is not, or they are too many to know."""
+    while formula.op == "broadcast_to" and formula.args[0].shape[-2:] == formula.shape[-2:]:
+        formula = formula.args[0]
+    shape = concrete(formula.shape)
     if len(shape) < 2 or min(shape[-2:]) < 2 or prod(shape[:-2]) != 1 or prod(shape) > LARGEST:
         return None
-    rows, columns = shape[-2:]
-    values = evaluate([mask], {})[0].reshape(rows, columns)
-    seen = not bool(values[-1, 0] if values[-1, 0] == values[0, 0] else values[0, 0])  # whether True hides
-    hidden = values if seen else ~values
-    off = int(np.count_nonzero(~hidden[0])) - 1
-    if (
-        hidden.all()
-        or not hidden.any()
-        or not np.array_equal(hidden, np.arange(columns) - np.arange(rows)[:, None] > off)
-    ):
+    return evaluate([formula], {})[0].reshape(shape[-2:])
+
+
+def _spelling(hidden: Matrix) -> Tensor | None:
+    """The formula of a mask that hides these elements of a matrix; None where it is none of those that are known, or a row sees
+    nothing."""
+    rows, columns = hidden.shape
+    if hidden.all(axis=1).any() or not hidden.any():
         return None
+    places, first, last = np.arange(columns), hidden.argmin(axis=1), columns - 1 - hidden[:, ::-1].argmin(axis=1)
+    if not first.any() and (last == last[0]).all() and np.array_equal(hidden, np.tile(places > last[0], (rows, 1))):
+        return t.le(t.full((1, 1), int(last[0]) + 1, "int64"), t.iota((1, columns), 1))
+    off, back = _edge(last, last < columns - 1), _edge(first, first > 0)
+    steps = places - np.arange(rows)[:, None]
     ahead = t.iota((rows, columns), 1) - t.iota((rows, columns), 0)
-    found = t.lt(t.full((1, 1), off, ahead.dtype), ahead)
-    return t.reshape(found if seen else t.logical_not(found), shape)
+    said, parts = np.zeros(hidden.shape, bool), list[Tensor]()
+    if off is not None:
+        said |= steps > off
+        parts.append(t.lt(t.full((1, 1), off, ahead.dtype), ahead))
+    if back is not None:
+        said |= steps < back
+        parts.append(t.le(ahead, t.full((1, 1), back - 1, ahead.dtype)))
+    if not parts or not np.array_equal(said, hidden):
+        return None
+    return t.logical_or(*parts) if len(parts) == 2 else parts[0]
+
+
+def _edge(place: Matrix, inner: Matrix) -> int | None:
+    """How far ahead of a row its edge lies, by the first row where that is not the edge of the matrix; None where it always is."""
+    row = int(inner.argmax())
+    return int(place[row]) - row if inner[row] else None
+
+
+def _low(x: Tensor) -> bool:
+    """Whether a value is a finite number that hides scores."""
+    return x.op == "full" and dtypes.is_float(x.dtype) and -math.inf < x.attr("value") <= LOW
+
+
+@dataclass
+class _Masks:
+    """Changes of a graph, in two passes. `formulas` depend on positions alone; `known` are spellings in which every row sees
+    something."""
+
+    steady: bool
+    formulas: set[Tensor] = field(default_factory=set)
+    known: set[Tensor] = field(default_factory=set)
+    spellings: dict[Tensor, tuple[Tensor, bool] | None] = field(default_factory=dict)
+
+    def _formula(self, node: Tensor) -> bool:
+        """Whether a node is a formula; its operands were asked about before."""
+        found = node.op == "constant" or (node.op not in LEAVES and all(a in self.formulas for a in node.args))
+        if found:
+            self.formulas.add(node)
+        return found
+
+    # ------------------------------------------------------------ conditions
+    def spelled(self, node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+        """A node over masks in their one spelling."""
+        if self._formula(node) and node.op != "where":
+            return None
+        found = [self._spelled(a) if a in self.formulas and a.dtype == "bool" else None for a in node.args]
+        if all(f is None for f in found):
+            return None
+        if node.op == "where" and found[0] is not None:
+            hidden, seen = found[0]
+            new = make("where", (hidden, *(reversed(args[1:]) if seen else args[1:])), {})
+            return new if new.type == node.type else None
+        said = [a if f is None else t.logical_not(f[0]) if f[1] else f[0] for f, a in zip(found, args)]
+        return make(node.op, said, dict(node.attrs), data=node.data)
+
+    def _spelled(self, mask: Tensor) -> tuple[Tensor, bool] | None:
+        """The one spelling of what a mask hides, and whether the mask says what is seen instead; None if it is no such mask."""
+        if mask not in self.spellings:
+            self.spellings[mask] = self._new_spelling(mask)
+        return self.spellings[mask]
+
+    def _new_spelling(self, mask: Tensor) -> tuple[Tensor, bool] | None:
+        if self.steady and (_bounded(mask) or mask.rank < 2 or mask.shape[-1] != mask.shape[-2]):
+            return None
+        values = _values(mask)
+        if values is None:
+            return None
+        for seen in (False, True):
+            found = _spelling(~values if seen else values)
+            if found is None or (self.steady and (found.op != "lt" or found.args[0].attr("value") < 0)):
+                continue
+            found = t.reshape(found, (*(1,) * (mask.rank - 2), *found.shape))
+            self.known.add(found)
+            return (found if mask.shape == found.shape else t.broadcast_to(found, mask.shape)), seen
+        return None
+
+    # ------------------------------------------------------------ numbers that hide
+    def hiding(self, node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
+        """A softmax, or attention, whose hidden scores are -inf."""
+        if self._formula(node):
+            return None
+        if node.op == "softmax" and node.attr("axis") == node.rank - 1:
+            found = self._hidden(args[0])
+            return None if found is None else make("softmax", (found,), dict(node.attrs))
+        if node.op == "masked_attention" and args[3] in self.formulas:
+            found = self._summand(args[3])
+            return None if found is None else make(node.op, (*args[:3], found), dict(node.attrs))
+        return None
+
+    def _hidden(self, x: Tensor) -> Tensor | None:
+        """Scores whose hidden ones are -inf, where a number hides them and every row sees something; else None."""
+        if x in self.formulas:
+            return None
+        if x.op == "cast":
+            found = self._hidden(x.args[0])
+            return None if found is None else make("cast", (found,), dict(x.attrs))
+        if x.op == "add":
+            for a, b in (x.args, x.args[::-1]):
+                part = self._summand(a) if a in self.formulas else self._hidden(a)
+                if part is not None and (made := make("add", (part, b), {})).type == x.type:
+                    return made
+        return self._chosen(x) if x.op == "where" and x.args[0] in self.formulas else None
+
+    def _chosen(self, x: Tensor) -> Tensor | None:
+        """`where` with -inf in place of a number that hides, where every row sees something."""
+        condition, *sides = x.args
+        low = [_low(side) for side in sides]
+        if low[0] == low[1]:
+            return None
+        if not (low[0] and self._told(condition)):
+            values = None if self.steady else _values(condition)
+            if values is None or (values if low[0] else ~values).all(axis=1).any():
+                return None
+        lowest = t.full((1,) * x.rank, -math.inf, x.dtype)
+        return make("where", (condition, *(lowest if gone else side for gone, side in zip(low, sides))), {})
+
+    def _told(self, condition: Tensor) -> bool:
+        """Whether a condition is a spelling of what is hidden."""
+        return condition in self.known or (condition.op == "broadcast_to" and condition.args[0] in self.known)
+
+    def _summand(self, x: Tensor) -> Tensor | None:
+        """A summand of scores with -inf where it is a number that hides, and with a spelling where it is 0 elsewhere."""
+        if x.op in ("cast", "broadcast_to"):
+            inner = self._summand(x.args[0])
+            return None if inner is None else make(x.op, (inner,), dict(x.attrs))
+        if x.op == "where" and any(map(_low, x.args[1:])):
+            return self._chosen(x)
+        values = None if self.steady or x.op == "full" else _values(x)
+        if values is None or not np.array_equal(values != 0, values <= LOW):
+            return None
+        found = _spelling(values <= LOW)
+        if found is None:
+            return None
+        one = (1,) * x.rank
+        found = t.where(
+            t.reshape(found, (*one[2:], *found.shape)), t.full(one, -math.inf, x.dtype), t.full(one, 0.0, x.dtype)
+        )
+        return found if found.shape == x.shape else t.broadcast_to(found, x.shape)
