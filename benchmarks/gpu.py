@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -39,13 +39,11 @@ TABLE = HERE / "results/gpu.md"
 PEERS = ("eager", "default", "max-autotune", "xla")
 OURS = ("ours", "generated")
 BACKENDS = {"ours": "gpu", "generated": "generated"}
-CASE_S, WARM_S, LAST_S = (
-    240.0,
-    150.0,
-    45.0,
-)  # most seconds of a case, of compiling ahead; least seconds to begin one with
+CASE_S, WARM_S = 240.0, 150.0  # most seconds of a case, of compiling ahead
+LAST_S = 45.0  # least seconds to begin a case with
 EXPLAIN_S = 30.0  # from here on no further form of a block is explained
 ROUNDS, REPLAY_US, MOST_SETS = 15, 1500.0, 64
+RESTS, REST_S = 9, 0.1  # replays after a pause, and its seconds: the power limit has forgotten the last one by then
 
 Record = dict[str, Any]
 Run = Callable[[], Any]
@@ -210,9 +208,10 @@ class Case:
         return calls
 
     # ------------------------------------------------------------ time
-    def time(self) -> None:
-        """Replay all variants in turn, each after the cache was filled with other data."""
-        from tensor_graphs.backends.gpu_worker import alone, reference
+    def time(self, rests: int = 0) -> None:
+        """Replay all variants in turn, each after the cache was filled with other data; then so many times after a pause, since
+        products without one take a chip to its power limit, where its clock sinks."""
+        from tensor_graphs.backends.gpu_worker import alone
 
         replays: dict[str, tuple[Run, int]] = {}
         with self.torch.no_grad(), alone():
@@ -226,18 +225,31 @@ class Case:
                     lap = min(self.device.laps(once, 2))  # one by one, the host's launches would be timed
                     laps = max(1, min(40, round(REPLAY_US / lap)))
                     replays[name] = self.device.capture(calls * laps), laps * len(calls)
-            samples: dict[str, list[float]] = {name: [] for name in replays}
-            for turn in range(ROUNDS + 2):
-                for name, (replay, count) in replays.items():
-                    reference(self.device)()
-                    took = self.device.elapsed(replay) / count
-                    if turn >= 2:
-                        samples[name].append(took)
+            samples = self._in_turn(replays, ROUNDS)
+            rested = self._in_turn(replays, rests, REST_S) if rests else {}
         for name, found in samples.items():
             middle = median(found)
             spread = median(abs(s - middle) for s in found)
             self.record["variants"][name] |= {"us": middle, "mad_us": spread, "fastest_us": min(found)}
+        for name, found in rested.items():
+            self.record["variants"][name]["rested_us"] = median(found)
         self.write()
+
+    def _in_turn(
+        self, replays: Mapping[str, tuple[Run, int]], rounds: int, rest: float = 0.0
+    ) -> dict[str, list[float]]:
+        """µs a call of each variant, in rounds after two for warming up; each replay after a pause of so many seconds."""
+        from tensor_graphs.backends.gpu_worker import reference
+
+        samples: dict[str, list[float]] = {name: [] for name in replays}
+        for turn in range(rounds + 2):
+            for name, (replay, count) in replays.items():
+                time.sleep(rest)
+                reference(self.device)()
+                took = self.device.elapsed(replay) / count
+                if turn >= 2:
+                    samples[name].append(took)
+        return samples
 
 
 def compiled_as(call: Callable[..., Any], mode: str) -> Callable[..., Any]:
@@ -404,7 +416,7 @@ def child(options: argparse.Namespace) -> None:
     if not options.ours_only:
         case.xla()
     case.ours()
-    case.time()
+    case.time(RESTS)
     case.explain()
     case.record["finished"] = True
     case.write()
@@ -620,12 +632,19 @@ def line(record: Record) -> str:
     mark = "" if not (mine and work.wanted) else " yes" if mine <= work.wanted else " **no**"
     seen = f"{work.seen:g}" if work.seen else ""
     cells = [record["name"], f"{limit:.1f}" if limit else "", *map(us, PEERS), seen, us("ours"), share, ratio, us("generated"),
-             wanted + mark, seconds, errors, how(ours)]  # fmt: skip
+             wanted + mark, rested(variants), seconds, errors, how(ours)]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
+def rested(variants: Mapping[str, Record]) -> str:
+    """µs after a pause: of the fastest peer of this run, and ours."""
+    peers = [x["rested_us"] for n in PEERS if "rested_us" in (x := variants.get(n, {})) and "kept_from" not in x]
+    mine = variants.get("ours", {}).get("rested_us")
+    return f"{min(peers):.1f} / {mine:.1f}" if peers and mine else ""
+
+
 HEAD = ("workload", "limit µs", "eager", "compile", "max-autotune", "XLA", "best peer seen before", "ours µs", "of limit", "× best peer", "generated only",
-        "wanted", "optimize s cold / warm", "error ours / eager", "our kernels")  # fmt: skip
+        "wanted", "rested: best peer / ours", "optimize s cold / warm", "error ours / eager", "our kernels")  # fmt: skip
 
 
 def render() -> str:
@@ -640,7 +659,8 @@ def render() -> str:
     ]
     legend = (
         "µs a call: median of replays of CUDA graphs over rotating arguments, more than five times the L2 cache, all variants in "
-        "turn. Optimization seconds leave out timing the finished program. XLA: wall clock of one program over many argument sets. The limit is the larger of compulsory bytes over "
+        "turn; rested: the same after a pause of 0.1 s before each replay (products without one reach the chip's power limit, and its "
+        "clock sinks). Optimization seconds leave out timing the finished program. XLA: wall clock of one program over many argument sets. The limit is the larger of compulsory bytes over "
         "measured bandwidth and arithmetic over the measured rate. Errors are relative to float64 (Frobenius). † kept from an "
         "earlier run (until 40ad811 replays of what the host launches slowly were short, ours and theirs: some 0.5 µs a call more). "
         '"Best peer seen before": the best of the same peers on this kind of machine the day before, with torch 2.11; '

@@ -57,6 +57,12 @@ def test_the_table_compares_with_the_best_peer(bench: Any) -> None:
     assert "| 80 % | 1.60 |" in row and "12 yes" in row and "30 / 0.5" in row and "a x2" in row
     assert "**no**" in gpu.line(record(ours={**ours, "us": 13.0}))
     assert "failed" in gpu.line(record(ours={"failed": "no plan"}))
+    rested = {
+        "eager": {"rested_us": 15.0, "kept_from": "elsewhere"},
+        "default": {"rested_us": 16.0},
+        "ours": {"rested_us": 9.0},
+    }
+    assert gpu.rested(rested) == "16.0 / 9.0" and gpu.rested({"ours": {"rested_us": 9.0}}) == ""
 
 
 def test_the_table_says_how_a_plan_was_found(bench: Any) -> None:
