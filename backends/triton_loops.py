@@ -174,7 +174,7 @@ class Loops(Products):
                 tile = self.dot(e, dot, start)
                 if tile is not None:
                     self.line(f"{name} = {tile.text}")
-                    if scale is None and self.overtaken(dot, tile.dims[0]):
+                    if self.overtaken(dot, tile.dims[0], scale is not None):
                         inner.held.append(name)
                     if outer is not None:
                         self.line(f"{name} = tl.zeros({self.sizes(tile.dims)}, tl.float32)", outer)

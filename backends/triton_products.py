@@ -46,17 +46,31 @@ class Products(Loads):
         there = self.spread(Tile(f"({k} < {self.extent[k]})", (k,), "bool"), side.dims)
         return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
 
-    def overtaken(self, dot: Dot, rows: str) -> bool:
-        """Whether a loop that sums products, `rows` being the dimension of theirs, must wait for each of them.
+    def overtaken(self, dot: Dot, rows: str, scaled: bool) -> bool:
+        """Whether a loop that sums products, `rows` being the dimension of theirs, must wait for each of them. Sums that are
+        `scaled` in each round are waited for anyway, but only in the next one.
 
         A left side that is computed lies in registers. Triton's loop goes on while the matrix unit reads them, and the next
         tile is written into the same ones: 9 % of the elements of a product after a ReLU came out wrong on an H200, others at
-        each run (triton-lang/triton issue 9433; ptxas before 13.3). A tile that is loaded comes by shared memory.
+        each run (triton-lang/triton issue 9433; ptxas before 13.3).
+
+        A tile that is loaded comes by shared memory. If something besides products reads it as well, as the statistics of a
+        norm do, Triton 3.6 has memory for as many tiles as it reads ahead, and not for the one that the matrix unit is still
+        reading: the copy for a later round is written into that.
         """
-        left = dot.left if rows in {self.dim_of(a) for a in dot.rows} else dot.right
-        plain = len(left) == 1 and left[0].op == "load" and left[0].value[3] == self.narrowest()
+        left, right = (dot.left, dot.right) if rows in {self.dim_of(a) for a in dot.rows} else (dot.right, dot.left)
         tall = self.block[rows] >= TALL and self.tiling.warps >= 4 and self.tiling.stages > 1
-        return tall and not plain
+        computed = not scaled and not self._plain(left)
+        return tall and (computed or any(map(self._read_besides, (*left, *right))))
+
+    def _plain(self, side: Sequence[Expr]) -> bool:
+        """Whether one side of a product is what lies in memory."""
+        return len(side) == 1 and side[0].op == "load" and side[0].value[3] == self.narrowest()
+
+    def _read_besides(self, e: Expr) -> bool:
+        """Whether something else than products reads a load."""
+        products = {d.args[0] for d in self.shape.dots}
+        return e.op == "load" and any(e in x.args for x in self.kernel.exprs if x not in products)
 
     def side(self, parts: Sequence[Expr]) -> Tile:
         """The tile of one side of a product."""

@@ -145,6 +145,7 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "naive_attention": _naive_attention,
     "bottleneck": lambda: _dense(c.gelu(_dense(x("a", 32, 160), "down", 80)), "up", 96) + x("r", 32, 96),
     "small_mlp": lambda: _dense(c.gelu(_dense(c.layer_norm(x("a", 32, 32), x("g", 32), x("b", 32), eps=1e-5), "up", 128)), "down", 32),
+    "small_mlp_of_channels": lambda: t.permute(_dense(c.gelu(_dense(t.permute(x("a", 2, 32, 20), (0, 2, 1)), "up", 80)), "down", 32), (0, 2, 1)),
     "three_layers": lambda: _dense(c.relu(_dense(c.relu(_dense(x("a", 32, 32), "u", 32)), "v", 32)), "w", 32),
     "linear_attention": _linear_attention,
     "decayed": lambda: t.matmul(t.matmul(x("q", 2, 64, 16), t.transpose(x("k", 2, 64, 16))) * t.cast(_seen(64), "float32") * x("d", 64, 64), x("v", 2, 64, 16)),
@@ -638,6 +639,9 @@ def test_a_loop_waits_for_products_of_computed_rows() -> None:
     assert "held(" not in text(t.matmul(a, w)) + text(t.matmul(c.relu(a), w), m=32) + text(
         t.matmul(c.relu(a), w), stages=1
     )
+    normed = t.matmul(a, w) * t.rsqrt(t.mean(a * a, 1, keepdims=True))  # rows that statistics read as well
+    assert text(normed).count("= held(") == 1
+    assert "held(" not in text(c.silu(t.matmul(a, w)) * t.matmul(a, v))  # two products of the same rows
 
 
 @pytest.mark.parametrize("side", [t.log, t.rsqrt, lambda a: 1.0 / a], ids=["log", "rsqrt", "inverse"])
