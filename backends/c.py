@@ -24,6 +24,7 @@ from .c_helpers import HELPERS, c_library
 from .c_source import emit
 from .generated import PROBE, Generated, Generator, Launch, Lowered, Schedule, template_of
 from .kir import Expr, Kernel, walk
+from .precision import Precision
 from .tiling import Shape
 
 ROWS = 1  # rows of a product up to which each element of the matrix is used so rarely that memory is what it costs
@@ -99,16 +100,16 @@ class C(Generator):
         return self._template(roots, ())
 
     def generated(
-        self, view: EGraphView, given: frozenset[int], types: Sequence[Type]
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], limit: float = 0.0
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """See `Generator`; regions with products only where there are narrow ones."""
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
         # threads share rows of any number, which need no statistics in memory
         self.reaches = tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
-        return super().generated(view, given, types)
+        return super().generated(view, given, types, limit)
 
     def _templates(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
+        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, precision: Precision
     ) -> Iterator[tuple[Generated, Call]]:
         """The region's template, with the call that it fits."""
         if not all(_narrow(t) for t in topological(region.terms)):

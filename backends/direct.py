@@ -25,7 +25,7 @@ def direct_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
 
     The first template of the first backend that fits is taken. NoPlanError names an op without any.
     """
-    return _Builder(graph, [t for b in backends for t in b.templates]).build()
+    return _Builder(graph, [t for b in backends for t in b.templates if not t.loss]).build()
 
 
 @dataclass

@@ -7,6 +7,7 @@ operands lie. An `Emitter` says how a kernel of the IR is cut into tiles and wri
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
@@ -30,6 +31,7 @@ from .kir_loops import rolled
 from .kir_lower import kernel_of
 from .kir_scale import base_two, scaled_early
 from .kir_split import COUNTERS, places, split
+from .precision import IEEE, Precision, within
 from .tiling import Shape, repeated, shape_of
 
 COUNTING = f'''_counters = {{}}
@@ -45,6 +47,7 @@ CARRYING = '''def carried(x, out):
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
 FORMS = ("roles", "boxes")  # what schedules have that not every kernel with the same loops can have
+WRITTEN_OUT, NESTED = 256, 24  # nodes of a term that is written without names; operations in each other in one that has them
 BODIES = 2  # ways to compute one value from the same others that are kept
 Schedule = dict[str, int]
 
@@ -88,15 +91,35 @@ class Emitter(Protocol):
         ...
 
 
-def spelled(term: Tensor) -> str:
-    """A term in the pattern language, its inputs as variables."""
+def spelled(terms: Sequence[Tensor]) -> str:
+    """Terms in the pattern language, their inputs as variables. Of a large one, what is used more than once is named, and so is
+    what would be nested too deeply."""
+    order = topological(terms)
+    sizes: dict[Tensor, int] = {}
+    for t in order:
+        sizes[t] = 1 + sum(sizes[a] for a in t.args)
+    large = max(sizes[t] for t in terms) > WRITTEN_OUT
+    uses = Counter(a for t in order for a in t.args)
+    texts: dict[Tensor, str] = {}
+    depth: dict[Tensor, int] = {}
+    defined: list[str] = []
+    for t in order:
+        texts[t], depth[t] = _spelled(t, texts), 1 + max((depth[a] for a in t.args), default=0)
+        if large and t.args and (uses[t] > 1 or depth[t] > NESTED):
+            name = f"v{len(defined)}"
+            defined.append(f"{name} := {texts[t]}")
+            texts[t], depth[t] = name, 0
+    return SEPARATOR.join([*defined, *(texts[t] for t in terms)])
+
+
+def _spelled(term: Tensor, texts: Mapping[Tensor, str]) -> str:
     if term.op == "input":
         return str(term.attr("name"))
     if term.op == "full" and term.type.rank == 0:
         return repr(term.attr("value"))
     attrs = [f"{k}={v!r}" for k, v in term.attrs]
     name = f"{term.op}_" if term.op in ("and", "or", "not") else term.op
-    return f"{name}({', '.join([*map(spelled, term.args), *attrs])})"
+    return f"{name}({', '.join([*(texts[a] for a in term.args), *attrs])})"
 
 
 @dataclass(frozen=True)
@@ -128,6 +151,7 @@ class Generated(Template):
 
     root: Tensor = field(default=None)  # type: ignore[assignment]
     others: tuple[Tensor, ...] = ()  # what outputs beyond the first are
+    precision: Precision = IEEE  # of products of float32
     emitter: Emitter = field(default=None)  # type: ignore[assignment]
     lowered: dict[Any, Lowered | None] = field(default_factory=dict)
 
@@ -187,7 +211,8 @@ class Generated(Template):
             (o.type.rank, min(range(o.type.rank), key=lambda i: (o.strides[i] == 0, o.strides[i]))) for o in images
         )
         forms = frozenset(name for one in found.space for name in FORMS if one.get(name))
-        return self.emitter.name, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
+        own = self.emitter.name, self.precision
+        return *own, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
 
     def lower(self, call: Call) -> Lowered | None:
         """The kernel of a call, None where there is none."""
@@ -205,13 +230,25 @@ class Generated(Template):
             buffers[name] = laid_out(buffers[name], call)
         try:
             kernel, shape, splits = _read(tuple(self.roots), tuple(buffers.items()))
-            found = Lowered(kernel, shape, tuple(self.emitter.space(kernel, shape, splits)))
+            found = Lowered(kernel, shape, tuple(self._space(kernel, shape, splits)))
             if not found.space:
                 return None
             self.emitter.launches(found, found.space[0], PROBE)
         except Unfusable:
             return None
         return found
+
+    def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
+        if self.precision is IEEE:
+            return self.emitter.space(kernel, shape, splits)
+        rounding = getattr(self.emitter, "rounding", None)
+        return rounding(kernel, shape, splits, self.precision) if rounding and rounds(kernel, shape) else ()
+
+
+def rounds(kernel: Kernel, shape: Shape) -> bool:
+    """Whether a kernel has products of matrices of float32, whose operands a matrix unit would round."""
+    floats = {b.dtype for b in kernel.buffers.values() if b.dtype in ("float16", "bfloat16", "float32", "float64")}
+    return floats == {"float32"} and bool(shape.dots) and bool(shape.rows)
 
 
 @lru_cache(maxsize=4096)
@@ -302,22 +339,24 @@ def _fits(made: Sequence[Generated], call: Call) -> bool:
 
 
 def template_of(
-    emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False
-) -> Generated:
+    emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
+    precision: Precision = IEEE,
+) -> Generated:  # fmt: skip
     """The template of a term over inputs, or of several, which one kernel computes; the weights `transposed` are laid out
-    anew at load; `last`: the result is written with channels innermost."""
+    anew at load; `last`: the result is written with channels innermost; `precision` is that of products of float32."""
     made: list[Generated] = []
     first, *others = [root] if isinstance(root, Tensor) else root
     family = _family([first, *others])
     bases = [(str(t.args[0].attr("name")),) if _partial(t) else () for t in (first, *others)]
+    suffix = ("_last" if last else "") + (f"_{precision.name}" if precision.loss else "")
 
     def applies(call: Call) -> bool:
         written = Operand(call.output.type, channels_last(call)) if last else call.output
         return made[0].lower(replace(call, output=written)) is not None
 
     template = Generated(
-        name=f"{emitter.name}.{family}{'_last' if last else ''}", backend=emitter.name,
-        pattern=SEPARATOR.join(map(spelled, (first, *others))),
+        name=f"{emitter.name}.{family}{suffix}", backend=emitter.name, loss=precision.loss, precision=precision,
+        pattern=spelled((first, *others)),
         code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
         source=lambda call: _definitions(made[0], call),
@@ -353,10 +392,11 @@ class Generator:
     helpers: Mapping[str, str]
     device: str = "cuda"
     templates: tuple[Template, ...] = ()
-    known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool], Generated] = field(default_factory=dict)
+    known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], Generated] = field(default_factory=dict)
     several: bool = False
     reaches: tuple[Reach, ...] = REACHES
     vectors: int = 1
+    precisions: tuple[Precision, ...] = (IEEE,)
 
     @property
     def name(self) -> str:
@@ -373,11 +413,12 @@ class Generator:
         return "" if torch.cuda.is_available() else "no CUDA device"
 
     def generated(
-        self, view: EGraphView, given: frozenset[int], types: Sequence[Type]
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], limit: float = 0.0
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """(template, classes that it makes, operands' classes) of the regions that a kernel can be generated for: of those
         that make one value from the same others, the `BODIES` with the least arithmetic and the smallest kernels. Then
-        those that compute several values together (extract/together.py)."""
+        those that compute several values together (extract/together.py). `limit`: what kernels may lose by rounding operands."""
+        self.precisions = within(limit) if hasattr(self.emitter, "rounding") else (IEEE,)
         regions = Regions(view, given, reaches=self.reaches)
         kept = list(self._lowered(regions, types))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
@@ -385,7 +426,8 @@ class Generator:
             if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
                 yield template, region.classes, tuple(c for _, c in region.leaves)
         if self.several:
-            together = Together(regions, [r for r, _ in kept if isinstance(r, Region)], self.device == "cuda")
+            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # not for each precision
+            together = Together(regions, list(once.values()), self.device == "cuda")
             for several in (together, Onward(together)):
                 for group, template in self._lowered(several, types):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
@@ -403,58 +445,76 @@ class Generator:
             first, *more = (_operand(types[c]) for c in region.classes)
             reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
             call = Call(reads, first, {}, more=tuple(more))
-            for template, own in self._templates(region, call, tuple(weights), images):
+            for template, own in self._in_all(region, call, tuple(weights), images):
                 lowered = template.lower(own)
                 assert lowered is not None
-                layouts = bool(template.prep), template.layout is not None
+                layouts = bool(template.prep), template.layout is not None, template.precision
                 group = alike.setdefault((region.classes, operands, *layouts), [])
                 group.append((template.effort(own), len(lowered.kernel.exprs), template, region))
         for group in alike.values():
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
 
-    def _templates(
+    def _in_all(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
+    ) -> Iterator[tuple[Generated, Call]]:
+        """The region's templates in all precisions that are wanted."""
+        multiplies = any(
+            t.op in ("matmul", "linear", "conv", "attention", "masked_attention") for t in topological(region.terms)
+        )
+        for precision in self.precisions if multiplies else (IEEE,):
+            yield from self._templates(region, call, weights, images, precision)
+
+    def _templates(
+        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, precision: Precision
     ) -> Iterator[tuple[Generated, Call]]:
         """The region's template, and the call that it fits; that over transposed weights where a vector meets them; filters
         are always laid out for it. Where there are convolutions, images are written in either layout."""
         laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
-        plain = self._template(region.terms, laid)
+        plain = self._template(region.terms, laid, precision=precision)
         lowered = plain.lower(call)
         if lowered is None:
-            yield from self._turned(region, call, weights, None)
+            yield from self._turned(region, call, weights, None, precision)
             return
         yield plain, call
         images = images and not call.more
         if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
-            inner = self._template(region.terms, laid, True)
+            inner = self._template(region.terms, laid, True, precision)
             written = replace(call, output=Operand(call.output.type, channels_last(call)))
             if inner.lower(written) is not None:
                 yield inner, written
-        yield from self._turned(region, call, weights, lowered)
+        yield from self._turned(region, call, weights, lowered, precision)
 
     def _turned(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None
+        self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
     ) -> Iterator[tuple[Generated, Call]]:
-        """The template over transposed weights, where few rows meet matrices. Without it there may be no kernel at all."""
+        """The template over transposed weights, where few rows meet matrices, or the matrix unit reads float32, of which it takes
+        both sides along the sum only. Without it there may be no kernel at all."""
         matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
         if plain is None:
             few = 1 < _rows(region.terms) <= self.vectors
             if not few or not matrices or _family(region.terms) != "contraction":
                 return
-            plain = self._template(region.terms, matrices).lower(call)
-        if plain is None or plain.shape.m > self.vectors or plain.shape.kind != "contraction":
+            plain = self._template(region.terms, matrices, precision=precision).lower(call)
+        few = plain is not None and (plain.shape.m <= self.vectors or precision.loss > 0)
+        if plain is None or not few or plain.shape.kind != "contraction":
             return
         rights = {e.value[0] for d in plain.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
         turned = tuple(w for w in matrices if w in rights)
-        template = self._template(region.terms, turned)
+        template = self._template(region.terms, turned, precision=precision)
         if turned and template.lower(call) is not None:
             yield template, call
 
-    def _template(self, terms: Tensor | Sequence[Tensor], transposed: tuple[str, ...], last: bool = False) -> Generated:
-        key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last
+    def _template(
+        self,
+        terms: Tensor | Sequence[Tensor],
+        transposed: tuple[str, ...],
+        last: bool = False,
+        precision: Precision = IEEE,
+    ) -> Generated:
+        key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last, precision
         if key not in self.known:
-            self.known[key] = template_of(self.emitter, key[0], transposed, last)
+            self.known[key] = template_of(self.emitter, key[0], transposed, last, precision)
         return self.known[key]
 
 

@@ -23,11 +23,12 @@ from ..egraph import dtypes
 from ..egraph.graph import topological
 from ..egraph.ops import Type
 from ..errors import DeviceUnavailableError, TensorGraphsError, UsageError
-from ..extract.kernel import Call, Candidate, Template, Vertex, parse_terms
+from ..extract.kernel import Call, Candidate, Template, Vertex
 from .kernel_text import call_json, call_of_json
 from .keys import key_of
 from .measure import CpuMeasurer
 from .measure_gpu import SCHEDULES, GpuMeasurer, search_of
+from .precision import IEEE, PRECISIONS
 
 FORMAT = 1
 LARGEST_BYTES = 1 << 28  # of a file of jobs
@@ -46,6 +47,7 @@ def job_of(template: Template, call: Call) -> Job:
     if roots:
         found["leaves"] = {t.attr("name"): t.type.dtype for t in topological(roots) if t.op == "input"}
         found["laid_out"], found["channels_last"] = sorted(template.prep), template.layout is not None
+        found["precision"] = getattr(template, "precision", IEEE).name
     return found
 
 
@@ -95,7 +97,8 @@ def _generated(job: Job, call: Call) -> Template:
     }
     roots = [build(term, leaves, {}) for term in parse_terms(str(job["pattern"]))]
     laid_out, last = [str(name) for name in job.get("laid_out", ()) if name in leaves], job.get("channels_last") is True
-    return template_of(maker.emitter, roots, laid_out, last)
+    precision = {p.name: p for p in PRECISIONS}[job.get("precision", IEEE.name)]
+    return template_of(maker.emitter, roots, laid_out, last, precision)
 
 
 def _checked(call: Call) -> Call:

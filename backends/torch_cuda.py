@@ -8,6 +8,7 @@ themselves; every other row has a `_wide` twin that widens its operands first, s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -18,6 +19,7 @@ from ..egraph import dtypes
 from ..egraph.ops import OPS
 from ..extract.kernel import Call, Strides, Template
 from .numpy import spell
+from .precision import TF32
 from .torch import (
     _GEOMETRY,
     _NUMBER,
@@ -148,6 +150,7 @@ def _widenable(t: Template) -> bool:
     plain = t.family not in ("copy", "view", "scatter", "gather", "sort") and t.layout is None and not t.prep
     return (
         plain
+        and not t.loss
         and name not in _NOT_WIDENED
         and not name.startswith(("mm", "bmm", "baddbmm"))
         and not name.endswith(_VARIANTS)
@@ -328,21 +331,51 @@ def _products() -> list[Template]:
             text = "torch.addmm({r2}, {x2}, {w}, out={out2})"
             found.append(row(f"mm_residual{side}{order}", pattern, _flat_code(text), applies=residual,
                              inplace=("r",), **style, **more))  # fmt: skip
-    return found
+    return [*found, *map(_in_tf32, filter(_multiplies, found))]
+
+
+_PRODUCT = re.compile(r"torch\.(?:bmm|mm|addmm|baddbmm|matmul|_addmm_activation)\b")
+
+
+def single(call: Call) -> bool:
+    """All floats are float32."""
+    return floats(call) == {"float32"}
+
+
+def _multiplies(t: Template) -> bool:
+    """Whether a product has a twin in TF32: those of floats of one dtype."""
+    return not t.name.endswith(("_wide", "_int"))
+
+
+def _in_tf32(t: Template) -> Template:
+    """The product with its operands rounded to TF32, which a library does where it is allowed to."""
+
+    def code(call: Call) -> str:
+        return _PRODUCT.sub(r"in_tf32(\g<0>,", t.write(call), count=1).replace(",(", ", ", 1)
+
+    code.__qualname__ = f"in_tf32[{t.identity}]"
+    return replace(
+        t,
+        name=f"{t.name}_tf32",
+        code=code,
+        applies=both(t.applies, single),
+        setup=(*t.setup, "in_tf32"),
+        loss=TF32.loss,
+    )
 
 
 # ---------------------------------------------------------------- convolution and pooling
-def _conv_code(tuned: bool, bias: bool) -> Callable[[Call], str]:
-    """cuDNN's convolution without TF32: rounding of float32 operands is not for a kernel to choose unseen. `tuned` tries
-    cuDNN's algorithms at the first call."""
+def _conv_code(tuned: bool, bias: bool, tf32: bool = False) -> Callable[[Call], str]:
+    """cuDNN's convolution, without TF32 unless that is said: rounding of float32 operands is not for a kernel to choose unseen.
+    `tuned` tries cuDNN's algorithms at the first call."""
 
     def code(call: Call) -> str:
         n, a = call.names, call.attrs
         zeros = (0,) * len(a["strides"])
         geometry = f"{a['strides']}, {_half_pads(call)}, {a['dilations']}, False, {zeros}, {a['groups']}"
-        return f"torch._convolution({_image(call)}, {n['w']}, {n['b'] if bias else None}, {geometry}, {tuned}, False, True, False)"
+        return f"torch._convolution({_image(call)}, {n['w']}, {n['b'] if bias else None}, {geometry}, {tuned}, False, True, {tf32})"
 
-    code.__qualname__ = f"cuda_conv[{tuned},{bias}]"
+    code.__qualname__ = f"cuda_conv[{tuned},{bias}{',tf32' if tf32 else ''}]"
     return code
 
 
@@ -418,6 +451,9 @@ def _convolutions() -> list[Template]:
             narrowing = {**weights, "applies": both(weights["applies"], lambda c: not uniform(c))}
             found.append(row(f"conv{suffix}_weights{how}", pattern, _conv_code(tuned, bias), **narrowing))
             found.append(row(f"conv{suffix}_last{how}", pattern, _conv_code(tuned, bias), **last))
+            for order, style in (("", dense), ("_last", last)):
+                rounding = {**style, "applies": both(style["applies"], single), "loss": TF32.loss}
+                found.append(row(f"conv{suffix}{order}{how}_tf32", pattern, _conv_code(tuned, bias, True), **rounding))
         if bias:
             fused = {**last, "applies": both(last["applies"], lambda c: c.output.type.dtype in HALVES)}
             found.append(row("conv_bias_relu_last", f"relu({pattern})", _fused_conv(False), **fused))

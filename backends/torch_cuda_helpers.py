@@ -27,6 +27,18 @@ def int_divided(x: Any, y: Any, rest: bool) -> Any:
     return torch.where(y == 0, 0, made)
 
 
+def in_tf32(function: Any, *operands: Any, **more: Any) -> Any:
+    """A library's product with TF32 allowed, whatever is the rule outside of it."""
+    settings = torch.backends.cuda.matmul
+    name, value = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
+    before = getattr(settings, name)
+    setattr(settings, name, value)
+    try:
+        return function(*operands, **more)
+    finally:
+        setattr(settings, name, before)
+
+
 def product(x: Any, axes: Sequence[int]) -> Any:
     """Product over axes, which are kept."""
     for axis in axes:

@@ -12,6 +12,7 @@ from .gluon_images import emit_images
 from .gluon_source import emit_roles
 from .gluon_space import role_schedules, roles_fit
 from .kir import Kernel
+from .precision import Precision
 from .tiling import Shape, shape_of
 from .triton_fits import facts_of, legal
 from .triton_source import emit, emit_joined
@@ -68,6 +69,10 @@ class TritonEmitter:
         roles = list(role_schedules(kernel, shape))
         plain = schedules(kernel, shape, COUNT - len(roles), splits=splits)
         return [s for pair in zip_longest(roles, plain) for s in pair if s is not None]  # a first look sees both kinds
+
+    def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Schedule]:
+        """Schedules in which products of float32 round their operands."""
+        return [s | {"precision": precision.number} for s in schedules(kernel, shape, COUNT, splits=splits)]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
         """See triton_fits.py and gluon_space.py."""

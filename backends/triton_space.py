@@ -12,6 +12,7 @@ from itertools import product
 from math import log2, prod
 
 from .kir import Kernel
+from .precision import PRECISIONS
 from .tiling import MULTIPROCESSORS, Shape, Tiling, padded
 from .triton_fits import LITTLE, SHARED, Facts, Numbers, Schedule, each, facts_of, tiles_fit
 
@@ -28,7 +29,7 @@ def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
     k = {a: min(schedule.get(f"k{i}", padded(a.size)), padded(a.size)) for i, a in enumerate(shape.inner)}
     m, n = (schedule[x] if group else 1 for x, group in (("m", shape.rows), ("n", shape.cols)))
     options = {
-        "precision": ("ieee", "tf32x3", "tf32")[schedule.get("precision", 0)],
+        "precision": PRECISIONS[schedule.get("precision", 0)].name,
         "boxes": bool(schedule.get("boxes", 0)),
         "inside": bool(schedule.get("inside", 0)),
         "walk": bool(schedule.get("walk", 0)),

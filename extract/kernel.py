@@ -103,7 +103,8 @@ class Template:
     `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `exact`: bitwise equal to the interpreter.
     `source(call)` gives definitions (name -> text) that the call needs, for kernels generated for it. `space(call)` lists
     the schedules worth measuring, the best guess first; `call.schedule` is one of them, or another that `fits(call)` lets
-    pass, when code is written.
+    pass, when code is written. `loss` is what a kernel may lose by rounding operands to fewer digits than they have in memory
+    (relative): it is a candidate only where the tolerance allows that.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Template:
     fits: Callable[[Call], bool] | None = None
     version: str = "1"
     beside: tuple[tuple[str, ...], ...] = ()
+    loss: float = 0.0
 
     def reused_by(self, output: int) -> tuple[str, ...]:
         """Operands whose buffer an output, by its number, may reuse."""

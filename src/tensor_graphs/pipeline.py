@@ -57,7 +57,7 @@ from .rules import ALL
 from .session import Options, Session, beside_ours, kept_warnings, open_store, store_of, store_root
 from .source import as_graph, bound, sizes_of
 from .symbolic import Symbolic, why_fixed
-from .verify import Tolerance, Verification, expected_seconds, sampled_near, verify
+from .verify import Tolerance, Verification, expected_seconds, sampled_near, spare, verify
 
 
 # ---------------------------------------------------------------- the stages
@@ -123,7 +123,8 @@ def hypergraph(
     """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for. Halted where `stop`
     says so."""
     with session.stage("candidates", f"{len(view)} e-nodes"):
-        chosen = [_Exact(b) for b in backends] if session.options.exact else backends
+        limit = spare(session.options.tolerance)
+        chosen = [_Exact(b) if session.options.exact else _Within(b, limit) for b in backends]
         if session.symbolic is not None:
             found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop)
             return session.symbolic.hypergraph(found)
@@ -148,6 +149,28 @@ def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Seque
 
 
 @dataclass(frozen=True)
+class _Within:
+    """A backend's kernels that lose no more than `limit` by rounding their operands."""
+
+    base: Backend
+    limit: float
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """See `Backend.templates`."""
+        return tuple(t for t in self.base.templates if t.loss <= self.limit)
+
+    @property
+    def generated(self) -> Any:
+        """What is generated, in the precisions that are worth trying."""
+        found = getattr(self.base, "generated", None)
+        return found and (partial(found, limit=self.limit) if hasattr(self.base, "emitter") else found)
+
+
+@dataclass(frozen=True)
 class _Exact:
     """A backend's bitwise-exact kernels, and all those of single atomic ops that have no such kernel. What computes several
     ops at once, as generated kernels do, keeps what lies between them wider than the graph says, or multiplies and adds in one."""
@@ -162,7 +185,8 @@ class _Exact:
     def templates(self) -> tuple[Template, ...]:
         """See `Backend.templates`."""
         exact = {_op(t) for t in self.base.templates if t.exact and t.family != "view"}
-        return tuple(t for t in self.base.templates if t.exact or not (_op(t) in exact or _composite(t) or _fused(t)))
+        plain = (t for t in self.base.templates if not t.loss)
+        return tuple(t for t in plain if t.exact or not (_op(t) in exact or _composite(t) or _fused(t)))
 
 
 def _op(template: Template) -> str:

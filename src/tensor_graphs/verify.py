@@ -229,6 +229,12 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
     return FACTORS[tolerance] * original + 2 * ulp
 
 
+def spare(tolerance: Tolerance) -> float:
+    """What a kernel may lose by rounding operands to fewer digits than they have (relative), so that it is worth trying: all that
+    is allowed where that is a number, else two units in the last place of float32, and nothing where every bit counts."""
+    return allowed_error(tolerance, 0.0, "float32")
+
+
 Reference = tuple[Values, list[Any], list[Any]]  # values, float64 run, own-dtype run
 
 

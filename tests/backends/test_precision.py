@@ -1,0 +1,159 @@
+"""Products of float32: strict where nobody allows less, in TF32 where a tolerance does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tensor_graphs as tg
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import emit_cuda_helpers, torch_cuda_helpers
+from tensor_graphs.backends.direct import direct_plan
+from tensor_graphs.backends.jobs import job_of, template_of_job
+from tensor_graphs.backends.precision import IEEE, TF32, within
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.egraph import composite
+from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.extract.candidates import Hypergraph, candidates
+from tensor_graphs.extract.kernel import Template
+from tensor_graphs.pipeline import _Exact, _Within, view_of
+from tensor_graphs.verify import spare
+
+torch = pytest.importorskip("torch")
+
+NAMES = ("torch_cuda", "triton", "nvrtc")
+
+
+def product(dtype: str = "float32") -> Tensor:
+    return composite.relu(t.matmul(t.input("x", (64, 96), dtype), t.input("w", (96, 64), dtype)))
+
+
+def attention() -> Tensor:
+    q, k, v = (t.input(n, (2, 32, 16), "float32") for n in "qkv")
+    return t.matmul(composite.softmax(t.matmul(q, t.permute(k, (0, 2, 1))), axis=2), v)
+
+
+def picture() -> Tensor:
+    return t.conv(t.input("x", (1, 8, 9, 9), "float32"), t.input("w", (16, 8, 3, 3), "float32"), pads=(1, 1, 1, 1))
+
+
+def found(root: Tensor, tolerance: Any) -> Hypergraph:
+    chosen = [_Exact(backend(n)) if tolerance == "exact" else _Within(backend(n), spare(tolerance)) for n in NAMES]
+    return candidates(view_of(Graph.of([root])), chosen, view_strides)
+
+
+def rounding(root: Tensor, tolerance: Any) -> set[str]:
+    return {c.template.name for c in found(root, tolerance).candidates if c.template.loss}
+
+
+@pytest.mark.parametrize("tolerance", ["eager", "fast", "exact", 0.0, 1e-4])
+@pytest.mark.parametrize("root", [product, attention, picture])
+def test_what_rounds_is_no_candidate_where_nobody_allows_it(root: Callable[[], Tensor], tolerance: Any) -> None:
+    assert rounding(root(), tolerance) == set()
+
+
+@pytest.mark.parametrize(
+    "root, wanted",
+    [
+        (product, {"cuda.mm_tf32", "triton.contraction_tf32"}),
+        (attention, {"cuda.bmm_tf32", "triton.contraction_tf32"}),
+        (picture, {"cuda.conv_tf32", "triton.conv_tf32"}),
+    ],
+)
+def test_a_tolerance_brings_tf32_of_libraries_and_generated(root: Callable[[], Tensor], wanted: set[str]) -> None:
+    assert wanted <= rounding(root(), 1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_dtypes_have_no_tf32(dtype: str) -> None:
+    assert rounding(product(dtype), 1.0) == set()
+
+
+def test_strict_kernels_stay_where_tf32_is_allowed() -> None:
+    """What is over tolerance is chosen again from less."""
+    of = lambda tolerance: {c.template.name for c in found(product(), tolerance).candidates}
+    assert of("eager") <= of(1e-3)
+
+
+def test_generated_text_says_its_precision() -> None:
+    texts = {
+        c.template.name: list((c.template.source or dict)(c.call).values())[-1]
+        for c in found(product(), 1e-3).candidates
+        if c.template.name.startswith("triton.contraction")
+    }
+    assert "input_precision='ieee'" in texts["triton.contraction"]
+    assert "input_precision='tf32'" in texts["triton.contraction_tf32"]
+
+
+def test_a_job_of_a_generated_kernel_keeps_its_precision() -> None:
+    for c in found(product(), 1e-3).candidates:
+        if c.template.space is not None:
+            again = template_of_job(job_of(c.template, c.call), c.call)
+            assert (again.identity, again.loss) == (c.template.identity, c.template.loss)
+
+
+def test_precisions_that_a_limit_allows() -> None:
+    assert within(0.0) == within(2.0**-20) == (IEEE,)
+    assert within(1e-3) == (IEEE, TF32)
+
+
+def test_the_graph_as_it_came_runs_strictly() -> None:
+    plan = direct_plan(Graph.of([product()]), [backend("torch_cuda")])
+    assert not any(s.template.loss for s in plan.steps)
+
+
+# ---------------------------------------------------------------- the library's switch
+@pytest.fixture(autouse=True)
+def _as_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helpers' text names `torch`, which programs import."""
+    for module in (emit_cuda_helpers, torch_cuda_helpers):
+        monkeypatch.setattr(module, "torch", torch, raising=False)
+
+
+@pytest.fixture(params=["none", "tf32", "ieee"])
+def rule(request: pytest.FixtureRequest) -> Any:
+    """A caller's rule for products of float32."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = request.param
+    yield request.param
+    settings.fp32_precision = before
+
+
+def test_a_product_in_tf32_leaves_the_callers_rule(rule: str) -> None:
+    settings = torch.backends.cuda.matmul
+    assert torch_cuda_helpers.in_tf32(lambda: settings.fp32_precision) == "tf32"
+    with pytest.raises(ZeroDivisionError):
+        torch_cuda_helpers.in_tf32(lambda: 1 / 0)
+    assert settings.fp32_precision == rule
+
+
+def test_a_program_rounds_by_its_plan_not_by_the_callers_rule(rule: str) -> None:
+    settings, seen = torch.backends.cuda.matmul, []
+
+    def launch() -> tuple[Any, ...]:
+        rounded = torch_cuda_helpers.in_tf32(lambda: settings.fp32_precision)
+        seen.extend([settings.fp32_precision, rounded, settings.fp32_precision])
+        return ()
+
+    emit_cuda_helpers.Replay(launch, (), "cpu", False, False)()
+    assert seen == ["ieee", "tf32", "ieee"] and settings.fp32_precision == rule
+
+
+def test_the_twin_computes_what_its_original_does() -> None:
+    """Here nothing rounds: the two are the same but for the switch."""
+    templates = {x.name: x for x in backend("torch_cuda").templates}
+    twins = [x for x in templates.values() if x.loss and x.family == "contraction"]
+    assert len(twins) > 20
+    for twin in twins:
+        original: Template = templates[twin.name.removesuffix("_tf32")]
+        assert (twin.pattern, twin.prep, twin.inplace) == (original.pattern, original.prep, original.inplace)
+        assert twin.loss == TF32.loss and "in_tf32" in twin.setup
+
+
+def test_options_refuse_what_is_no_tolerance() -> None:
+    with pytest.raises(tg.errors.UsageError):
+        spare("loose")
