@@ -118,13 +118,18 @@ class GemmaLayer(nn.Module):
         self.before1, self.after1, self.before2, self.after2 = (RmsNorm(width) for _ in range(4))
         self.q_norm, self.k_norm = RmsNorm(size), RmsNorm(size)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, *kept: Tensor, at: Tensor | None = None
+    ) -> Tensor:
+        """`kept` are the keys and values of earlier positions, into which those `at` others are written."""
         batch, length, _ = x.shape
         y = self.before1(x)
         q, k, v = (p(y).view(batch, length, -1, self.size).transpose(1, 2) for p in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         q, k = q * cos + _turned(q) * sin, k * cos + _turned(k) * sin
-        k, v = (z.expand(batch, self.heads, length, self.size) for z in (k, v))
+        if at is not None:
+            k, v = (old.index_copy_(2, at, new) for old, new in zip(kept, (k, v), strict=True))
+        k, v = (z.expand(batch, self.heads, -1, self.size) for z in (k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.size**-0.5)
         x = x + self.after1(self.o(mixed.transpose(1, 2).reshape(batch, length, -1)))
         y = self.before2(x)
@@ -154,12 +159,16 @@ class Gemma(nn.Module):
         self.layers = nn.ModuleList(GemmaLayer(width, heads, size, inner) for _ in range(layers))
         self.register_buffer("frequencies", 10000.0 ** (-torch.arange(0, size, 2).float() / size), persistent=False)
 
+    def turns(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of rotary positions."""
+        angles = places.float()[:, None] * self.frequencies.float()
+        angles = torch.cat((angles, angles), -1)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         x = self.embed(tokens) * self.width**0.5
-        angles = torch.arange(length, device=tokens.device).float()[:, None] * self.frequencies.float()
-        angles = torch.cat((angles, angles), -1)
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = self.turns(torch.arange(length, device=tokens.device), x.dtype)
         mask = torch.full((length, length), torch.finfo(x.dtype).min, dtype=x.dtype, device=x.device).triu(1)
         for layer in self.layers:
             x = layer(x, cos, sin, mask)
@@ -229,7 +238,7 @@ class NasRnn(nn.Module):
         return h
 
 
-def _statistics(module: nn.Module) -> None:
+def trained(module: nn.Module) -> None:
     """Batch norms as after training: means and variances that are not 0 and 1."""
     for m in module.modules():
         if isinstance(m, nn.BatchNorm2d):
@@ -263,5 +272,5 @@ def build(title: str, *, quick: bool = False, seed: int = 0) -> Made:
     torch.manual_seed(seed)
     module, inputs = MODELS[title](quick)
     with torch.no_grad():
-        _statistics(module)
+        trained(module)
     return module.eval().requires_grad_(False), inputs

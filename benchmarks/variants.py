@@ -42,6 +42,8 @@ class Variant:
     sizes: Mapping[str, int]
     dtype: torch.dtype
     listed: bool = True
+    layout: torch.memory_format = torch.contiguous_format  # of what has four axes, as peers like it
+    onnx: bool = False  # ours is made of an ONNX file
     wanted: float | None = None
     seen: float | None = None
     jax: str = ""
@@ -70,7 +72,9 @@ class Variant:
             else torch.randn(x, generator=generator).to(self.dtype)
             for x in inputs.values()
         ]  # fmt: skip
-        return [x.to(device) for x in drawn], [x.detach().to(device) for x in self._weights(module).values()]
+        weights = [x.detach() for x in self._weights(module).values()]
+        laid = lambda x: x.contiguous(memory_format=self.layout if x.dim() == 4 else torch.contiguous_format)
+        return [laid(x.to(device)) for x in drawn], [laid(x.to(device)) for x in weights]
 
     @staticmethod
     def _weights(module: nn.Module) -> dict[str, Tensor]:
@@ -110,20 +114,24 @@ class Variant:
         return self._counted[1]
 
 
-VARIANTS: dict[str, Variant] = {}
-TINY: dict[str, Variant] = {}
+Table = dict[str, Variant]
+
+VARIANTS: Table = {}
+TINY: Table = {}
 """The same at small sizes: does everything run?"""
 
 
-def variant(name: str, dtype: torch.dtype, full: str, tiny: str, listed: bool = True) -> Callable[[Make], Make]:
-    """Put a module into the table at its own sizes and at small ones, each a text as "d=896 t=1000"."""
+def variant(
+    name: str, dtype: torch.dtype, full: str, tiny: str, into: tuple[Table, Table] = (VARIANTS, TINY), **more: Any
+) -> Callable[[Make], Make]:
+    """Put a module into a table at its own sizes and into one at small sizes, each a text as "d=896 t=1000"."""
 
     def read(text: str) -> dict[str, int]:
         return {k: int(v) for k, v in (part.split("=") for part in text.split())}
 
     def put(make: Make) -> Make:
-        for table, sizes in ((VARIANTS, full), (TINY, tiny)):
-            table[name] = Variant(name, make, read(sizes), dtype, listed)
+        for table, sizes in zip(into, (full, tiny), strict=True):
+            table[name] = Variant(name, make, read(sizes), dtype, **more)
         return make
 
     return put
