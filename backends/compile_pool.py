@@ -6,7 +6,9 @@ import contextlib
 import json
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cached_property
 from typing import IO, Any
 
 from ..extract.kernel import Call
@@ -22,10 +24,11 @@ _GONE: Reply = {"ok": False, "status": "crash", "stage": "compile", "message": "
 
 
 class CompilePool:
-    """At most `workers` compilers at work for an architecture (90 is sm_90); `timeout` seconds bound one text."""
+    """At most `workers` compilers at work for an architecture (90 is sm_90, or what gives such a number when the first one starts);
+    `timeout` seconds bound one text."""
 
-    def __init__(self, workers: int, capability: int, timeout: float = COMPILE_S) -> None:
-        self.workers, self.capability, self.timeout = workers, capability, timeout
+    def __init__(self, workers: int, capability: int | Callable[[], int], timeout: float = COMPILE_S) -> None:
+        self.workers, self.timeout, self._capability = workers, timeout, capability
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Reply]] = {}
@@ -35,6 +38,11 @@ class CompilePool:
         """Let the compiler load while there are other things to do; `submit` would do it too."""
         with self._lock:
             self._started()
+
+    @cached_property
+    def capability(self) -> int:
+        """What is compiled for."""
+        return self._capability if isinstance(self._capability, int) else self._capability()
 
     @property
     def busy(self) -> int:

@@ -57,6 +57,10 @@ class GpuProcess:
         """Have jobs done when those before are."""
         return self._hand.submit(work)
 
+    def ask_later(self, job: dict[str, Any], timeout: float) -> Future[Reply]:
+        """The reply to a job that is done when those before are."""
+        return self._hand.submit(self.ask, job, timeout)
+
     def attempt(self, opening: Reply, index: int, text: KernelText) -> Reply:
         """Run one schedule of a kernel: is it right, and how fast about?"""
         with self.clock.running("try"):

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 from unittest import mock
 
@@ -125,6 +126,8 @@ class Bench:
         import torch
 
         module = module_of(text)
+        if text.generated:
+            compiler_loaded()
         tried = Tried(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared})
         if text.generated and self.device.name == "cuda":
             with contextlib.suppress(Exception), loading(module):  # what is the matter is said when it runs
@@ -452,13 +455,30 @@ def _broken() -> bool:
 
 
 def begin() -> None:
-    """Make the device ready while the parent has other things to do."""
+_loading: list[Thread] = []
+
+
+    """Make the device ready while the parent has other things to do. Triton, which only generated kernels need, is loaded while
+    libraries' kernels are measured."""
     with contextlib.suppress(Exception):  # what is wrong with it is said by the first job
         _device().synchronize()
-    with contextlib.suppress(Exception):  # what Triton needs of a driver is compiled once
+    if _devices and _device().name == "cuda":
+        _loading.append(Thread(target=_load_compiler, daemon=True))
+        _loading[0].start()
+
+
+def _load_compiler() -> None:
+    """What Triton needs of a driver is compiled once."""
+    with contextlib.suppress(Exception):
         from triton.runtime import driver
 
-        _ = driver.active.utils if _device().name == "cuda" else None
+        _ = driver.active.utils
+
+
+def compiler_loaded() -> None:
+    """Wait until Triton is there."""
+    while _loading:
+        _loading.pop().join()
 
 
 if __name__ == "__main__":

@@ -177,8 +177,7 @@ class GpuMeasurer:
         several = PROCESSES if device == "cuda" and worker is None else 1
         self.processes = [GpuProcess(device, timeout, worker, among=several) for _ in range(several)]
         count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
-        capability = int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
-        self.pool = CompilePool(count, capability) if count else None
+        self.pool = CompilePool(count, partial(_capability, device)) if count else None
         self.counts = Counter[str]()  # kernels, schedules and what became of them
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="emit")  # writes what is next while the device is busy
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -192,15 +191,17 @@ class GpuMeasurer:
         self._kept = 0.0  # when rows went there last
         self._measuring = 0.0  # seconds in all
         self._ended: Callable[[], bool] | None = None  # whether the time for measuring is up
+        self._calibrating: Future[Reply] | None = None  # the device, by a process that has nothing else to do
         self._calibrated = False  # whether it was seen to that the device is
+        self._worked = False  # whether a job on the device is done
 
     # ------------------------------------------------------------ the interface of measurers
     def start(self) -> None:
-        """Let the processes start while there are other things to do."""
+        """Let the processes start while there are other things to do: asking the driver what to compile for takes a while."""
         for process in self.processes:
             process.start()
         if self.pool is not None:
-            self.pool.start()
+            self._writer.submit(self.pool.start)
 
     def measure(
         self, candidates: Iterable[Candidate], progress: Callable[[int], None] | None = None, worth: Worth | None = None,
@@ -218,6 +219,8 @@ class GpuMeasurer:
             self._measure(
                 iter(candidates), progress or (lambda done: None), worth, look, self._beginnings(later), leave
             )
+            self._take_calibration()
+            self._calibrate_once()  # while the next plan is solved for
         except BaseException:
             for process in self.processes:
                 process.interrupt()  # what it is doing is not waited for
@@ -255,7 +258,6 @@ class GpuMeasurer:
                 progress(done)
             if len(under_way) <= (before + begun // LEAVE if leave and dry else 0):
                 break
-            self._calibrate_once()  # while the first ones compile
             try:
                 kernel = self._step(worth, later)
             except _Ended:
@@ -342,12 +344,25 @@ class GpuMeasurer:
         return search is not None and bool(search.known) and search.unfinished
 
     def _calibrate_once(self) -> None:
-        """Calibrate where the store knows no limits of this device."""
-        predictor, looked = getattr(self.sink, "predictor", None), self._calibrated
+        """Have the device calibrated where the store knows no limits of it: when it has nothing to do after the first kernels, for
+        what libraries' kernels take says more."""
+        predictor, done = getattr(self.sink, "predictor", None), self._calibrated
+        if done or predictor is None or self.device != "cuda" or self._handed or not self._worked:
+            return
         self._calibrated = True
-        if predictor is not None and self.device == "cuda" and not looked:
-            if gpu_machine().device not in predictor("cold").rooflines.measured():
-                self.calibrate(CALIBRATE_S)
+        if gpu_machine().device not in predictor("cold").rooflines.measured():
+            job = {"job": "calibrate", "seconds": CALIBRATE_S}
+            self._calibrating = self.processes[-1].ask_later(job, START_S)
+
+    def _take_calibration(self) -> None:
+        """Keep what calibrating gave, if it is done. WorkerError where the device gives nothing."""
+        if self._calibrating is None or not self._calibrating.done():
+            return
+        reply, self._calibrating = self._calibrating.result(), None
+        if reply["ok"]:
+            self.sink.add(_calibration(reply))
+        elif reply["status"] != CUT:
+            raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement of a call in the schedule that it names, not stored."""
@@ -369,7 +384,7 @@ class GpuMeasurer:
         reply = self.processes[0].ask({"job": "calibrate", "seconds": seconds}, START_S)
         if not reply["ok"]:
             raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
-        rows: list[Row] = [row for probe in reply["probes"] for row in calibration_rows(probe)]
+        rows = _calibration(reply)
         self.sink.add(rows)
         return rows
 
@@ -452,6 +467,7 @@ class GpuMeasurer:
                 return None  # of a kernel that was given up
             del self._handed[event.job]
             event.job.result()
+            self._worked = True
             if one is None:
                 return kernel
         elif kernel not in self._under_way or one is None:
@@ -492,6 +508,7 @@ class GpuMeasurer:
                 raise _Ended
             with contextlib.suppress(queue.Empty):
                 return self._events.get_nowait()
+            self._calibrate_once()
             if self._compiled_ahead(later):
                 continue
             with contextlib.suppress(queue.Empty), self.clock.running("idle" if self._handed else "wait"):
@@ -635,6 +652,11 @@ def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, 
             yield key_of_schedule(schedule), math.inf
 
 
+def _capability(device: str) -> int:
+    """What is compiled for: the architecture of the GPU, where there is one."""
+    return int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
+
+
 def _given_up(kernel: Measured) -> Failure:
     return Failure("not-tried", f"{kernel.broken} other schedules ended the process", "try")
 
@@ -667,6 +689,10 @@ def rows_of(kernel: Measured) -> list[Row]:
 
 
 CALIBRATION_VERSION = "1"
+
+
+def _calibration(reply: Reply) -> list[Row]:
+    return [row for probe in reply["probes"] for row in calibration_rows(probe)]
 
 
 def calibration_rows(probe: Mapping[str, Any]) -> list[Row]:
