@@ -7,7 +7,6 @@ operands lie. An `Emitter` says how a kernel of the IR is cut into tiles and wri
 from __future__ import annotations
 
 import importlib.util
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
@@ -47,7 +46,6 @@ CARRYING = '''def carried(x, out):
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
 FORMS = ("roles", "boxes")  # what schedules have that not every kernel with the same loops can have
-WRITTEN_OUT, NESTED = 256, 24  # nodes of a term that is written without names; operations in each other in one that has them
 BODIES = 2  # ways to compute one value from the same others that are kept
 Schedule = dict[str, int]
 
@@ -91,35 +89,15 @@ class Emitter(Protocol):
         ...
 
 
-def spelled(terms: Sequence[Tensor]) -> str:
-    """Terms in the pattern language, their inputs as variables. Of a large one, what is used more than once is named, and so is
-    what would be nested too deeply."""
-    order = topological(terms)
-    sizes: dict[Tensor, int] = {}
-    for t in order:
-        sizes[t] = 1 + sum(sizes[a] for a in t.args)
-    large = max(sizes[t] for t in terms) > WRITTEN_OUT
-    uses = Counter(a for t in order for a in t.args)
-    texts: dict[Tensor, str] = {}
-    depth: dict[Tensor, int] = {}
-    defined: list[str] = []
-    for t in order:
-        texts[t], depth[t] = _spelled(t, texts), 1 + max((depth[a] for a in t.args), default=0)
-        if large and t.args and (uses[t] > 1 or depth[t] > NESTED):
-            name = f"v{len(defined)}"
-            defined.append(f"{name} := {texts[t]}")
-            texts[t], depth[t] = name, 0
-    return SEPARATOR.join([*defined, *(texts[t] for t in terms)])
-
-
-def _spelled(term: Tensor, texts: Mapping[Tensor, str]) -> str:
+def spelled(term: Tensor) -> str:
+    """A term in the pattern language, its inputs as variables."""
     if term.op == "input":
         return str(term.attr("name"))
     if term.op == "full" and term.type.rank == 0:
         return repr(term.attr("value"))
     attrs = [f"{k}={v!r}" for k, v in term.attrs]
     name = f"{term.op}_" if term.op in ("and", "or", "not") else term.op
-    return f"{name}({', '.join([*(texts[a] for a in term.args), *attrs])})"
+    return f"{name}({', '.join([*map(spelled, term.args), *attrs])})"
 
 
 @dataclass(frozen=True)
@@ -356,7 +334,7 @@ def template_of(
 
     template = Generated(
         name=f"{emitter.name}.{family}{suffix}", backend=emitter.name, loss=precision.loss, precision=precision,
-        pattern=spelled((first, *others)),
+        pattern=SEPARATOR.join(map(spelled, (first, *others))),
         code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
         source=lambda call: _definitions(made[0], call),

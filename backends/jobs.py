@@ -23,7 +23,7 @@ from ..egraph import dtypes
 from ..egraph.graph import topological
 from ..egraph.ops import Type
 from ..errors import DeviceUnavailableError, TensorGraphsError, UsageError
-from ..extract.kernel import Call, Candidate, Template, Vertex
+from ..extract.kernel import Call, Candidate, Template, Vertex, parse_terms
 from .kernel_text import call_json, call_of_json
 from .keys import key_of
 from .measure import CpuMeasurer
