@@ -125,9 +125,9 @@ class Bench:
         """Its kernels on the device, where nothing is launched for that: another process may be timing there."""
         import torch
 
-        module = module_of(text)
         if text.generated:
             compiler_loaded()
+        module = module_of(text)
         tried = Tried(text, module.run, {n: getattr(module, f"prepare_{n}") for n in text.prepared})
         if text.generated and self.device.name == "cuda":
             with contextlib.suppress(Exception), loading(module):  # what is the matter is said when it runs
@@ -454,10 +454,10 @@ def _broken() -> bool:
         return True
 
 
-def begin() -> None:
 _loading: list[Thread] = []
 
 
+def begin() -> None:
     """Make the device ready while the parent has other things to do. Triton, which only generated kernels need, is loaded while
     libraries' kernels are measured."""
     with contextlib.suppress(Exception):  # what is wrong with it is said by the first job
