@@ -35,7 +35,8 @@ def is_window(axis: Axis) -> bool:
 
 def as_dot(e: Expr) -> Dot | None:
     """The two sides of a sum reduction, if its body is a product of two parts that share only batch axes and the axis.
-    The side with the later parallel axis is the right one (columns)."""
+    The side with the later parallel axis is the right one (columns), but for a side that is itself computed by a product: its rows
+    are those of that product, whatever way the result lies in memory (channels before pixels)."""
     if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
         return None
     over, under = factors(e.args[0])
@@ -70,8 +71,13 @@ def _sides(e: Expr, over: Sequence[Expr], common: frozenset[Axis]) -> Dot | None
         return None
     if any(all(e.axis not in f.axes for f in p[1]) for p in parts):
         return None
-    a, b = sorted(parts, key=lambda p: _rank(p[0]))
+    a, b = sorted(parts, key=lambda p: (not _computed(p[1]), _rank(p[0])))
     return Dot((*a[1], *loose), tuple(b[1]), frozenset(a[0]), frozenset(b[0]), common)
+
+
+def _computed(side: Sequence[Expr]) -> bool:
+    """Whether a side has a product inside it."""
+    return any(e.op == "reduce" and as_dot(e) is not None for e in walk(side))
 
 
 def _rank(axes: Iterable[Axis]) -> tuple[bool, str]:

@@ -118,7 +118,7 @@ def _linear_attention() -> Tensor:
 
 
 def _dense(h: Tensor, name: str, width: int) -> Tensor:
-    return t.matmul(h, x(f"w_{name}", h.shape[1], width)) + x(f"b_{name}", width)  # type: ignore[arg-type]
+    return t.matmul(h, x(f"w_{name}", h.shape[-1], width)) + x(f"b_{name}", width)  # type: ignore[arg-type]
 
 
 KERNELS: dict[str, Callable[[], Tensor]] = {
@@ -742,3 +742,9 @@ def test_guesses_for_long_rows_keep_the_memory_busy() -> None:
     call = Call({"x": Operand(Type((1001, 32001), "float16"), (32001, 1))}, Operand(root.type, (32001, 1)), {})
     for guess in generated(root).space(call)[:3]:  # type: ignore[misc]
         assert guess["warps"] >= 4 and guess["m"] * guess["k0"] >= 2048
+
+
+def test_rows_of_a_product_behind_another_are_the_rows_of_that() -> None:
+    """Channels before pixels: the computed side is the left one, whichever way results lie, and the tile of pixels is free."""
+    shape = shape_of(kernel(KERNELS["small_mlp_of_channels"]()))
+    assert (shape.m, shape.n) == (2 * 20, 32) and shape.kind == "attention"
