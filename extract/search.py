@@ -133,6 +133,10 @@ def search(
         found, (lacking, look, later) = plans.next(known, prices, hopes)
         if measurer is None or not (lacking or known.under_way):
             break
+        if rounds == 1 and look and (sure := plans.uncompiled(known, prices)):
+            ready = [i for i in lacking if hypergraph.candidates[i].template.space is None]
+            later = [*((hypergraph.candidates[i], look) for i in lacking if i not in ready), *later]
+            lacking = list(dict.fromkeys([*sure, *ready]))
         if plans.ended():
             stopped = "budget"
             if not known.under_way:
@@ -199,6 +203,22 @@ class _Plans:
             if wanted[0] or known.under_way or found.optimal:
                 break
         return found, wanted
+
+    def uncompiled(self, known: _Known, prices: Sequence[Priced]) -> list[int]:
+        """What was not measured of the cheapest plan of kernels that no compiler must be waited for, where others are to be measured
+        as well: what is known of them soon is what all others are compared with, and all there is where the time is short."""
+        candidates = self.hypergraph.candidates
+        waiting = [c.template.space is not None and p.source != "measured" for c, p in zip(candidates, prices)]
+        if not any(waiting):
+            return []
+        cost = [math.inf if wait else p.us for wait, p in zip(waiting, prices)]
+        stop = None if self.stop() else self.stop
+        try:
+            with self.clock.running("solve"):
+                chosen, _ = _solve(self.hypergraph, cost, LAST_S, self.deterministic, self.budgets, (), stop)
+        except NoPlanError:
+            return []
+        return list(_summed(candidates, ((i, 0.0) for i in chosen if known.is_open(candidates[i], prices[i]))))
 
     def without_hope(self, prices: Sequence[Priced], hoped: Extraction) -> Extraction:
         """The plan where the time is up: what was not measured counts as much as it may take. The bound is that of the prices that

@@ -345,7 +345,27 @@ def test_kernels_without_schedules_are_measured_first() -> None:
             object.__setattr__(c.template, "space", lambda call: [{}])
     prices = Prices({"exp0": 1.0, "exp1": 2.0, "exp2": 3.0, "exp3": 4.0}, spread=0.9)
     search(graph, prices, prices)
-    assert prices.asked[0] == ["exp2", "exp3", "exp0", "exp1"]
+    assert prices.asked[:2] == [["exp2", "exp3"], ["exp0", "exp1"]]
+
+
+def test_a_plan_that_needs_no_compiler_is_measured_before_what_is_hoped_for() -> None:
+    """The hopeful plan is exp0 and tanh0, to be compiled; the time ends after the first round, and the libraries' plan is known."""
+    graph = variants(2, tg.tanh(tg.exp(X)))
+    for c in graph.candidates:
+        if c.template.name == "exp0":
+            object.__setattr__(c.template, "space", lambda call: [{}])
+
+    class Ahead(Prices):
+        later: tuple[str, ...] = ()
+
+        def measure(self, found: Iterable[Candidate], *, later: Any = (), **more: Any) -> Sequence[Candidate]:
+            self.later = self.later or tuple(c.template.name for c, _ in later)
+            return super().measure(found, **more)
+
+    prices = Ahead({"exp0": 30.0, "exp1": 40.0, "np.tanh": 2.0}, spread=0.99)
+    choice = search(graph, prices, prices, stop=lambda: bool(prices.asked))
+    assert sorted(prices.asked[0]) == ["exp1", "np.tanh"] and prices.later == ("exp0",), "which is compiled meanwhile"
+    assert sorted(chosen(choice)) == ["exp1", "np.tanh"] and choice.sources == {"measured": 2} and choice.cost == 42.0
 
 
 def test_rivals_are_measured_beside_the_winner_only_where_they_may_beat_what_is_expected_of_it() -> None:
