@@ -79,7 +79,8 @@ def line(record: Record) -> str:
     ratios = [f"{r:.2f}" if r else "" for r in (ratio(record, ("eager",)), ratio(record))]
     seconds = " / ".join(f"{ours[n]:.3g}" for n in ("cold_s", "warm_s") if n in ours)
     errors = " / ".join(f"{variants[n]['error']:.1e}" for n in ("ours", "eager") if "error" in variants.get(n, {}))
-    cells = [record["name"], record.get("dtype", ""), f"{limit:.1f}" if limit else "", *us, share, *ratios, seconds, errors,
+    loose = f", tolerance {record['tolerance']:g}" if record.get("tolerance") is not None else ""
+    cells = [record["name"], record.get("dtype", "") + loose, f"{limit:.1f}" if limit else "", *us, share, *ratios, seconds, errors,
              (how(ours) or record.get("failed", "")).partition("\n")[0]]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
@@ -98,8 +99,9 @@ def render(records: dict[str, Record]) -> str:
     legend = (
         "µs a call: median of replays of CUDA graphs over rotating arguments, more than five times the L2 cache, in turn. Peers: eager and "
         "torch.compile's default mode. The limit is the larger of compulsory bytes over measured bandwidth and arithmetic as it is "
-        "written over the measured rate (of bfloat16, or of float32 without TF32); blank where a call reads part of its weights; products of weights alone are folded into one by ours. Errors are relative to "
-        "float64 (Frobenius). Peers' convolutions of float32 round to TF32, as Torch's defaults have it, which shows in their error; ours do not."
+        "written over the measured rate (of bfloat16, of float32 without TF32, or half the first where a tolerance is given); blank where a call reads part of its weights; products of weights alone are folded into one by ours. Errors are relative to "
+        "float64 (Frobenius). Rows of float32 without a tolerance: nobody rounds to TF32 (peers run with `allow_tf32` off for products and "
+        "convolutions, ours does not unasked). Rows with one: it is what ours was given, and peers run with `allow_tf32` on for both."
     )
     machines = dict.fromkeys(
         f"- {r['machine']}, {r['toolchain']}, budget {r.get('budget', 0):g} s" for r in found if "machine" in r

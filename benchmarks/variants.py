@@ -44,6 +44,7 @@ class Variant:
     listed: bool = True
     layout: torch.memory_format = torch.contiguous_format  # of what has four axes, as peers like it
     onnx: bool = False  # ours is made of an ONNX file
+    tolerance: float | None = None  # of ours; peers may round float32 to TF32 then, else nobody may
     wanted: float | None = None
     seen: float | None = None
     jax: str = ""
@@ -206,6 +207,7 @@ def gated(b: int, d: int, n: int, packed: int) -> tuple[nn.Module, Inputs]:
 
 
 @variant("lora_fp32_b4", single, "b=4 d=2048 r=8", "b=2 d=24 r=4")
+@variant("lora_tf32_t512", single, "b=512 d=2048 r=8", "b=2 d=24 r=4", tolerance=1e-3)
 def lora(b: int, d: int, r: int) -> tuple[nn.Module, Inputs]:
     """A linear layer with a low-rank update that is scaled."""
     return Of(lambda x, w, a, b: F.linear(x, w) + 2.0 * F.linear(F.linear(x, a), b), w=(d, d), a=(r, d), b=(d, r)), {
@@ -213,7 +215,15 @@ def lora(b: int, d: int, r: int) -> tuple[nn.Module, Inputs]:
     }
 
 
+@variant("linear_fp32_b16", single, "b=16 d=2048 n=4096", "b=3 d=24 n=40")
+@variant("linear_tf32_b64", single, "b=64 d=2048 n=4096", "b=3 d=24 n=40", tolerance=1e-3)
+def skinny(b: int, d: int, n: int) -> tuple[nn.Module, Inputs]:
+    """A linear layer with bias and ReLU over few rows."""
+    return nn.Sequential(nn.Linear(d, n), nn.ReLU()), {"x": (b, d)}
+
+
 @variant("einsum_chain_fp32", single, "m=4 d=3000", "m=2 d=20")
+@variant("einsum_chain_tf32", single, "m=512 d=3000", "m=2 d=20", tolerance=1e-3)
 def chain(m: int, d: int) -> tuple[nn.Module, Inputs]:
     """Three factors, the large ones first, by einsum; sizes that are no multiple of 16."""
     call = lambda a, b, c: torch.einsum("ij,jl->il", a, torch.einsum("jk,kl->jl", b, c))
@@ -273,6 +283,7 @@ def mlp(d: int, n: int, approximate: str = "none") -> nn.Sequential:
 
 
 @variant("layernorm_mlp_fp32_t1000", single, "t=1000 d=896 after=0", "t=5 d=24 after=0")
+@variant("layernorm_mlp_tf32_t1000", single, "t=1000 d=896 after=0", "t=5 d=24 after=0", tolerance=1e-3)
 @variant("bert_mlp_fp16_t1000", half, "t=1000 d=768 after=1", "t=5 d=24 after=1")
 def norm_mlp(t: int, d: int, after: int) -> tuple[nn.Module, Inputs]:
     """A GPT's MLP block, and BERT's, whose norm comes last."""
@@ -316,8 +327,8 @@ def attention(kind: str) -> Callable[..., Tensor]:
     return call
 
 
-def _attention(kind: str, name: str, dtype: torch.dtype, full: str) -> None:
-    @variant(name, dtype, full, "b=1 h=2 t=12 d=8")
+def _attention(kind: str, name: str, dtype: torch.dtype, full: str, **more: Any) -> None:
+    @variant(name, dtype, full, "b=1 h=2 t=12 d=8", **more)
     def make(b: int, h: int, t: int, d: int) -> tuple[nn.Module, Inputs]:
         return Of(attention(kind)), dict.fromkeys("qkv", (b, h, t, d))
 
@@ -327,6 +338,7 @@ _attention("window", "window_attention_d96", brain, "b=2 h=12 t=1000 d=96")
 _attention("softcap", "softcap_attention_d128", brain, "b=2 h=8 t=1000 d=128")
 _attention("alibi", "alibi_attention_fp16", half, "b=2 h=12 t=1000 d=64")
 _attention("plain", "naive_attention_fp32", single, "b=1 h=12 t=500 d=64")
+_attention("plain", "naive_attention_tf32", single, "b=1 h=12 t=500 d=64", tolerance=1e-3)
 
 
 @variant("multihead_fp16_b4", half, "b=4 t=197 d=768 h=12", "b=2 t=7 d=16 h=2")
@@ -471,6 +483,7 @@ def inverted(b: int, c: int, n: int, s: int) -> tuple[nn.Module, Inputs]:
 
 
 @variant("groupnorm_conv_fp32", single, "b=2 c=96 s=33", "b=1 c=8 s=5")
+@variant("groupnorm_conv_tf32", single, "b=2 c=96 s=33", "b=1 c=8 s=5", tolerance=1e-3)
 def groupnorm(b: int, c: int, s: int) -> tuple[nn.Module, Inputs]:
     """A group norm, SiLU and a convolution on an odd picture."""
     return nn.Sequential(nn.GroupNorm(8, c), nn.SiLU(), nn.Conv2d(c, c, 3, padding=1)), {"x": (b, c, s, s)}

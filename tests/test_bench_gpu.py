@@ -154,6 +154,8 @@ def test_the_table_of_variants_names_what_failed_and_what_is_slower(benchmark_mo
     broken = {**record(eager={"us": 30.0}, ours={"failed": "ShapeError: no"}), "name": "experts_top2_t64"}
     for r in (slow, broken):
         r["commit"] = "abc"
+    loose = {**slow, "name": "lora_tf32_t512", "dtype": "float32", "tolerance": 1e-3}
+    assert "| lora_tf32_t512 | float32, tolerance 0.001 |" in module.render({"lora_tf32_t512": loose})
     text = module.render({r["name"]: r for r in (slow, broken)})
     assert "slower than the best peer by more than 3 %: lora_fp32_b4 (0.90)" in text and "1 timed" in text
     assert "failed: experts_top2_t64: ours: ShapeError: no" in text
