@@ -323,7 +323,7 @@ class _Roles(Function):
         begin = ["        const Address piece = roles.begin_piece();"]
         return self._pieces(scope.lines, begin, [f"        roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"])
 
-    def _target(self, store: Store) -> tuple[str, tuple[str, str]] | None:
+    def _target(self, store: Store) -> tuple[str, tuple[str, ...]] | None:
         """The box that a piece of a result leaves as, and where it goes; None where threads write it."""
         dtype = self.kernel.buffers[store.buffer].dtype
         if store.guards or getattr(store, "parts", ()) or itemsize(dtype) != 2:

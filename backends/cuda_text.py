@@ -26,7 +26,7 @@ class CudaLaunch:
     args: tuple[str, ...]
     early: bool = False
     room: int = 0
-    boxes: tuple[tuple[str, tuple[int, int], tuple[int, int]], ...] = ()
+    boxes: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
 
     @property

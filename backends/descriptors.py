@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .index import Axis, Index
+from .index import Axis, Index, atom_range
 
 MOST_AXES = 5
 LONGEST = 256  # elements of a box along one dimension
@@ -28,12 +28,20 @@ def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()
 @dataclass(frozen=True)
 class Box:
     """A tile of an operand seen as a matrix: the matrix' and the tile's (rows, columns), the axes along them, and the text
-    of the tile's origin."""
+    of the tile's origin. With `strides` there are more axes than those two, each of its own stride, of which a tile has one
+    element: what lies beyond an axis' end is read as zeros."""
 
-    shape: tuple[int, int]
-    block: tuple[int, int]
+    shape: tuple[int, ...]
+    block: tuple[int, ...]
     axes: tuple[Axis, Axis]
-    origin: tuple[str, str]
+    origin: tuple[str, ...]
+    strides: tuple[int, ...] = ()
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a tile."""
+        rows, columns = (n for n in self.block if n > 1) if self.strides else self.block
+        return rows, columns
 
 
 def box(at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str]) -> Box | None:
@@ -65,6 +73,31 @@ def box(at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: C
     if last_column >= wide:
         return None
     return Box((last_row + 1, wide), sizes, (slow, fast), (_sum(down), _sum(across)))
+
+
+def edged_box(
+    at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str]
+) -> Box | None:
+    """The same as a box of one axis for each that the index has: the copy unit fills in zeros where a tile goes beyond the end of
+    an axis. None where it is none."""
+    steps = [(step, atom) for atom, step in at.terms]
+    spanned = [atom for _, atom in sorted(steps, key=lambda s: s[0]) if atom in tiles]
+    inner = {a for _, atom in steps if not isinstance(atom, Axis) for a in atom.index.axes}
+    if len(spanned) != 2 or inner & tiles.keys() or min(step for step, _ in steps) < 1 or at.const < 0:
+        return None
+    rest, sizes, block, origin = at.const, list[int](), list[int](), list[str]()
+    steps.sort(key=lambda s: -s[0])
+    for step, atom in steps:
+        begin, rest = divmod(rest, step)
+        first, count = tiles[atom] if atom in tiles else (Index(((atom, 1),)).text(text), 1)  # type: ignore[index]
+        sizes.append(atom_range(atom)[1] + 1 + begin)
+        block.append(count)
+        origin.append(_sum([first, str(begin)]))
+    strides = tuple(step for step, _ in steps)
+    fast, slow = (a for a in spanned if isinstance(a, Axis))
+    if min(count for _, count in tiles.values()) < 2 or not describable(strides, itemsize, block):
+        return None
+    return Box(tuple(sizes), tuple(block), (slow, fast), tuple(origin), strides)
 
 
 def _sum(parts: list[str]) -> str:

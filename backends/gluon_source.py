@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .descriptors import Box
+from .descriptors import Box, edged_box
 from .index import WIDE, Axis, Index, index
 from .kir import Expr, Kernel, Store, Unfusable, walk
 from .kir_loops import power_of, rolled
@@ -40,6 +40,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 fetch_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # renamed after Triton 3.6"""
+SEEING = (
+    'seen_as = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret'
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,10 @@ class RoleLaunch(Launch):
 
     def call(self, names: Mapping[str, str]) -> str:
         """The statement that launches it."""
-        described = [f"described({names[o]}, {b.shape}, {b.block}, {_swizzle(b.block[1])})" for o, b in self.boxes]
+        described = [
+            f"described({names[o]}, {b.shape}, {b.block}, {_swizzle(b.block[-1])}{f', {b.strides}' if b.strides else ''})"
+            for o, b in self.boxes
+        ]
         return f"{self.name}[({self.grid},)]({', '.join([*(names[a] for a in self.args), *described])}, num_warps=4)"
 
 
@@ -57,16 +63,19 @@ def _swizzle(columns: int) -> int:
     return min(128, 2 * columns)
 
 
+def _shared_layout(columns: int) -> str:
+    """How a tile of 16 bits lies in shared memory."""
+    return f"gl.NVMMASharedLayout(swizzle_byte_width={_swizzle(columns)}, element_bitwidth=16, rank=2)"
+
+
 def emit_roles(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleLaunch:
     """The launch of attention with given tiles (rows of a program: 64 for each four warps). Unfusable where it is not one
-    product with keys inside one with values, both of 16 bits and read in whole boxes."""
+    product with keys inside one with values, both of 16 bits and read in boxes."""
     groups = tiling.warps // 4
     if shape.kind != "attention" or not shape.rows or len(shape.cols) != 1 or tiling.m != groups * GROUP:
         raise Unfusable("roles are for attention over whole groups of rows")
-    *outer, row = shape.rows
-    if row.size % tiling.m:
-        raise Unfusable(f"{row.size} rows in tiles of {tiling.m}")
-    alone = replace(shape, rows=(row,), batch=(*shape.batch, *outer))
+    row = max(shape.rows, key=lambda a: (a.size % tiling.m == 0, a.size))
+    alone = replace(shape, rows=(row,), batch=(*shape.batch, *(a for a in shape.rows if a is not row)))
     return Roles(kernel, replace(tiling, m=GROUP), name, alone, groups).roles()
 
 
@@ -99,8 +108,9 @@ class Roles(Function):
     def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape, groups: int) -> None:
         super().__init__(kernel, tiling, name, shape)
         self.groups, self.tall = groups, groups * GROUP
-        if len(self.walked) != 1 or any(self.ragged(d) for d in self.order) or self.n_loop or tiling.n > WIDEST:
-            raise Unfusable("roles walk one axis in whole tiles")
+        self.edge = False  # whether the tile of the walked axis may go beyond its end
+        if len(self.walked) != 1 or self.n_loop or tiling.n > WIDEST:
+            raise Unfusable("roles walk one axis")
         (self.axis,) = self.walked
         self.layouts: dict[tuple[str, ...], str] = {("m", self.axis.name): "S", ("m", "n"): "O"}
         self.away = False  # whether positions are those of what is stored
@@ -110,7 +120,14 @@ class Roles(Function):
         self.width = 0
         self.asked = ""  # the descriptor of queries that are copied too
         self.slots = 1  # places for the queries of a tile
+        self.views: dict[int, str] = {}  # layouts of tiles that are seen as matrices, by columns
         self.factor: Tile | None = None  # of each row's scores, which are known without it
+
+    def ragged(self, dim: str) -> bool:
+        """As everywhere; tiles of the walked axis are taken from the last to the first, and only that one may not be full."""
+        if dim == "m":
+            return self.extent["m"] % self.tall != 0
+        return super().ragged(dim) and (self.edge or dim not in {a.name for a in self.walked})
 
     # ------------------------------------------------------------ layouts
     def parent(self, dims: Sequence[str]) -> str:
@@ -204,6 +221,7 @@ class Roles(Function):
             f"{axis.name}_ = begin + (blocks - 1) * {self.block[axis.name]}",
         ):
             self.line(text, first)
+        self.edge = True
         self._read_beside(first, ready)
         if own:
             before = len(outer.lines)
@@ -216,6 +234,7 @@ class Roles(Function):
         self.line("mbarrier.arrive(keys_empty.index(slot))", first)
         first.known[score] = Tile(score_name, ("m", axis.name), "float32")
         self._body(first, outer, ready, top, product, names, {}, narrow)
+        self.edge = False
         self.line(f"{acc} = tl.zeros([{GROUP}, {self.block['n']}], tl.float32, layout=O)", outer)
         outer.lines += first.lines
 
@@ -289,7 +308,8 @@ class Roles(Function):
     @property
     def mine(self) -> str:
         """The queries of the group that computes."""
-        return self.queries("W")
+        tile = self.queries("W")
+        return self.seen(tile, self.asked) if self.asked else tile
 
     def shared(self, slots: int) -> int:
         """Bytes of shared memory: queries, rings, and results on their way to other layouts."""
@@ -302,13 +322,41 @@ class Roles(Function):
     def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
         """A descriptor of its own for each of queries, keys and values: what one of them reads begins elsewhere, be it the same operand."""
         before = dict(self.described)
-        named = super().box_of(operand, at, dtype)
+        named = self._edged(operand, at, dtype) or super().box_of(operand, at, dtype)
         used = [self.asked, *(name for _, name in self.rings)]
         if named is None or named[0] not in used:
             return named
         name, found = f"{named[0]}_{len(used)}", named[1]
         self.described = {**before, name: (operand, found)}
         return name, found
+
+    def _edged(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
+        """A box whose tiles may go beyond the ends of its axes, or that index divides; None where there is no need for one."""
+        spanned = [a for a in at.axes if a not in self.shape.batch]
+        tiles = {a: (self.origin(a, self.dim_of(a)), self.block[self.dim_of(a)]) for a in spanned}
+        partial = any(a.size % size for a, (_, size) in tiles.items()) or (
+            self.dim_of(max(spanned, key=lambda a: a.size)) == "m" and self.ragged("m")
+        )
+        if dtype not in ITEMSIZE or not (partial or any(at.divisions())):
+            return None
+        found = edged_box(at, tiles, ITEMSIZE[dtype], self.axis_text)
+        if found is None:
+            return None
+        name = self.boxes.setdefault(
+            (operand, found.shape, found.block, found.strides), f"{operand}_box{len(self.boxes)}"
+        )
+        self.described[name] = operand, found
+        return name, found
+
+    def seen(self, tile: str, name: str) -> str:
+        """A tile in shared memory, as the matrix that it is."""
+        found = self.described[name][1]
+        if not found.strides:
+            return tile
+        rows, columns = found.tile
+        self.views[columns] = f"V{columns}"
+        dtype = TRITON[self.kernel.buffers[self.described[name][0]].dtype]
+        return f"seen_as({tile}, {dtype}, [{rows}, {columns}], V{columns})"
 
     def ring(self, parts: Sequence[Expr], dims: tuple[str, str], slot: str) -> tuple[str, str]:
         """A tile over two dimensions that the other role copies: its text in the slot named, and its dtype."""
@@ -324,7 +372,8 @@ class Roles(Function):
         own = tuple(self.dim_of(a) for a in found.axes)
         if {*own} != {*dims}:
             raise Unfusable("keys or values that rows move")
-        return f"{ring}.index({slot}){'' if own == dims else '.permute((1, 0))'}", dtype
+        tile = self.seen(f"{ring}.index({slot})", name)
+        return f"{tile}{'' if own == dims else '.permute((1, 0))'}", dtype
 
     def _bounds(self, ready: Sequence[Expr], top: Expr) -> dict[Expr, Expr] | None:
         """Which tiles there are, from the last to the first: those that a mask cuts come first. The masks that change nothing
@@ -374,7 +423,8 @@ class Roles(Function):
         power, scale = power_of(self.kernel, e), self.fresh("scale")
         with self.inside(inner):
             body, _ = self._factored(e.args[0], inner)
-            a = self.named(self.floated(body))
+            a = self.floated(body)
+            a = self.named(replace(a, text=self.neutral(e, a, self.dim_of(axis))))
             peak = f"{ACROSS['max'].format(a.text, a.dims.index(self.dim_of(axis)))} * {self.factor.text}"
             for text in (
                 f"{name}_new = {COMBINE['max'].format(name, peak)}",
@@ -437,12 +487,15 @@ class Roles(Function):
         self.away = False
         if where.dims != ("m", "n"):
             raise Unfusable("a place that is no tile of rows and columns")
-        self.line(f"tl.store({store.buffer} + {where.atom}, tl.convert_layout({text}, B))")
+        ends = [f"(m_stored < {self.extent['m']})[:, None]"] * self.ragged("m")
+        ends += [f"(n_stored < {self.extent['n']})[None, :]"] * self.ragged("n")
+        mask = f", mask={' & '.join(ends)}" if ends else ""
+        self.line(f"tl.store({store.buffer} + {where.atom}, tl.convert_layout({text}, B){mask})")
 
     def roles(self) -> RoleLaunch:
         """The functions: what each role does, and the kernel that gives warps their roles."""
         s, t = self.shape, self.tiling
-        tiles_m, tiles_n = s.m // self.tall, s.n // t.n
+        tiles_m, tiles_n = -(-s.m // self.tall), -(-s.n // t.n)
         programs = tiles_m * tiles_n * math.prod(a.size for a in s.batch)
         rounds = -(-programs // MULTIPROCESSORS)
         grid = min(programs, MULTIPROCESSORS)
@@ -469,7 +522,7 @@ class Roles(Function):
         copied = shared if self.asked else shared[1:]
         boxes = [*([self.asked] if self.asked else []), *(name for _, name in self.rings)]
         source = [
-            IMPORTS, "", "",
+            IMPORTS, *([SEEING] if self.views else []), "", "",
             "@gluon.jit", f"def {self.name}_compute({', '.join([*pointers, *shared])}, W: gl.constexpr):",
             *self._layouts(), f"    STAGES: gl.constexpr = {t.stages}", "    step = 0", *compute, "", "",
             "@gluon.jit", f"def {self.name}_copy({', '.join([*boxes, *copied])}):",
@@ -518,6 +571,7 @@ class Roles(Function):
             "P": "gl.DotOperandLayout(0, O, 2)",
         }
         found |= {"Q": rows(self.width), "B": rows(self.block["n"])}
+        found |= {name: _shared_layout(columns) for columns, name in self.views.items()}
         return [f"    {name}: gl.constexpr = {text}" for name, text in found.items()]
 
     def _copies(self, pad: str) -> list[str]:
@@ -556,13 +610,13 @@ class Roles(Function):
         """Shared memory, barriers, roles."""
         stages, lines = self.tiling.stages, []
         dtype = TRITON[self.kernel.buffers[self.described[boxes[-1]][0]].dtype]
-        swizzled = f"gl.NVMMASharedLayout(swizzle_byte_width={_swizzle(self.width)}, element_bitwidth=16, rank=2)"
-        lines.append(
-            f"queries = gl.allocate_shared_memory({dtype}, [{self.slots * self.groups}, {GROUP}, {self.width}], {swizzled})"
-        )
+        tile, layout = [GROUP, self.width], _shared_layout(self.width)
+        if self.asked and (found := self.described[self.asked][1]).strides:
+            tile, layout = [*found.block], f"{self.asked}.layout"
+        lines.append(f"queries = gl.allocate_shared_memory({dtype}, {[self.slots * self.groups, *tile]}, {layout})")
         for ring, name in self.rings:
-            rows, columns = self.described[name][1].block
-            lines.append(f"{ring} = gl.allocate_shared_memory({dtype}, [{stages}, {rows}, {columns}], {name}.layout)")
+            block = [stages, *self.described[name][1].block]
+            lines.append(f"{ring} = gl.allocate_shared_memory({dtype}, {block}, {name}.layout)")
             for part in ("full", "empty"):
                 lines.append(
                     f"{ring}_{part} = gl.allocate_shared_memory(gl.int64, [{stages}, 1], mbarrier.MBarrierLayout())"

@@ -108,6 +108,7 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
         or schedule["warps"] not in (4, 8, 12)
         or shape.kind != "attention"
         or any(schedule[f"k{i}"] > padded(a.size) for i, a in enumerate(shape.inner))  # the same again
+        or any(v & (v - 1) for name, v in schedule.items() if name not in ("warps", "stages"))
     ):
         return False
     tiling = tiling_of(shape, schedule)

@@ -18,14 +18,15 @@ from .triton_fits import facts_of, legal
 from .triton_source import emit, emit_joined
 from .triton_space import COUNT, schedules, tiling_of
 
-DESCRIBING = '''def described(x, shape, block, swizzle=0):
-    """A matrix in memory, of which a kernel reads blocks; `swizzle`: how they lie in memory that roles share, in bytes."""
+DESCRIBING = '''def described(x, shape, block, swizzle=0, strides=()):
+    """A matrix in memory, of which a kernel reads blocks, or with strides what has more axes; `swizzle`: how blocks lie in memory that
+    roles share, in bytes."""
     if swizzle:
         from triton.experimental.gluon.language import NVMMASharedLayout
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-        layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=2)
-        return TensorDescriptor(x, list(shape), [shape[1], 1], list(block), layout)
+        layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=len(block))
+        return TensorDescriptor(x, list(shape), list(strides) or [shape[1], 1], list(block), layout)
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(x, list(shape), [shape[1], 1], list(block))'''

@@ -54,7 +54,8 @@ class Tensor:
             other = other.data
         elif isinstance(other, float) and self.data.dtype.kind == "f":
             other = self.data.dtype.type(other)
-        return Tensor(op(other, self.data) if turned else op(self.data, other), self.layout)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of rows beyond the last, which are not stored
+            return Tensor(op(other, self.data) if turned else op(self.data, other), self.layout)
 
     def __getitem__(self, at: tuple[Any, ...]) -> Tensor:
         name, (dim, parent) = self.layout.name, self.layout.args
@@ -276,13 +277,19 @@ class Function:
         return launch
 
 
-def _load(p: Pointer) -> Tensor:
-    return Tensor(p.array[p.at.data], p.at.layout)
+def _load(p: Pointer, mask: Tensor | None = None, other: Any = None) -> Tensor:
+    if mask is None:
+        return Tensor(p.array[p.at.data], p.at.layout)
+    assert mask.layout == p.at.layout
+    there = np.broadcast_to(mask.data, p.at.data.shape)
+    return Tensor(np.where(there, p.array[np.where(there, p.at.data, 0)], p.array.dtype.type(other)), p.at.layout)
 
 
-def _store(p: Pointer, value: Tensor) -> None:
+def _store(p: Pointer, value: Tensor, mask: Tensor | None = None) -> None:
     assert p.at.layout == value.layout and p.array.dtype == value.data.dtype
-    p.array[p.at.data] = value.data
+    assert mask is None or mask.layout == value.layout
+    there = np.broadcast_to(True if mask is None else mask.data, value.data.shape)
+    p.array[p.at.data[there]] = value.data[there]
 
 
 def _filled(shape: list[int], value: float, dtype: Any, layout: Layout) -> Tensor:

@@ -13,6 +13,7 @@ import pytest
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends.gluon_space import role_schedules, roles_fit
 from tensor_graphs.backends.kernel_text import kernel_text, module_of
+from tensor_graphs.backends.tiling import padded
 from tensor_graphs.backends.triton import generated, launches
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Tensor, topological
@@ -37,7 +38,28 @@ def _grouped() -> Tensor:
     return c.attention(q, k, v, scale=0.25, causal=True)
 
 
+def _positions_first() -> Tensor:
+    """Heads inside positions, as layers make and want them, all of one tensor; two heads share keys."""
+    packed = x("qkv", 2, 200, 8, 16)
+    q, k, v = (t.permute(t.slice_axis(packed, 2, i, j), (0, 2, 1, 3)) for i, j in ((0, 4), (4, 6), (6, 8)))
+    k, v = (
+        t.reshape(t.broadcast_to(t.reshape(a, (2, 2, 1, 200, 16)), (2, 2, 2, 200, 16)), (2, 4, 200, 16)) for a in (k, v)
+    )
+    return t.permute(c.attention(q, k, v, scale=0.25, causal=True), (0, 2, 1, 3))
+
+
+def _keyed() -> Tensor:
+    """What each key adds, and what each row and key add, are read beside the products."""
+    scores = t.matmul(x("q", 2, 150, 16), t.transpose(x("k", 2, 190, 16))) * 0.25 + x("pad", 2, 1, 190) + x("bias", 1, 150, 190)
+    return t.matmul(c.softmax(scores, axis=2), x("v", 2, 190, 16))
+
+
 KERNELS: dict[str, Callable[[], Tensor]] = {
+    "ragged": lambda: c.attention(x("q", 3, 150, 16), x("k", 3, 190, 16), x("v", 3, 190, 16), scale=0.25),
+    "ragged, causal": lambda: c.attention(c.rms_norm(x("q", 2, 200, 24), x("g", 24), eps=1e-6), x("k", 2, 200, 24), x("v", 2, 200, 40), scale=0.25, causal=True),
+    "ragged, windowed": lambda: c.attention(x("q", 2, 2, 300, 24), x("k", 2, 1, 300, 24), x("v", 2, 1, 300, 24), scale=0.25, causal=True, window=70, softcap=3.0),
+    "positions first": _positions_first,
+    "keyed": _keyed,
     "causal": lambda: c.attention(c.rms_norm(x("q", 2, 256, 16), x("g", 16), eps=1e-6), x("k", 2, 256, 16), x("v", 2, 256, 16), scale=0.25, causal=True),
     "whole": lambda: c.attention(x("q", 2, 128, 16), x("k", 2, 256, 16), x("v", 2, 256, 32), scale=0.25),
     "windowed": lambda: c.attention(x("q", 1, 256, 16), x("k", 1, 256, 16), x("v", 1, 256, 16), scale=0.25, causal=True, window=100, softcap=3.0),
@@ -53,15 +75,18 @@ def called(name: str, keys: int, stages: int = 2) -> tuple[Template, Call]:
         if n.op == "input"
     }  # type: ignore[arg-type]
     template = generated(root)
-    schedule = {"m": 128, "n": int(root.shape[-1]), "k0": 16, "k1": keys, "warps": 8, "stages": stages, "roles": 1}
+    width = padded(int(next(o.type.shape[-1] for o in kinds.values())))  # type: ignore[arg-type]
+    schedule = {"m": 128, "n": padded(int(root.shape[-1])), "k0": width, "k1": keys, "warps": 8, "stages": stages, "roles": 1}
     out = Operand(Type(root.shape, "float16"), contiguous(root.shape))  # type: ignore[arg-type]
     return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule=schedule)
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 3, 132])
 @pytest.mark.parametrize(
-    ("name", "keys"), [("causal", 64), ("causal", 128), ("whole", 64), ("windowed", 32), ("grouped", 64)]
-)
+    ("name", "keys"),
+    [("causal", 64), ("causal", 128), ("whole", 64), ("windowed", 32), ("grouped", 64), ("ragged", 64), ("ragged, causal", 64),
+     ("ragged, causal", 128), ("ragged, windowed", 32), ("positions first", 64), ("keyed", 64)],
+)  # fmt: skip
 def test_roles_compute_what_the_term_means(name: str, keys: int, multiprocessors: int) -> None:
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
