@@ -1,7 +1,8 @@
 """Operands for measuring on a GPU: random values of a sensible size, laid out as a call says, with guarded outputs.
 
 Values are normal numbers, never zeros (which hide unwritten outputs, and run faster). What a term divides by or takes
-roots and logarithms of is positive; weights of products are scaled so that sums stay near one; indices stay in range.
+roots and logarithms of is positive; weights of products are scaled so that sums stay near one; what many values are multiplied
+with or divided by (gains, statistics of rows) makes factors near one; indices stay in range.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ POISON = 0xFF  # every float of such bytes is NaN
 ZONE = 4096  # bytes of poison before and after a guarded tensor
 
 _VIEWS = {"reshape", "permute", "broadcast_to", "slice", "flip", "windows", "concat", "pad", "cast", "gather"}
+_SAME_ELEMENTS = {"reshape", "permute", "broadcast_to", "cast"}
 _KEEPS_SIGN = _VIEWS | {"sum", "max", "min", "add", "mul", "div", "maximum", "minimum", "matmul", "sqrt", "recip"}
 _WANTS_POSITIVE = {"log": 0, "log1p": 0, "sqrt": 0, "rsqrt": 0, "recip": 0, "pow": 0, "div": 1}  # op -> which operand
+_SUMS, _ROOTS = {"sum", "max", "min", "matmul"}, {"rsqrt", "recip"}
 _INDICES = {"gather": 1, "gather_elements": 1, "scatter_elements": 1}
 
 
@@ -37,6 +40,7 @@ class Role:
 
     scale: float = 1.0
     positive: bool = False
+    near: float = 0.0  # from a half of this to one and a half of it, where it is not 0
     bound: int = 100  # of indices: values lie below
     distinct: bool = False  # indices that must not meet
     last: bool = False  # each as large as it may be: places up to which a mask shows what there is
@@ -51,6 +55,11 @@ def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
         if node.op in _WANTS_POSITIVE:
             for leaf in _below(node.args[_WANTS_POSITIVE[node.op]], _KEEPS_SIGN):
                 found[leaf].positive = True
+        if node.op in ("mul", "div"):
+            for factor, other in (node.args, node.args[::-1]):
+                if _own_size(factor) < _own_size(other):
+                    for leaf, size in _multiples(factor):
+                        found[leaf].near = size
         if node.op in ("matmul", "conv") and id(node) not in tempered:
             for leaf in _weights(node.args[1]):
                 found[leaf].scale = _fan_in(node) ** -0.5
@@ -76,6 +85,13 @@ def _tempered(order: list[Tensor]) -> Iterator[int]:
             yield from (id(a) for a in node.args)
         if node.op == "matmul" and any(d != 1 for d in concrete(node.args[1].shape)[:-2]):
             yield id(node)
+
+
+def _own_size(node: Tensor) -> int:
+    """Elements of a value before they were repeated."""
+    while node.op in _SAME_ELEMENTS:
+        node = node.args[0]
+    return prod(concrete(node.shape))
 
 
 def _fan_in(node: Tensor) -> int:
@@ -105,6 +121,25 @@ def _below(top: Tensor, through: set[str]) -> Iterator[str]:
         return node.args if node.op in through and not square else ()
 
     return _params(top, into)
+
+
+def _multiples(top: Tensor) -> Iterator[tuple[str, float]]:
+    """Params that a factor is made of, each with the size at which the numbers that it is multiplied by make it one: a sum of squares
+    of 64 numbers, of which a root mean square is made, is near 64. (As sums near one they made queries and keys eight times as
+    large each: a softmax that shows every rounding.)"""
+    seen: set[int] = set()
+    todo = [(top, 1.0)]
+    while todo:
+        node, size = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        for number in (a for a in node.args[node.op == "div" :] if a.op == "full" and node.op in ("mul", "div")):
+            size *= (abs(number.attr("value")) or 1.0) ** (1 if node.op == "div" else -1)
+        if node.op == "param":
+            yield node.attr("name"), size
+        if node.op in _KEEPS_SIGN - _SUMS | _ROOTS:
+            todo += ((a, size) for a in node.args)
 
 
 def _weights(top: Tensor) -> Iterator[str]:
@@ -165,8 +200,10 @@ def draw(name: str, operand: Operand, role: Role, device: str) -> torch.Tensor:
     elif not dtypes.is_float(dtype):
         values = _integers(shape, role, generator, device).to(torch_dtype(dtype))
     else:
-        values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        values = values.abs_().add_(0.1) if role.positive else values
+        values = (torch.rand if role.near else torch.randn)(
+            shape, generator=generator, device=device, dtype=torch.float32
+        )
+        values = values.add_(0.5).mul_(role.near) if role.near else values.abs_().add_(0.1) if role.positive else values
         values = values.mul_(role.scale).to(torch_dtype(dtype))
     return place(values, operand, device)
 

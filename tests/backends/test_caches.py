@@ -429,3 +429,17 @@ def test_places_are_drawn_where_a_mask_shows_most() -> None:
     found = roles([t.where(seen, t.param("x", (1, 9)), t.full((1, 9), 0.0))])
     assert (found["at"].bound, found["at"].last) == (9, True)
     assert (found["i"].bound, found["i"].last) == (4, False)
+
+
+def test_statistics_are_drawn_as_large_as_what_is_made_of_them_wants() -> None:
+    """Factors of rows and columns are near one: a softmax of their products shows no more rounding than one of real queries does."""
+    from tensor_graphs.backends.gpu_operands import draw, roles
+
+    q, k, squares = t.param("q", (4, 20, 64)), t.param("k", (4, 64, 20)), t.param("squares", (4, 20, 1))
+    normed = q / t.sqrt(squares * (1 / 64) + 1e-6) * t.reshape(t.param("gain", (64,)), (1, 1, 64))
+    found = roles([c.softmax(t.matmul(normed, k) * 0.125, axis=2)])
+    assert (found["q"].near, found["k"].near, found["gain"].near) == (0, 0, 1)
+    assert found["squares"].near == pytest.approx(64)
+    pytest.importorskip("torch")
+    drawn = draw("squares", Operand(squares.type, (20, 1, 1)), found["squares"], "cpu")
+    assert 32 <= drawn.min() < 40 < 88 < drawn.max() <= 96
