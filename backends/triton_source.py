@@ -270,7 +270,8 @@ class Function(Loops):
 
     def _stores(self, stores: Sequence[Store]) -> None:
         """All results; those along columns that are walked in one loop."""
-        walked = [s for s in stores if self.n_loop and s.value.axes & set(self.shape.cols)]
+        cols = {*self.shape.cols}  # a value that is the same in all of them is written to each
+        walked = [s for s in stores if self.n_loop and cols & (s.value.axes | s.at.axes)]
         for store in stores:
             if store not in walked:
                 self._store(store)

@@ -654,6 +654,15 @@ def test_what_is_infinite_at_zero_ends_with_its_axis(side: Callable[[Tensor], Te
         assert error(ran(root, given, schedule), want) < 2e-6
 
 
+def test_a_value_without_columns_is_written_to_all_of_them() -> None:
+    """Rows that are shorter than what their sums are repeated to: columns are walked behind the sum."""
+    root = t.matmul(x("a", 8, 2), t.full((2, 20), 1.0))
+    given = values(root)
+    want = evaluate([root], given, float64=True)[0]
+    for schedule in ({}, {"m": 1, "n": 2, "k0": 2, "warps": 1, "stages": 2}):
+        assert error(ran(root, given, schedule), want) < 2e-6
+
+
 def _experts(rows: int = 3, experts: int = 4, chosen: int = 2) -> dict[str, Tensor]:
     """What each row's own choice of several matrices makes of it, as kernels of one launch each."""
     one, several = t.input("i", (rows,), "int64"), t.input("i", (rows, chosen), "int64")
