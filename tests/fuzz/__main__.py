@@ -8,18 +8,25 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+os.environ.setdefault("TRITON_INTERPRET", str(int("gpu" not in sys.argv[1:])))  # before Triton is imported
 
 from . import checks, generated, repeated, sizes
 from .graphs import Case, Grower, Kinds
 from .shrink import shrunk
 
+PRODUCTS = (
+    *("matmul", "linear", "attention") * 4, "softmax", "rms_norm", "layer_norm", "add", "mul", "relu", "silu", "sum", "max", "permute",
+    "reshape", "concat", "slice",
+)  # fmt: skip
+LARGE = Kinds(floats=("bfloat16", "float16", "float32"), sizes=(1, *(16, 48, 64, 80, 128, 192, 256, 300) * 2), volume=1 << 18,
+              integers=0.0, rules=0.1, ops=PRODUCTS)  # fmt: skip
 FLOAT32 = Kinds(floats=("float32",), ints=("int64",))
 CHECKS: Mapping[str, tuple[Callable[..., str], Kinds]] = {
     "simplified": (checks.simplified, Kinds()),
@@ -35,6 +42,7 @@ CHECKS: Mapping[str, tuple[Callable[..., str], Kinds]] = {
     "specified": (generated.specified, Kinds()),
     "triton": (generated.triton, Kinds()),
     "cuda": (generated.cuda, Kinds()),
+    "gpu": (generated.gpu, LARGE),
 }
 
 

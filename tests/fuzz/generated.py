@@ -23,7 +23,6 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.extract.candidates import candidates
 from tensor_graphs.extract.kernel import Operand
 
-from ..backends.cuda_host import cuda_core
 from .checks import SEEN, backends_of, data_of, forms, plans
 from .graphs import Case
 
@@ -101,6 +100,8 @@ def emulated() -> Iterator[None]:
     """cuda-core and a GPU in the form of this CPU."""
     import torch
 
+    from ..backends.cuda_host import cuda_core
+
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.dict(sys.modules, cuda_core(Path(folder))),
@@ -113,3 +114,8 @@ def cuda(one: Case, rng: random.Random) -> str:
     """Programs of CUDA C++, compiled by the host's compiler."""
     with emulated():
         return plans(one, rng, names=("torch_cuda", "nvrtc"), tries=3, device="cpu", narrow=True)
+
+
+def gpu(one: Case, rng: random.Random) -> str:
+    """Programs of all backends of a GPU, on one: what its copy units, matrix units and early starts make of kernels' texts."""
+    return plans(one, rng, names=("torch_cuda", "triton", "nvrtc"), tries=2, device="cuda", narrow=True)

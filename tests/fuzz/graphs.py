@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ class Kinds:
     integers: float = 0.15  # how often a leaf is of integers, and as often of bools
     volume: int = 512  # of a value
     exact: bool = False  # only rules that claim every bit
-    ops: frozenset[str] = frozenset()  # only these (empty: all)
+    ops: Collection[str] = ()  # only these (empty: all), one that is there twice twice as often
 
 
 @dataclass(frozen=True)
