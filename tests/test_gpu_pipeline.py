@@ -210,6 +210,31 @@ def test_models_run_as_they_are_written(tmp_path: Path, kind: str) -> None:
         assert relative_error(a, exact) < 1.5 * relative_error(own, exact) + 1e-3
 
 
+@pytest.mark.parametrize(("before", "over", "kept"), [(5.0, False, True), (10.0, False, False), (5.0, True, True)])
+@pytest.mark.usefixtures("rehearsal")
+def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
+    before: float, over: bool, kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the whole program was slower, the unoptimized one is returned, verified; that is timed where kernels were not measured,
+    time or not."""
+    monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr(pipeline, "measurer_of", lambda *given: None)
+    monkeypatch.setattr("tensor_graphs.timing.interleaved", lambda calls, **more: {"before": before, "after": 10.0})
+    if over:
+        monkeypatch.setattr(Session, "over", property(lambda self: True))
+    graph, params = block("float16")
+    program = tg.optimize(graph, params=params, backend="gpu", budget=20, costdb=tmp_path)
+    check(program, graph, params, "float16")
+    report = program.report
+    assert report.verification["passed"] and report.latency_after_us == min(before, 10.0)
+    assert (
+        (report.kernels_after == report.kernels_before) is kept is any("as it is written" in w for w in report.warnings)
+    )
+    program.save(tmp_path / "p")
+    assert len(read_origin(tmp_path / "p").chosen) == 3
+    assert not kept or read_origin(tmp_path / "p").chosen == read_origin(tmp_path / "p").roots
+
+
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
 @pytest.mark.parametrize("choice", ["gpu", "cuda", "triton", "triton-only", "generated"])
 def test_without_a_gpu_the_error_has_a_name(choice: str) -> None:

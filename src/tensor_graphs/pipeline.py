@@ -6,7 +6,7 @@ load → simplify → widen → blocks → saturate → glue → candidates → 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -345,6 +345,15 @@ def optimize(
         again=again,
     )
     session = Session(options, progress or Progress())
+    with measuring_begun(session):
+        return _optimized(session, source, example_inputs, params, dims, fixed, dynamic_shapes, example_kwargs, trust)
+
+
+def _optimized(
+    session: Session, source: Any, example_inputs: Any, params: Mapping[str, Any] | None, dims: Mapping[str, int] | None,
+    fixed: Mapping[str, int] | bool, dynamic_shapes: Any, example_kwargs: Mapping[str, Any] | None, trust: bool,
+) -> Program:  # fmt: skip
+    """`optimize` within a session."""
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""), kept_warnings(session):
         given = fixed if isinstance(fixed, Mapping) else {}
         graph = as_graph(
@@ -361,8 +370,7 @@ def optimize(
 def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | None = None) -> Program:
     """`optimize` on a loaded graph, within a session."""
     options = session.options
-    name = "numpy" if options.exact and options.backend == "auto" else options.backend
-    backends = select(name)
+    backends = backends_of(options)
     if missing := sorted({str(n.attr("name")) for n in graph.leaves("param")} - set(graph.params)):
         raise UsageError(f"params {missing} have no data", hint="bind them: params={name: array}")
     with kept_warnings(session):
@@ -376,10 +384,31 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
             return known
         session.warnings = before
     program = _searched(session, graph, prepared, backends)
-    if memory is not None and not session.progress.stopped and program.plan is not None:
+    if memory is not None and not (session.progress.stopped or session.kept) and program.plan is not None:
         verified = content_digest(graph.params) if program.report.verification else ""
         memory.write(program.plan, program.report, program.source, options.budget, verified, store_root(options))
     return program
+
+
+def backends_of(options: Options) -> list[Backend]:
+    """The backends that kernels are drawn from; where every bit counts and nothing was said, NumPy's."""
+    return select("numpy" if options.exact and options.backend == "auto" else options.backend)
+
+
+@contextmanager
+def measuring_begun(session: Session) -> Iterator[None]:
+    """What measures on a GPU starts its processes before the model is loaded: that takes seconds, as loading and rewriting do."""
+    options = session.options
+    backends = backends_of(options)
+    if on_gpu(backends):
+        store = store_of(session)
+        measurer = measurer_of(options, backends, store)
+        session.begun = None if measurer is None else (store, measurer)
+    try:
+        yield
+    finally:
+        if session.begun is not None:  # a plan was remembered, or there was nothing to search
+            session.begun[1].close()
 
 
 def _searched(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Program:
@@ -510,8 +539,9 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     """The program of a prepared graph."""
     options, symbolic = session.options, session.symbolic
     work = prepared.work if symbolic is None else symbolic.work
-    store = store_of(session)
-    measurer = measurer_of(options, backends, store)
+    begun, session.begun = session.begun, None
+    store = begun[0] if begun else store_of(session)
+    measurer = begun[1] if begun else measurer_of(options, backends, store)
     try:
         view, blocks, views = saturated(session, work)
         graphs = hypergraphs(session, work, view, backends)
@@ -538,14 +568,44 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         report.sizes, report.warnings = symbolic.spelled(), [*report.warnings, *symbolic.notes()]
     if choice.stopped == "budget":
         session.cut.append("measuring")
-    _time_whole(session, prepared, program, backends, report)
+    unoptimized = _time_whole(session, prepared, program, backends, report)
+    if unoptimized is not None and symbolic is None and _stays(session, prepared, unoptimized, report):
+        program, session.kept = unoptimized, True
     report.seconds, report.cut = session.clock.seconds, list(dict.fromkeys(session.cut))
     if measurer is not None and not isinstance(measurer, CpuMeasurer):
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
     program.report = report
-    _attached(program, prepared, symbolic)
+    if session.kept:
+        attach(program, prepared.narrow)
+    else:
+        _attached(program, prepared, symbolic)
     program.reset()  # verification and timing have used its states
     return program
+
+
+def _stays(session: Session, prepared: Prepared, unoptimized: Program, report: Report) -> bool:
+    """Whether the unoptimized program, which was the faster one, is returned: not where it is wrong, nor where limits were asked
+    for, which it may not keep. The report tells of it then."""
+    options = session.options
+    if options.memory_limit is not None or options.error_budget is not None:
+        return False
+    if options.verify:
+        try:
+            verdict = _verified_again(session, prepared, unoptimized, None)
+        except Halted:
+            return False
+        if verdict is None:
+            return False
+        report.verification = verdict.to_json()
+    assert unoptimized.plan is not None
+    own, before, after = Report.of_plan(unoptimized.plan), report.latency_before_us, report.latency_after_us
+    report.warnings.append(
+        f"the graph runs as it is written: that took {before:.1f} µs, what was found in the time {after:.1f} µs"
+    )
+    report.kernels, report.kernels_after, report.priced = own.kernels, own.kernels_after, own.priced
+    report.cost_us = report.latency_after_us = before or 0.0
+    report.lower_bound_us, report.optimal = min(report.lower_bound_us, report.cost_us), False
+    return True
 
 
 def _acceptance(
@@ -639,29 +699,34 @@ def _searched_with(options: Options, blocks: Sequence[BlockReport]) -> dict[str,
 SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # times the estimate, and µs beyond it, from which the report says so
 CALL_US = 300.0  # a call from Python on a GPU: inputs copied, a graph launched, outputs copied
 UNTIMED = "timing of the whole program"  # what a report calls it where it was left out
+LOOK_S, NOISE = 0.1, 0.03  # seconds of timing where there is doubt; share that is no difference
 LARGE = 1 << 30  # bytes of two programs above which only one is bound at a time
 
 
 def _time_whole(
     session: Session, prepared: Prepared, program: Program, backends: Sequence[Backend], report: Report
-) -> None:
-    """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget."""
+) -> Program | None:
+    """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget: on a GPU also
+    beyond it where kernels of the program were never measured. The unoptimized program where that is the faster one there."""
     from .timing import clock_of, interleaved
 
-    graph = prepared.narrow if on_gpu(backends) else prepared.work
+    device = on_gpu(backends)
+    graph = prepared.narrow if device else prepared.work
     plan = direct_plan(graph, eager(backends))
     report.kernels_before = plan.kernels
     if not session.options.measure:
-        return
-    if session.over:
+        return None
+    doubted = device and not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
+    if session.over and not doubted:
         session.cut.append(UNTIMED)
-        return
+        return None
     pressed = session.interrupted()
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(prepared.graph, graph)))
         inputs = sampled_near(prepared.graph, np.random.default_rng(session.options.seed), program.tensors)
         values = program.near([inputs[n] for n in program.input_names])
-        ended = lambda: pressed() or session.left <= 0
+        until = session.now() + LOOK_S if doubted else 0.0
+        ended = lambda: pressed() or (session.left <= 0 and session.now() >= until)
 
         def first() -> None:  # a position that each call moves on would leave its cache
             before.reset()
@@ -677,12 +742,13 @@ def _time_whole(
             before.unbind()
             times |= timed({"after": calls["after"]})
         report.latency_before_us, report.latency_after_us = times["before"], times["after"]
-    besides = CALL_US if on_gpu(backends) else NEGLIGIBLE_US
+    besides = CALL_US if device else NEGLIGIBLE_US
     if report.latency_after_us > SLOWER * report.cost_us + besides:
         ratio = report.latency_after_us / report.cost_us
         report.warnings.append(
             f"the program as a whole takes {ratio:.1f} times the sum of its kernels' prices: a busy machine, or kernels that slow each other down"
         )
+    return before if device and times["before"] * (1 + NOISE) < times["after"] else None
 
 
 # ---------------------------------------------------------------- other entry points

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import NoneType
 
 from . import settings
+from .backends.measure import CpuMeasurer
+from .backends.measure_gpu import GpuMeasurer
 from .costdb.store import Store, default_root
 from .egraph.rule import Rule
 from .egraph.saturate import Limits
@@ -85,6 +87,10 @@ class Session:
     symbolic: Symbolic | None = None  # where the program is to run at every size
     cut: list[str] = field(default_factory=list)  # what the budget or Ctrl-C left out, in words
     reserved: float = 0.0  # seconds that verification is expected to take
+    begun: tuple[Store, CpuMeasurer | GpuMeasurer] | None = (
+        None  # what measures on a GPU where its processes started ahead
+    )
+    kept: bool = False  # whether the graph runs as it is written, for nothing faster was found in the time
 
     def __post_init__(self) -> None:
         self.start = self.now()
