@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--once", action="store_true", help="this seed alone")
+    parser.add_argument("--whole", action="store_true", help="graphs that fail as they are, not cut down")
     given = parser.parse_args()
     check, kinds = CHECKS[given.check]
     end, seed, failed = time.monotonic() + given.seconds, given.seed, Counter[str]()
@@ -78,8 +79,9 @@ def main() -> None:
         one = Grower(seed, kinds).graph(given.steps)
         if said := attempted(check, one, seed):
             failed[kind_of(said)] += 1
-            small = shrunk(one, partial(_alike, check, seed, kind_of(said)))
-            print(f"=== seed {seed}\n{small.text()}\n{attempted(check, small, seed)[:6000]}\n", flush=True)
+            small = one if given.whole else shrunk(one, partial(_alike, check, seed, kind_of(said)))
+            said = said if given.whole else attempted(check, small, seed)
+            print(f"=== seed {seed}\n{small.text()}\n{said[:6000]}\n", flush=True)
         seed += 1
         if given.once:
             break
