@@ -293,6 +293,7 @@ def test_store_commands(model: str, home: Path, capsys: pytest.CaptureFixture[st
     document(capsys, "optimize", model, "--backend", "numpy", "-o", "out", "--budget", "20")
     stats = document(capsys, "db", "stats")["stats"]
     assert stats["rows"]["timing"] > 0 and stats["root"].startswith(str(home))
+    assert document(capsys, "db", "failures")["failures"]["of"] == stats["keys"]
     assert document(capsys, "db", "check")["check"]["ok"]
     small = document(capsys, "db", "compact")["compact"]
     assert small["shards_before"] > 1 == small["shards_after"] and small["rows_before"] == small["rows_after"]

@@ -322,6 +322,15 @@ def db_stats(costdb: CostDb = None, as_json: Json = False) -> Answer:
     return Answer({"stats": found.to_json()}, repr(found))
 
 
+@db.command("failures")
+def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
+    """Which kernels and schedules gave no time (wrong, faults, compile errors, spills), by kind of kernel, with an example."""
+    from .costdb.failed import failed
+
+    found = failed(_store(costdb).root)
+    return Answer({"failures": found.to_json()}, repr(found))
+
+
 @db.command("check")
 def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Verify every shard's checksum; set damaged ones aside."""
