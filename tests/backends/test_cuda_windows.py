@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,15 @@ def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
     return ch * h * w, 1, w * ch, ch
 
 
-def call_of(template: Generated, dtype: str, lying: Callable[[tuple[int, ...]], tuple[int, ...]] = contiguous) -> Call:
-    """A call whose images lie so."""
+Lying = Callable[[tuple[int, ...]], tuple[int, ...]]
+
+
+def call_of(template: Generated, dtype: str, lying: Lying = contiguous, written: Lying | None = None) -> Call:
+    """A call whose images lie so, and are written so (None: as they lie)."""
     found = {str(n.attr("name")): n.shape for root in template.roots for n in topological([root]) if n.op == "input"}
-    place = lambda n, s: Operand(Type(s, dtype), lying(s) if len(s) == 4 and n != "w" else contiguous(s))
-    return Call({o: place(o, found[o]) for o in template.operands}, place("out", template.roots[0].shape), {})
+    place = lambda n, s, how: Operand(Type(s, dtype), how(s) if len(s) == 4 and n != "w" else contiguous(s))
+    operands = {o: place(o, found[o], lying) for o in template.operands}
+    return Call(operands, place("out", template.roots[0].shape, written or lying), {})
 
 
 def windowed(root: Tensor) -> Generated:
@@ -77,17 +82,22 @@ BOXES = [{"x": 1, "y": 1, "z": 1}, {"x": 8, "y": 2, "z": 1}, {"x": 2, "y": 4, "z
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_boxes_of_results_are_what_is_specified(dtype: str, tmp_path: Path) -> None:
     found: list[tuple[Generated, Call, CudaLaunch]] = []
-    for make_case in CASES.values():
-        template = windowed(make_case())
-        for lying in (contiguous, channels_last) if len(template.roots[0].shape) == 4 else (contiguous,):
-            call = call_of(template, dtype, lying)
-            for i, box in enumerate(BOXES):
+    for name in CASES if dtype == "float32" else ("odd", "between"):
+        template = windowed(CASES[name]())
+        ways = (
+            list(product((contiguous, channels_last), repeat=2))
+            if len(template.roots[0].shape) == 4
+            else [(contiguous,) * 2]
+        )
+        for way in ways:
+            call = call_of(template, dtype, *way)
+            for i, box in enumerate(BOXES[way[0] is not way[1] :]):
                 scheduled = replace(call, schedule=box | {"threads": 32} | ({"early": 1} if i % 2 else {}))
                 if template.fits is not None and template.fits(scheduled):
                     (launch,) = launches(template, scheduled)
                     assert isinstance(launch, CudaLaunch)
                     found.append((template, scheduled, launch))
-    assert len(found) > 30
+    assert len(found) > (60 if dtype == "float32" else 15)
     kernels = compiled(
         "\n".join([CUDA_LIBRARY, *{launch.name: launch.text for *_, launch in found}.values()]), tmp_path
     )
