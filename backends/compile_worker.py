@@ -20,6 +20,7 @@ from ..extract.kernel import Call, Operand
 from .cubin import resources
 from .cuda_helpers import CudaKernel
 from .kernel_text import KernelText, call_of_json, module_of
+from .overtaking import overtaking
 from .torch_reference import torch_dtype
 
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
@@ -61,8 +62,13 @@ def prepare(capability: int) -> None:
     JITFunction.run = run
 
 
+class Race(Exception):
+    """A kernel whose copies overtake its products."""
+
+
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
-    """Compile every kernel that the text launches; their largest needs, and a digest of what would be launched."""
+    """Compile every kernel that the text launches; their largest needs, and a digest of what would be launched. Race where one must
+    not be."""
     import torch
 
     prepare(capability)
@@ -82,6 +88,8 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     digest, shared, registers, spills = blake2b(digest_size=16), 0, 0, 0
     for kernel, grid, scalars in _launched:
         binary = kernel.asm["cubin"]
+        if wrong := overtaking(kernel.asm.get("ttgir", "")):
+            raise Race("; ".join(wrong))
         try:
             used = resources(binary)
         except ValueError:  # another kind of binary: whether it spills is not known
@@ -113,6 +121,8 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         text, call = KernelText.of_json(job["text"]), call_of_json(job["call"])
         found = {"ok": True, **compile_text(text, call, int(job["capability"]))}
+    except Race as error:
+        found = {"ok": False, "status": "race", "stage": "compile", "message": str(error)[:400]}
     except Exception as error:
         message = f"{type(error).__name__}: {error}"[:400]
         found = {"ok": False, "status": "compile-error", "stage": "compile", "message": message}

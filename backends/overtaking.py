@@ -1,0 +1,101 @@
+"""Copies that overtake the matrix unit, told from a compiled kernel's text in Triton's own intermediate language (TTGIR).
+
+A pipelined loop copies tiles for later rounds into a ring of places in shared memory, and goes on while its last products are under
+way. A copy into a place that such a product still reads is a race: some elements are wrong, others at each run, or none on a
+quiet machine. Triton 3.6 makes the ring one place too short where something besides a product reads a tile as well; kernels are
+written so that it does not matter (triton_products.py), and what comes out is looked at here before it may run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+_RING = re.compile(r"(%\S+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x")
+_VIEW = re.compile(r"(%\S+) = ttg\.memdesc_\w+ (%[\w.]+)")
+_COPY = re.compile(
+    r"ttng\.async_tma_copy_global_to_local %\S+?\[[^]]*\] (%\S+?),|ttg\.async_copy_global_to_local %\S+, (%\S+)"
+)
+_DOT = re.compile(r"ttng\.warp_group_dot (%[\w.]+)(?:#\d+)?, (%[\w.]+)(?:#\d+)?, .*isAsync = true")
+_WAIT = re.compile(r"ttng\.warp_group_dot_wait .*pendings = (\d+)")
+ROUNDS = 4  # of a loop that are followed: more than products stay under way
+
+
+@dataclass
+class _Loop:
+    """The lines of a loop that are not in one inside it: each a copy into a ring, a product of rings, or a wait for all products but
+    the last ones."""
+
+    first: int
+    copies: list[tuple[int, str]] = field(default_factory=list)
+    dots: list[tuple[int, frozenset[str]]] = field(default_factory=list)
+    waits: list[tuple[int, int]] = field(default_factory=list)
+
+
+def overtaking(ttgir: str) -> list[str]:
+    """A sentence for each ring of shared memory in which a copy overtakes a product; empty where none does, or there is nothing that
+    is under way."""
+    lines = ttgir.splitlines()
+    places = {m[1]: int(m[2]) for line in lines if (m := _RING.search(line))}
+    if not places or "isAsync = true" not in ttgir:
+        return []
+    views = {m[1]: m[2] for line in lines if (m := _VIEW.search(line))}
+
+    def ring(name: str) -> str:
+        while name in views:
+            name = views[name]
+        return name
+
+    loops, before = _loops(lines, ring)
+    found = []
+    for loop in loops:
+        for at, name in loop.copies:
+            ahead = sum(copied == name and line < loop.first for line, copied in before)
+            if name in places and ahead and any(
+                name in read and (ahead - back) % places[name] == 0 for back, read in _under_way(loop, at)
+            ):  # fmt: skip
+                found.append(
+                    f"a copy {ahead} rounds ahead into {places[name]} places overtakes a product that reads {name}"
+                )
+    return list(dict.fromkeys(found))
+
+
+def _loops(lines: Sequence[str], ring: Callable[[str], str]) -> tuple[list[_Loop], list[tuple[int, str]]]:
+    """All loops, and the copies outside of any: those that fill rings before a loop begins."""
+    loops: list[_Loop] = []
+    before: list[tuple[int, str]] = []
+    around: list[tuple[int, _Loop]] = []  # with their indentation
+    for at, line in enumerate(lines):
+        deep = len(line) - len(line.lstrip())
+        if "scf.for " in line:
+            around.append((deep, _Loop(at)))
+            loops.append(around[-1][1])
+        elif around and line.startswith("}", deep) and deep == around[-1][0]:
+            around.pop()
+        elif m := _COPY.search(line):
+            into = at, ring(m[1] or m[2])
+            (around[-1][1].copies if around else before).append(into)
+            if around:
+                before.append(into)
+        elif around and (m := _DOT.search(line)):
+            around[-1][1].dots.append((at, frozenset(map(ring, m.groups()))))
+        elif around and (m := _WAIT.search(line)):
+            around[-1][1].waits.append((at, int(m[1])))
+    return loops, before
+
+
+def _under_way(loop: _Loop, at: int) -> Iterator[tuple[int, frozenset[str]]]:
+    """Products that may be under way at a line of a loop's body: by how many rounds before (as a number that is not positive), and
+    what they read."""
+    events: list[tuple[int, frozenset[str] | int]] = sorted([*loop.dots, *loop.waits], key=lambda event: event[0])
+    flying: list[tuple[int, frozenset[str]]] = []
+    for back in range(1 - ROUNDS, 1):
+        for line, what in events:
+            if back == 0 and line > at:
+                break
+            if isinstance(what, int):
+                flying = flying[max(0, len(flying) - what) :] if what else []
+            else:
+                flying.append((back, what))
+    yield from flying
