@@ -36,6 +36,7 @@ from .torch_reference import evaluate, torch_dtype
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2}
 """Relative Frobenius error above which a kernel is wrong, by the narrowest float among operands and output: some ten times
 what rounding once costs. (Whether a program is accurate enough is judged on the program.)"""
+LOST = 20.0  # times what one operand's rounding loses, for a kernel that rounds operands of its own accord
 _PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 NORMS = ("rel_fro", "max_abs", "max_rel", "max_ulp")
 QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 600.0, 40, 3
@@ -84,7 +85,7 @@ class Arguments:
 class Bench:
     """One kernel under measurement."""
 
-    def __init__(self, device: Device, pattern: str, call: Call) -> None:
+    def __init__(self, device: Device, pattern: str, call: Call, loss: float = 0.0) -> None:
         self.device, self.call = device, call
         self.roots = meanings(parse_terms(pattern), call)
         roles = gpu_operands.roles(self.roots)
@@ -102,7 +103,7 @@ class Bench:
         self.before = self._sums()
         self.tried: dict[int, Tried] = {}
         floats = [o.type.dtype for o in (*call.operands.values(), *call.outputs) if dtypes.is_float(o.type.dtype)]
-        self.tolerance = max((TOLERANCE[d] for d in floats), default=0.0)
+        self.tolerance = max([LOST * loss, *(TOLERANCE[d] for d in floats)])
 
     def _set(self, operands: Mapping[str, Any]) -> Arguments:
         """Operands with outputs; an output that is an operand with some values written into it is all sets' one."""
@@ -375,7 +376,9 @@ def _device() -> Device:
 
 def _open(job: Mapping[str, Any]) -> dict[str, Any]:
     with alone():
-        bench = _benches[int(job["kernel"])] = Bench(_device(), job["pattern"], call_of_json(job["call"]))
+        bench = _benches[int(job["kernel"])] = Bench(
+            _device(), job["pattern"], call_of_json(job["call"]), float(job.get("loss", 0.0))
+        )
         _device().synchronize()
     return {"bytes": sum(x.numel() * x.itemsize for x in bench.sets[0].operands.values())}
 

@@ -124,7 +124,8 @@ class Measured:
     def opening(self) -> Reply:
         """What the process with the device must be told of it."""
         return {
-            "job": "open", "kernel": self.number, "pattern": self.template.pattern, "call": call_json(self.call)
+            "job": "open", "kernel": self.number, "pattern": self.template.pattern, "call": call_json(self.call),
+            "loss": self.template.loss,
         }  # fmt: skip
 
     def hoped(self) -> list[Schedule]:
