@@ -36,8 +36,20 @@ class Replay:
             for place, x in zip(self.inputs, given):
                 if x is not place:
                     place.copy_(x)
-            results = self.replay() if self.wanted and not capturing else self.launch()
+            results = self.replay() if self.wanted and not capturing else self.launched()
             return results if self.reuse else tuple(r.clone() for r in results)
+
+    def launched(self) -> Any:
+        """One run of the kernels. Whatever the caller's rule for products of float32 is, a library rounds no operands here but
+        where a kernel asks for it."""
+        settings = torch.backends.cuda.matmul
+        name, strict = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
+        before = getattr(settings, name)
+        setattr(settings, name, strict)
+        try:
+            return self.launch()
+        finally:
+            setattr(settings, name, before)
 
     def follow(self) -> None:
         """Calls share memory: on another stream than the last one, wait for it."""
@@ -51,10 +63,10 @@ class Replay:
         if self.graph is not None:
             self.graph.replay()
             return self.results
-        first = self.launch()
+        first = self.launched()
         recorded = torch.cuda.CUDAGraph()
         with torch.cuda.graph(recorded, capture_error_mode="thread_local"):
-            self.results = self.launch()
+            self.results = self.launched()
         self.graph = recorded
         return first
 
