@@ -28,7 +28,7 @@ from .index import Axis
 from .kir import Buffer, Kernel, Unfusable, walk
 from .kir_loops import rolled
 from .kir_lower import kernel_of
-from .kir_scale import base_two, scaled_early
+from .kir_scale import base_two, beside_softmax, scaled_early
 from .kir_split import COUNTERS, places, split
 from .precision import IEEE, Precision, within
 from .tiling import Shape, repeated, shape_of
@@ -234,8 +234,8 @@ def _read(roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]) ->
     """The kernel of terms whose operands lie as given, its shape, and whether its longest reduction can be cut into parts:
     the same for every emitter."""
     leaves = {t: str(t.attr("name")) for t in topological(roots) if t.op == "input"}
-    kernel = scaled_early(base_two(kernel_of(roots, leaves, dict(buffers))))
-    shape = shape_of(kernel)
+    kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
+    shape = shape_of(kernel, products="PIECES" not in kernel.builder.ways)
     return kernel, shape, _can_split(kernel, shape)
 
 

@@ -1,4 +1,4 @@
-"""Scales that move: exponentials become those of two, and factors leave a loop early."""
+"""Scales that move: exponentials become those of two and share their sums, and factors leave a loop early."""
 
 from __future__ import annotations
 
@@ -9,33 +9,52 @@ from .kir import Builder, Expr, Kernel, factors, walk
 LOG2E = math.log2(math.e)
 
 
+def beside_softmax(kernel: Kernel) -> Kernel:
+    """Where a kernel has exp(a - max(a)), the sum of exponentials that a logarithm needs (of a - 0 where the maximum is infinite) is
+    that of the same: softmax is not a number there anyway."""
+    b, there = kernel.builder, {e for e in kernel.exprs if e.op == "sub" and _of_itself(e)}
+
+    def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op != "sub" or args[1].op != "where" or args[1].args[0].op != "is_inf":
+            return None
+        (top,), (_, zero, kept) = args[1].args[0].args, args[1].args
+        shift = b.pointwise("sub", (args[0], top)) if top is kept and zero.op == "const" and zero.value == 0 else None
+        return shift if shift in there else None
+
+    return kernel.with_values(b.rebuilt([s.value for s in kernel.stores], change)) if there else kernel
+
+
+def _of_itself(e: Expr) -> bool:
+    """Whether a difference is that of a value from its own maximum."""
+    a, m = e.args
+    return m.op == "reduce" and m.value[0] == "max" and m.args[0] is a
+
+
 def base_two(kernel: Kernel) -> Kernel:
     """Every exp(a - max(a)) as 2 ** (a' - max(a')), with the factor in a' = a * log2(e) joined to one that is there: the
-    hardware's exponential is to base two."""
+    hardware's exponential is to base two. What else reads the maximum reads max(a') / log2(e)."""
     b = kernel.builder
     scaled = {
-        m: b.make("reduce", (_scaled(b, m.args[0]),), m.value, m.kind)
-        for m in kernel.reductions
-        if _exponents_only(kernel, m)
+        m: b.make("reduce", (_scaled(b, m.args[0]),), m.value, m.kind) for m in kernel.reductions if _shifts(kernel, m)
     }
 
     def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if e.op == "exp" and e.args[0].op == "sub" and e.args[0].args[1] in scaled:
             m = scaled[e.args[0].args[1]]
             return b.make("exp2", (b.pointwise("sub", (m.args[0], m)),))
-        return None
+        return b.mul(scaled[e], b.const(1 / LOG2E)) if e in scaled else None
 
     return kernel.with_values(b.rebuilt([s.value for s in kernel.stores], change)) if scaled else kernel
 
 
-def _exponents_only(kernel: Kernel, m: Expr) -> bool:
-    """Whether a maximum serves only to shift exponents of its own body, which contains no other such maximum."""
+def _shifts(kernel: Kernel, m: Expr) -> bool:
+    """Whether a maximum shifts its own body, which contains no other such maximum, and no other one, where exponentials are taken."""
     if m.op != "reduce" or m.value[0] != "max" or any(x.op == "reduce" and x.value[0] == "max" for x in walk(m.args)):
         return False
-    users = [e for e in kernel.exprs if m in e.args]
-    shifts = all(u.op == "sub" and u.args[0] is m.args[0] and u.args[1] is m for u in users)
-    stored = any(s.value is m for s in kernel.stores)
-    return shifts and not stored and all(e.op == "exp" for e in kernel.exprs if any(u in e.args for u in users))
+    shifted = {e for e in kernel.exprs if e.op == "sub" and e.args == (m.args[0], m)}
+    read = [e for e in kernel.exprs if any(x in shifted for x in e.args)]
+    others = [e for e in kernel.exprs if e.op == "exp" and e.args[0].op == "sub" and e.args[0].args[1] is m]
+    return bool(read) and all(e.op == "exp" for e in read) and all(e.args[0] in shifted for e in others)
 
 
 def _scaled(b: Builder, e: Expr) -> Expr:

@@ -167,8 +167,14 @@ class _Masks:
         if x in self.formulas:
             return None
         if x.op == "cast":
-            found = self._hidden(x.args[0])
-            return None if found is None else make("cast", (found,), dict(x.attrs))
+            inner = self._hidden(x.args[0])
+            return None if inner is None else make("cast", (inner,), dict(x.attrs))
+        if x.op == "sub":  # softmax ignores what is constant along its axis
+            return self._hidden(x.args[0]) if x.args[1].shape[-1] == 1 else None
+        if x.op == "concat" and x.attr("axis") == x.rank - 1:  # with sinks
+            parts = [self._hidden(a) for a in x.args]
+            found = [a if part is None else part for a, part in zip(x.args, parts)]
+            return None if found == [*x.args] else make("concat", found, dict(x.attrs))
         if x.op == "add":
             for a, b in (x.args, x.args[::-1]):
                 part = self._summand(a) if a in self.formulas else self._hidden(a)

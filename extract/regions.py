@@ -33,6 +33,7 @@ AGAIN = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_nor
 """Reductions that walk their rows more than once: what is computed below them is computed anew each time."""
 
 PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
+ATTENTION = frozenset(("attention", "masked_attention"))
 INDEXED = frozenset(("cast", "where", "gather", "gather_elements", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip", "windows", "batch_norm"))  # fmt: skip
 STARTS = 4  # e-nodes of a class that start regions
 SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
@@ -251,6 +252,13 @@ class Regions:
         return op in ("max_pool", "avg_pool", "windows")
 
     def spreads(self, node: int) -> bool:
+    def whole_attention(self, node: int) -> bool:
+        """Whether an e-node is attention in one operation, or a view of what nothing else makes."""
+        kids = self._kids[node] if OPS[self.view.op[node]].kind == "view" else ()
+        return self.view.op[node] in ATTENTION or any(
+            all(self.view.op[n] in ATTENTION for n in self._by_class[k]) for k in kids
+        )
+
         """Whether an e-node reduces over several axes: no statistic of the rows that a product tiles."""
         axes = dict(self.view.attrs[node]).get("axes", ())
         return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
@@ -392,7 +400,7 @@ class _Growth:
         """`lean`: what is spread over the node's elements is read as it lies, and so are rows."""
         view = self.regions.view
         op = view.op[node]
-        self.nodes += 1
+        self.nodes += int(view.cls[node]) not in self.regions._formulas  # positions are no values
         if self.nodes > MAX_NODES:
             raise _Large
         if _kind(op) == "product":
@@ -447,12 +455,16 @@ class _Growth:
         for n in r._by_class[cls]:
             kind = _kind(r.view.op[n])
             if reach.layers and kind == "product" and r.view.op[n] not in ("matmul", "linear"):
+        if reach.products == 2 and any(map(r.whole_attention, r._by_class[cls])):  # which costs less than its products stored
+            dearest = inf
                 continue
             if (products >= ALL and OPS[r.view.op[n]].flops > DEAR) or (below and r.spreads(n)):
                 continue
             if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= dearest:
                 return n
         return None
+            if reach.products == 2 and r.whole_attention(n):  # its two products instead, whose scores may be needed as well
+                continue
 
     def _needed_beside(self, cls: int) -> bool:
         """Whether something that this region cannot compute reads a class as well."""

@@ -82,6 +82,7 @@ def _operators() -> None:
     }
     for name, op in compares.items():
         setattr(Tensor, f"__{name}__", lambda a, b, op=op: a._with(b, op))
+    Tensor.__neg__ = lambda a: Tensor(-a.data, a.layout)  # type: ignore[attr-defined]
 
 
 _operators()
@@ -277,7 +278,16 @@ class Function:
         return launch
 
 
-def _load(p: Pointer, mask: Tensor | None = None, other: Any = None) -> Tensor:
+class Number(float):
+    """One number, which meets every layout."""
+
+    def to(self, dtype: Any) -> Number:
+        return self
+
+
+def _load(p: Pointer, mask: Tensor | None = None, other: Any = None) -> Any:
+    if isinstance(p.at, int):
+        return Number(p.array[p.at])
     if mask is None:
         return Tensor(p.array[p.at.data], p.at.layout)
     assert mask.layout == p.at.layout
@@ -306,7 +316,7 @@ def host(multiprocessors: int) -> Iterator[None]:
         zeros=lambda shape, dtype, layout: _filled(shape, 0, dtype, layout), program_id=lambda axis: _here.program,
         load=_load, store=_store, where=_where, convert_layout=lambda x, layout: Tensor(x.data, layout),
         max=_reduced(np.max), reduce=_reduce, sum=_reduced(np.sum), maximum=_binary(np.maximum, max), minimum=_binary(np.minimum, min),
-        exp2=_unary(np.exp2), exp=_unary(np.exp), sqrt_rn=_unary(np.sqrt), rsqrt=_unary(lambda x: 1 / np.sqrt(x)),
+        exp2=_unary(np.exp2), exp=_unary(np.exp), log=_unary(np.log), abs=_unary(np.abs), sqrt_rn=_unary(np.sqrt), rsqrt=_unary(lambda x: 1 / np.sqrt(x)),
         allocate_shared_memory=_allocate, shared_memory_descriptor=Shared, warp_specialize=_specialize, SliceLayout=_slice,
         **{n: _layout(n) for n in ("NVMMADistributedLayout", "BlockedLayout", "DotOperandLayout", "NVMMASharedLayout")},
     )  # fmt: skip

@@ -54,7 +54,15 @@ def _keyed() -> Tensor:
     return t.matmul(c.softmax(scores, axis=2), x("v", 2, 190, 16))
 
 
+def _sink() -> Tensor:
+    """A number beside each head's scores takes its share; the sum of exponentials is taken once."""
+    q, k, v = (x(n, 1, 3, 160, 16) for n in "qkv")
+    scores = t.matmul(q, t.transpose(k)) * 0.25 + t.with_rank(c.causal_mask(160, 160, True, 0, "float32"), 4)
+    return t.matmul(c.softmax(scores, axis=3), v) * c.sigmoid(c.logsumexp(scores, axes=(3,)) - x("sink", 1, 3, 1, 1))
+
+
 KERNELS: dict[str, Callable[[], Tensor]] = {
+    "sink": _sink,
     "ragged": lambda: c.attention(x("q", 3, 150, 16), x("k", 3, 190, 16), x("v", 3, 190, 16), scale=0.25),
     "ragged, causal": lambda: c.attention(c.rms_norm(x("q", 2, 200, 24), x("g", 24), eps=1e-6), x("k", 2, 200, 24), x("v", 2, 200, 40), scale=0.25, causal=True),
     "ragged, windowed": lambda: c.attention(x("q", 2, 2, 300, 24), x("k", 2, 1, 300, 24), x("v", 2, 1, 300, 24), scale=0.25, causal=True, window=70, softcap=3.0),
@@ -85,7 +93,7 @@ def called(name: str, keys: int, stages: int = 2) -> tuple[Template, Call]:
 @pytest.mark.parametrize(
     ("name", "keys"),
     [("causal", 64), ("causal", 128), ("whole", 64), ("windowed", 32), ("grouped", 64), ("ragged", 64), ("ragged, causal", 64),
-     ("ragged, causal", 128), ("ragged, windowed", 32), ("positions first", 64), ("keyed", 64)],
+     ("ragged, causal", 128), ("ragged, windowed", 32), ("positions first", 64), ("keyed", 64), ("sink", 64)],
 )  # fmt: skip
 def test_roles_compute_what_the_term_means(name: str, keys: int, multiprocessors: int) -> None:
     torch = pytest.importorskip("torch")

@@ -82,6 +82,11 @@ def test_bands_have_one_spelling_too(name: str) -> None:
     np.testing.assert_array_equal(evaluate(one, {"x": x})[0], evaluate(scores(BANDS[name][0]), {"x": x})[0])
 
 
+def _sunk(scores: Tensor) -> Tensor:
+    beside = t.concat([scores, t.input("sink", (2, N, 1))], axis=2)
+    return beside - t.max(beside, axis=2, keepdims=True)
+
+
 LOWEST = float(np.finfo(np.float32).min)
 FULL, ZERO = (t.full((1, 1, 1), value) for value in (LOWEST, 0.0))
 #: Ways to hide scores by a number.
@@ -90,6 +95,7 @@ HIDES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "chosen where seen": lambda x, h: t.where(t.logical_not(h), x, FULL),
     "added": lambda x, h: x + t.where(h, FULL, ZERO),
     "a product": lambda x, h: x + t.cast(h, "float32") * -1e9,
+    "with a sink": lambda x, h: _sunk(t.where(h, FULL, x)),
     "16 bits": lambda x, h: t.cast(t.cast(x, "float16") + t.where(h, t.full((1, 1, 1), -65504.0, "float16"), t.full((1, 1, 1), 0.0, "float16")), "float32"),
 }  # fmt: skip
 
@@ -106,7 +112,8 @@ def test_a_number_that_hides_is_infinite_where_every_row_sees_something(name: st
     found = canonical_masks(graph)
     assert infinities(found) == 1
     assert not infinities(canonical_masks(graph, steady=True))
-    given = {"x": 9 * np.random.default_rng(0).standard_normal((2, N, N)).astype(np.float32)}
+    given = {n: 9 * np.random.default_rng(0).standard_normal((2, N, k)).astype(np.float32) for n, k in (("x", N), ("sink", 1))}
+    given = {n: given[n] for n in (str(x.attr("name")) for x in graph.inputs)}
     np.testing.assert_array_equal(evaluate(found, given)[0], evaluate(graph, given)[0])
 
 
