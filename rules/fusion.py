@@ -123,7 +123,7 @@ ATTENTION = table("attention", "fuse", [
     Rule("attention-with-sink",
          "slice(softmax(concat(x, y, axis=i), axis=i), axis=i, start=0, stop=n) @ v",
          "(softmax(x, axis=i) @ v) * sigmoid(logsumexp(x, axes=(i,)) - y)",
-         when=("floating(x)", "i == rank(x) - 1", "n == size(x, i)", "0 < n", "size(y, i) == 1"), keep=True,
+         when=("i == rank(x) - 1", "n == size(x, i)", "size(y, i) == 1"), keep=True,
          doc="what a sink takes of each row is known from the sum of the row's exponentials: it is no score among others"),
     Rule("is-rope",
          "x * c + concat(neg(slice(x, axis=i, start=h, stop=n)), slice(x, axis=i, start=0, stop=h), axis=i) * s", "rope(x, c, s)",
