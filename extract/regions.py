@@ -251,7 +251,6 @@ class Regions:
             return any(d != 1 for d in self.view.types[self._kids[node][1]].shape[2:])
         return op in ("max_pool", "avg_pool", "windows")
 
-    def spreads(self, node: int) -> bool:
     def whole_attention(self, node: int) -> bool:
         """Whether an e-node is attention in one operation, or a view of what nothing else makes."""
         kids = self._kids[node] if OPS[self.view.op[node]].kind == "view" else ()
@@ -259,6 +258,7 @@ class Regions:
             all(self.view.op[n] in ATTENTION for n in self._by_class[k]) for k in kids
         )
 
+    def spreads(self, node: int) -> bool:
         """Whether an e-node reduces over several axes: no statistic of the rows that a product tiles."""
         axes = dict(self.view.attrs[node]).get("axes", ())
         return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
@@ -450,21 +450,21 @@ class _Growth:
         if products < reach.products:
             kinds.add("product")
         dearest = (DEARER_LEAN if lean else DEARER) * r._costs[1][cls] + 1000
+        if reach.products == 2 and any(map(r.whole_attention, r._by_class[cls])):  # which costs less than its products stored
+            dearest = inf
         if reach.layers and concrete(r.view.types[cls].shape)[-1:] > (NARROW,):
             kinds.discard("product")
         for n in r._by_class[cls]:
             kind = _kind(r.view.op[n])
             if reach.layers and kind == "product" and r.view.op[n] not in ("matmul", "linear"):
-        if reach.products == 2 and any(map(r.whole_attention, r._by_class[cls])):  # which costs less than its products stored
-            dearest = inf
+                continue
+            if reach.products == 2 and r.whole_attention(n):  # its two products instead, whose scores may be needed as well
                 continue
             if (products >= ALL and OPS[r.view.op[n]].flops > DEAR) or (below and r.spreads(n)):
                 continue
             if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= dearest:
                 return n
         return None
-            if reach.products == 2 and r.whole_attention(n):  # its two products instead, whose scores may be needed as well
-                continue
 
     def _needed_beside(self, cls: int) -> bool:
         """Whether something that this region cannot compute reads a class as well."""
