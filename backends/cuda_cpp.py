@@ -12,11 +12,14 @@ from .cuda_role_space import role_schedules, roles_fit
 from .cuda_roles import Roles, emit_roles
 from .cuda_source import emit, emit_joined
 from .cuda_space import FEW, joining, layout_of, legal, schedules
+from .cuda_tile_space import tile_schedules, tiles_fit
+from .cuda_tiles import Tiles, emit_tiles
 from .cuda_window_space import window_schedules, windows_fit
 from .cuda_windows import Strip, emit_windows
 from .generated import CARRYING, COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
 from .kir import Kernel, Unfusable
 from .kir_split import split
+from .precision import IEEE, THREE, Precision
 from .tiling import Shape, shape_of
 
 
@@ -28,17 +31,25 @@ class CudaEmitter:
     version: str = "4"
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
+    precisions: tuple[Precision, ...] = (THREE,)  # beside that of the dtype; in TF32 the library is faster
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """See cuda_space.py, cuda_role_space.py for what it leaves, and cuda_window_space.py."""
+        """See cuda_space.py, cuda_role_space.py and cuda_tile_space.py for what it leaves, and cuda_window_space.py."""
         if shape.kind == "windows" and (found := window_schedules(kernel, COUNT)):
             return found
-        return schedules(kernel, shape, splits=splits) or role_schedules(kernel, shape, COUNT)
+        found = schedules(kernel, shape, splits=splits) or role_schedules(kernel, shape, COUNT)
+        return found or tile_schedules(kernel, shape, COUNT, IEEE)
+
+    def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Schedule]:
+        """See cuda_tile_space.py."""
+        return tile_schedules(kernel, shape, COUNT, precision)
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
         """Whether a schedule can be written: a block's threads, registers and shared memory suffice."""
         if "roles" in schedule:
             return roles_fit(kernel, shape, schedule)
+        if "tiles" in schedule:
+            return tiles_fit(kernel, shape, schedule)
         if "x" in schedule:
             return shape.kind == "windows" and windows_fit(kernel, schedule)
         if not legal(schedule, shape) or (schedule.get("split", 1) > 1 and not splits):
@@ -50,9 +61,11 @@ class CudaEmitter:
         return True
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """See cuda_source.py, cuda_roles.py and cuda_windows.py."""
+        """See cuda_source.py, cuda_roles.py, cuda_tiles.py and cuda_windows.py."""
         if "roles" in schedule:
             return [emit_roles(found.kernel, found.shape, Roles.of(schedule), name)]
+        if "tiles" in schedule:
+            return [emit_tiles(found.kernel, found.shape, Tiles.of(schedule), name)]
         if "x" in schedule:
             return [emit_windows(found.kernel, Strip(**schedule), name)]
         layout = layout_of(found.kernel, found.shape, schedule)

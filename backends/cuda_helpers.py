@@ -173,7 +173,7 @@ class CudaKernel:
 def cuda_text(source: str) -> str:
     """The CUDA C++ that an emitted source holds, complete, as a file for readers and compilers; empty if it holds none."""
     kernels = re.findall(r'= CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
-    beside = re.findall(r'^CUDA_ROLES\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
+    beside = re.findall(r'^CUDA_(?:ROLES|TILES)\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
     return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""
 
 

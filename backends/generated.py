@@ -333,7 +333,8 @@ def template_of(
         return made[0].lower(replace(call, output=written)) is not None
 
     template = Generated(
-        name=f"{emitter.name}.{family}{suffix}", backend=emitter.name, loss=precision.loss, precision=precision,
+        name=f"{emitter.name}.{family}{suffix}", backend=emitter.name, loss=precision.loss, rate=precision.rate,
+        precision=precision,
         pattern=SEPARATOR.join(map(spelled, (first, *others))),
         code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
@@ -396,7 +397,7 @@ class Generator:
         """(template, classes that it makes, operands' classes) of the regions that a kernel can be generated for: of those
         that make one value from the same others, the `BODIES` with the least arithmetic and the smallest kernels. Then
         those that compute several values together (extract/together.py). `limit`: what kernels may lose by rounding operands."""
-        self.precisions = within(limit) if hasattr(self.emitter, "rounding") else (IEEE,)
+        self.precisions = within(limit, getattr(self.emitter, "precisions", ()))
         regions = Regions(view, given, reaches=self.reaches)
         kept = list(self._lowered(regions, types))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
@@ -436,12 +437,13 @@ class Generator:
     def _in_all(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
     ) -> Iterator[tuple[Generated, Call]]:
-        """The region's templates in all precisions that are wanted."""
+        """The region's templates in the precision that is wanted, or as they are where it has none for them."""
         multiplies = any(
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention") for t in topological(region.terms)
         )
         for precision in self.precisions if multiplies else (IEEE,):
-            yield from self._templates(region, call, weights, images, precision)
+            found = list(self._templates(region, call, weights, images, precision))
+            yield from found or (self._templates(region, call, weights, images, IEEE) if precision.loss else ())
 
     def _templates(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, precision: Precision

@@ -361,6 +361,7 @@ def _in_tf32(t: Template) -> Template:
         applies=both(t.applies, single),
         setup=(*t.setup, "in_tf32"),
         loss=TF32.loss,
+        rate=TF32.rate,
     )
 
 
@@ -452,7 +453,7 @@ def _convolutions() -> list[Template]:
             found.append(row(f"conv{suffix}_weights{how}", pattern, _conv_code(tuned, bias), **narrowing))
             found.append(row(f"conv{suffix}_last{how}", pattern, _conv_code(tuned, bias), **last))
             for order, style in (("", dense), ("_last", last)):
-                rounding = {**style, "applies": both(style["applies"], single), "loss": TF32.loss}
+                rounding = {**style, "applies": both(style["applies"], single), "loss": TF32.loss, "rate": TF32.rate}
                 found.append(row(f"conv{suffix}{order}{how}_tf32", pattern, _conv_code(tuned, bias, True), **rounding))
         if bias:
             fused = {**last, "applies": both(last["applies"], lambda c: c.output.type.dtype in HALVES)}

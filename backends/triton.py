@@ -12,7 +12,7 @@ from .gluon_images import emit_images
 from .gluon_source import emit_roles
 from .gluon_space import role_schedules, roles_fit
 from .kir import Kernel
-from .precision import Precision
+from .precision import TF32, THREE, Precision
 from .tiling import Shape, shape_of
 from .triton_fits import facts_of, legal
 from .triton_source import emit, emit_joined
@@ -64,6 +64,7 @@ class TritonEmitter:
     version: str = "6"
     setup: tuple[str, ...] = ("INTERPRETED", "begin_early", "counters", "described", "held", "larger", "smaller")
     needs: tuple[str, ...] = ("torch", "triton")
+    precisions: tuple[Precision, ...] = (THREE, TF32)  # beside that of the dtype, the slower ones first
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
         """See gluon_space.py and triton_space.py, in turn."""

@@ -104,7 +104,8 @@ class Template:
     `source(call)` gives definitions (name -> text) that the call needs, for kernels generated for it. `space(call)` lists
     the schedules worth measuring, the best guess first; `call.schedule` is one of them, or another that `fits(call)` lets
     pass, when code is written. `loss` is what a kernel may lose by rounding operands to fewer digits than they have in memory
-    (relative): it is a candidate only where the tolerance allows that.
+    (relative): it is a candidate only where the tolerance allows that. `rate`: how many times as fast its arithmetic is, about, as
+    its operands' dtype has it otherwise.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Template:
     version: str = "1"
     beside: tuple[tuple[str, ...], ...] = ()
     loss: float = 0.0
+    rate: float = 1.0
 
     def reused_by(self, output: int) -> tuple[str, ...]:
         """Operands whose buffer an output, by its number, may reuse."""

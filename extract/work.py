@@ -55,13 +55,13 @@ def graph_flops(roots: list[Tensor]) -> float:
 
 def call_work(template: Template, call: Call) -> tuple[float, float]:
     """(flops, bytes) of one call: every operand read once and each output written once; a gather reads what it picks, and of a
-    tensor that values are written into, only these count."""
+    tensor that values are written into, only these count; arithmetic as if it were at its dtype's own rate."""
     if template.family == "copy":
         return 0.0, 2.0 * call.output.type.nbytes
     read = {o: float(call.operands[o].type.nbytes) for o in template.operands}
     written = [float(o.type.nbytes) for o in call.outputs]
     if template.flops is not None and not any(op in template.pattern for op in ("gather", "scatter")):
-        return template.flops(call), sum(read.values()) + sum(written)
+        return template.flops(call) / template.rate, sum(read.values()) + sum(written)
     roots = meanings(template.terms, call, placeholder)
     for name, picked in _picked(roots).items():
         itemsize = call.operands[name].type.nbytes // max(1, prod(concrete(call.operands[name].type.shape)))
@@ -70,7 +70,7 @@ def call_work(template: Template, call: Call) -> tuple[float, float]:
         updates, whole = (prod(concrete(roots[n].args[i].shape)) for i in (2, 0))
         read[base], written[n] = 0.0, written[n] * updates / max(1, whole)
     flops = template.flops(call) if template.flops is not None else graph_flops(roots)
-    return flops, sum(read.values()) + sum(written)
+    return flops / template.rate, sum(read.values()) + sum(written)
 
 
 def written_into(roots: Sequence[Tensor]) -> dict[int, str]:

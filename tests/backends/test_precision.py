@@ -12,7 +12,7 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import emit_cuda_helpers, torch_cuda_helpers
 from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.jobs import job_of, template_of_job
-from tensor_graphs.backends.precision import IEEE, TF32, within
+from tensor_graphs.backends.precision import IEEE, TF32, THREE, within
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.views import view_strides
 from tensor_graphs.egraph import composite
@@ -45,8 +45,9 @@ def found(root: Tensor, tolerance: Any) -> Hypergraph:
     return candidates(view_of(Graph.of([root])), chosen, view_strides)
 
 
-def rounding(root: Tensor, tolerance: Any) -> set[str]:
-    return {c.template.name for c in found(root, tolerance).candidates if c.template.loss}
+def rounding(root: Tensor, tolerance: Any, least: float = 2.0**-20) -> set[str]:
+    """Kernels that round operands by more than float32 itself does, about."""
+    return {c.template.name for c in found(root, tolerance).candidates if c.template.loss > least}
 
 
 @pytest.mark.parametrize("tolerance", ["eager", "fast", "exact", 0.0, 1e-4])
@@ -72,32 +73,51 @@ def test_other_dtypes_have_no_tf32(dtype: str) -> None:
     assert rounding(product(dtype), 1.0) == set()
 
 
-def test_strict_kernels_stay_where_tf32_is_allowed() -> None:
+@pytest.mark.parametrize("root", [product, attention, picture])
+def test_the_librarys_strict_kernels_stay_where_tf32_is_allowed(root: Callable[[], Tensor]) -> None:
     """What is over tolerance is chosen again from less."""
-    of = lambda tolerance: {c.template.name for c in found(product(), tolerance).candidates}
-    assert of("eager") <= of(1e-3)
+    of = lambda tolerance: {
+        c.template.name for c in found(root(), tolerance).candidates if c.template.backend == "torch_cuda"
+    }
+    assert of("exact") <= of("eager") <= of(1e-3)
+
+
+@pytest.mark.parametrize("tolerance", ["eager", "fast", 1e-5])
+def test_three_products_of_halves_are_as_good_as_float32(tolerance: Any) -> None:
+    assert rounding(product(), tolerance, 0.0) == {"triton.contraction_tf32x3", "nvrtc.contraction_tf32x3"}
+    assert rounding(product(), "exact", 0.0) == rounding(product(), 0.0, 0.0) == set()
+
+
+def test_what_has_no_matrices_is_generated_as_it_is() -> None:
+    """A vector times a matrix is no work for a matrix unit, in whatever precision one may."""
+    row = t.matmul(t.input("x", (1, 96), "float32"), t.input("w", (96, 64), "float32"))
+    names = {c.template.name for c in found(row, 1e-3).candidates if c.template.backend != "torch_cuda"}
+    assert {"triton.contraction", "nvrtc.contraction"} <= names and not any("tf32" in n for n in names)
 
 
 def test_generated_text_says_its_precision() -> None:
     texts = {
         c.template.name: list((c.template.source or dict)(c.call).values())[-1]
-        for c in found(product(), 1e-3).candidates
+        for tolerance in ("exact", "eager", 1e-3)
+        for c in found(product(), 0.0 if tolerance == "exact" else tolerance).candidates
         if c.template.name.startswith("triton.contraction")
     }
     assert "input_precision='ieee'" in texts["triton.contraction"]
+    assert "input_precision='tf32x3'" in texts["triton.contraction_tf32x3"]
     assert "input_precision='tf32'" in texts["triton.contraction_tf32"]
 
 
 def test_a_job_of_a_generated_kernel_keeps_its_precision() -> None:
-    for c in found(product(), 1e-3).candidates:
+    for c in (c for tolerance in (0.0, "eager", 1e-3) for c in found(product(), tolerance).candidates):
         if c.template.space is not None:
             again = template_of_job(job_of(c.template, c.call), c.call)
             assert (again.identity, again.loss) == (c.template.identity, c.template.loss)
 
 
 def test_precisions_that_a_limit_allows() -> None:
-    assert within(0.0) == within(2.0**-20) == (IEEE,)
-    assert within(1e-3) == (IEEE, TF32)
+    assert within(0.0, (THREE, TF32)) == within(1.0, ()) == (IEEE,)
+    assert within(2.0**-20, (THREE, TF32)) == within(1.0, (THREE,)) == (THREE,)
+    assert within(1e-3, (THREE, TF32)) == (TF32,)
 
 
 def test_the_graph_as_it_came_runs_strictly() -> None:

@@ -1,0 +1,129 @@
+"""Schedules of products of float32 by tiles in shared memory (cuda_tiles.py): those worth measuring, and which are legal.
+
+`tiles` is 1. `m` rows and `n` columns of a tile, `deep` elements of the sum and `stages` of them under way; `high` rows and `wide`
+columns of a thread, or where `precision` is not 0 of a warp on the matrix unit; `group` rows of tiles that are taken together;
+`split` blocks share a sum, and the last of them joins (`join`). `early` lets the kernel start before the one before it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from math import ceil, prod
+
+from .cuda_tiles import ROOM, Tiles, emit_tiles
+from .kir import Kernel, Unfusable
+from .precision import Precision
+from .tiling import MULTIPROCESSORS, Shape, padded
+
+NAMES = {"tiles", "m", "n", "deep", "high", "wide", "stages", "group"}
+LEAST = 5  # rows and columns of a product that tiles are worth measuring for
+THREADS = 64, 512  # of a block
+HELD = 128  # sums of a thread
+REGISTERS, RESIDENT = 65536, 2048  # of a multiprocessor; threads on it
+RATE = {"ieee": 128.0, "tf32x3": 200.0}  # products of a multiprocessor in a cycle, for ranking only
+READ = {"ieee": 1.0, "tf32x3": 3.0}  # how much the reading of shared memory costs beside, for ranking only
+BUSY = 8  # warps of a multiprocessor that hide each other's waiting
+BEGIN, JOIN, BYTES = (
+    1500,
+    2000,
+    40,
+)  # cycles before the first product, to meet; bytes that reach a multiprocessor in a cycle
+PARTS = (2, 4, 8, 16)
+
+
+def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precision) -> list[dict[str, int]]:
+    """At most `count` schedules, the best guess first; none where tiles are not for this kernel."""
+    if shape.kind != "contraction" or shape.m < LEAST or shape.n < LEAST:
+        return []
+    found = sorted(_ranked(shape, precision), key=lambda pair: (pair[0], sorted(pair[1].items())))
+    chosen: list[dict[str, int]] = []
+    for _, schedule in found:
+        if len(chosen) == count:
+            break
+        if tiles_fit(kernel, shape, schedule):
+            chosen.append(schedule)
+        elif not chosen:
+            return []
+    return chosen
+
+
+def tiles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
+    """Whether a schedule of tiles is legal: it fits into registers and shared memory, and can be written."""
+    if not NAMES <= set(schedule) <= NAMES | {"early", "precision", "split", "join"} or schedule["tiles"] != 1:
+        return False
+    if (schedule.get("split", 1) > 1) != bool(schedule.get("join")):
+        return False
+    sizes = [v for k, v in schedule.items() if k not in ("stages", "precision")]
+    if any(v < 1 or v & (v - 1) for v in sizes) or not 2 <= schedule["stages"] <= 6:
+        return False
+    if not _whole(Tiles.of(schedule)):
+        return False
+    try:
+        emit_tiles(kernel, shape, Tiles.of(schedule), "probe")
+    except Unfusable:
+        return False
+    return True
+
+
+def _whole(t: Tiles) -> bool:
+    """Whether threads and warps share a tile evenly, and hold what they can."""
+    high, wide = (16, 8) if t.precision else (4, 4)
+    even = t.high % high == t.wide % wide == t.deep % (8 if t.precision else 4) == 0
+    shared = t.m % t.high == t.n % t.wide == 0 and t.deep >= 8
+    return even and shared and THREADS[0] <= t.threads <= THREADS[1] and t.held <= HELD and max(t.m, t.n) <= 256
+
+
+SHARES = {
+    False: ((8, 8), (8, 4), (4, 8), (4, 4), (8, 16), (16, 8)),
+    True: ((64, 32), (32, 64), (32, 32), (64, 64), (16, 32), (16, 16)),
+}
+
+
+def _ranked(shape: Shape, precision: Precision) -> Iterator[tuple[float, dict[str, int]]]:
+    """(an estimate of the cycles, schedule)."""
+    size, batch = max(a.size for a in shape.inner), prod(a.size for a in shape.batch)
+    rights = len({d.right for d in shape.dots.values()})
+    own = {"precision": precision.number} if precision.number else {}
+    tall, broad = ([x for x in (16, 32, 64, 128, 256) if x < 2 * padded(max(16, n))] for n in (shape.m, shape.n))
+    for m, n, deep, (high, wide), stages in product(tall, broad, (16, 32), SHARES[bool(precision.number)], (3, 4)):
+        schedule = {
+            "tiles": 1,
+            "m": m,
+            "n": n,
+            "deep": deep,
+            "high": high,
+            "wide": wide,
+            "stages": stages,
+            "group": 8,
+            **own,
+        }
+        t = Tiles.of(schedule)
+        if high > m or wide > n or not _whole(t) or t.held * rights > HELD or (deep > 16 and deep >= 2 * size):
+            continue
+        room = t.room(True, False, rights)
+        held = t.held * rights + (t.high + t.wide) * (4 if not precision.number else 1) + 40
+        resident = min(RESIDENT // t.threads, REGISTERS // (t.threads * min(held, 255)), ROOM // room)
+        if not resident:
+            continue
+        blocks = ceil(shape.m / m) * ceil(shape.n / n) * batch
+        splits = [p for p in PARTS if size % p == 0 and size // p >= 8 * deep and blocks * p <= 4 * MULTIPROCESSORS]
+        for split in (1, *splits) if blocks < MULTIPROCESSORS else (1,):
+            share = ceil(blocks * split / MULTIPROCESSORS)
+            parts = {"split": split, "join": 1} if split > 1 else {}
+            yield _cycles(replace(t, split=split), size, rights, share, resident, precision), schedule | parts
+
+
+def _cycles(t: Tiles, size: int, rights: int, share: int, resident: int, precision: Precision) -> float:
+    """About how long a multiprocessor takes for `share` blocks, of which so many are there at once."""
+    warps = min(share, resident) * t.threads / 32
+    slow = (1 + READ[precision.name] * (1 / t.high + 1 / t.wide)) * max(1.0, (BUSY / warps) ** 0.5)
+    multiplied = t.m * t.n * rights * size / RATE[precision.name] * slow
+    brought = (t.m + t.n * rights) * size * 4 / BYTES * (0.2 if share > 1 else 0.4)
+    short = bool(t.precision) and t.deep < 32
+    joined = JOIN + t.m * t.n * rights * 4 * t.split / BYTES if t.split > 1 else 0.0
+    return share * (multiplied + brought) / t.split + joined + BEGIN + 0.02 * (abs(t.stages - 3) + short) * multiplied
+
+
+__all__ = ["tile_schedules", "tiles_fit"]
