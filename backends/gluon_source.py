@@ -32,6 +32,7 @@ from .triton_text import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Launch, Til
 
 GROUP = 64  # rows of four warps: what one instruction of the matrix unit takes
 WIDEST = 256  # columns of one instruction
+WIDE_RESULT = 128  # columns beyond which a result is turned where its queries lay
 REGISTERS = 240, 24  # of a thread that computes, of one that copies
 
 IMPORTS = """from triton.experimental import gluon
@@ -259,7 +260,7 @@ class Roles(Function):
         self.line("for block in range(1, blocks):", outer)
         outer.lines += inner.lines
         for text in (
-            *([f"mbarrier.arrive(queries_empty.index({self.slot}))"] if self.asked else []),
+            *([] if self.through else self._done_with_queries()),
             "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
             f"pending = warpgroup_mma(weights, {values}, {acc}, is_async=True)",
             f"{acc} = warpgroup_mma_wait(0, deps=[pending])",
@@ -314,7 +315,16 @@ class Roles(Function):
     def shared(self, slots: int) -> int:
         """Bytes of shared memory: queries, rings, and results on their way to other layouts."""
         keys, n = self.block[self.axis.name], self.tiling.n
-        return 2 * (self.tall * (slots * self.width + n) + self.tiling.stages * keys * (self.width + n))
+        turned = 0 if self.through else n
+        return 2 * (self.tall * (slots * self.width + turned) + self.tiling.stages * keys * (self.width + n))
+
+    @property
+    def through(self) -> bool:
+        """Whether a result is turned in the place of its queries: there is no room for one beside them."""
+        return bool(self.asked) and self.tiling.n > WIDE_RESULT and self.width == self.tiling.n
+
+    def _done_with_queries(self) -> list[str]:
+        return [f"mbarrier.arrive(queries_empty.index({self.slot}))"] if self.asked else []
 
     def _zeros(self) -> str:
         return f"tl.zeros([{GROUP}, {self.block[self.axis.name]}], tl.float32, layout=S)"
@@ -490,7 +500,16 @@ class Roles(Function):
         ends = [f"(m_stored < {self.extent['m']})[:, None]"] * self.ragged("m")
         ends += [f"(n_stored < {self.extent['n']})[None, :]"] * self.ragged("n")
         mask = f", mask={' & '.join(ends)}" if ends else ""
-        self.line(f"tl.store({store.buffer} + {where.atom}, tl.convert_layout({text}, B){mask})")
+        turned = f"tl.convert_layout({text}, B)"
+        if self.through:
+            if spot.dtype != self.kernel.buffers[self.described[self.asked][0]].dtype or len(self.kernel.stores) > 1:
+                raise Unfusable("a result that does not lie as queries do")
+            self.line(f"{self.mine}.store({text})")
+            turned = f"{self.mine}.load(B)"
+        self.line(f"tl.store({store.buffer} + {where.atom}, {turned}{mask})")
+        if self.through:
+            for text in ("fence_async_shared()", *self._done_with_queries()):
+                self.line(text)
 
     def roles(self) -> RoleLaunch:
         """The functions: what each role does, and the kernel that gives warps their roles."""

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from .gluon_images import DEPTHS, emit_images, images_of
-from .gluon_source import GROUP, WIDEST, emit_roles
+from .gluon_source import GROUP, WIDE_RESULT, WIDEST, emit_roles
 from .kir import Kernel, Unfusable
 from .tiling import MULTIPROCESSORS, Shape, padded
 from .triton_fits import SHARED, Schedule
 from .triton_space import tiling_of
 
 SCORES = 128  # keys of a tile that a thread's registers have room for, beside as many columns of the result
+KEYS_BESIDE = 64  # the same beside a result of the widest kind
 LONG = 512  # keys below which a program has no time to overlap anything
 WIDTHS = ((256, 64), (256, 0), (128, 64), (128, 32), (128, 0), (64, 32), (64, 16), (64, 0))  # filters of a tile
 BEHIND = 34 << 10  # bytes of shared memory through which results are turned
@@ -35,7 +36,7 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
     if main.size < LONG:
         return
     own = f"k{shape.inner.index(main)}"
-    for keys, groups in product((128, 64), (2,)):
+    for keys, groups in product((64, 32) if padded(shape.n) == WIDEST else (128, 64), (2,)):
         for stages in (4, 3, 2):
             schedule = {
                 "m": groups * GROUP, "n": padded(shape.n), "warps": 4 * groups, "stages": stages, "roles": 1, **inner, own: keys,
@@ -118,10 +119,11 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
         not 16 <= keys <= SCORES
         or not 2 <= schedule["stages"] <= 8
         or not 16 <= width <= WIDEST
-        or tiling.n + keys > WIDEST
+        or tiling.n + keys > WIDEST + (KEYS_BESIDE if tiling.n == WIDEST else 0)
     ):
         return False
-    if 2 * (tiling.m * (width + 2 * tiling.n) + schedule["stages"] * keys * (width + tiling.n)) > SHARED:
+    turned = 0 if tiling.n > WIDE_RESULT else 2 * tiling.n
+    if 2 * (tiling.m * (width + turned) + schedule["stages"] * keys * (width + tiling.n)) > SHARED:
         return False
     try:
         emit_roles(kernel, tiling, "probe", shape)

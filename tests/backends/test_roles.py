@@ -68,6 +68,7 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "ragged, windowed": lambda: c.attention(x("q", 2, 2, 300, 24), x("k", 2, 1, 300, 24), x("v", 2, 1, 300, 24), scale=0.25, causal=True, window=70, softcap=3.0),
     "positions first": _positions_first,
     "keyed": _keyed,
+    "wide": lambda: c.attention(x("q", 5, 200, 256), x("k", 5, 200, 256), x("v", 5, 200, 256), scale=0.06, causal=True),
     "causal": lambda: c.attention(c.rms_norm(x("q", 2, 256, 16), x("g", 16), eps=1e-6), x("k", 2, 256, 16), x("v", 2, 256, 16), scale=0.25, causal=True),
     "whole": lambda: c.attention(x("q", 2, 128, 16), x("k", 2, 256, 16), x("v", 2, 256, 32), scale=0.25),
     "windowed": lambda: c.attention(x("q", 1, 256, 16), x("k", 1, 256, 16), x("v", 1, 256, 16), scale=0.25, causal=True, window=100, softcap=3.0),
@@ -93,7 +94,7 @@ def called(name: str, keys: int, stages: int = 2) -> tuple[Template, Call]:
 @pytest.mark.parametrize(
     ("name", "keys"),
     [("causal", 64), ("causal", 128), ("whole", 64), ("windowed", 32), ("grouped", 64), ("ragged", 64), ("ragged, causal", 64),
-     ("ragged, causal", 128), ("ragged, windowed", 32), ("positions first", 64), ("keyed", 64), ("sink", 64)],
+     ("ragged, causal", 128), ("ragged, windowed", 32), ("positions first", 64), ("keyed", 64), ("sink", 64), ("wide", 32)],
 )  # fmt: skip
 def test_roles_compute_what_the_term_means(name: str, keys: int, multiprocessors: int) -> None:
     torch = pytest.importorskip("torch")
