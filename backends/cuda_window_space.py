@@ -24,8 +24,10 @@ NAMES = {"x", "y", "z", "threads"}
 MOST = 800  # elements of windows that a thread adds up: more is a long text, and few threads
 BOX = 64  # results of a thread
 THREADS = 128  # of a block
+RESIDENT = 1536  # threads of a multiprocessor that hide what others wait for
 ISSUED = 5e5  # instructions of warps that start in a µs, for ranking only
-ACCESS, OWN, BEGIN = 5, 6, 40  # instructions of an access, a result and a thread beside those of the sums
+VECTOR = 16  # bytes that neighbouring threads may lie apart: beyond, one access of a warp is several
+ACCESS, OWN, BEGIN = 3, 6, 20  # instructions of an access, a result and a thread beside those of the sums
 
 
 def window_schedules(kernel: Kernel, count: int) -> list[Schedule]:
@@ -86,8 +88,9 @@ class Work:
         """An estimate of the time: instructions of all warps, in waves of which the last is not full."""
         threads = prod(ceil(s / n) for s, n in zip(self.sizes, box)) * self.results / prod(self.sizes)
         accesses, elements = (sum(n) for n in zip(*(r.counted(box) for r in self.reads)))
-        each = self.taps * prod(box) + elements + ACCESS * accesses + OWN * prod(box) + BEGIN
-        busy = min(1.0, threads / (MULTIPROCESSORS * 1024))
+        apart = max(1.0, *(box[0] * r.itemsize / VECTOR for r in self.reads))
+        each = self.taps * prod(box) + elements + ACCESS * accesses * apart + OWN * prod(box) + BEGIN
+        busy = min(1.0, threads / (MULTIPROCESSORS * RESIDENT))
         return float(threads / 32 * each / ISSUED / busy**0.5)
 
 
