@@ -7,7 +7,8 @@ operands lie. An `Emitter` says how a kernel of the IR is cut into tiles and wri
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
@@ -30,7 +31,9 @@ from .kir_loops import rolled
 from .kir_lower import kernel_of
 from .kir_scale import base_two, beside_softmax, scaled_early
 from .kir_split import COUNTERS, places, split
-from .precision import IEEE, Precision, within
+from .lower_pool import default_pool
+from .lower_worker import Found, Job, flat
+from .precision import IEEE, PRECISIONS, Precision, within
 from .tiling import Shape, repeated, shape_of
 
 COUNTING = f'''_counters = {{}}
@@ -131,7 +134,7 @@ class Generated(Template):
     others: tuple[Tensor, ...] = ()  # what outputs beyond the first are
     precision: Precision = IEEE  # of products of float32
     emitter: Emitter = field(default=None)  # type: ignore[assignment]
-    lowered: dict[Any, Lowered | None] = field(default_factory=dict)
+    lowered: dict[Any, Lowered | bytes | None] = field(default_factory=dict)
 
     @property
     def roots(self) -> list[Tensor]:
@@ -194,13 +197,13 @@ class Generated(Template):
 
     def lower(self, call: Call) -> Lowered | None:
         """The kernel of a call, None where there is none."""
-        key = (
-            tuple((o.strides, o.type.dtype) for o in call.operands.values()),
-            tuple((o.strides, o.type.dtype) for o in call.outputs),
-        )
+        key = _lying(call)
         if key not in self.lowered:
             self.lowered[key] = self._lower(call)
-        return self.lowered[key]
+        found = self.lowered[key]
+        if isinstance(found, bytes):  # as another process sent it (lower_worker.py)
+            found = self.lowered[key] = Lowered(*pickle.loads(found))
+        return found
 
     def _lower(self, call: Call) -> Lowered | None:
         buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
@@ -221,6 +224,12 @@ class Generated(Template):
             return self.emitter.space(kernel, shape, splits)
         rounding = getattr(self.emitter, "rounding", None)
         return rounding(kernel, shape, splits, self.precision) if rounding and rounds(kernel, shape) else ()
+
+
+def _lying(call: Call) -> Hashable:
+    """How the operands and results of a call lie in memory."""
+    places = (*call.operands.values(), *call.outputs)
+    return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in places])
 
 
 def rounds(kernel: Kernel, shape: Shape) -> bool:
@@ -376,6 +385,8 @@ class Generator:
     reaches: tuple[Reach, ...] = REACHES
     vectors: int = 1
     precisions: tuple[Precision, ...] = (IEEE,)
+    limit: float = 0.0  # what kernels may lose, as they were asked for last
+    done: set[Hashable] = field(default_factory=set)  # regions that were asked for, with how their values lie
 
     @property
     def name(self) -> str:
@@ -398,6 +409,7 @@ class Generator:
         that make one value from the same others, the `BODIES` with the least arithmetic and the smallest kernels. Then
         those that compute several values together (extract/together.py). `limit`: what kernels may lose by rounding operands."""
         self.precisions = within(limit, getattr(self.emitter, "precisions", ()))
+        self.limit = limit
         regions = Regions(view, given, reaches=self.reaches)
         kept = list(self._lowered(regions, types))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
@@ -418,13 +430,10 @@ class Generator:
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view
         images = "conv" in view.op
-        for region in found:
+        asked = (_asked(region, view, types) for region in found)
+        for region, call, weights in self._ahead([*asked], images):
             operands = frozenset(c for _, c in region.leaves)
-            weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
-            first, *more = (_operand(types[c]) for c in region.classes)
-            reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
-            call = Call(reads, first, {}, more=tuple(more))
-            for template, own in self._in_all(region, call, tuple(weights), images):
+            for template, own in self._in_all(region, call, weights, images):
                 lowered = template.lower(own)
                 assert lowered is not None
                 layouts = bool(template.prep), template.layout is not None, template.precision
@@ -433,6 +442,62 @@ class Generator:
         for group in alike.values():
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
+
+    def _ahead(self, asked: Sequence[Asked], images: bool) -> Iterator[Asked]:
+        """The same, each when other processes have lowered it (lower_pool.py), or have left it to this one."""
+        pool = default_pool()
+        names = pool.names if self.name in pool.names else (self.name,)
+
+        def fresh(one: Asked, generator: Generator) -> bool:
+            """Whether it was not asked for yet; it is now."""
+            region, call, weights = one
+            key = region.terms, _lying(call), weights, images, self.limit
+            known = key in generator.done
+            generator.done.add(key)
+            return not known
+
+        def job(one: Asked) -> Job:
+            region, call, weights = one
+            wanted = [n for n in names if n == self.name or fresh(one, generator_of(n))]
+            return Job(tuple(wanted), flat(region.terms), (call,), weights, images, self.limit)
+
+        new = [fresh(one, self) for one in asked]
+        batch = pool.batch([partial(job, one) for one, first in zip(asked, new) if first])
+        for one, first in zip(asked, new):
+            if first:
+                take_in(one[0].terms, batch.take())
+            yield one
+
+    def prepare(self, asked: Sequence[tuple[Generated, Call]]) -> Iterator[None]:
+        """See whether templates apply to calls, in several processes; a step at a time."""
+        by_template: dict[Generated, list[Call]] = {}
+        for template, call in asked:
+            by_template.setdefault(template, []).append(call)
+        forms = {t: (turned, last, p.number) for (_, turned, last, p), t in self.known.items() if t in by_template}
+
+        def job(template: Generated) -> Job:
+            return Job((self.name,), flat(template.roots), tuple(by_template[template]), form=forms[template])
+
+        batch = default_pool().batch([partial(job, t) for t in by_template])
+        for template, calls in by_template.items():
+            take_in(tuple(template.roots), batch.take())
+            for call in calls:
+                assert template.applies is not None
+                template.applies(call)
+            yield
+
+    def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> None:
+        """What a job asks for: all forms of a region, or calls of one form."""
+        if job.form is None:
+            self.precisions = within(job.limit, getattr(self.emitter, "precisions", ()))
+            for _ in self._in_all(Group((), terms, (), ""), job.calls[0], job.weights, job.images):
+                pass
+            return
+        transposed, last, number = job.form
+        template = self._template(terms, transposed, last, PRECISIONS[number])
+        for call in job.calls:
+            assert template.applies is not None
+            template.applies(call)
 
     def _in_all(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
@@ -496,6 +561,34 @@ class Generator:
         if key not in self.known:
             self.known[key] = template_of(self.emitter, key[0], transposed, last, precision)
         return self.known[key]
+
+
+Asked = tuple[
+    Region | Group, Call, tuple[str, ...]
+]  # a region, the call that computes it from row-major values, its weights
+
+
+def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type]) -> Asked:
+    weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
+    first, *more = (_operand(types[c]) for c in region.classes)
+    reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
+    return region, Call(reads, first, {}, more=tuple(more)), tuple(weights)
+
+
+def generator_of(name: str) -> Generator:
+    """The generator of that name."""
+    from .registry import backend
+
+    found = backend(name)
+    assert isinstance(found, Generator)
+    return found
+
+
+def take_in(terms: tuple[Tensor, ...], found: Iterable[Found]) -> None:
+    """Keep what another process has lowered of some terms."""
+    for name, (transposed, last, number), key, made in found:
+        template = generator_of(name)._template(terms, transposed, last, PRECISIONS[number])
+        template.lowered.setdefault(key, made)
 
 
 def _reads(region: Region | Group) -> tuple[int, ...]:

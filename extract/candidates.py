@@ -167,6 +167,7 @@ class _Builder:
         self.view, self.view_strides, self.stop = view, view_strides, stop
         self.types: Sequence[Type] = view.types if types is None else types
         self.generators = [g for b in backends if (g := getattr(b, "generated", None)) is not None]
+        self.preparing = {b.name: p for b in backends if (p := getattr(b, "prepare", None)) is not None}
         self.matcher = Matcher(view)
         self.shapes = [concrete(t.shape) for t in view.types]
         templates = [t for b in backends for t in b.templates]
@@ -212,6 +213,7 @@ class _Builder:
         todo: Iterable[int] = range(len(matches))
         while todo:
             fresh: list[Vertex] = []
+            self._prepare([matches[i] for i in todo])
             for i in self._polled(todo):
                 kernels[i] = self._bound(matches[i])
                 if matches[i].template.layout is not None:
@@ -370,11 +372,10 @@ class _Builder:
     def _bound(self, match: _Match) -> list[Candidate]:
         """The match over the layouts that its operands can have. Repeated layers ask the same many times: matches whose
         operands are alike share one answer."""
-        template, cls, operands, attrs, others = match
+        template, cls, operands, _, others = match
         row_major = self._row_major(cls)
         more = tuple([self._row_major(c) for c in others])
-        places = tuple([self._place(v)[0] for v in (row_major, *more)])
-        key = (id(template), attrs, places, *[self._kind(c) for c in operands])
+        key = self._form_key(match)
         forms = self._forms.get(key)
         if forms is None:
             forms = self._forms[key] = list(self._find_forms(match))
@@ -393,6 +394,11 @@ class _Builder:
             for picks, call, made, weights in forms
         ]
 
+    def _form_key(self, match: _Match) -> tuple[Any, ...]:
+        """All that matters for the forms of a match."""
+        places = tuple([self._place(self._row_major(c))[0] for c in (match.cls, *match.more)])
+        return (id(match.template), match.attrs, places, *[self._kind(c) for c in match.operands])
+
     def _inputs_of(self, operand: str, cls: int) -> list[tuple[str, Vertex]]:
         """The class's vertices as inputs; candidates share them, or the many small tuples would keep the cyclic
         garbage collector busy."""
@@ -405,21 +411,49 @@ class _Builder:
         """The class's first vertex."""
         return self._vertices_of(cls)[0]
 
-    def _find_forms(self, match: _Match) -> Iterator[_Form]:
-        template, cls, operands, attrs, more = match
+    def _prepare(self, matches: Sequence[_Match]) -> None:
+        """Have backends that like to be asked for many calls at once look at those that matches may become."""
+        asked: dict[str, list[tuple[Template, Call]]] = {name: [] for name in self.preparing}
+        seen, known = set[tuple[Any, ...]](), set(self.layouts)
+        for match in matches if asked else ():
+            template, wanted = match.template, asked.get(match.template.backend)
+            kind = self._form_key(match)
+            if wanted is None or template.applies is None or kind in self._forms or kind in seen:
+                continue
+            seen.add(kind)
+            for _, chosen, outputs in self._picked(match):
+                key = self._called(template, match.attrs, chosen, outputs)
+                if key not in self._calls and key not in seen:
+                    seen.add(key)
+                    wanted.append((template, self._call_of(template, match.attrs, chosen, outputs)))
+        for cls in [c for c in self.layouts if c not in known]:  # the order of classes is that in which they are bound
+            del self.layouts[cls]
+            self._vertices.pop(cls, None)
+        for name, calls in asked.items():
+            for _ in self._polled(self.preparing[name](calls)):
+                pass
+
+    def _picked(self, match: _Match) -> Iterator[tuple[tuple[int, ...], list[Vertex], list[Vertex]]]:
+        """The layouts that a match's operands may have together: which of each, the vertices, and those of the results."""
+        template, cls, operands, _, more = match
         if any(not self._weight[c] for o, c in zip(template.operands, operands) if o in template.prep):
             return
         options = [self._vertices_of(c) for c in operands]
-        weights = frozenset([o for o, c in zip(template.operands, operands) if self._weight[c]])
         allowed = [
             [i for i, v in enumerate(vertices) if self._place(v)[1]]
             if operand in template.dense or "*" in template.dense
             else range(len(vertices))
             for operand, vertices in zip(template.operands, options)
         ]
+        outputs = [self._row_major(c) for c in (cls, *more)]
         for picks in islice(_combinations(allowed), MAX_COMBINATIONS):
-            outputs = [self._row_major(c) for c in (cls, *more)]
-            call = self._call(template, attrs, [o[i] for o, i in zip(options, picks)], outputs)
+            yield picks, [o[i] for o, i in zip(options, picks)], outputs
+
+    def _find_forms(self, match: _Match) -> Iterator[_Form]:
+        template = match.template
+        weights = frozenset([o for o, c in zip(template.operands, match.operands) if self._weight[c]])
+        for picks, chosen, outputs in self._picked(match):
+            call = self._call(template, match.attrs, chosen, outputs)
             if call is not None:
                 yield _Form(picks, call, None if template.layout is None else call.output.strides, weights)
 
@@ -438,12 +472,9 @@ class _Builder:
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> Call | None:
         """The call of a template on operands that lie so, or None where it does not apply. Equal calls are one object."""
-        places = [tuple(self._place(v)[0] for v in vertices) for vertices in (chosen, outputs)]
-        key = (id(template), *places, attrs)
+        key = self._called(template, attrs, chosen, outputs)
         if key not in self._calls:
-            first, *more = map(self.operand, outputs)
-            operands = {o: self.operand(v) for o, v in zip(template.operands, chosen)}
-            call = Call(operands, first, dict(attrs), more=tuple(more))
+            call = self._call_of(template, attrs, chosen, outputs)
             if template.applies is not None and not template.applies(call):
                 self._calls[key] = None
             else:
@@ -452,6 +483,21 @@ class _Builder:
                     call = replace(call, output=Operand(call.output.type, strides))
                 self._calls[key] = call
         return self._calls[key]
+
+    def _called(
+        self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
+    ) -> tuple[Any, ...]:
+        """What calls have in common that are equal."""
+        places = [tuple(self._place(v)[0] for v in vertices) for vertices in (chosen, outputs)]
+        return (id(template), *places, attrs)
+
+    def _call_of(
+        self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
+    ) -> Call:
+        """The call, whether the template applies or not; its result is row-major."""
+        first, *more = map(self.operand, outputs)
+        operands = {o: self.operand(v) for o, v in zip(template.operands, chosen)}
+        return Call(operands, first, dict(attrs), more=tuple(more))
 
 
 def _combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:

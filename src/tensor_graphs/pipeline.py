@@ -16,6 +16,7 @@ import numpy as np
 
 from . import settings
 from .accept import Acceptance, renamed, run_flat
+from .backends import lower_pool
 from .backends.direct import direct_plan
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
@@ -125,6 +126,7 @@ def hypergraph(
     with session.stage("candidates", f"{len(view)} e-nodes"):
         limit = spare(session.options.tolerance)
         chosen = [_Exact(b) if session.options.exact else _Within(b, limit) for b in backends]
+        lower_pool.default_pool().names = tuple(b.name for b in backends if hasattr(b, "prepare"))
         if session.symbolic is not None:
             found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop)
             return session.symbolic.hypergraph(found)
@@ -404,9 +406,12 @@ def measuring_begun(session: Session) -> Iterator[None]:
         store = store_of(session)
         measurer = measurer_of(options, backends, store)
         session.begun = None if measurer is None else (store, measurer)
+        if measurer is not None:
+            lower_pool.default_pool().begin()
     try:
         yield
     finally:
+        lower_pool.default_pool().close()
         if session.begun is not None:  # a plan was remembered, or there was nothing to search
             session.begun[1].close()
 
@@ -545,6 +550,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     try:
         view, blocks, views = saturated(session, work)
         graphs = hypergraphs(session, work, view, backends)
+        lower_pool.default_pool().close()  # what its processes know takes memory
         if options.verify:
             session.reserved = expected_seconds(prepared.graph, graph_flops(list(work.roots)), on_gpu(backends))
         with open_store(session, store):

@@ -1,0 +1,196 @@
+"""Reading terms as kernels in several processes at once: the near side of lower_worker.py.
+
+Whoever has a list of jobs works on it from its beginning, processes from its end, until they meet: nothing waits for a process to
+start, and on a machine without idle cores nothing is lost. One thread does all: it looks after the processes between its own jobs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ..costdb.device import cores
+from .lower_worker import HEAD, Found, Job, message
+
+MOST = 8  # processes
+PART, AHEAD = 4, 2  # jobs of a message, messages that a process has at once
+WORTH = 24  # jobs of a batch from which on starting processes is worth it
+PATIENCE_S = 30.0  # for one job: a process that takes longer is given up
+
+
+@dataclass(eq=False)
+class _Process:
+    """One process: what is still to be written to it, what came of the next reply, how many messages it has."""
+
+    process: subprocess.Popen[bytes]
+    out: bytearray = field(default_factory=bytearray)
+    into: bytearray = field(default_factory=bytearray)
+    busy: dict[int, None] = field(default_factory=dict)  # jobs that it has
+    messages: int = 0
+
+    def write(self) -> None:
+        """As much as the pipe takes."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BlockingIOError):
+            while self.out:
+                del self.out[: os.write(self.process.stdin.fileno(), self.out)]
+
+    def read(self) -> list[tuple[int, list[Found]]]:
+        """The replies that are there. EOFError where the process has ended."""
+        assert self.process.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                piece = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not piece:
+                    raise EOFError
+                self.into += piece
+        found = []
+        while len(self.into) >= HEAD.size and len(self.into) >= (size := HEAD.size + HEAD.unpack_from(self.into)[0]):
+            found += pickle.loads(self.into[HEAD.size : size])
+            del self.into[:size]
+            self.messages -= 1
+        return found
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+@dataclass
+class Batch:
+    """Jobs under way, each of which is taken once, in their order; numbers count on from one batch to the next."""
+
+    pool: LowerPool
+    jobs: Sequence[Callable[[], Job]]
+    first: int
+    found: dict[int, list[Found]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.taken, self.given = 0, len(self.jobs)  # from the beginning, from the end
+
+    def take(self) -> list[Found]:
+        """What processes made of the next job; nothing where it is the caller's to do."""
+        number = self.first + self.taken
+        self.taken += 1
+        self.pool.pump(self)
+        until = time.monotonic() + PATIENCE_S
+        while number not in self.found and self.pool.has(number):
+            self.pool.pump(self, wait=True)
+            if time.monotonic() > until:
+                self.pool.close()
+        return self.found.pop(number, [])
+
+    def next(self) -> list[tuple[int, Job]]:
+        """Jobs for a process, from the end: none that the caller will have come to by then."""
+        count = max(0, min(PART, self.given - self.taken - 1))
+        self.given -= count
+        return [(self.first + n, self.jobs[n]()) for n in range(self.given, self.given + count)]
+
+
+class LowerPool:
+    """Up to `size` processes, started when first needed, or by `begin`. `names`: the generators that are in use together: what one
+    asks for, the others will."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, size: int) -> None:
+        self.size, self.names = size, ()
+        self._count = 0  # jobs so far
+        self._processes: list[_Process] = []
+        self._selector = selectors.DefaultSelector()
+
+    def begin(self) -> None:
+        """Start the processes, without waiting for them."""
+        while len(self._processes) < self.size:
+            try:
+                self._start()
+            except OSError:  # no process, no help
+                self.size = len(self._processes)
+
+    def _start(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tensor_graphs.backends.lower_worker"], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        os.set_blocking(process.stdout.fileno(), False)
+        made = _Process(process)
+        self._processes.append(made)
+        self._selector.register(process.stdout, selectors.EVENT_READ, made)
+
+    def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
+        """Have jobs done, each made when it is sent; one batch at a time, the one before is over."""
+        for p in self._processes:
+            p.busy.clear()  # what is left of the one before is read and dropped
+        found = Batch(self, jobs, self._count)
+        self._count += len(jobs)
+        if len(jobs) >= WORTH:
+            self.begin()
+            self.pump(found)
+        return found
+
+    def has(self, number: int) -> bool:
+        """Whether a process works on a job."""
+        return any(number in p.busy for p in self._processes)
+
+    def pump(self, batch: Batch, wait: bool = False) -> None:
+        """Take in what is done, and hand out what is next."""
+        for p in [*self._processes]:
+            while p.messages < AHEAD and (jobs := batch.next()):
+                p.out += message(jobs)
+                p.busy |= dict.fromkeys(n for n, _ in jobs)
+                p.messages += 1
+            if p.out:
+                self._safely(p, p.write)
+        for key, _ in self._selector.select(0.05 if wait else 0):
+            self._safely(key.data, partial(self._received, key.data, batch))
+
+    def _received(self, process: _Process, batch: Batch) -> None:
+        for number, found in process.read():
+            if number in process.busy:
+                del process.busy[number]
+                batch.found[number] = found
+
+    def _safely(self, process: _Process, work: Callable[[], None]) -> None:
+        """Do something with a process; one that is gone is so with its jobs, which the caller does."""
+        try:
+            work()
+        except (OSError, EOFError):
+            self._processes.remove(process)
+            self.size = len(self._processes)
+            self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
+            process.end()
+
+    def close(self) -> None:
+        """End all processes; they start again when needed."""
+        for process in self._processes:
+            self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
+            process.end()
+        self._processes.clear()
+
+
+_pools: list[LowerPool] = []
+
+
+def default_pool() -> LowerPool:
+    """The pool of this process, made on first use and closed at exit."""
+    if not _pools:
+        _pools.append(LowerPool(min(MOST, cores() - 1)))
+        atexit.register(_pools[0].close)
+    return _pools[0]

@@ -1,0 +1,141 @@
+"""Terms read as kernels by several processes: the same kernels come out, whoever read them, and whoever died over it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import lower_pool
+from tensor_graphs.backends.cuda_cpp import BACKEND as CUDA
+from tensor_graphs.backends.generated import Generator
+from tensor_graphs.backends.lower_pool import LowerPool
+from tensor_graphs.backends.lower_worker import Job, answer, built, flat
+from tensor_graphs.backends.torch_cuda import BACKEND as LIBRARIES
+from tensor_graphs.backends.triton import BACKEND as TRITON
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.view import view_of
+from tensor_graphs.extract.candidates import candidates
+from tensor_graphs.extract.kernel import Call, Operand, contiguous
+
+GENERATORS = (TRITON, CUDA)
+
+
+def forget(generators: tuple[Generator, ...] = GENERATORS) -> None:
+    for g in generators:
+        g.known.clear()
+        g.done.clear()
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[LowerPool]:
+    """Two processes, used however little there is to do."""
+    made = LowerPool(2)
+    monkeypatch.setattr(lower_pool, "_pools", [made])
+    monkeypatch.setattr(lower_pool, "WORTH", 1)
+    forget()
+    yield made
+    made.close()
+    forget()
+
+
+def graph() -> Graph:
+    """A block with a norm, two products, a gate and a residual."""
+    x = t.input("x", (16, 64), "float16")
+    h = c.rms_norm(x, t.param("g", (64,), "float16"), eps=1e-6)
+    up, gate = (t.matmul(h, t.param(n, (64, 96), "float16")) for n in ("up", "gate"))
+    return Graph.of(x + t.matmul(c.silu(gate) * up, t.param("down", (96, 64), "float16")))
+
+
+def found() -> list[Any]:
+    made = candidates(view_of(graph()), [LIBRARIES, *GENERATORS], view_strides)
+    return [
+        (k.template.name, k.template.pattern, k.outputs, k.inputs, k.call.output, k.weights) for k in made.candidates
+    ]
+
+
+def test_the_same_candidates_come_out_whoever_reads_them(pool: LowerPool) -> None:
+    pool.size, alone = 0, found()
+    forget()
+    pool.size, pool.names = 2, tuple(g.name for g in GENERATORS)
+    pool.begin()
+    made: list[int] = []
+    take = lower_pool.Batch.take
+
+    def counted(batch: lower_pool.Batch) -> list[Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lower_pool.Batch, "take", take)
+            made.append(len(replies := batch.take() if any(made) else taken(batch)))
+        return replies
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lower_pool.Batch, "take", counted)
+        assert found() == alone
+    assert len(made) > 20 and any(made)
+
+
+def test_terms_and_kernels_survive_the_pipe() -> None:
+    forget()
+    root = t.max(t.exp(t.input("x0", (8, 32)) * 0.5), axis=1, keepdims=True)
+    assert built(flat([root, root])) == (root, root)
+    x, out = (Operand(kind, contiguous(kind.shape)) for kind in (t.input("x0", (8, 32)).type, root.type))
+    call = Call({"x0": x}, out, {})
+    replies = answer(Job(("triton", "nvrtc"), flat([root]), (call,)))
+    assert {name for name, *_ in replies} == {"triton", "nvrtc"}
+    TRITON.known.clear()
+    for name, (transposed, last, number), key, made in replies:
+        if name == "triton":
+            assert made is not None and not (transposed or last or number)
+            template = TRITON._template((root,), (), False)
+            own = template.lower(call)
+            template.lowered[key] = made
+            sent = template.lower(call)
+            assert own is not None and sent is not None and sent is not own
+            assert str(sent.kernel) == str(own.kernel) and sent.space == own.space and sent.shape.kind == own.shape.kind
+            assert template.effort(call) == template.effort(call) > 0
+            source = [
+                launch.source for one in (own, sent) for launch in TRITON.emitter.launches(one, own.space[0], "k")
+            ]
+            assert source[0] == source[1], "the text that is written of it is the same"
+
+
+def test_processes_that_die_leave_their_jobs_to_the_caller(pool: LowerPool) -> None:
+    pool.begin()
+    for p in pool._processes:
+        os.kill(p.process.pid, signal.SIGKILL)
+        p.process.wait()
+    batch = pool.batch([lambda: Job(("triton",), flat([t.input("x0", (4,))]), ())] * 30)
+    assert [batch.take() for _ in range(30)] == [[]] * 30
+    assert pool.size == 0 and not pool._processes
+
+
+def test_nothing_of_one_batch_is_taken_for_the_next(pool: LowerPool) -> None:
+    """A batch that was given up may still be under way when the next one begins."""
+    x = t.input("x0", (8, 32))
+    operand = Operand(x.type, contiguous((8, 32)))
+    call = Call({"x0": operand}, operand, {})
+
+    def batch(factor: float) -> lower_pool.Batch:
+        return pool.batch([lambda: Job(("triton",), flat([t.exp(x * factor)]), (call,))] * 20)
+
+    batch(2.0)
+    second = batch(3.0)
+    replies = [r for _ in range(20) for r in taken(second)]
+    assert len(replies) >= 4, "processes had a part in it"
+    assert all("3.0" in str(pickle.loads(made)[0]) for *_, made in replies if made)
+
+
+def taken(batch: lower_pool.Batch) -> list[Any]:
+    """The next job's replies; the first ones are waited for, so that processes have time to start."""
+    until = time.monotonic() + 20
+    while not batch.found and any(p.messages for p in batch.pool._processes) and time.monotonic() < until:
+        batch.pool.pump(batch, wait=True)
+    return batch.take()
