@@ -521,14 +521,21 @@ class Generator:
         if lowered is None:
             yield from self._turned(region, call, weights, None, precision)
             return
-        yield plain, call
+        turned = list(self._turned(region, call, weights, lowered, precision))
+        if not (turned and precision.loss and self._along):
+            yield plain, call
         images = images and not call.more
         if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
             inner = self._template(region.terms, laid, True, precision)
             written = replace(call, output=Operand(call.output.type, channels_last(call)))
             if inner.lower(written) is not None:
                 yield inner, written
-        yield from self._turned(region, call, weights, lowered, precision)
+        yield from turned
+
+    @property
+    def _along(self) -> bool:
+        """Whether products of float32 on the matrix unit want both sides along the sum."""
+        return bool(getattr(self.emitter, "along", False))
 
     def _turned(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
@@ -541,7 +548,7 @@ class Generator:
             if not few or not matrices or _family(region.terms) != "contraction":
                 return
             plain = self._template(region.terms, matrices, precision=precision).lower(call)
-        few = plain is not None and (plain.shape.m <= self.vectors or precision.loss > 0)
+        few = plain is not None and (plain.shape.m <= self.vectors or (precision.loss > 0 and self._along))
         if plain is None or not few or plain.shape.kind != "contraction":
             return
         rights = {e.value[0] for d in plain.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}

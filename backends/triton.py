@@ -65,6 +65,7 @@ class TritonEmitter:
     setup: tuple[str, ...] = ("INTERPRETED", "begin_early", "counters", "described", "held", "larger", "smaller")
     needs: tuple[str, ...] = ("torch", "triton")
     precisions: tuple[Precision, ...] = (THREE, TF32)  # beside that of the dtype, the slower ones first
+    along: bool = True  # a right side of float32 that lies across the sum goes through registers, half as fast or less
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
         """See gluon_space.py and triton_space.py, in turn."""
