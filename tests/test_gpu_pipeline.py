@@ -15,7 +15,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
-from tensor_graphs import accept, diagnose, pipeline
+from tensor_graphs import accept, diagnose, pipeline, verify
 from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends import single
 from tensor_graphs.backends.cuda_cpp import Cuda
@@ -208,6 +208,25 @@ def test_models_run_as_they_are_written(tmp_path: Path, kind: str) -> None:
     found = Program(direct_plan(graph, [backend("torch_cuda")]), device="cpu").flat(**given)
     for a, own, exact in zip(found, evaluate(graph, given), evaluate(graph, given, float64=True)):
         assert relative_error(a, exact) < 1.5 * relative_error(own, exact) + 1e-3
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_what_is_compared_with_is_computed_while_rewriting_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the first input; and where that fails, verification computes it as ever."""
+    seen: list[int] = []
+    plain = verify._reference
+    monkeypatch.setattr(verify, "_reference", lambda *given: seen.append(1) or plain(*given))
+    monkeypatch.setattr(pipeline, "gpu_facts", lambda: {"name": "rehearsal"})
+    graph, params = block("float16")
+    for failing, left in ((False, 2), (True, 3)):
+        ahead = lambda graph, device, failing=failing, **more: (
+            1 / 0 if failing else verify.first_reference(graph, "cpu", **more)
+        )
+        monkeypatch.setattr(pipeline, "first_reference", ahead)
+        program = tg.optimize(graph, params=params, backend="gpu", measure=False, budget=20)
+        assert program.report.verification["passed"] and program.report.verification["seeds"] == 3
+        assert len(seen) == left
+        seen.clear()
 
 
 @pytest.mark.parametrize(("before", "over", "kept"), [(5.0, False, True), (10.0, False, False), (5.0, True, True)])

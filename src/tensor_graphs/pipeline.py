@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from .backends.measure_gpu import GpuMeasurer
 from .backends.program import Program
 from .backends.registry import describe, eager, on_gpu, select, storing_narrow
 from .backends.views import view_strides
+from .costdb.device import gpu_facts
 from .costdb.store import Store
 from .egraph.blocks import Blocks, find_blocks
 from .egraph.empty import without_empty
@@ -58,7 +60,16 @@ from .rules import ALL
 from .session import Options, Session, beside_ours, kept_warnings, open_store, store_of, store_root
 from .source import as_graph, bound, sizes_of
 from .symbolic import Symbolic, why_fixed
-from .verify import Tolerance, Verification, expected_seconds, sampled_near, spare, verify
+from .verify import (
+    Reference,
+    Tolerance,
+    Verification,
+    expected_seconds,
+    first_reference,
+    sampled_near,
+    spare,
+    verify,
+)
 
 
 # ---------------------------------------------------------------- the stages
@@ -88,6 +99,11 @@ def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, 
 SEARCH = 0.5  # of its share of the time: what a search has, however long verification is expected to take
 REWRITING = 0.5  # of the time that is left: what rewriting may take
 MATCHING = 0.2  # of the budget: what is left when all kernels have been matched, or those of the graph as it came are
+MATCHING_LEAST = 0.5  # of what measuring has at least: what matching has
+LEAST, LEAST_S = (
+    0.2,
+    2.0,
+)  # of the budget, and at most so many seconds: what measuring on a GPU has, whatever loading took
 LARGE_SEARCH = 60  # nodes of unique blocks from which on the exact solvers are likely to be needed
 
 
@@ -139,7 +155,9 @@ def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Seque
     with its values in 16 bits. As many of them as there is time for, that of the graph as it came if there is none."""
     graphs: list[Hypergraph] = []
     pressed, kept = session.interrupted(), MATCHING * session.options.budget
-    stop = lambda: pressed() or (session.left <= kept and not session.options.deterministic)
+    least = MATCHING_LEAST * min(LEAST_S, LEAST * session.options.budget) if on_gpu(backends) else 0.0
+    until = session.now() + least
+    stop = lambda: pressed() or (session.left <= kept and session.now() >= until and not session.options.deterministic)
     try:
         for v in (*session.smaller, view):
             graphs.append(hypergraph(session, v, backends, stop))
@@ -254,6 +272,8 @@ def choose(
     def attempt(measurer: CpuMeasurer | GpuMeasurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
         seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
+        if isinstance(measurer, GpuMeasurer) and not session.late:
+            seconds = max(seconds, min(LEAST_S, LEAST * session.options.budget))
         return search(
             graph, pricer, measurer, seconds=seconds, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
@@ -545,6 +565,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     options, symbolic = session.options, session.symbolic
     work = prepared.work if symbolic is None else symbolic.work
     begun, session.begun = session.begun, None
+    ahead = _referring(session, prepared, work, backends)
     store = begun[0] if begun else store_of(session)
     measurer = begun[1] if begun else measurer_of(options, backends, store)
     try:
@@ -553,12 +574,14 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         lower_pool.default_pool().close()  # what its processes know takes memory
         if options.verify:
             session.reserved = expected_seconds(prepared.graph, graph_flops(list(work.roots)), on_gpu(backends))
+        known = ahead()  # nothing else is to run on the device while kernels are timed
         with open_store(session, store):
             pricer, found, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
                 found, first = _cheapest(session, graphs, pricer, measurer)
             graphs.clear()  # those that lost take memory
             acceptance = _acceptance(session, prepared, work, backends, pricer, measurer, first, _fired(session, views))
+            acceptance.references |= known
             checked: Verification | None = None
             if options.verify:
                 choice, program, checked = acceptance.run(found)
@@ -587,6 +610,36 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         _attached(program, prepared, symbolic)
     program.reset()  # verification and timing have used its states
     return program
+
+
+LIGHT_S = 1.0  # seconds of verification that may run beside rewriting
+
+
+def _referring(
+    session: Session, prepared: Prepared, work: Graph, backends: Sequence[Backend]
+) -> Callable[[], dict[int, Reference]]:  # fmt: skip
+    """Have what a program will be compared with computed on the GPU while rewriting needs the host, where that is little: the device
+    is ready then, too. What gives it; nothing where something was in its way, of which verification will tell."""
+    options, flops = session.options, graph_flops(list(work.roots))
+    light = expected_seconds(prepared.graph, flops, True) < LIGHT_S
+    if not on_gpu(backends) or not gpu_facts() or not options.verify or options.exact or not light:
+        return dict
+    poll = session.polled()
+    found: list[dict[int, Reference]] = []
+
+    def compute() -> None:
+        with suppress(Exception):
+            found.append(first_reference(prepared.graph, "cuda", seed=options.seed, poll=poll))
+
+    thread = Thread(target=compute, name="reference", daemon=True)
+    thread.start()
+
+    def result() -> dict[int, Reference]:
+        with session.stage("verify"):
+            thread.join()
+        return found[0] if found else {}
+
+    return result
 
 
 def _stays(session: Session, prepared: Prepared, unoptimized: Program, report: Report) -> bool:

@@ -259,7 +259,7 @@ def verify(
     `enough`: asked before each seed but the first; where it says so the rest is left out, and the verdict says that. `poll` is
     called before every operation of a reference run: Halted there ends the verification, before the first seed's end by Halted.
     """
-    size = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
+    size = _in_and_out(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
     if tolerance == "exact" or (device and not _fits(device, planned * size)):
         device = ""
@@ -285,6 +285,27 @@ def verify(
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
+
+
+def _in_and_out(graph: Graph) -> int:
+    """Bytes of inputs, states and results."""
+    return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
+
+
+def first_reference(
+    graph: Graph, device: str, *, seed: int = 0, poll: Callable[[], object] = lambda: None
+) -> dict[int, Reference]:  # fmt: skip
+    """What `verify` compares with on its first input, computed on a device before there is a program: `references` for it. Empty where
+    that has no room. Halted by `poll`."""
+    if not _fits(device, 3 * _in_and_out(graph)):
+        return {}
+    import torch
+
+    from .on_device import reference_tensors
+
+    with suppress(torch.OutOfMemoryError):
+        return {0: reference_tensors(graph, np.random.default_rng((seed, 0)), device, poll)}
+    return {}
 
 
 HOST_FLOPS, HOST_BYTES = 2e10, 1e9  # about, a second, of reference runs on the host
