@@ -24,12 +24,15 @@ HELD = 64  # longest axis of a reduction around a split one: the split one's sta
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     """(partial, joining) kernels: the partial one has a first parallel axis `part`, the joining one reduces over `parts`. The
     states are buffers `part0`, `part1`, … of float32. Unfusable where a reduction over the axis waits for another one in a way
-    that only whole rows allow (distances from a mean do not: kir_moments.py), or the axis does not divide."""
+    that only whole rows allow (distances from a mean do not: kir_moments.py), a state is a whole number or of float64, or the axis does
+    not divide."""
     if axis.size % parts or parts < 2:
         raise Unfusable(f"{axis.size} elements in {parts} parts")
     kernel = in_one_walk(kernel, axis)
     b = kernel.builder
     states = [e for e in kernel.reductions if e.axis == axis]
+    if any(e.kind != "float" for e in states) or any(x.dtype == "float64" for x in kernel.buffers.values()):
+        raise Unfusable("states that float32 does not hold")
     maxima: dict[Expr, Expr | None] = {}
     for e in states:
         waits = [x for x in walk(e.args) if x.op == "reduce" and x.axis == axis]

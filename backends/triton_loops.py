@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ..egraph import dtypes
 from .index import Axis, Index, index
 from .kir import Expr, Unfusable, walk
 from .kir_loops import Bound, Room, power_of, rolled, seen_by, sharing, up_to
@@ -33,7 +34,7 @@ class Loops(Products):
         if not self.ragged(dim) or (e.value[0] == "sum" and vanishes(e.args[0], e.axis)):
             return body.text
         mask = self.spread(Tile(f"{dim} < {self.extent[dim]}", (dim,), "bool"), body.dims)
-        return f"tl.where({mask}, {body.text}, {NEUTRAL[e.value[0]]})"
+        return f"tl.where({mask}, {body.text}, {_neutral(e, body.dtype)})"
 
     def whole(self, e: Expr) -> Tile:
         """A reduction along an axis that is whole in a tile."""
@@ -142,7 +143,7 @@ class Loops(Products):
             self.line(f"{name} = {name}_new")
             inner.known[e] = Tile(f"{name}_safe", kept, self.wide)
         if outer is not None:
-            self.line(self._started(name, kept, "max"), outer)
+            self.line(self._begin_at(name, kept, NEUTRAL["max"], self.wide), outer)
         return (lambda: Tile(name, kept, self.wide)), Tile(scale, kept, self.wide)
 
     def _factored(self, e: Expr, inner: Scope) -> tuple[Expr, float]:
@@ -156,10 +157,9 @@ class Loops(Products):
             return e, 1.0
         return e.args[0], float(e.args[1].value)
 
-    def _started(self, name: str, dims: Sequence[str], monoid: str) -> str:
+    def _begin_at(self, name: str, dims: Sequence[str], fill: str, dtype: str) -> str:
         """The line that starts an accumulator with the neutral element."""
-        fill = NEUTRAL[monoid]
-        return f"{name} = tl.full({self.sizes(dims)}, {fill}, {TRITON[self.wide]})" if dims else f"{name} = {fill}"
+        return f"{name} = tl.full({self.sizes(dims)}, {fill}, {TRITON[dtype]})" if dims else f"{name} = {fill}"
 
     def _accumulate(
         self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None, scale: Tile | None
@@ -185,8 +185,9 @@ class Loops(Products):
             body = self.floated(e.args[0])
             text = self.neutral(e, body, dim)
             kept = tuple(d for d in body.dims if d != dim)
-            if monoid not in ACROSS or e.kind != "float":
+            if monoid not in ACROSS or e.kind == "bool":
                 raise Unfusable(f"a walked reduction by {monoid} of {e.kind}")
+            dtype = self.wide if e.kind == "float" else body.dtype
             if scale is not None or self.tiling.options.get("eager_sums"):
                 old = name if scale is None else f"{name} * {self.spread(scale, kept)}"
                 self.line(f"{name} = {COMBINE[monoid].format(old, ACROSS[monoid].format(text, body.dims.index(dim)))}")
@@ -195,13 +196,13 @@ class Loops(Products):
                 self.line(f"{name} = {COMBINE[monoid].format(name, text)}")
                 held = body.dims
         if outer is not None:
-            self.line(self._started(name, held, monoid), outer)
+            self.line(self._begin_at(name, held, _neutral(e, dtype), dtype), outer)
         if held == kept:
-            return lambda: Tile(name, kept, self.wide)
+            return lambda: Tile(name, kept, dtype)
 
         def final() -> Tile:
             self.line(f"{name} = {ACROSS[monoid].format(name, held.index(dim))}")
-            return Tile(name, kept, self.wide)
+            return Tile(name, kept, dtype)
 
         return final
 
@@ -268,3 +269,11 @@ class Loops(Products):
         for _ in tile.dims[1:]:
             raise Unfusable("a bound over two dimensions")
         return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"
+
+
+def _neutral(e: Expr, dtype: str) -> str:
+    """The neutral element of a reduction; of whole numbers one of their own, or they would become floats."""
+    if e.kind == "float":
+        return NEUTRAL[e.value[0]]
+    dtype = "int32" if dtype in ("const", "bool") else dtype
+    return str({"sum": 0, "prod": 1, "max": dtypes.least(dtype), "min": dtypes.greatest(dtype)}[e.value[0]])

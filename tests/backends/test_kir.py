@@ -170,6 +170,14 @@ def values(root: Tensor, seed: int = 0) -> dict[str, np.ndarray]:
     return {str(n.attr("name")): rng.standard_normal(n.shape).astype(np.float32) for n in leaves(root)}
 
 
+def _space(root: Tensor) -> list[dict[str, int]]:
+    """The schedules of a term's kernel, everything in order in memory."""
+    template = generated(root)
+    kinds = {str(n.attr("name")): Operand(n.type, contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
+    call = Call({o: kinds[o] for o in template.operands}, Operand(root.type, contiguous(root.shape)), {})  # type: ignore[arg-type]
+    return [dict(s) for s in template.space(call)]  # type: ignore[misc]
+
+
 def error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want))
 
@@ -229,8 +237,8 @@ def test_what_has_no_index_expression_is_refused(root: Tensor) -> None:
 
 def test_a_loop_over_what_no_block_binds_is_refused() -> None:
     """The norm of a sum of two products of different lengths: each of its reductions waits inside the other's loop."""
-    rows = t.matmul(x("a", 128, 64), x("w", 64, 64)) + t.matmul(x("b", 128, 256), x("u", 256, 64))
-    root = c.layer_norm(x("r", 128, 64) + rows, x("g", 64), x("h", 64), eps=1e-5)
+    rows = t.matmul(x("a", 128, 640), x("w", 640, 640)) + t.matmul(x("b", 128, 256), x("u", 256, 640))
+    root = c.layer_norm(x("r", 128, 640) + rows, x("g", 640), x("h", 640), eps=1e-5)
     template, out = generated(root), Operand(Type(root.shape, "float32"), contiguous(root.shape))  # type: ignore[arg-type]
     kinds = {str(n.attr("name")): Operand(Type(n.shape, "float32"), contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
     assert template.lower(Call({o: kinds[o] for o in template.operands}, out, {})) is None
@@ -652,6 +660,17 @@ def test_what_is_infinite_at_zero_ends_with_its_axis(side: Callable[[Tensor], Te
     want = evaluate([root], given, float64=True)[0]
     for schedule in ({"m": 16, "n": 32, "k0": 16, "warps": 4, "stages": 2}, {}):
         assert error(ran(root, given, schedule), want) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+@pytest.mark.parametrize("size", [7, 8, 1024])
+def test_extremes_of_whole_numbers_are_exact(size: int, dtype: str) -> None:
+    """Numbers that no float holds: neither where an axis is not full nor by parts do they become floats."""
+    a, info = t.input("a", (1, size), dtype), np.iinfo(dtype)
+    given = {"a": info.max - np.arange(1, min(size, 250) + 1, dtype=dtype)[np.arange(size) % 250].reshape(1, size)}
+    for root, wanted in ((t.max(a, 1), info.max - 1), (t.min(a, 1), given["a"].min())):
+        for schedule in _space(root):
+            assert "split" not in schedule and ran(root, given, schedule).tolist() == [wanted]
 
 
 def test_a_value_without_columns_is_written_to_all_of_them() -> None:
