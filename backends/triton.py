@@ -121,7 +121,8 @@ class Triton(Generator):
 
 
 FEW = 32  # rows of a product that is bound by reading its weights: 16 rows of 4096 ran 4 to 9 % faster along the sum
-LINE, SUMS = 32, 64  # numbers of float32 in a line of shared memory; sums of a thread beside which halves have registers
+LINE = 32  # numbers of float32 in a line of shared memory
+SUMS = 64  # of a thread, beside which halves have registers
 
 HELPERS = {
     "INTERPRETED": INTERPRETED,

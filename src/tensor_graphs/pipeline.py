@@ -341,7 +341,7 @@ def optimize(
     `dynamic_shapes` is torch.export's, for modules, and so are `example_kwargs`, the arguments that are given by name.
     `deterministic` gives the same plan for the same store: nothing is measured.
     `tolerance` is "eager" (error at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise)
-    or a relative error. `measure=False` uses stored and predicted prices only.
+    or a relative error: from 1e-3 on, products of float32 may run in TF32 on a GPU. `measure=False` uses stored and predicted prices only.
     `memory_limit`: the values that kernels write and their scratch memory take at most so many bytes, all of them together: a
     bound on what is in use at any time beside weights, inputs and states. `error_budget`: the measured relative errors of
     the kernels add up to at most so much; what was never measured counts 0. NoPlanError where no plan keeps them.
