@@ -15,6 +15,7 @@ import numpy as np
 
 import tensor_graphs as tg
 from tensor_graphs.accept import renamed, run_flat
+from tensor_graphs.backends.precision import IEEE
 from tensor_graphs.backends.program import Program
 from tensor_graphs.backends.registry import backend, storing_narrow
 from tensor_graphs.backends.views import view_strides
@@ -194,6 +195,9 @@ def odd_choice(found: Hypergraph, rng: random.Random, done: set[Any]) -> Choice 
     for c in found.candidates:
         free = not c.is_view and kernel_key(c) not in done
         us = rng.random() ** 2 * (1e-4 if free and rng.random() < 0.8 else 1.0) + 1e-6
+        us += 1e6 * (
+            "tf32" in c.template.name or bool(getattr(c.template, "precision", IEEE).loss)
+        )  # of other tolerances
         schedules = c.template.space(c.call) if c.template.space is not None else ()
         schedule = tuple(sorted(rng.choice(list(schedules)).items())) if schedules else ()
         prices.append(Priced(us, us, us, "predicted", schedule))
