@@ -7,6 +7,7 @@ columns of a thread, or where `precision` is not 0 of a warp on the matrix unit;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
@@ -118,7 +119,7 @@ def _ranked(shape: Shape, precision: Precision) -> Iterator[tuple[float, dict[st
 def _cycles(t: Tiles, size: int, rights: int, share: int, resident: int, precision: Precision) -> float:
     """About how long a multiprocessor takes for `share` blocks, of which so many are there at once."""
     warps = min(share, resident) * t.threads / 32
-    slow = (1 + READ[precision.name] * (1 / t.high + 1 / t.wide)) * max(1.0, (BUSY / warps) ** 0.5)
+    slow = (1 + READ[precision.name] * (1 / t.high + 1 / t.wide)) * math.sqrt(max(1.0, BUSY / warps))
     multiplied = t.m * t.n * rights * size / RATE[precision.name] * slow
     brought = (t.m + t.n * rights) * size * 4 / BYTES * (0.2 if share > 1 else 0.4)
     short = bool(t.precision) and t.deep < 32

@@ -170,10 +170,9 @@ class _Tiles(Function):
         room = t.room(self.left.along, self.right[0].along, rights)
         if room > ROOM or blocks >= 1 << 31:
             raise Unfusable("tiles that are too large, or too many")
-        truth = lambda value: str(value).lower()
         numbers = (
-            HOW[PRECISIONS[t.precision]], t.m, t.n, t.deep, t.high, t.wide, t.stages, rights, truth(self.left.along),
-            truth(self.right[0].along), self.left.words, min(r.words for r in self.right),
+            HOW[PRECISIONS[t.precision]], t.m, t.n, t.deep, t.high, t.wide, t.stages, rights, str(self.left.along).lower(),
+            str(self.right[0].along).lower(), self.left.words, min(r.words for r in self.right),
         )  # fmt: skip
         self._places(counts)
         for d, at in (("m", "row"), ("n", "column")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -79,8 +80,8 @@ class TritonEmitter:
         found = schedules(kernel, shape, 8 * COUNT, splits=splits)
         if shape.kind == "contraction" and shape.m > FEW:
             main = f"k{facts_of(kernel, shape, splits).main}"
-            tight = lambda s: precision is THREE and each(s["m"] * s["n"], s) > SUMS
-            found.sort(key=lambda s: (s[main] > LINE) + tight(s))
+            most = SUMS if precision is THREE else math.inf
+            found.sort(key=lambda s: (s[main] > LINE) + (each(s["m"] * s["n"], s) > most))
         return [s | {"precision": precision.number} for s in found[:COUNT]]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
