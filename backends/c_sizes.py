@@ -18,7 +18,7 @@ from ..egraph.dims import Dim, Expr, bind, volume
 from ..egraph.graph import Tensor, make, rebuild
 from ..egraph.lift import Numbers
 from ..errors import ShapeError, TensorGraphsError
-from ..extract.kernel import SEPARATOR, Call, Operand, Template, contiguous
+from ..extract.kernel import Call, Operand, Template, contiguous
 from ..extract.sizes import bound_call, bound_terms
 from .c import BACKEND
 from .c_source import PARALLEL as WORTH
@@ -167,7 +167,7 @@ def _free(template: Generated, roots: list[Tensor], function: str, names: list[s
     source = f"{head}{parameters}{brace}{rest}"
     title = f"sized_{blake2b(source.encode(), digest_size=5).hexdigest()}"
     source = re.sub(r"\bkernel\b", title, source)
-    pattern = SEPARATOR.join(map(spelled, roots))
+    pattern = spelled(roots)
     order = _parameters(head)
 
     def code(call: Call) -> str:

@@ -14,6 +14,8 @@ from .kir import Expr, Kernel, Unfusable
 from .scopes import Block, Writer
 from .tiling import Shape
 
+WRITTEN = 2000  # operations in all loops of a kernel: values that several of them need are written in each
+
 
 @dataclass(frozen=True)
 class Local:
@@ -53,6 +55,7 @@ class Frame(Writer[Scope]):
         self.scope = self.top = Scope(1, bound)
         self.shared = 0
         self.fresh_loads = False  # whether states are read that other blocks have just written
+        self.long = kernel.long
         self.columns = {r: index(c) for r, c in shape.joined.items()}
         self.stages = self._stages()
         self.counts: dict[str, int] = {}  # elements of accumulators
@@ -108,6 +111,8 @@ class Frame(Writer[Scope]):
         for root in dict.fromkeys(roots):
             for e in nest_of(root):
                 found[e] = found.get(e, 0) + 1
+        if sum(found.values()) > WRITTEN:
+            raise Unfusable(f"more than {WRITTEN} operations in its loops together")
         return found
 
     def is_safe(self, e: Expr) -> bool:

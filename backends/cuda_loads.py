@@ -10,7 +10,7 @@ from .cuda_layout import steady, together
 from .cuda_nest import Nest
 from .cuda_text import CTYPES, all_of, span
 from .index import Index
-from .kir import Expr, Unfusable
+from .kir import Expr, Unfusable, unknown
 
 HELD = 512  # bytes of one value in a thread's registers
 COSTLY = frozenset(("exp", "exp2", "log", "erf", "tanh", "sin", "cos", "pow", "log1p", "expm1"))
@@ -25,20 +25,20 @@ class Loads(Frame):
 
     def need(self, e: Expr) -> None:
         """Have everything in registers that the loop nest of an expression reads."""
-        if self.scope.find(e) is not None or e.op in ("const", "index"):
-            return
-        if e.op == "reduce":
-            self.reduction(e)
-            return
-        for a in e.args:
-            self.need(a)
-        home = self.home(e)
-        if e.op == "load":
-            with self.inside(home):
-                home.known[e] = self.load(e)
-        elif e.op in COSTLY and home is self.top and self.stages.get(e, 0) > 1 and self.count(self.spans(e)) > 1:
-            with self.inside(home):
-                home.known[e] = self.kept(e)
+        for x in unknown(e, lambda a: self.scope.find(a) is not None or a.op in ("const", "index")):
+            if x.op == "reduce":
+                self.reduction(x)
+                continue
+            if x.op == "load":
+                for a in x.args:
+                    self.need(a)
+            home = self.home(x)
+            if x.op == "load":
+                with self.inside(home):
+                    home.known[x] = self.load(x)
+            elif x.op in COSTLY and home is self.top and self.stages.get(x, 0) > 1 and self.count(self.spans(x)) > 1:
+                with self.inside(home):
+                    home.known[x] = self.kept(x)
 
     def load(self, e: Expr) -> Local:
         """Read what a load needs in this thread, as vectors where neighbours lie side by side."""

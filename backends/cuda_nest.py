@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from .cuda_frame import Frame, Local, nest_of
 from .cuda_text import CTYPES, enclosed, integer, operation, spelled
 from .index import WIDE, Axis, Index
-from .kir import Expr, Unfusable, below_maximum
+from .kir import Expr, Unfusable, below_maximum, unknown
 
 
 class Nest:
@@ -156,6 +156,12 @@ class Nest:
             self._count(e)
         if dtype:
             return self._stored(e, at, dtype)
+        for x in unknown(e, lambda a: a in self.known)[:-1] if self.emitter.long else ():
+            if x.op not in ("load", "reduce") or self.emitter.scope.find(x) is not None:
+                self._scalar(x, self.depth(self.emitter.spans(x)))
+        return self._scalar(e, at)
+
+    def _scalar(self, e: Expr, at: int) -> str:
         if e in self.known:
             return self.known[e]
         own = self.emitter

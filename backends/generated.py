@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
@@ -23,6 +25,7 @@ from ..extract.kernel import SEPARATOR, Call, Operand, Template, contiguous, out
 from ..extract.onward import Onward
 from ..extract.regions import REACHES, Reach, Region, Regions
 from ..extract.together import Group, Together
+from ..extract.whole import Whole
 from ..extract.work import graph_flops
 from .images import channels_last, filters, laid_out, prepared
 from .index import Axis
@@ -32,7 +35,7 @@ from .kir_lower import kernel_of
 from .kir_scale import base_two, beside_softmax, scaled_early
 from .kir_split import COUNTERS, places, split
 from .lower_pool import default_pool
-from .lower_worker import Found, Job, flat
+from .lower_worker import Job, Reply, flat
 from .precision import IEEE, PRECISIONS, Precision, within
 from .tiling import Shape, repeated, shape_of
 
@@ -49,6 +52,10 @@ CARRYING = '''def carried(x, out):
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
 FORMS = ("roles", "boxes")  # what schedules have that not every kernel with the same loops can have
+WRITTEN_OUT, NESTED = (
+    256,
+    24,
+)  # nodes of a term that is written without names; operations in each other in one that has them
 BODIES = 2  # ways to compute one value from the same others that are kept
 Schedule = dict[str, int]
 
@@ -92,15 +99,35 @@ class Emitter(Protocol):
         ...
 
 
-def spelled(term: Tensor) -> str:
-    """A term in the pattern language, its inputs as variables."""
+def spelled(terms: Sequence[Tensor]) -> str:
+    """Terms in the pattern language, their inputs as variables. Of a large one, what is used more than once is named, and so is
+    what would be nested too deeply."""
+    order = topological(terms)
+    sizes: dict[Tensor, int] = {}
+    for t in order:
+        sizes[t] = 1 + sum(sizes[a] for a in t.args)
+    large = max(sizes[t] for t in terms) > WRITTEN_OUT
+    uses = Counter(a for t in order for a in t.args)
+    texts: dict[Tensor, str] = {}
+    depth: dict[Tensor, int] = {}
+    defined: list[str] = []
+    for t in order:
+        texts[t], depth[t] = _spelled(t, texts), 1 + max((depth[a] for a in t.args), default=0)
+        if large and t.args and (uses[t] > 1 or depth[t] > NESTED):
+            name = f"v{len(defined)}"
+            defined.append(f"{name} := {texts[t]}")
+            texts[t], depth[t] = name, 0
+    return SEPARATOR.join([*defined, *(texts[t] for t in terms)])
+
+
+def _spelled(term: Tensor, texts: Mapping[Tensor, str]) -> str:
     if term.op == "input":
         return str(term.attr("name"))
     if term.op == "full" and term.type.rank == 0:
         return repr(term.attr("value"))
     attrs = [f"{k}={v!r}" for k, v in term.attrs]
     name = f"{term.op}_" if term.op in ("and", "or", "not") else term.op
-    return f"{name}({', '.join([*map(spelled, term.args), *attrs])})"
+    return f"{name}({', '.join([*(texts[a] for a in term.args), *attrs])})"
 
 
 @dataclass(frozen=True)
@@ -167,6 +194,11 @@ class Generated(Template):
         columns = found.shape.n if schedule.get("walk") else columns
         return self.work + repeated(found.kernel, found.shape, rows, columns)
 
+    def size(self, call: Call) -> int:
+        """How many expressions the kernel of a call has."""
+        found = self.lower(call)
+        return len(found.kernel.exprs) if found is not None else 0
+
     def ways(self, call: Call) -> tuple[str, ...]:
         """Transformations of the kernel IR that a call's kernel owes its form to."""
         found = self.lower(call)
@@ -210,6 +242,7 @@ class Generated(Template):
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
         try:
+            deep(sum(len(t.args) > 0 for t in topological(self.roots)))
             kernel, shape, splits = _read(tuple(self.roots), tuple(buffers.items()))
             found = Lowered(kernel, shape, tuple(self._space(kernel, shape, splits)))
             if not found.space:
@@ -236,6 +269,14 @@ def rounds(kernel: Kernel, shape: Shape) -> bool:
     """Whether a kernel has products of matrices of float32, whose operands a matrix unit would round."""
     floats = {b.dtype for b in kernel.buffers.values() if b.dtype in ("float16", "bfloat16", "float32", "float64")}
     return floats == {"float32"} and bool(shape.dots) and bool(shape.rows)
+
+
+FRAMES = 24  # of Python's stack, for each operation that another one waits for while a kernel is read or written
+
+
+def deep(operations: int) -> None:
+    """Allow recursion as deep as a term of so many operations may need: Python's own limit is meant for smaller ones."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + FRAMES * operations))
 
 
 @lru_cache(maxsize=4096)
@@ -344,7 +385,7 @@ def template_of(
     template = Generated(
         name=f"{emitter.name}.{family}{suffix}", backend=emitter.name, loss=precision.loss, rate=precision.rate,
         precision=precision,
-        pattern=SEPARATOR.join(map(spelled, (first, *others))),
+        pattern=spelled((first, *others)),
         code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
         source=lambda call: _definitions(made[0], call),
@@ -387,6 +428,7 @@ class Generator:
     precisions: tuple[Precision, ...] = (IEEE,)
     limit: float = 0.0  # what kernels may lose, as they were asked for last
     done: set[Hashable] = field(default_factory=set)  # regions that were asked for, with how their values lie
+    answered: dict[Hashable, Sequence[Answer]] = field(default_factory=dict)  # by the same, what computes them
 
     @property
     def name(self) -> str:
@@ -411,6 +453,12 @@ class Generator:
         self.precisions = within(limit, getattr(self.emitter, "precisions", ()))
         self.limit = limit
         regions = Regions(view, given, reaches=self.reaches)
+        if self.several:
+            for whole in (Whole(regions), Whole(regions, rows=False)):
+                for group, template in self._lowered(whole, types):
+                    yield template, group.classes, tuple(c for _, c in group.leaves)
+                if whole.rows:
+                    regions.settled, regions.unstarted = whole.settled, whole.unstarted
         kept = list(self._lowered(regions, types))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
         for region, template in kept:
@@ -424,21 +472,23 @@ class Generator:
                     yield template, group.classes, tuple(c for _, c in group.leaves)
 
     def _lowered(
-        self, found: Regions | Together | Onward, types: Sequence[Type]
+        self, found: Regions | Together | Onward | Whole, types: Sequence[Type]
     ) -> Iterator[tuple[Region | Group, Generated]]:
         """The regions or groups that a kernel can be generated for, each with its template."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view
         images = "conv" in view.op
         asked = (_asked(region, view, types) for region in found)
-        for region, call, weights in self._ahead([*asked], images):
+        for region, call, weights in asked if isinstance(found, Whole) else self._ahead([*asked], images):
             operands = frozenset(c for _, c in region.leaves)
-            for template, own in self._in_all(region, call, weights, images):
-                lowered = template.lower(own)
-                assert lowered is not None
+            held = False
+            for template, effort, size in self.answers(region, call, weights, images):
                 layouts = bool(template.prep), template.layout is not None, template.precision
                 group = alike.setdefault((region.classes, operands, *layouts), [])
-                group.append((template.effort(own), len(lowered.kernel.exprs), template, region))
+                group.append((effort, size, template, region))
+                held = True
+            if isinstance(found, Whole) and isinstance(region, Group) and not held:
+                found.refused(region)
         for group in alike.values():
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
@@ -450,8 +500,7 @@ class Generator:
 
         def fresh(one: Asked, generator: Generator) -> bool:
             """Whether it was not asked for yet; it is now."""
-            region, call, weights = one
-            key = region.terms, _lying(call), weights, images, self.limit
+            key = generator.key(*one, images, self.limit)
             known = key in generator.done
             generator.done.add(key)
             return not known
@@ -465,8 +514,25 @@ class Generator:
         batch = pool.batch([partial(job, one) for one, first in zip(asked, new) if first])
         for one, first in zip(asked, new):
             if first:
-                take_in(one[0].terms, batch.take())
+                take_in(one[0].terms, batch.take(), self.key(*one, images, self.limit))
             yield one
+
+    def key(
+        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, limit: float
+    ) -> Hashable:  # fmt: skip
+        """All that the templates of a region depend on."""
+        return region.terms, _lying(call), weights, images, limit
+
+    def answers(self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool) -> Sequence[Answer]:
+        """The templates that compute a region. Repeated layers ask the same many times."""
+        key = self.key(region, call, weights, images, self.limit)
+        found = self.answered.get(key)
+        if found is None:
+            found = self.answered[key] = [
+                (template, template.effort(own), template.size(own))
+                for template, own in self._in_all(region, call, weights, images)
+            ]
+        return found
 
     def prepare(self, asked: Sequence[tuple[Generated, Call]]) -> Iterator[None]:
         """See whether templates apply to calls, in several processes; a step at a time."""
@@ -480,24 +546,24 @@ class Generator:
 
         batch = default_pool().batch([partial(job, t) for t in by_template])
         for template, calls in by_template.items():
-            take_in(tuple(template.roots), batch.take())
+            take_in(tuple(template.roots), batch.take(), None)
             for call in calls:
                 assert template.applies is not None
                 template.applies(call)
             yield
 
-    def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> None:
-        """What a job asks for: all forms of a region, or calls of one form."""
+    def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
+        """What a job asks for: all forms of a region; or calls of one form, which are answered by what they are lowered to."""
         if job.form is None:
             self.precisions = within(job.limit, getattr(self.emitter, "precisions", ()))
-            for _ in self._in_all(Group((), terms, (), ""), job.calls[0], job.weights, job.images):
-                pass
-            return
+            self.limit = job.limit
+            return self.answers(Group((), terms, (), ""), job.calls[0], job.weights, job.images)
         transposed, last, number = job.form
         template = self._template(terms, transposed, last, PRECISIONS[number])
         for call in job.calls:
             assert template.applies is not None
             template.applies(call)
+        return []
 
     def _in_all(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
@@ -570,9 +636,9 @@ class Generator:
         return self.known[key]
 
 
-Asked = tuple[
-    Region | Group, Call, tuple[str, ...]
-]  # a region, the call that computes it from row-major values, its weights
+# A region, the call that computes it from row-major values, its weights; a template, the effort of its call, its expressions
+Asked = tuple[Region | Group, Call, tuple[str, ...]]
+Answer = tuple[Generated, float, int]
 
 
 def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type]) -> Asked:
@@ -591,11 +657,15 @@ def generator_of(name: str) -> Generator:
     return found
 
 
-def take_in(terms: tuple[Tensor, ...], found: Iterable[Found]) -> None:
-    """Keep what another process has lowered of some terms."""
-    for name, (transposed, last, number), key, made in found:
-        template = generator_of(name)._template(terms, transposed, last, PRECISIONS[number])
-        template.lowered.setdefault(key, made)
+def take_in(terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
+    """Keep what another process has lowered of some terms, and what it says of the region that `key` stands for."""
+    for name, found, forms in reply:
+        generator = generator_of(name)
+        made = {form: generator._template(terms, *form[:2], PRECISIONS[form[2]]) for form in {f for f, *_ in found}}
+        for form, call, lowered in found:
+            made[form].lowered.setdefault(call, lowered)
+        if forms is not None:
+            generator.answered[key] = [(made[form], effort, size) for form, effort, size in forms]
 
 
 def _reads(region: Region | Group) -> tuple[int, ...]:

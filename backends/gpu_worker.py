@@ -23,7 +23,8 @@ from unittest import mock
 
 from ..egraph import dtypes
 from ..egraph.ops import Type
-from ..extract.kernel import Call, parse_terms
+from ..egraph.pattern import parse_terms
+from ..extract.kernel import Call
 from ..extract.meaning import meanings
 from ..extract.work import written_into
 from . import gpu_operands

@@ -23,7 +23,7 @@ from ..egraph import dtypes
 from ..egraph.graph import topological
 from ..egraph.ops import Type
 from ..errors import DeviceUnavailableError, TensorGraphsError, UsageError
-from ..extract.kernel import Call, Candidate, Template, Vertex, parse_terms
+from ..extract.kernel import Call, Candidate, Template, Vertex
 from .kernel_text import call_json, call_of_json
 from .keys import key_of
 from .measure import CpuMeasurer
@@ -84,7 +84,7 @@ def template_of_job(job: Job, call: Call) -> Template:
 
 def _generated(job: Job, call: Call) -> Template:
     from ..egraph.api import input as placeholder
-    from ..egraph.pattern import build
+    from ..egraph.pattern import build, parse_terms
     from .generated import Generator, template_of
     from .registry import backend
 

@@ -196,6 +196,24 @@ class Builder:
         return self.rebuilt(roots, one)
 
 
+def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
+    """What is not known yet of all that an expression reads, operands first; not what is inside loads and reductions, which
+    come by themselves."""
+    order: list[Expr] = []
+    seen: set[Expr] = set()
+    stack = [(root, False)]
+    while stack:
+        e, ready = stack.pop()
+        if ready:
+            order.append(e)
+        elif e not in seen and not known(e):
+            seen.add(e)
+            stack.append((e, True))
+            if e.op not in ("load", "reduce"):
+                stack += [(a, False) for a in reversed(e.args)]
+    return order
+
+
 def below_maximum(e: Expr) -> tuple[Expr, Expr] | None:
     """(a, m) of an exponential exp(a - m) where m is the maximum of a: 0 wherever m is -inf, in every emitter. A part of a
     row that a mask hides altogether then adds nothing."""
@@ -205,15 +223,24 @@ def below_maximum(e: Expr) -> tuple[Expr, Expr] | None:
     return (a, m) if m.op == "reduce" and m.value[0] == "max" and m.args[0] is a else None
 
 
+LONG = 100  # operations in a chain
+FACTORS = 256  # of a product: what is squared again and again has twice as many each time
+
+
 def factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
-    """The factors of a product over and under its fraction bar."""
-    if e.op == "mul":
-        (a, b), (c, d) = factors(e.args[0]), factors(e.args[1])
-        return a + c, b + d
-    if e.op == "div":
-        (a, b), (c, d) = factors(e.args[0]), factors(e.args[1])
-        return a + d, b + c
-    return [e], []
+    """The factors of a product over and under its fraction bar; the product itself where they are very many."""
+    sides: tuple[list[Expr], list[Expr]] = [], []
+    stack, steps = [(e, 0)], 0
+    while stack:
+        f, below = stack.pop()
+        if f.op not in ("mul", "div"):
+            sides[below].append(f)
+            continue
+        steps += 1
+        if steps > FACTORS:
+            return [e], []
+        stack += [(f.args[1], below ^ (f.op == "div")), (f.args[0], below)]
+    return sides
 
 
 # ---------------------------------------------------------------- kernels
@@ -270,6 +297,14 @@ class Kernel:
     def reductions(self) -> list[Expr]:
         """All reductions, inner ones first."""
         return [e for e in self.exprs if e.op == "reduce"]
+
+    @cached_property
+    def long(self) -> bool:
+        """Whether it has chains of so many operations that they are written without recursion."""
+        depth: dict[Expr, int] = {}
+        for e in self.exprs:
+            depth[e] = 1 + max((depth[a] for a in e.args), default=0)
+        return max(depth.values(), default=0) > LONG
 
     def with_values(self, values: Sequence[Expr], **change: Any) -> Kernel:
         """With other values to store."""

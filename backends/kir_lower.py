@@ -16,6 +16,7 @@ from .kir import Buffer, Builder, Expr, Kernel, Store, Unfusable
 from .kir_axes import normalized
 from .kir_beside import Beside, side_by_side
 from .kir_halves import cut, halved
+from .kir_pieces import Piece, pieces
 from .kir_read import Reader
 from .kir_simplify import as_index
 
@@ -37,6 +38,9 @@ def kernel_of(
         if leaf.is_leaf and leaf not in operands:
             raise Unfusable(f"{leaf!r} is no operand")
     names = [f"out{n}" if n else out for n in range(len(roots))]
+    apart = pieces(roots)
+    if apart is not None:
+        return _small(_of_pieces(apart, [names[roots.index(p.root)] for p in apart], operands, buffers))
     spaces = [t.args[2] if t.op == "scatter_elements" else t for t in roots]
     sliced = sliced_alike(roots)
     beside = None if sliced else side_by_side(roots, spaces, operands, buffers)
@@ -64,7 +68,39 @@ def kernel_of(
     overwritten = {operands[t.args[0]] for t in roots if t.op == "scatter_elements"}
     if any(e.op == "load" and e.value[0] in overwritten for e in kernel.exprs):
         raise Unfusable("it reads what it writes into")
-    return halved(normalized(kernel))
+    return halved(normalized(_small(kernel)))
+
+
+LARGEST = (
+    3000  # operations and loads of a kernel: compilers take a second for each thousand of them at first, then more
+)
+
+
+def _small(kernel: Kernel) -> Kernel:
+    """The kernel, if compilers can be asked to take it."""
+    if sum(e.op not in ("const", "index") for e in kernel.exprs) > LARGEST:
+        raise Unfusable(f"more than {LARGEST} operations")
+    return kernel
+
+
+def _of_pieces(
+    apart: Sequence[Piece], names: Sequence[str], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
+) -> Kernel:
+    """The kernel that computes pieces of results, all of one size, each once: what they share is shared."""
+    widest = max(range(len(apart)), key=lambda n: (math.prod(concrete(apart[n].term.shape)), -n))
+    shape, strides = concrete(apart[widest].term.shape), buffers[names[widest]].strides
+    if 0 in shape:
+        raise Unfusable("no elements")
+    lying = sorted(range(len(shape)), key=lambda n: -strides[n])
+    axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
+    reader = Reader(Builder(), operands, buffers)
+    stores = []
+    for piece, name, part in zip(apart, names, _alike(reader, [p.term for p in apart], axes), strict=True):
+        at = tuple(i + piece.start * (n == piece.axis) for n, i in enumerate(part.at))
+        stores.append(_placed(reader, piece.root, name, part._replace(at=at)))
+    reader.b.ways.add("PIECES")
+    running = tuple(a for n in lying if (a := axes[n]).size > 1)
+    return normalized(Kernel(running, tuple(stores), buffers, reader.b))
 
 
 # ---------------------------------------------------------------- results over common axes

@@ -28,8 +28,26 @@ class Reader:
         """The element of a tensor at an index."""
         key = (t, at, guards)
         if key not in self.memo:
-            self.memo[key] = self._value(t, at, guards)
+            for x in self._ahead(t, at, guards):
+                self.memo[x, at, guards] = self._value(x, at, guards)
         return self.memo[key]
+
+    def _ahead(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> list[Tensor]:
+        """A tensor behind the operands of its shape that pointwise operations read at the same index: chains of hundreds of
+        them are read without recursion."""
+        order: list[Tensor] = []
+        seen: set[Tensor] = set()
+        stack = [(t, False)]
+        while stack:
+            x, ready = stack.pop()
+            if ready:
+                order.append(x)
+            elif x not in seen and (x, at, guards) not in self.memo:
+                seen.add(x)
+                stack.append((x, True))
+                if x.entry.pointwise and x not in self.of and x.op not in _RULES:
+                    stack += [(a, False) for a in reversed(x.args) if a.shape == x.shape]
+        return order
 
     def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
         if t in self.of:

@@ -27,8 +27,8 @@ from ..egraph.graph import structural_digest, topological
 from ..egraph.interpret import evaluate
 from ..egraph.ops import Type
 from ..egraph.pattern import Call as PatternCall
-from ..egraph.pattern import build, subterms
-from ..extract.kernel import Call, Operand, Template, parse_terms
+from ..egraph.pattern import build, parse_terms, shared
+from ..extract.kernel import Call, Operand, Template
 from ..extract.work import call_work
 from .single import Array, Bound, compiled, laid, meanings
 from .threads import one_blas_thread
@@ -103,7 +103,7 @@ def _values(name: str, kind: Type, bound: int, positive: bool) -> Array:
 
 def operands_of(template: Template, call: Call) -> dict[str, Array]:
     """Operand values in their layouts; indices stay within what they index."""
-    ops = {t.op for t in subterms(template.term) if isinstance(t, PatternCall)}
+    ops = {t.op for t in shared(template.term) if isinstance(t, PatternCall)}
     first = call.operands[template.operands[0]].type
     axis = call.attrs.get("axis", first.rank - 1)
     bound = (

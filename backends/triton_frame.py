@@ -54,9 +54,14 @@ class Frame(Writer[Scope]):
         self.described: dict[str, tuple[str, Box]] = {}
         self.narrow = all(kernel.buffers[x.buffer].dtype in ("bfloat16", "float16") for x in kernel.stores)
         self.uses: dict[Expr, int] = {}
+        self.reducing: set[Expr] = set()  # what has a reduction in it
+        self.columns: dict[Expr, Expr] = {}  # values over the columns that their reductions run over
         for e in kernel.exprs:
+            if e.op == "reduce" or any(a in self.reducing for a in e.args):
+                self.reducing.add(e)
             for a in e.args:
                 self.uses[a] = self.uses.get(a, 0) + 1
+        self.long = kernel.long
         if len(kernel.stores) > 1:  # what is stored may be used as well, and is held
             for s in kernel.stores:
                 self.uses[s.value] = self.uses.get(s.value, 0) + 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from .index import index
-from .kir import Expr, Unfusable, below_maximum, walk
+from .kir import Expr, Unfusable, below_maximum, unknown
 from .kir_loops import at_least_one
 from .short_erf import COARSE, FINE
 from .triton_index import Positions
@@ -32,6 +32,17 @@ class Values(Positions):
             return found
         if e.op == "const":
             return self.constant(e)
+        if self.long:  # without recursion, operands first
+            for x in unknown(e, lambda a: self.scope.find(a) is not None or not a.axes <= self.scope.bound)[:-1]:
+                self._value(x)
+        return self._value(e)
+
+    def _value(self, e: Expr) -> Tile:
+        found = self.scope.find(e)
+        if found is not None:
+            return found
+        if e.op == "const":
+            return self.constant(e)
         if e.axes & self.joined.keys() and (column := self.in_columns(e)) is not None:
             return self.value(column)
         home, here = self.home(e), self.scope
@@ -47,10 +58,14 @@ class Values(Positions):
         """The value over the columns that a reduction runs over, where it is there: a row that is whole in a tile is loaded
         once, and what is stored of it is computed once."""
         several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
-        if e.op != "load" and not (several and all(x.op != "reduce" for x in walk([e]))):
+        if e.op != "load" and not (several and e not in self.reducing):
             return None
         column = {r: index(self.shape.joined[r]) for r in self.joined}
-        moved = self.kernel.builder.substituted([e], column)[0]
+        moved = self.columns.get(e)
+        if moved is None:
+            exprs = self.kernel.exprs if e in self.uses else [e]
+            self.columns |= zip(exprs, self.kernel.builder.substituted(exprs, column), strict=True)
+            moved = self.columns[e]
         return moved if e.op == "load" or moved in self.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:

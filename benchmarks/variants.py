@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import workloads
+from benchmarks.unrolled import PROGRAMS
 from benchmarks.workloads import Shape, flat, wide
 
 Inputs = Mapping[str, "Shape | Below"]
@@ -547,5 +548,16 @@ def head(b: int, d: int, v: int) -> tuple[nn.Module, Inputs]:
     """Logits and their logarithms of probabilities."""
     return Of(lambda x, w: F.log_softmax(wide(F.linear(x, w)), -1), w=(v, d)), {"x": (b, d)}
 
+
+# ---------------------------------------------------------------- programs of very many small operations
+def _unrolled(name: str) -> None:
+    call, full, small = PROGRAMS[name]
+    for table, shapes in ((VARIANTS, full), (TINY, small)):
+        make = lambda shapes=shapes: (Of(call), {f"x{n}": s for n, s in enumerate(shapes)})
+        table[name] = Variant(name, make, {}, single)
+
+
+for _name in PROGRAMS:
+    _unrolled(_name)
 
 assert workloads.WORKLOADS.keys().isdisjoint(VARIANTS)  # records of both lie in one folder

@@ -187,7 +187,7 @@ def _number(node: ast.expr) -> float | None:
     return None
 
 
-def _term(node: ast.expr, text: str) -> Term:
+def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
     number = _number(node)
     if number is not None:
         return Literal(float(number))
@@ -195,13 +195,13 @@ def _term(node: ast.expr, text: str) -> Term:
         case ast.Name(id="inf"):
             return Literal(float("inf"))
         case ast.Name(id=name):
-            return Var(name)
+            return known.get(name) or Var(name)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return Call(_BINARY[type(op)], (_term(left, text), _term(right, text)), ())
+            return Call(_BINARY[type(op)], (_term(left, text, known), _term(right, text, known)), ())
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
             return Literal(float("-inf"))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return Call("neg", (_term(operand, text),), ())
+            return Call("neg", (_term(operand, text, known),), ())
         case ast.Call(func=ast.Name(id="lit"), args=[value, ast.Name(id=like)]):
             number = _number(value)
             if number is None:
@@ -212,7 +212,7 @@ def _term(node: ast.expr, text: str) -> Term:
             if op_name not in OPS:
                 raise RuleError(f"no op is called {op_name!r}", where=text)
             attrs = tuple((str(k.arg), _attr(k.value, text)) for k in keywords)
-            return _completed(op_name, tuple(_term(a, text) for a in args), attrs, text)
+            return _completed(op_name, tuple(_term(a, text, known) for a in args), attrs, text)
     raise RuleError(f"cannot read {ast.unparse(node)!r} as a term", where=text)
 
 
@@ -275,6 +275,23 @@ def parse_term(text: str) -> Term:
 
 
 @cache
+def parse_terms(text: str) -> tuple[Term, ...]:
+    """The terms of a text, separated by semicolons. Between them, `name := term` names a term for those behind it: what large
+    kernels use more than once is written once, and is one object."""
+    known: dict[str, Term] = {}
+    found: list[Term] = []
+    for part in text.split(";"):
+        name, defines, rest = part.partition(":=")
+        if not defines:
+            found.append(_term(_parsed(part), part, known))
+        elif not name.strip().isidentifier():
+            raise RuleError(f"{name.strip()!r} is no name for a term", where=part)
+        else:
+            known[name.strip()] = _term(_parsed(rest), rest, known)
+    return tuple(found)
+
+
+@cache
 def parse_guard(text: str) -> Attr:
     """The attribute expression of a guard text."""
     return _attr(_parsed(text), text)
@@ -282,16 +299,30 @@ def parse_guard(text: str) -> Attr:
 
 # ---------------------------------------------------------------- walking and building
 def subterms(term: Term) -> Iterator[Term]:
-    """The term and all below it, operands first."""
+    """The term and all below it, operands first, each as often as it is written."""
     if isinstance(term, Call):
         for a in term.args:
             yield from subterms(a)
     yield term
 
 
+def shared(term: Term) -> Iterator[Term]:
+    """The term and all below it, operands first; an object that is used several times comes once. Not recursive."""
+    seen: set[int] = set()
+    stack = [(term, False)]
+    while stack:
+        found, ready = stack.pop()
+        if ready:
+            yield found
+        elif id(found) not in seen:
+            seen.add(id(found))
+            stack.append((found, True))
+            stack += [(a, False) for a in reversed(found.args)] if isinstance(found, Call) else []
+
+
 def variables(term: Term) -> list[str]:
     """Tensor variables in order of first use."""
-    return list(dict.fromkeys(t.name for t in subterms(term) if isinstance(t, Var)))
+    return list(dict.fromkeys(t.name for t in shared(term) if isinstance(t, Var)))
 
 
 def attr_names(attr: Attr) -> Iterator[str]:
@@ -305,7 +336,7 @@ def attr_names(attr: Attr) -> Iterator[str]:
 
 def attr_variables(term: Term) -> list[str]:
     """Attribute variables bound by a left side (attributes given as a bare name), in order."""
-    found = [a.name for t in subterms(term) if isinstance(t, Call) for _, a in t.attrs if isinstance(a, Name)]
+    found = [a.name for t in shared(term) if isinstance(t, Call) for _, a in t.attrs if isinstance(a, Name)]
     return list(dict.fromkeys(found))
 
 
@@ -315,10 +346,14 @@ def build(term: Term, tensors: Mapping[str, Tensor], attrs: Env) -> Tensor:
     Literals without `like` take the rank and dtype of their sibling operand. ShapeError where operands do not fit.
     """
     env = {**attrs, **{n: Fact(x.type, False) for n, x in tensors.items()}}
-    return _build(term, tensors, env)
+    made: dict[int, Tensor] = {}
+    for t in shared(term):
+        made[id(t)] = _built(t, made, tensors, env)
+    return made[id(term)]
 
 
-def _build(term: Term, tensors: Mapping[str, Tensor], env: Env) -> Tensor:
+def _built(term: Term, made: Mapping[int, Tensor], tensors: Mapping[str, Tensor], env: Env) -> Tensor:
+    """A term whose operands are `made`, by their ids."""
     if isinstance(term, Var):
         return tensors[term.name]
     if isinstance(term, Literal):
@@ -326,7 +361,7 @@ def _build(term: Term, tensors: Mapping[str, Tensor], env: Env) -> Tensor:
         return api.full(
             (1,) * (like.rank if like is not None else 0), term.value, like.dtype if like is not None else "float32"
         )
-    built = [None if isinstance(a, Literal) and not a.like else _build(a, tensors, env) for a in term.args]
+    built = [None if isinstance(a, Literal) and not a.like else made[id(a)] for a in term.args]
     sibling = next((b for b in reversed(built) if b is not None), None)  # the last: a condition comes first
     args = []
     for part, item in zip(built, term.args):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from ..egraph.dims import Expr, concrete
 from ..egraph.graph import Graph, Tensor
 from ..egraph.ops import Type
-from ..egraph.pattern import Attr, Term, parse_guard, parse_term, variables
+from ..egraph.pattern import Attr, Term, parse_guard, parse_terms, variables
 
 Strides = tuple[int, ...]  # in elements
 
@@ -178,11 +178,6 @@ class Template:
         outputs = dict.fromkeys(output_names(len(call.outputs)), "__OUT__")
         names = {**{o: o for o in self.operands}, "scratch": "scratch", **outputs}
         return "__OUT__" in self.code(replace(call, names=names))
-
-
-def parse_terms(pattern: str) -> tuple[Term, ...]:
-    """The terms of a pattern text, one for each output; RuleError says what is wrong."""
-    return tuple(map(parse_term, pattern.split(SEPARATOR)))
 
 
 def _source(code: Code) -> str:

@@ -10,7 +10,7 @@ from ..egraph.api import param
 from ..egraph.graph import Tensor
 from ..egraph.ops import Type
 from ..egraph.pattern import Call as PatternCall
-from ..egraph.pattern import Term, Value, build
+from ..egraph.pattern import Term, Value, build, shared
 from ..errors import ShapeError
 from .kernel import Call
 
@@ -48,7 +48,10 @@ def _carried(value: Any) -> Any:
 
 
 def _alike(term: Term) -> Term:
-    if not isinstance(term, PatternCall):
-        return term
-    attrs = tuple((n, Value(_carried(a.value)) if isinstance(a, Value) else a) for n, a in term.attrs)
-    return PatternCall(term.op, tuple(map(_alike, term.args)), attrs)
+    made: dict[int, Term] = {}
+    for t in shared(term):
+        made[id(t)] = t
+        if isinstance(t, PatternCall):
+            attrs = tuple((n, Value(_carried(a.value)) if isinstance(a, Value) else a) for n, a in t.attrs)
+            made[id(t)] = PatternCall(t.op, tuple(made[id(a)] for a in t.args), attrs)
+    return made[id(term)]

@@ -118,6 +118,10 @@ class Regions:
     pricing: Pricing = field(default_factory=Roofline)
     reaches: tuple[Reach, ...] = REACHES
     beside: dict[int, set[int]] = field(default_factory=dict)  # statistics that some region reads together
+    settled: set[int] = field(
+        default_factory=set
+    )  # classes that large kernels hold (whole.py): one form of each is looked at
+    unstarted: set[int] = field(default_factory=set)  # those of them that no region starts from
     shared: set[int] = field(default_factory=set)  # of which they are, and that is read beside them
     _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     _below: dict[int, set[int]] = field(default_factory=dict)
@@ -196,7 +200,7 @@ class Regions:
         return {c: sorted(nodes, key=self._cost) for c, nodes in found.items()}
 
     @cached_property
-    def _formulas(self) -> set[int]:
+    def formulas(self) -> set[int]:
         """Classes that are index formulas: made of numbers and counters alone, computed where they are needed."""
         return self._cheap_from(set())
 
@@ -205,7 +209,7 @@ class Regions:
         """Classes that are computed where they are needed, for that costs less than reading them: index formulas, and what is
         cheap to make of them and of single numbers in memory (a mask of the places up to one)."""
         single = {c for c in self.given if self.elements(c) == 1}
-        return self._cheap_from(self._formulas | single, DEAR) - single | self._formulas
+        return self._cheap_from(self.formulas | single, DEAR) - single | self.formulas
 
     @cached_property
     def flat(self) -> set[int]:
@@ -283,16 +287,17 @@ class Regions:
         stack = list(reversed(self.view.roots))
         while stack:
             cls = stack.pop()
-            if cls in order or cls in self.given or cls in self._formulas:
+            if cls in order or cls in self.given or cls in self.formulas:
                 continue
             order[cls] = None
-            stack += [k for n in self._plausible(cls) for k in self._kids[n]]
+            nodes = [self._costs[2][cls]] if cls in self.settled else self._plausible(cls)
+            stack += [k for n in nodes for k in self._kids[n]]
         return list(order)
 
     def __iter__(self) -> Iterator[Region]:
         """Every region, each term once; statistics that regions read are made by regions as well."""
         order = dict.fromkeys(self.reachable())
-        todo = list(order)
+        todo = [c for c in order if c not in self.unstarted]
         while todo:
             statistics: dict[int, None] = {}
             for region in (r for cls in todo for r in self._of(cls)):
@@ -308,11 +313,17 @@ class Regions:
         """The regions of a class."""
         seen: set[Tensor] = set()
         for node in self.starts(cls):
-            for reach in self.reaches:
+            for reach in self._of_use:
                 for region in self._grown(cls, node, reach):
                     if region is not None and region.term not in seen:
                         seen.add(region.term)
                         yield region
+
+    @cached_property
+    def _of_use(self) -> list[Reach]:
+        """The reaches that find something here: those of products where there are any."""
+        ops = {*self.view.op}
+        return [r for r in self.reaches if not r.products or ops & PRODUCTS]
 
     def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[Region | None]:
         """Regions of one reach, the largest first: up to as many values as may be that are needed beside, and up to fewer."""
@@ -359,6 +370,7 @@ class _Growth:
     nodes: int = 0
     used: int = 0  # most products on a path
     met: int = 0  # most values on a path that are needed beside
+    open: set[tuple[int, int, int, bool, bool]] = field(default_factory=set)  # what is being looked at, or was
     inside: set[int] = field(default_factory=set)
 
     def grown(self, node: int) -> Region | None:
@@ -400,7 +412,7 @@ class _Growth:
         """`lean`: what is spread over the node's elements is read as it lies, and so are rows."""
         view = self.regions.view
         op = view.op[node]
-        self.nodes += int(view.cls[node]) not in self.regions._formulas  # positions are no values
+        self.nodes += int(view.cls[node]) not in self.regions.formulas  # positions are no values
         if self.nodes > MAX_NODES:
             raise _Large
         if _kind(op) == "product":
@@ -428,6 +440,9 @@ class _Growth:
         key = (cls, beside, products, below, lean)
         found = self.done.get(key)
         if found is None:
+            if key in self.open:  # made of itself by what costs nothing
+                raise _Large
+            self.open.add(key)
             node = self._inlined(cls, products, below, lean)
             if node is not None and self._needed_beside(cls):
                 beside += 1
@@ -450,7 +465,9 @@ class _Growth:
         if products < reach.products:
             kinds.add("product")
         dearest = (DEARER_LEAN if lean else DEARER) * r._costs[1][cls] + 1000
-        if reach.products == 2 and any(map(r.whole_attention, r._by_class[cls])):  # which costs less than its products stored
+        if reach.products == 2 and any(
+            map(r.whole_attention, r._by_class[cls])
+        ):  # which costs less than its products stored
             dearest = inf
         if reach.layers and concrete(r.view.types[cls].shape)[-1:] > (NARROW,):
             kinds.discard("product")
@@ -458,7 +475,9 @@ class _Growth:
             kind = _kind(r.view.op[n])
             if reach.layers and kind == "product" and r.view.op[n] not in ("matmul", "linear"):
                 continue
-            if reach.products == 2 and r.whole_attention(n):  # its two products instead, whose scores may be needed as well
+            if reach.products == 2 and r.whole_attention(
+                n
+            ):  # its two products instead, whose scores may be needed as well
                 continue
             if (products >= ALL and OPS[r.view.op[n]].flops > DEAR) or (below and r.spreads(n)):
                 continue

@@ -1,0 +1,419 @@
+"""WHOLE: all that a graph computes pointwise, by views and by reductions of one extent, cut into as few kernels as may be.
+
+Regions (regions.py) are small, many, and grown from every value. Programs of hundreds of small operations (a scan that was unrolled,
+steps of a solver, an optimizer's update) are one kernel or a few, which none of them holds. Here each value that lies in no view
+of another one belongs to one part; parts grow from the results towards the inputs, through what has as many elements, or is
+reduced over axes of one extent; a part may have several results. Values are computed anew only where that costs less than memory:
+views, formulas of places, small operands of large values, and what is read in slices that do not overlap.
+
+What one kernel cannot hold (`refused`) is cut in two where fewest values cross, and so on. Growth is linear in the values, whatever
+their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from math import inf, prod
+
+from ..egraph.api import input as placeholder
+from ..egraph.dims import concrete
+from ..egraph.graph import Tensor, make, topological
+from ..egraph.ops import OPS
+from ..egraph.view import EGraphView
+from .regions import INDEXED, MAX_NODES, Regions
+from .together import Group
+
+REDUCTIONS = frozenset(
+    ("sum", "max", "min", "prod", "mean", "logsumexp", "softmax", "log_softmax", "layer_norm", "rms_norm")
+)
+VIEWS = frozenset(("reshape", "permute", "slice", "broadcast_to", "flip", "cast"))
+SMALL = ((2, 8), (8, 64))  # (times as many elements, operations) of a value that is computed anew for each of them
+LIGHT = 2.0  # times its elements of which slices of a value are computed, each where it is read
+OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))  # what regions are made for
+LARGE = 16  # values of a part from which on it is of use: smaller ones are regions
+OPERANDS, RESULTS = 48, 24  # most of a part
+PIECES = (400, 32)  # values of the parts that a large one is cut into besides, for when it is slower than they are
+
+
+@dataclass(eq=False)
+class Part:
+    """Values that one kernel computes together. `rows` is how many elements most of them have, or are left by reductions of
+    `depth` elements each; `wide` are sizes of what is put together from such values; `extent` tells reductions apart."""
+
+    rows: int
+    depth: int = 1
+    wide: set[int] = field(default_factory=set)
+    extent: tuple[int, int, int] | None = None
+    members: list[int] = field(default_factory=list)
+    after: set[int] = field(default_factory=set)  # numbers of parts that read it
+    reads: int = 0  # the given classes that it needs, as bits
+
+    def sizes(self) -> set[int]:
+        """Numbers of elements that its values have."""
+        return {self.rows, self.rows * self.depth, *self.wide}
+
+
+@dataclass
+class Values:
+    """What a view's cheapest e-nodes compute, as parts see it: which values belong to a part, and which to all that read them.
+    `rows`: whether reductions lie inside parts."""
+
+    regions: Regions
+    rows: bool
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Classes that are computed, operands first."""
+        r = self.regions
+        return [c for c in r.uses.order if c not in r.given and r.uses.choice[c] >= 0]
+
+    def op(self, cls: int) -> str:
+        """The operation that makes a class."""
+        return str(self.regions.view.op[self.regions.uses.choice[cls]])
+
+    def kids(self, cls: int) -> list[int]:
+        """The classes that it reads."""
+        return self.regions.uses.kids(cls)
+
+    def fits(self, cls: int) -> bool:
+        """Whether a part can compute a class."""
+        op = self.op(cls)
+        return self.rows if op in REDUCTIONS else (op in INDEXED or OPS[op].pointwise) and op not in OTHERS
+
+    def reduces(self, cls: int) -> bool:
+        """Whether a class is a reduction that a part can compute."""
+        return self.rows and self.op(cls) in REDUCTIONS
+
+    @cached_property
+    def loose(self) -> dict[int, bool]:
+        """Whether a class belongs to no part, but to all that read it: it is computed there, at no cost to speak of."""
+        found: dict[int, bool] = {}
+        sliced: set[int] = set()  # computed as slices that do not overlap, each where it is read
+        readers, roots = self._readers, {*self.regions.view.roots}
+        for c in reversed(self.order):
+            op = self.op(c)
+            if c in self.regions.at_once or op in VIEWS:
+                found[c] = True
+            elif c in roots or not readers[c] or not (OPS[op].pointwise or op in ("pad", "concat")):
+                found[c] = False
+            elif op == "concat" and all(self.op(q) == "concat" for q in readers[c]):
+                found[c] = True
+            else:
+                if OPS[op].pointwise and self._in_slices(c, sliced):
+                    sliced.add(c)
+                found[c] = c in sliced or self._small(c)
+        return found
+
+    def _in_slices(self, cls: int, sliced: set[int]) -> bool:
+        readers, elements = self._readers[cls], self.regions.elements
+        slices = [q for q in readers if self.op(q) == "slice"]
+        rest = [q for q in readers if self.op(q) != "slice"]
+        return sum(map(elements, slices)) <= LIGHT * elements(cls) and all(q in sliced for q in rest)
+
+    def _small(self, cls: int) -> bool:
+        elements = self.regions.elements
+        size = elements(cls)
+        least = min(size if self.op(q) == "concat" else elements(q) for q in self._readers[cls])
+        return any(times * size <= least and self._work[cls] <= most for times, most in SMALL)
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {c: [] for c in self.order}
+        for c in self.order:
+            for k in dict.fromkeys(self.kids(c)):
+                if k in found:
+                    found[k].append(c)
+        return found
+
+    @cached_property
+    def _work(self) -> dict[int, float]:
+        """Operations for one element, of operands with it."""
+        found: dict[int, float] = {}
+        for c in self.order:
+            inside = self.fits(c) and self.op(c) not in REDUCTIONS
+            own = 0.0 if self.op(c) in VIEWS else OPS[self.op(c)].flops if inside else inf
+            found[c] = own + sum(found.get(k, 0.0) for k in dict.fromkeys(self.kids(c)))
+        return found
+
+    @cached_property
+    def below(self) -> dict[int, int]:
+        """The given classes of more than one element that each class is made of, as bits."""
+        r = self.regions
+        found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.elements(c) > 1))}
+        for c in self.order:
+            found[c] = 0
+            for k in self.kids(c):
+                found[c] |= found.get(k, 0)
+        return found
+
+    def sources(self, cls: int) -> Iterator[int]:
+        """The classes that lie in memory or belong to parts, which a class reads through loose ones."""
+        seen: set[int] = set()
+        stack = [*reversed(self.kids(cls))]
+        while stack:
+            k = stack.pop()
+            if k in seen or k in self.regions.formulas:
+                continue
+            seen.add(k)
+            if self.loose.get(k):
+                stack += reversed(self.kids(k))
+            else:
+                yield k
+
+    def shown(self, root: int) -> int:
+        """The class that a root looks at."""
+        while self.loose.get(root):
+            kids = [k for k in self.kids(root) if k not in self.regions.formulas]
+            if len(kids) != 1:
+                break
+            (root,) = kids
+        return root
+
+    def put_together(self, cls: int) -> set[int]:
+        """The values that a concatenation puts together."""
+        found: set[int] = set()
+        stack = [*self.kids(cls)]
+        while stack:
+            k = stack.pop()
+            if k in self.loose and self.op(k) in ("concat", *VIEWS):
+                stack += self.kids(k)
+            else:
+                found.add(k)
+        return found
+
+    def extent(self, cls: int) -> tuple[int, int, int]:
+        """(results, elements of each, distance of neighbouring elements) of a reduction."""
+        view, node = self.regions.view, self.regions.uses.choice[cls]
+        shape, attrs = concrete(view.types[self.kids(cls)[0]].shape), dict(view.attrs[node])
+        axes = [a % len(shape) for a in attrs.get("axes") or (attrs.get("axis", -1),)]
+        depth = prod(shape[a] for a in axes)
+        return prod(shape) // max(depth, 1), depth, prod(shape[max(axes) + 1 :])
+
+
+@dataclass
+class Partition:
+    """Values in parts. They come with what reads them first: each joins a part of those, or one that reads the same memory, if it
+    is of its size and no part then waits for itself."""
+
+    values: Values
+    parts: list[Part] = field(default_factory=list)
+    home: dict[int, int] = field(default_factory=dict)  # class -> its part
+    readers: dict[int, set[int]] = field(default_factory=dict)  # class -> classes of parts that read it
+    wholes: dict[int, list[tuple[int, set[int]]]] = field(default_factory=dict)  # class -> what it is put together into
+
+    def __post_init__(self) -> None:
+        values = self.values
+        for c in reversed(values.order):
+            if values.loose[c]:
+                continue
+            users = {self.home[q] for q in self.readers.get(c, ())}
+            number = self._chosen(c, users)
+            part = self.parts[number]
+            part.members.append(c)
+            part.reads |= values.below[c]
+            part.after |= users - {number}
+            self.home[c] = number
+            for k in values.sources(c):
+                self.readers.setdefault(k, set()).add(c)
+            if values.op(c) == "concat":
+                whole = c, values.put_together(c)
+                for k in whole[1]:
+                    self.wholes.setdefault(k, []).append(whole)
+        for part in self.parts:
+            part.members.reverse()
+
+    def _chosen(self, cls: int, users: set[int]) -> int:
+        """The number of the part that a class belongs to, which may begin with it."""
+        read = self.values.below[cls]
+        if self.values.fits(cls):
+            beside = (n for n, p in enumerate(self.parts) if n not in users and p.reads & read)
+            for n in (*sorted(users), *beside):
+                if self._joins(cls, n) and not self._reaches(users - {n}, n):
+                    self._widen(cls, self.parts[n])
+                    return n
+        extent = self.values.extent(cls) if self.values.reduces(cls) else None
+        size = self.values.regions.elements(cls)
+        self.parts.append(Part(size) if extent is None else Part(extent[0], extent[1], extent=extent))
+        return len(self.parts) - 1
+
+    def _joins(self, cls: int, number: int) -> bool:
+        """Whether a class can be one of a part's values."""
+        part = self.parts[number]
+        if not self.values.fits(part.members[0]):
+            return False
+        if self.values.reduces(cls):
+            rows, depth, _ = extent = self.values.extent(cls)
+            if part.extent is not None:
+                return part.extent == extent
+            return part.rows == rows or (part.rows == rows * depth and not part.wide)
+        return self.values.regions.elements(cls) in part.sizes() or self._is_piece(cls, number)
+
+    def _is_piece(self, cls: int, number: int) -> bool:
+        """Whether all values of a part so far are put together from such as this one."""
+        part, elements = self.parts[number], self.values.regions.elements
+        if part.depth > 1 or part.wide:
+            return False
+        own = [those for q, those in self.wholes.get(cls, ()) if self.home[q] == number and elements(q) == part.rows]
+        return any(all(elements(k) == elements(cls) for k in those) for those in own)
+
+    def _widen(self, cls: int, part: Part) -> None:
+        """Note what a part becomes by a class that joins it."""
+        size = self.values.regions.elements(cls)
+        if self.values.reduces(cls):
+            part.extent = self.values.extent(cls)
+            part.rows, part.depth, _ = part.extent
+        elif size not in part.sizes():
+            part.wide, part.rows = {part.rows}, size
+
+    def _reaches(self, sources: Iterable[int], goal: int) -> bool:
+        """Whether one of some parts must come before another one."""
+        stack, seen = [*sources], set[int]()
+        while stack:
+            n = stack.pop()
+            if n == goal:
+                return True
+            if n not in seen:
+                seen.add(n)
+                stack += self.parts[n].after
+        return False
+
+
+@dataclass
+class Whole:
+    """The parts of a view's graph, of which the cheapest e-nodes stand for its classes; as groups, the largest parts first.
+    `rows`: whether reductions lie inside parts."""
+
+    regions: Regions
+    rows: bool = True
+    known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # a group's results -> its values
+    todo: list[list[int]] = field(default_factory=list)
+
+    @property
+    def view(self) -> EGraphView:
+        """The view."""
+        return self.regions.view
+
+    @cached_property
+    def values(self) -> Values:
+        """What there is to compute."""
+        return Values(self.regions, self.rows)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The values in parts; those of other kernels are parts of their own."""
+        return Partition(self.values)
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The parts that one kernel might compute, each with its values, operands first."""
+        return [p for p in self.partition.parts if self.values.fits(p.members[0])]
+
+    def __iter__(self) -> Iterator[Group]:
+        """Every part that is of use, and what it is cut into."""
+        parts = [p.members for p in self.parts if len(p.members) > 1 and self.weight(p.members) >= LARGE]
+        for size in PIECES:
+            parts += [piece for p in parts if self.weight(p) > 2 * size for piece in self.pieces(p, size)]
+        self.todo = [*reversed(parts)]
+        seen: set[frozenset[int]] = set()
+        while self.todo:
+            members = self.todo.pop()
+            key = frozenset(members)
+            if key in seen:
+                continue
+            seen.add(key)
+            group = self.group(members)
+            if group is None:
+                self.todo += self.halves(members)
+            else:
+                self.known[group.classes] = members
+                yield group
+
+    def refused(self, group: Group) -> None:
+        """No kernel holds a group: its halves come next."""
+        self.todo += self.halves(self.known[group.classes])
+
+    @cached_property
+    def large(self) -> list[list[int]]:
+        """The values of parts that are larger than a region can be."""
+        return [p.members for p in self.parts if self.weight(p.members) > MAX_NODES]
+
+    @cached_property
+    def settled(self) -> set[int]:
+        """The classes of large parts, and what they compute with them."""
+        found = {c for members in self.large for c in members}
+        stack = [*found]
+        while stack:
+            below = [k for k in self.values.kids(stack.pop()) if self.values.loose.get(k) and k not in found]
+            found.update(below)
+            stack += below
+        return found
+
+    @cached_property
+    def unstarted(self) -> set[int]:
+        """Those of them that are no result of a part or a piece of one: no region need start from them."""
+        pieces = [p for members in self.large for p in [members, *self.pieces(members, PIECES[-1])]]
+        return self.settled - {c for p in pieces for c in self.results(p)} - {*self.view.roots}
+
+    def weight(self, members: Iterable[int]) -> float:
+        """About how many statements some values are."""
+        return sum(3 if OPS[self.values.op(c)].composite else 1 for c in members)
+
+    @cached_property
+    def _asked_for(self) -> set[int]:
+        return {self.values.shown(root) for root in self.view.roots}
+
+    def results(self, members: Sequence[int]) -> list[int]:
+        """Those of some values that are needed elsewhere."""
+        own, readers = {*members}, self.partition.readers
+        return [c for c in members if c in self._asked_for or not readers.get(c, set()) <= own]
+
+    def pieces(self, members: list[int], size: int) -> list[list[int]]:
+        """Consecutive values of about `size` each, cut where fewest cross."""
+        if self.weight(members) <= 1.5 * size:
+            return [members]
+        return [p for half in self.halves(members) for p in self.pieces(half, size)]
+
+    def halves(self, members: list[int]) -> list[list[int]]:
+        """The values before and after the place near the middle where those that cross have fewest elements."""
+        if len(members) < 2:
+            return []
+        place = {c: n for n, c in enumerate(members)}
+        crossing = [0] * (len(members) + 1)
+        for n, c in enumerate(members):
+            last = max((place[q] for q in self.partition.readers.get(c, ()) if q in place), default=n)
+            crossing[n] += self.regions.elements(c)
+            crossing[last] -= self.regions.elements(c)
+        crossing = [*accumulate(crossing)]
+        third = len(members) // 3
+        cut = min(range(third, len(members) - max(third, 1)), key=lambda n: (crossing[n], abs(2 * n - len(members))))
+        return [members[: cut + 1], members[cut + 1 :]]
+
+    def group(self, members: list[int]) -> Group | None:
+        """Some values as terms over what they read; None where that is more than a kernel should have."""
+        own, view, values = {*members}, self.view, self.values
+        made: dict[int, Tensor] = {}
+        leaves: dict[Tensor, int] = {}
+        results = self.results(members)
+        stack = [(c, False) for c in reversed(results)]
+        while stack:
+            c, ready = stack.pop()
+            node = self.regions.uses.choice[c]
+            if c in made:
+                continue
+            if node < 0 or not (c in own or values.loose.get(c) or c in self.regions.formulas):
+                made[c] = placeholder(f"x{len(leaves)}", view.types[c].shape, view.types[c].dtype)
+                leaves[made[c]] = c
+            elif ready:
+                leaf = view.tensors.get(node)
+                args = [made[k] for k in values.kids(c)]
+                made[c] = leaf if leaf is not None else make(view.op[node], args, dict(view.attrs[node]))
+            else:
+                stack.append((c, True))
+                stack += [(k, False) for k in reversed(values.kids(c)) if k not in made]
+        if not results or len(leaves) > OPERANDS or len(results) > RESULTS:
+            return None
+        terms = tuple(made[c] for c in results)
+        return Group(tuple(results), terms, tuple((t, leaves[t]) for t in topological(terms) if t in leaves), "whole")
