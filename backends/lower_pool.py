@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..costdb.device import cores
-from .lower_worker import HEAD, Found, Job, message
+from .lower_worker import HEAD, Job, Reply, message
 
 MOST = 8  # processes
 PART, AHEAD = 4, 2  # jobs of a message, messages that a process has at once
@@ -44,7 +44,7 @@ class _Process:
             while self.out:
                 del self.out[: os.write(self.process.stdin.fileno(), self.out)]
 
-    def read(self) -> list[tuple[int, list[Found]]]:
+    def read(self) -> list[tuple[int, Reply]]:
         """The replies that are there. EOFError where the process has ended."""
         assert self.process.stdout is not None
         with contextlib.suppress(BlockingIOError):
@@ -77,12 +77,12 @@ class Batch:
     pool: LowerPool
     jobs: Sequence[Callable[[], Job]]
     first: int
-    found: dict[int, list[Found]] = field(default_factory=dict)
+    found: dict[int, Reply] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.taken, self.given = 0, len(self.jobs)  # from the beginning, from the end
 
-    def take(self) -> list[Found]:
+    def take(self) -> Reply:
         """What processes made of the next job; nothing where it is the caller's to do."""
         number = self.first + self.taken
         self.taken += 1

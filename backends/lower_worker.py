@@ -13,7 +13,7 @@ import pickle
 import signal
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -39,7 +39,9 @@ class Job:
     form: Form | None = None
 
 
-Found = tuple[str, Form, Any, bytes | None]  # generator, form, key of the call, what it was lowered to (None: nothing)
+# Of each generator: forms, keys of calls, what these were lowered to (None: nothing); and for a region the forms that compute it, with
+# their effort and size.
+Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, float, int]] | None]]
 
 
 def flat(terms: Sequence[Tensor]) -> Flat:
@@ -57,20 +59,25 @@ def built(found: Flat) -> tuple[Tensor, ...]:
     return tuple([made[n] for n in found[1]])
 
 
-def answer(job: Job) -> list[Found]:
+def answer(job: Job) -> Reply:
     """What the generators made of a job."""
-    return [found for name in job.names for found in _made(name, job)]
-
-
-def _made(name: str, job: Job) -> Iterator[Found]:
     from .generated import generator_of
 
-    generator = generator_of(name)
-    generator.known.clear()  # the templates that this job makes
-    generator.lower_all(built(job.terms), job)
-    for (_, transposed, last, precision), template in generator.known.items():
-        for key, lowered in template.lowered.items():
-            yield name, (transposed, last, precision.number), key, None if lowered is None else packed(lowered)
+    found: Reply = []
+    for name in job.names:
+        generator = generator_of(name)
+        generator.known.clear()  # what is there later is what this job makes
+        generator.answered.clear()
+        answers = generator.lower_all(built(job.terms), job)
+        forms: dict[Any, Form] = {t: (turned, last, p.number) for (_, turned, last, p), t in generator.known.items()}
+        made = [
+            (form, key, None if lowered is None else packed(lowered))
+            for t, form in forms.items()
+            for key, lowered in t.lowered.items()
+        ]
+        told = None if job.form else [(forms[t], effort, size) for t, effort, size in answers]
+        found.append((name, made, told))
+    return found
 
 
 def packed(lowered: Any) -> bytes:
