@@ -56,9 +56,10 @@ def _values(formula: Tensor) -> Matrix | None:
     while formula.op == "broadcast_to" and formula.args[0].shape[-2:] == formula.shape[-2:]:
         formula = formula.args[0]
     shape = concrete(formula.shape)
-    if len(shape) < 2 or min(shape[-2:]) < 2 or prod(shape[:-2]) != 1 or prod(shape) > LARGEST:
+    if len(shape) < 2 or min(shape[-2:]) < 2 or not 0 < prod(shape) <= LARGEST:
         return None
-    return evaluate([formula], {})[0].reshape(shape[-2:])
+    first, *others = evaluate([formula], {})[0].reshape(-1, *shape[-2:])
+    return first if all(np.array_equal(first, other) for other in others) else None
 
 
 def _spelling(hidden: Matrix) -> Tensor | None:

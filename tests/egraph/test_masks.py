@@ -117,6 +117,16 @@ def test_a_number_that_hides_is_infinite_where_every_row_sees_something(name: st
     np.testing.assert_array_equal(evaluate(found, given)[0], evaluate(graph, given)[0])
 
 
+@pytest.mark.parametrize("batched", [lambda h: t.broadcast_to(h, (2, N, N)), lambda h: t.logical_and(h, t.le(t.iota((2, 1, 1), 0), t.full((1, 1, 1), 9, "int64")))],
+                         ids=["spread", "computed for each"])  # fmt: skip
+def test_a_mask_said_for_each_batch_is_one(batched: Callable[[Tensor], Tensor]) -> None:
+    x, hidden = t.input("x", (2, N, N)), batched(t.reshape(WINDOW, (1, N, N)))
+    for made in (t.where(hidden, FULL, x), x + t.where(hidden, FULL, ZERO)):
+        found = canonical_masks(Graph.of(c.softmax(made, axis=2)))
+        assert infinities(found) == 1
+        assert any(n.op == "or" and n.shape == (N, N) for n in topological(found.roots))
+
+
 @pytest.mark.parametrize("name", HIDES)
 def test_a_number_that_hides_stays_where_a_row_sees_nothing(name: str) -> None:
     x, hidden = t.input("x", (2, N, N)), t.logical_or(t.gt(COLUMN, ROW), t.eq(ROW, 2))
