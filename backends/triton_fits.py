@@ -36,6 +36,7 @@ FEW = 32  # rows of a product that is bound by reading its right side once
 LITTLE = 16  # rows of a tile that is read in every round of a loop at no cost
 PARTS = (2, 3, 4, 8, 16, 32, 64)
 LEAST = 64  # elements of a part
+HEAVY = 64  # operations of an element beyond which a program may have few elements
 OPTIONAL = {"group", "split", "join", "precision", "boxes", "inside", "walk", "early"}
 COUNTS = {"stages", "split", "join", "precision", "boxes", "inside", "walk", "early"}  # all others are powers of two
 
@@ -71,7 +72,8 @@ class Facts:
     results that each row holds. `sums`: accumulators of products; `single`: nothing in memory has 16 bits; `boxed`: tiles can be
     read in boxes (descriptors.py). `dots`: work of each product, and whether it varies along rows and columns;
     `periods`: what indices divide reduction axes by; `splits`: whether the longest reduction can be cut into parts; `turned`:
-    whether something large lies side by side along rows, not along columns.
+    whether something large lies side by side along rows, not along columns. `held`: values of an element that wait for a use at
+    once; `heavy`: whether there are so many operations for each that programs of few elements pay.
     """
 
     kind: str
@@ -92,6 +94,8 @@ class Facts:
     periods: frozenset[int]
     splits: bool
     turned: bool
+    held: int
+    heavy: bool
 
     @property
     def width(self) -> int:
@@ -141,13 +145,21 @@ class Facts:
 
     def staged(self, s: Numbers) -> int:
         """Bytes of shared memory that one stage of the hungriest loop takes: all that it loads."""
-        tiles = [s[f"k{i}"] for i in range(len(self.inner))]
-        sizes = [
-            prod(tiles[i] for i in x.inner) * (s["m"] if x.rows else 1) * (s["n"] if x.cols else 1) * x.itemsize
+        tiles = self._tiles(s)
+        walked = [i for i, size in enumerate(self.inner) if s[f"k{i}"] < size]
+        return max((sum(nbytes for nbytes, x in tiles if i in x.inner) for i in walked), default=0)
+
+    def unstaged(self, s: Numbers) -> int:
+        """Bytes of what products outside of loops read: it lies in shared memory all at once."""
+        whole = {i for i, size in enumerate(self.inner) if s[f"k{i}"] >= size}
+        return sum(nbytes for nbytes, x in self._tiles(s) if x.inner and whole.issuperset(x.inner))
+
+    def _tiles(self, s: Numbers) -> list[tuple[int, Load]]:
+        """The bytes of each load's tile."""
+        return [
+            (prod(s[f"k{i}"] for i in x.inner) * (s["m"] if x.rows else 1) * (s["n"] if x.cols else 1) * x.itemsize, x)
             for x in self.loads
         ]
-        walked = [i for i, (k, size) in enumerate(zip(tiles, self.inner, strict=True)) if k < size]
-        return max((sum(nbytes for nbytes, x in zip(sizes, self.loads) if i in x.inner) for i in walked), default=0)
 
     def parts(self, s: Numbers) -> Iterator[int]:
         """Into how many parts the reduction can be cut so that all multiprocessors have work, each at least a tile long: 1 is not
@@ -196,6 +208,7 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
             slope(at, shape.rows[-1], 1) == 1
             for at in (*(s.at for s in kernel.stores), *(e.value[1] for e in loads if e.axes - rows))
         ),
+        kernel.held, kernel.work > HEAVY,
     )  # fmt: skip
 
 
@@ -254,7 +267,8 @@ def _pointwise(facts: Facts, s: Numbers) -> bool:
         within(s["m"], facts.m) if facts.rows else s["m"] == 1
     )
     alone = not OPTIONAL & s.keys() - {"early"} and s["stages"] == 1
-    return fine and alone and (256 <= size <= TILE // 2 or (s["n"] >= facts.n and s["m"] >= facts.m and size < 256)) \
+    least = 32 * s["warps"] if facts.heavy else 256
+    return fine and alone and (least <= size <= TILE // 2 or (s["n"] >= facts.n and s["m"] >= facts.m and size < 256)) \
         and each(size, s) <= 64  # fmt: skip
 
 
@@ -292,6 +306,8 @@ def _contraction(facts: Facts, s: Numbers) -> bool:
         return _behind(facts, s)
     if facts.few and (s["m"] != padded(max(facts.m, 16)) or "group" in s or right > TILE):
         return False
+    if facts.few and (s["stages"] - 1) * facts.staged(s) > SHARED:  # of another loop, inside that of the product
+        return False
     staged = (s["m"] * k + right) * facts.width if facts.few else facts.staged(s)
     tiles = within(s["m"], facts.m, 16) and within(s["n"], facts.n, 16) and s["n"] <= 256 and s.get("group", 1) <= GROUP
     return tiles and s["stages"] * staged <= SHARED and size <= (TILE if facts.single else 2 * TILE) \
@@ -303,7 +319,7 @@ def _behind(facts: Facts, s: Numbers) -> bool:
     held, after = s["m"] * (s["n"] * facts.sums + facts.middle), s["n"] * facts.middle * facts.width
     if "walk" in s and ("group" in s or s["n"] >= facts.n):
         return False
-    shared = max(s["stages"] * facts.staged(s), after * (s["stages"] if "walk" in s else 1))
+    shared = max(s["stages"] * facts.staged(s), after * (s["stages"] if "walk" in s else 1), facts.unstaged(s))
     tiles = within(s["m"], facts.m, 16) and within(s["n"], facts.n, 16) and s["n"] <= 256 and s.get("group", 1) <= GROUP
     return tiles and shared <= SHARED and each(held, s) <= EACH and s["m"] * s["n"] <= TILE and 2 <= s["warps"] <= 8
 

@@ -236,12 +236,16 @@ def test_what_has_no_index_expression_is_refused(root: Tensor) -> None:
 
 
 def test_a_loop_over_what_no_block_binds_is_refused() -> None:
-    """The norm of a sum of two products of different lengths: each of its reductions waits inside the other's loop."""
-    rows = t.matmul(x("a", 128, 640), x("w", 640, 640)) + t.matmul(x("b", 128, 256), x("u", 256, 640))
-    root = c.layer_norm(x("r", 128, 640) + rows, x("g", 640), x("h", 640), eps=1e-5)
+    """The norm of a sum of two products of different lengths: what joins the parts of one of them has the other one's loop."""
+    rows = t.matmul(x("a", 128, 64), x("w", 64, 64)) + t.matmul(x("b", 128, 256), x("u", 256, 64))
+    root = c.layer_norm(x("r", 128, 64) + rows, x("g", 64), x("h", 64), eps=1e-5)
     template, out = generated(root), Operand(Type(root.shape, "float32"), contiguous(root.shape))  # type: ignore[arg-type]
     kinds = {str(n.attr("name")): Operand(Type(n.shape, "float32"), contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
-    assert template.lower(Call({o: kinds[o] for o in template.operands}, out, {})) is None
+    call = Call({o: kinds[o] for o in template.operands}, out, {})
+    tiles = {"m": 32, "n": 32, "k0": 64, "k1": 32, "k2": 64, "group": 8, "stages": 3, "warps": 4}
+    assert launches(template, replace(call, schedule=tiles))
+    with pytest.raises(kir.Unfusable, match="no block"):
+        launches(template, replace(call, schedule=tiles | {"split": 2, "join": 1}))
 
 
 # ---------------------------------------------------------------- what the algebra of the IR does
@@ -660,6 +664,15 @@ def test_what_is_infinite_at_zero_ends_with_its_axis(side: Callable[[Tensor], Te
     want = evaluate([root], given, float64=True)[0]
     for schedule in ({"m": 16, "n": 32, "k0": 16, "warps": 4, "stages": 2}, {}):
         assert error(ran(root, given, schedule), want) < 2e-6
+
+
+@pytest.mark.parametrize("rows", [16, 64, 512])
+def test_what_products_outside_of_loops_read_fits_into_shared_memory(rows: int) -> None:
+    """A chain of float32 whose first sum could be whole: 256 x 256 numbers beside each other's rows would not compile."""
+    root = t.matmul(t.matmul(x("a", rows, 256), x("v", 256, 192)), x("w", 192, 256))
+    for s in _space(root):
+        tiles = [(s["m"], s["k0"]), (s["k0"], s["k1"]), (s["k1"], s["n"])] if s["k0"] >= 256 and s["k1"] >= 192 else []
+        assert 4 * sum(a * b for a, b in tiles) <= 227 << 10
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
