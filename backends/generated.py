@@ -459,6 +459,7 @@ class Generator:
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole.rows:
                     regions.settled, regions.unstarted = whole.settled, whole.unstarted
+        regions = regions.grown
         kept = list(self._lowered(regions, types))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
         for region, template in kept:
@@ -478,7 +479,7 @@ class Generator:
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view
         images = "conv" in view.op
-        asked = (_asked(region, view, types) for region in found)
+        asked = (_asked(region, view, types) for region in (found.all if isinstance(found, Regions) else found))
         for region, call, weights in asked if isinstance(found, Whole) else self._ahead([*asked], images):
             operands = frozenset(c for _, c in region.leaves)
             held = False

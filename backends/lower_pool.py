@@ -23,7 +23,7 @@ from .lower_worker import HEAD, Job, Reply, message
 
 MOST = 8  # processes
 PART, AHEAD = 4, 2  # jobs of a message, messages that a process has at once
-WORTH = 24  # jobs of a batch from which on starting processes is worth it
+WORTH = 100  # jobs of a batch from which on starting processes is worth it: about a second of work
 PATIENCE_S = 30.0  # for one job: a process that takes longer is given up
 
 

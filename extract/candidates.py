@@ -22,6 +22,7 @@ from ..errors import RuleError
 from .clock import Halted
 from .collection import no_collection
 from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
+from .regions import GROWN
 from .scc import components
 
 # More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
@@ -134,8 +135,11 @@ def candidates(
     `types` gives the classes' types in memory (storage.py); a cast between equal ones is a view. `stop` is polled: Halted
     where it says so, for some of the candidates need not make the roots.
     """
-    with no_collection():
-        return _Builder(view, backends, view_strides, types, stop).build()
+    try:
+        with no_collection():
+            return _Builder(view, backends, view_strides, types, stop).build()
+    finally:
+        view.__dict__.pop(GROWN, None)
 
 
 class _Match(NamedTuple):

@@ -22,7 +22,7 @@ from math import inf, prod
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, topological
-from ..egraph.ops import OPS
+from ..egraph.ops import OPS, Type
 from ..egraph.pricing import Pricing, Roofline, node_prices
 from ..egraph.view import EGraphView
 from .uses import Uses
@@ -42,6 +42,7 @@ MAX_NODES, MAX_LEAVES = 48, 10
 ALL = 99  # products on a path beyond which there are no more
 NARROW = 256  # columns of a layer that one kernel computes with the layers behind it, each row of it held whole
 DEAR = 2  # operations of an element beyond which it is not computed anew for every window that it is in
+GROWN = "_grown"  # under what name a view keeps its regions while kernels are looked for
 BESIDE = 1  # most values on a path in a region that are needed beside it: another kernel may have stored them
 
 
@@ -123,6 +124,8 @@ class Regions:
     )  # classes that large kernels hold (whole.py): one form of each is looked at
     unstarted: set[int] = field(default_factory=set)  # those of them that no region starts from
     shared: set[int] = field(default_factory=set)  # of which they are, and that is read beside them
+    seen: set[Tensor] = field(default_factory=set)  # terms of the class that is looked at
+    _tensors: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     _below: dict[int, set[int]] = field(default_factory=dict)
 
@@ -267,6 +270,25 @@ class Regions:
         axes = dict(self.view.attrs[node]).get("axes", ())
         return self.view.op[node] in ("group_norm", "max_pool", "avg_pool") or len(axes) > 1
 
+    def placeholder(self, number: int, kind: Type) -> Tensor:
+        """What stands for a class of a type that is read, as the so many-th."""
+        key = number, kind
+        found = self._tensors.get(key)
+        if found is None:
+            found = self._tensors[key] = placeholder(f"x{number}", kind.shape, kind.dtype)
+        return found
+
+    def tensor(self, node: int, args: tuple[Tensor, ...]) -> Tensor:
+        """The tensor of an e-node over given operands. Layers that are repeated share their attributes, and their tensors then."""
+        view = self.view
+        if (leaf := view.tensors.get(node)) is not None:
+            return leaf
+        key = view.op[node], id(view.attrs[node]), args
+        found = self._tensors.get(key)
+        if found is None:
+            found = self._tensors[key] = make(view.op[node], args, dict(view.attrs[node]))
+        return found
+
     def starts(self, cls: int) -> list[int]:
         """The e-nodes of a class that regions start from."""
         nodes = [n for n in self._by_class[cls] if _kind(self.view.op[n]) != "opaque"]
@@ -294,6 +316,19 @@ class Regions:
             stack += [k for n in nodes for k in self._kids[n]]
         return list(order)
 
+    @property
+    def grown(self) -> Regions:
+        """These regions, or the same ones that were asked for of this view before, as by another generator: growing them takes
+        longer than all else that is done with repeated layers."""
+        kept: dict[object, Regions] = self.view.__dict__.setdefault(GROWN, {})
+        key = self.given, self.reaches, frozenset(self.settled), frozenset(self.unstarted)
+        return kept.setdefault(key, self)
+
+    @cached_property
+    def all(self) -> list[Region]:
+        """Every region, grown once."""
+        return list(self)
+
     def __iter__(self) -> Iterator[Region]:
         """Every region, each term once; statistics that regions read are made by regions as well."""
         order = dict.fromkeys(self.reachable())
@@ -311,7 +346,7 @@ class Regions:
 
     def _of(self, cls: int) -> Iterator[Region]:
         """The regions of a class."""
-        seen: set[Tensor] = set()
+        seen = self.seen = set[Tensor]()
         for node in self.starts(cls):
             for reach in self._of_use:
                 for region in self._grown(cls, node, reach):
@@ -385,6 +420,8 @@ class _Growth:
         if self.reach.spread_bare and not self.spread:  # the same as without
             return None
         term = self._term(root)
+        if term in self.regions.seen:
+            return None
         order = {leaf: cls for cls, leaf in self.leaves.items()}
         leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
         inner = {c: self._term(part) for (c, *_), part in self.done.items() if not isinstance(part, int)}
@@ -398,14 +435,10 @@ class _Growth:
         if isinstance(part, int):
             found = self.leaves[part]
             if found is None:
-                t, number = view.types[part], list(self.leaves).index(part)
-                found = self.leaves[part] = placeholder(f"x{number}", t.shape, t.dtype)
+                found = self.leaves[part] = self.regions.placeholder(list(self.leaves).index(part), view.types[part])
             return found
         if part not in self.made:
-            args = [self._term(p) for p in part.parts]
-            leaf = view.tensors.get(part.node)
-            made = leaf if leaf is not None else make(view.op[part.node], args, dict(view.attrs[part.node]))
-            self.made[part] = made
+            self.made[part] = self.regions.tensor(part.node, tuple([self._term(p) for p in part.parts]))
         return self.made[part]
 
     def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> _Part:
