@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from ..egraph import dtypes
@@ -305,6 +306,22 @@ class Kernel:
         for e in self.exprs:
             depth[e] = 1 + max((depth[a] for a in e.args), default=0)
         return max(depth.values(), default=0) > LONG
+
+    @cached_property
+    def work(self) -> int:
+        """Operations and loads in it."""
+        return sum(e.op not in ("const", "index") for e in self.exprs)
+
+    @cached_property
+    def held(self) -> int:
+        """The most values that wait for a use at once, when they are computed in order."""
+        order = [e for e in self.exprs if e.op not in ("const", "index")]
+        last = {a: n for n, e in enumerate(order) for a in e.args}
+        change = [0] * (len(order) + 1)
+        for n, e in enumerate(order):
+            change[n] += 1
+            change[max(last.get(e, n), n) + (e in last)] -= 1
+        return max(accumulate(change), default=0)
 
     def with_values(self, values: Sequence[Expr], **change: Any) -> Kernel:
         """With other values to store."""
