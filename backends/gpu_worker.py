@@ -7,7 +7,8 @@
     calibrate, describe: the device
 
 Before a schedule is timed it must be right: outputs and scratch begin as NaN between guarded margins, inputs must be as
-they were. A kernel that faults ends the context, and with it this process: the parent starts another.
+they were. Generated kernels must give the same again after some runs, bit by bit: one that races may be right now and then. A
+kernel that faults ends the context, and with it this process: the parent starts another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
@@ -101,7 +102,7 @@ class Bench:
         tensors += [x for n, x in enumerate(self.sets[0].outputs) if n not in untouched[1]]
         self.nbytes = sum(x.numel() * x.itemsize for x in tensors) or 1  # of one set
         self.want = [evaluate(root, operands) for root in self.roots]
-        self.before = self._sums()
+        self.before = self._sums(operands.values())
         self.tried: dict[int, Tried] = {}
         floats = [o.type.dtype for o in (*call.operands.values(), *call.outputs) if dtypes.is_float(o.type.dtype)]
         self.tolerance = max([LOST * loss, *(TOLERANCE[d] for d in floats)])
@@ -114,12 +115,12 @@ class Bench:
         ]
         return Arguments(operands, rooms)
 
-    def _sums(self) -> Any:
-        """A checksum of each operand's bytes."""
+    def _sums(self, tensors: Iterable[Any]) -> Any:
+        """A checksum of each tensor's bytes."""
         import torch
 
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        sums = [x.view(bits[x.itemsize]).sum(dtype=torch.int64) for x in self.sets[0].operands.values() if x.numel()]
+        sums = [x.view(bits[x.itemsize]).sum(dtype=torch.int64) for x in tensors if x.numel()]
         return torch.stack(sums) if sums else torch.zeros(1, dtype=torch.int64, device=self.device.name)
 
     # ------------------------------------------------------------ one schedule
@@ -151,6 +152,8 @@ class Bench:
         result = self._call(tried, self.sets[0])()
         self.device.synchronize()
         accuracy = self.check(tried, result)
+        steady = tried.text.generated and not self.bases
+        first = self._sums(self.sets[0].outputs) if steady else None
         self.tried[index] = tried
         once = min(self.device.laps(self._call(tried, self.sets[0], inplace=True), 3))
         turn = self._recorded(tried, self._turn(_within(QUICK_US / once, 1, FIRST_CALLS)))
@@ -159,6 +162,8 @@ class Bench:
             calls = self._turn(_within(QUICK_US / once, 1, QUICK_CALLS))
             turn = self._recorded(tried, calls) if calls > turn.calls else turn
         samples = self._sampled(turn, QUICK_SAMPLES)
+        if first is not None and not bool((self._sums(self.sets[0].outputs) == first).all()):
+            raise Wrong("it gives another answer at each run")
         tried.us = sorted(samples)[len(samples) // 2]
         return {"accuracy": accuracy, "cold": samples}
 
@@ -191,7 +196,7 @@ class Bench:
         rooms = [raw for raw, _ in self.sets[0].rooms]
         if not all(bool(gpu_operands.intact(raw)) for raw in (*rooms, tried.scratch)):
             raise Wrong("it writes outside its output or scratch")
-        if not bool((self._sums() == self.before).all()):
+        if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
             raise Wrong("it writes to its inputs")
         kinds = [o.type for o in self.call.outputs]
         found = [self._compared(*one) for one in zip(answers, self.want, kinds, strict=True)]

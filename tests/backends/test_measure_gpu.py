@@ -224,6 +224,21 @@ def test_a_kernel_that_is_right_only_once_is_wrong(measurer: GpuMeasurer) -> Non
     assert row.kind == "failure" and row.stage == "time" and row.status == "wrong"
 
 
+def test_a_generated_kernel_that_is_not_the_same_each_time_is_wrong(measurer: GpuMeasurer) -> None:
+    """However little its answers differ: another library may round as it likes."""
+    text = """calls = [0]
+
+
+def moving(x, y, out):
+    calls[0] += 1
+    torch.add(x, y, out=out)
+    out.view(-1)[0] += calls[0] * 1e-5"""
+    code = lambda call: "moving(x, y, {})".format(call.names.get("out", "out"))
+    moving = Template("moving", "torch", "x + y", code, source=lambda call: {"moving": text})
+    (row,) = rows(measurer, candidate(moving))
+    assert row.kind == "failure" and row.status == "wrong" and "each run" in row.message
+
+
 def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
     def code(call: Call) -> str:
         bad = {64: "import os; os._exit(3)", 128: "import time; time.sleep(99)"}
