@@ -10,6 +10,8 @@ A row's own factor of its scores (the norm of a query, the scale) is no part of 
 way, and joins the difference from the maximum in one instruction.
 
 What is computed follows from the same expressions as in the files before: only products, waiting and layouts are said here.
+A width that is no power of two may lie in two pieces that are (96 is 64 and 32): products along it are two, and so are results.
+
 Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, their width), P weights as an operand, B what is stored.
 """
 
@@ -17,20 +19,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from .descriptors import Box, edged_box
 from .index import WIDE, Axis, Index, index
 from .kir import Expr, Kernel, Store, Unfusable, walk
 from .kir_loops import power_of, rolled
-from .tiling import MULTIPROCESSORS, Shape, Tiling
+from .tiling import MULTIPROCESSORS, Shape, Tiling, padded
 from .triton_fits import SHARED
 from .triton_frame import Scope
 from .triton_source import Function
 from .triton_text import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Launch, Tile, names_it
 
 GROUP = 64  # rows of four warps: what one instruction of the matrix unit takes
+GRAIN = 16  # elements of the least piece of a width
 WIDEST = 256  # columns of one instruction
 WIDE_RESULT = 128  # columns beyond which a result is turned where its queries lay
 REGISTERS = 240, 24  # of a thread that computes, of one that copies
@@ -80,6 +84,20 @@ def emit_roles(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleL
     return Roles(kernel, replace(tiling, m=GROUP), name, alone, groups).roles()
 
 
+def widths(extent: int) -> list[tuple[int, int]]:
+    """Where the pieces of a width begin and how wide they are: two powers of two that hold it with less left over than one."""
+    large = 1 << (max(extent, GRAIN).bit_length() - 1)
+    small = max(GRAIN, padded(extent - large))
+    if extent <= large or large + small >= padded(extent):
+        return [(0, max(GRAIN, padded(extent)))]
+    return [(0, large), (large, small)]
+
+
+def _numbered(stem: str, count: int) -> list[str]:
+    """Names of pieces; one alone has the plain name."""
+    return [stem] if count == 1 else [f"{stem}_{i}" for i in range(count)]
+
+
 def _positive(e: Expr) -> bool:
     """Whether a value is certainly not negative, so that a maximum may be taken before it is a factor."""
     if e.op in ("mul", "div"):
@@ -115,11 +133,16 @@ class Roles(Function):
         (self.axis,) = self.walked
         self.layouts: dict[tuple[str, ...], str] = {("m", self.axis.name): "S", ("m", "n"): "O"}
         self.away = False  # whether positions are those of what is stored
+        self.pieces = bool(
+            tiling.options.get("pieces")
+        )  # whether widths lie in two pieces where they are no powers of two
+        self.first: dict[str, int] = {}  # where a piece begins along a dimension
+        self.stored = "B"
         self.bounds: list[str] = []  # which tiles of the walked axis there are, for both roles
-        self.rings: list[tuple[str, str]] = []  # names of the descriptors of keys and values
+        self.rings: list[tuple[str, list[str]]] = []  # keys and values, and names of the descriptors of their pieces
         self.cut = False  # whether tiles beyond the last one are cut by a mask
         self.width = 0
-        self.asked = ""  # the descriptor of queries that are copied too
+        self.asked: list[str] = []  # the descriptors of queries that are copied too
         self.slots = 1  # places for the queries of a tile
         self.views: dict[int, str] = {}  # layouts of tiles that are seen as matrices, by columns
         self.factor: Tile | None = None  # of each row's scores, which are known without it
@@ -133,11 +156,11 @@ class Roles(Function):
     # ------------------------------------------------------------ layouts
     def parent(self, dims: Sequence[str]) -> str:
         """The layout of tiles over two dimensions."""
-        return "B" if self.away else self.layouts.get(tuple(dims), "Q")
+        return self.stored if self.away else self.layouts.get(tuple(dims), "Q")
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
         """As everywhere; a row's values lie as those of scores do, and are laid out as the others need them."""
-        if tile.dims == ("m",) and len(dims) == 2 and self.parent(dims) not in ("S", "B"):
+        if tile.dims == ("m",) and len(dims) == 2 and self.parent(dims) not in ("S", self.stored):
             return f"tl.convert_layout({tile.text}, tl.SliceLayout(1, {self.parent(dims)}))[:, None]"
         return super().spread(tile, dims)
 
@@ -153,15 +176,17 @@ class Roles(Function):
             replace(tile, text=f"tl.convert_layout({tile.text}, tl.SliceLayout(1, S))") if tile.dims == ("m",) else tile
         )
 
-    def _started(self, name: str, dims: Sequence[str], monoid: str) -> str:
+    def _begin_at(self, name: str, dims: Sequence[str], fill: str, dtype: str) -> str:
         if tuple(dims) != ("m",):
             raise Unfusable("an accumulator that is not one value a row")
-        return f"{name} = tl.full({[GROUP]}, {NEUTRAL[monoid]}, tl.float32, layout=tl.SliceLayout(1, S))"
+        return f"{name} = tl.full({[GROUP]}, {fill}, {TRITON[dtype]}, layout=tl.SliceLayout(1, S))"
 
     def origin(self, axis: Axis, dim: str) -> str:
         """The first position of a tile along an axis."""
         if dim == "m":
             return "rows"  # of each group in turn, in the role that copies
+        if dim in self.first:
+            return str(self.first[dim])
         return super().origin(axis, dim)
 
     def _extreme(self, at: Index, side: str) -> str:
@@ -202,23 +227,33 @@ class Roles(Function):
         raw = self._copied_queries(sides, own, deep)
         self._operands_first([e for e in ready if not own], axis)
         left = self.side(sides)
-        keys, dtype = self.ring(dots[score].right, (deep, axis.name), "ahead")
-        values, other = self.ring(dots[product].right, (axis.name, "n"), "slot")
+        keys, dtype = self.ring(dots[score].right, (deep, axis.name), deep)
+        values, other = self.ring(dots[product].right, (axis.name, "n"), "n")
         if left.dims != ("m", deep) or dtype != other:
             raise Unfusable("queries that are no rows, or two dtypes")
         narrow = TRITON[dtype]
         if left.text != raw:
-            self.line(f"{self.mine}.store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})")
+            if len(keys) > 1:
+                raise Unfusable("queries in pieces that are computed")
+            self.line(f"{self.mine[0]}.store({left.text if left.dtype == dtype else f'{left.atom}.to({narrow})'})")
             self.line("fence_async_shared()")
         split = self._bounds(ready, top)
         names = {e: self.fresh("max" if e is top else "acc") for e in ready}
-        score_name, acc = self.fresh("score"), names[product]
+        score_name = self.fresh("score")
+        self.sums = _numbered(names[product], len(values))
+        self.weights = _numbered("weights", len(values))
+        pending = _numbered("pending", len(values))
+        followed = [
+            f"{p} = warpgroup_mma({w}, {v.format('slot')}, {acc}, is_async=True)"
+            for p, w, v, acc in zip(pending, self.weights, values, self.sums)
+        ]
+        arrived = f"{', '.join(self.sums)} = warpgroup_mma_wait(0, deps=[{', '.join(pending)}])"
 
         first = Scope(outer.indent, outer.bound | {axis}, outside=outer)
         for text in (
             "slot = step % STAGES",
             "mbarrier.wait(keys_full.index(slot), (step // STAGES) & 1)",
-            f"coming = warpgroup_mma({self.mine}, {keys.replace('ahead', 'slot')}, {self._zeros()}, use_acc=False, is_async=True)",
+            *self._scores(keys, "slot"),
             f"{axis.name}_ = begin + (blocks - 1) * {self.block[axis.name]}",
         ):
             self.line(text, first)
@@ -236,7 +271,8 @@ class Roles(Function):
         first.known[score] = Tile(score_name, ("m", axis.name), "float32")
         self._body(first, outer, ready, top, product, names, {}, narrow)
         self.edge = False
-        self.line(f"{acc} = tl.zeros([{GROUP}, {self.block['n']}], tl.float32, layout=O)", outer)
+        for acc, (_, columns), layout in zip(self.sums, self.piece("n"), _numbered("O", len(values))):
+            self.line(f"{acc} = tl.zeros([{GROUP}, {columns}], tl.float32, layout={layout})", outer)
         outer.lines += first.lines
 
         inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
@@ -244,16 +280,15 @@ class Roles(Function):
         for text in (
             "ahead = (step + 1) % STAGES",
             "mbarrier.wait(keys_full.index(ahead), ((step + 1) // STAGES) & 1)",
-            f"coming = warpgroup_mma({self.mine}, {keys}, {self._zeros()}, use_acc=False, is_async=True)",
+            *self._scores(keys, "ahead"),
             "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
-            f"pending = warpgroup_mma(weights, {values}, {acc}, is_async=True)",
+            *followed,
             f"{axis.name}_ = begin + (blocks - 1 - block) * {self.block[axis.name]}",
         ):
             self.line(text, inner)
         self._read_beside(inner, ready)
-        self.line(f"{score_name} = warpgroup_mma_wait(1, deps=[coming])", inner)
+        self.line(f"{score_name} = warpgroup_mma_wait({len(values)}, deps=[coming])", inner)
         self.line("mbarrier.arrive(keys_empty.index(ahead))", inner)
-        arrived = f"{acc} = warpgroup_mma_wait(0, deps=[pending])"
         self._body(inner, None, ready, top, product, names, split or {}, narrow, arrived)
         self.line("slot = ahead", inner)
         self.line("step += 1", inner)
@@ -262,14 +297,27 @@ class Roles(Function):
         for text in (
             *([] if self.through else self._done_with_queries()),
             "mbarrier.wait(values_full.index(slot), (step // STAGES) & 1)",
-            f"pending = warpgroup_mma(weights, {values}, {acc}, is_async=True)",
-            f"{acc} = warpgroup_mma_wait(0, deps=[pending])",
+            *followed,
+            arrived,
             "mbarrier.arrive(values_empty.index(slot))",
             "step += 1",
         ):
             self.line(text, outer)
         for e in ready:
             outer.known[e] = Tile(names[e], ("m", "n") if e is product else ("m",), "float32")
+
+    def piece(self, dim: str) -> list[tuple[int, int]]:
+        """Where the pieces of a width begin, and how wide they are."""
+        extent, block = self.extent[dim], self.block[dim]
+        return widths(extent) if self.pieces and extent < block else [(0, block)]
+
+    def _scores(self, keys: Sequence[str], slot: str) -> list[str]:
+        """The product of queries with keys, piece by piece."""
+        first, *others = [(q, k.format(slot)) for q, k in zip(self.mine, keys, strict=True)]
+        return [
+            f"coming = warpgroup_mma({first[0]}, {first[1]}, {self._zeros()}, use_acc=False, is_async=True)",
+            *(f"coming = warpgroup_mma({q}, {k}, coming, is_async=True)" for q, k in others),
+        ]
 
     def _copied_queries(self, left: Sequence[Expr], own: Sequence[Expr], deep: str) -> str:
         """Queries come through the copy unit as well, before their turn, where they are one box of 16 bits in memory; the name
@@ -278,17 +326,21 @@ class Roles(Function):
         loads = [e for e in walk([*left, *own]) if e.op == "load" and row in e.axes and not e.args]
         if len(loads) != 1 or ITEMSIZE.get(loads[0].value[3]) != 2:
             return ""
-        named = self.box_of(loads[0].value[0], loads[0].value[1], loads[0].value[3])
-        if named is None or tuple(self.dim_of(a) for a in named[1].axes) != ("m", deep):
-            return ""
-        self.asked, _ = named
+        for begin, columns in self.piece(deep):
+            with self.resized(deep, columns, begin):
+                named = self.box_of(loads[0].value[0], loads[0].value[1], loads[0].value[3])
+            if named is None or tuple(self.dim_of(a) for a in named[1].axes) != ("m", deep):
+                return ""
+            self.asked.append(named[0])
         for e in walk(left):  # what else is read for them is under way while they are waited for
             if e.op == "load" and e is not loads[0] and e.axes <= self.top.bound:
                 self.value(e)
         self.slots = 2 if self.turn != "0" and self.shared(2) <= SHARED else 1
         self.line(f"mbarrier.wait(queries_full.index({self.slot}), {self.phase})")
         if left != (loads[0],) or own:
-            self.line(f"raw = {self.mine}.load(Q)")
+            if len(self.asked) > 1:
+                raise Unfusable("queries in pieces that are computed")
+            self.line(f"raw = {self.mine[0]}.load(Q)")
         self.top.known[loads[0]] = Tile("raw", ("m", deep), loads[0].value[3])
         return "raw"
 
@@ -302,26 +354,29 @@ class Roles(Function):
         """How often, even or odd, that place was used before."""
         return "turn // 2 & 1" if self.slots == 2 else f"{self.turn} & 1"
 
-    def queries(self, group: str) -> str:
-        """A group's queries of this turn."""
-        return f"queries.index({f'turn % 2 * {self.groups} + ' if self.slots == 2 else ''}{group})"
+    def queries(self, group: str) -> list[str]:
+        """A group's queries of this turn, in pieces."""
+        place = f"{f'turn % 2 * {self.groups} + ' if self.slots == 2 else ''}{group}"
+        return [f"{name}.index({place})" for name in _numbered("queries", max(1, len(self.asked)))]
 
     @property
-    def mine(self) -> str:
+    def mine(self) -> list[str]:
         """The queries of the group that computes."""
-        tile = self.queries("W")
-        return self.seen(tile, self.asked) if self.asked else tile
+        tiles = self.queries("W")
+        return [self.seen(tile, name) for tile, name in zip(tiles, self.asked)] if self.asked else tiles
 
     def shared(self, slots: int) -> int:
         """Bytes of shared memory: queries, rings, and results on their way to other layouts."""
-        keys, n = self.block[self.axis.name], self.tiling.n
+        keys, n, width = self.block[self.axis.name], sum(w for _, w in self.piece("n")), self.width
+        if self.pieces and self.asked:
+            width = sum(self.described[name][1].tile[1] for name in self.asked)
         turned = 0 if self.through else n
-        return 2 * (self.tall * (slots * self.width + turned) + self.tiling.stages * keys * (self.width + n))
+        return 2 * (self.tall * (slots * width + turned) + self.tiling.stages * keys * (width + n))
 
     @property
     def through(self) -> bool:
         """Whether a result is turned in the place of its queries: there is no room for one beside them."""
-        return bool(self.asked) and self.tiling.n > WIDE_RESULT and self.width == self.tiling.n
+        return len(self.asked) == 1 and self.block["n"] > WIDE_RESULT and self.width == self.block["n"]
 
     def _done_with_queries(self) -> list[str]:
         return [f"mbarrier.arrive(queries_empty.index({self.slot}))"] if self.asked else []
@@ -333,7 +388,7 @@ class Roles(Function):
         """A descriptor of its own for each of queries, keys and values: what one of them reads begins elsewhere, be it the same operand."""
         before = dict(self.described)
         named = self._edged(operand, at, dtype) or super().box_of(operand, at, dtype)
-        used = [self.asked, *(name for _, name in self.rings)]
+        used = [*self.asked, *(name for _, names in self.rings for name in names)]
         if named is None or named[0] not in used:
             return named
         name, found = f"{named[0]}_{len(used)}", named[1]
@@ -368,22 +423,36 @@ class Roles(Function):
         dtype = TRITON[self.kernel.buffers[self.described[name][0]].dtype]
         return f"seen_as({tile}, {dtype}, [{rows}, {columns}], V{columns})"
 
-    def ring(self, parts: Sequence[Expr], dims: tuple[str, str], slot: str) -> tuple[str, str]:
-        """A tile over two dimensions that the other role copies: its text in the slot named, and its dtype."""
+    def ring(self, parts: Sequence[Expr], dims: tuple[str, str], wide: str) -> tuple[list[str], str]:
+        """A tile over two dimensions that the other role copies, in pieces along one of them: the texts of these, for a slot, and
+        their dtype."""
         if len(parts) != 1 or parts[0].op != "load" or parts[0].args:
             raise Unfusable("what is computed of keys or values")
         operand, at, _, dtype = parts[0].value
-        named = self.box_of(operand, at, dtype)
-        if named is None or ITEMSIZE[dtype] != 2 or not at.axes & self.walked:
-            raise Unfusable("keys or values that are no boxes of 16 bits")
-        name, found = named
-        ring = "values" if self.rings else "keys"
-        self.rings.append((ring, name))
-        own = tuple(self.dim_of(a) for a in found.axes)
-        if {*own} != {*dims}:
-            raise Unfusable("keys or values that rows move")
-        tile = self.seen(f"{ring}.index({slot})", name)
-        return f"{tile}{'' if own == dims else '.permute((1, 0))'}", dtype
+        ring, pieces, texts = "values" if self.rings else "keys", self.piece(wide), []
+        names: list[str] = []
+        self.rings.append((ring, names))
+        for (begin, columns), tile in zip(pieces, _numbered(ring, len(pieces))):
+            with self.resized(wide, columns, begin):
+                named = self.box_of(operand, at, dtype)
+            if named is None or ITEMSIZE[dtype] != 2 or not at.axes & self.walked:
+                raise Unfusable("keys or values that are no boxes of 16 bits")
+            names.append(named[0])
+            own = tuple(self.dim_of(a) for a in named[1].axes)
+            if {*own} != {*dims}:
+                raise Unfusable("keys or values that rows move")
+            texts.append(f"{self.seen(f'{tile}.index({{}})', named[0])}{'' if own == dims else '.permute((1, 0))'}")
+        return texts, dtype
+
+    @contextmanager
+    def resized(self, dim: str, size: int, begin: int = 0) -> Iterator[None]:
+        """Tiles of another size along a dimension, which begin somewhere on it."""
+        before, self.block[dim] = self.block[dim], size
+        if begin:
+            self.first[dim] = begin
+        yield
+        self.block[dim] = before
+        self.first.pop(dim, None)
 
     def _bounds(self, ready: Sequence[Expr], top: Expr) -> dict[Expr, Expr] | None:
         """Which tiles there are, from the last to the first: those that a mask cuts come first. The masks that change nothing
@@ -446,7 +515,7 @@ class Roles(Function):
             inner.known[e.args[0]] = Tile(f"{a.text} * {self.spread(self.factor, a.dims)}", a.dims, a.dtype)
             inner.known[e] = Tile(f"{name}_safe", ("m",), self.wide)
         if outer is not None:
-            self.line(self._started(name, ("m",), "max"), outer)
+            self.line(self._begin_at(name, ("m",), NEUTRAL["max"], self.wide), outer)
         return (lambda: Tile(name, ("m",), self.wide)), Tile(scale, ("m",), self.wide)
 
     def _body(
@@ -481,8 +550,11 @@ class Roles(Function):
             if arrived:
                 self.line(arrived)
                 self.line("mbarrier.arrive(values_empty.index(slot))")
-                self.line(f"{names[product]} = {names[product]} * {self.spread(scale, ('m', 'n'))}")
-            self.line(f"weights = tl.convert_layout({weights.atom}.to({narrow}), P)")
+            for i, (acc, taken) in enumerate(zip(self.sums, self.weights)):
+                self.layouts["m", "n"], operand = (_numbered(x, len(self.sums))[i] for x in "OP")
+                if arrived:
+                    self.line(f"{acc} = {acc} * {self.spread(scale, ('m', 'n'))}")
+                self.line(f"{taken} = tl.convert_layout({weights.atom}.to({narrow}), {operand})")
 
     # ------------------------------------------------------------ the functions
     def _store(self, store: Store) -> None:
@@ -500,12 +572,12 @@ class Roles(Function):
         ends = [f"(m_stored < {self.extent['m']})[:, None]"] * self.ragged("m")
         ends += [f"(n_stored < {self.extent['n']})[None, :]"] * self.ragged("n")
         mask = f", mask={' & '.join(ends)}" if ends else ""
-        turned = f"tl.convert_layout({text}, B)"
+        turned = f"tl.convert_layout({text}, {self.stored})"
         if self.through:
-            if spot.dtype != self.kernel.buffers[self.described[self.asked][0]].dtype or len(self.kernel.stores) > 1:
+            if spot.dtype != self.kernel.buffers[self.described[self.asked[0]][0]].dtype or len(self.kernel.stores) > 1:
                 raise Unfusable("a result that does not lie as queries do")
-            self.line(f"{self.mine}.store({text})")
-            turned = f"{self.mine}.load(B)"
+            self.line(f"{self.mine[0]}.store({text})")
+            turned = f"{self.mine[0]}.load({self.stored})"
         self.line(f"tl.store({store.buffer} + {where.atom}, {turned}{mask})")
         if self.through:
             for text in ("fence_async_shared()", *self._done_with_queries()):
@@ -526,20 +598,22 @@ class Roles(Function):
         placed = [*place.lines]
         with self.inside(place):
             self._spans(tiles_m, tiles_n)
-        self._stores(self.kernel.stores)
+        if len(self.piece("n")) > 1:
+            self._in_pieces()
+        else:
+            self._stores(self.kernel.stores)
         if len(self.rings) != 2:
             raise Unfusable("no loop over keys")
         compute = self._turns(rounds, grid, programs) + [*place.lines, *self.top.lines]
         copy = self._turns(rounds, grid, programs) + placed + self._copies("    " * place.indent)
         pointers = [n for n in self.kernel.buffers if any(names_it(line, n) for line in compute)]
         rings = [*(["queries"] if self.asked else []), *(ring for ring, _ in self.rings)]
-        shared = [
-            "queries",
-            *(ring for ring, _ in self.rings),
-            *(f"{r}_{part}" for r in rings for part in ("full", "empty")),
-        ]
-        copied = shared if self.asked else shared[1:]
-        boxes = [*([self.asked] if self.asked else []), *(name for _, name in self.rings)]
+        queries = _numbered("queries", max(1, len(self.asked)))
+        copied = [tile for ring, names in self.rings for tile in _numbered(ring, len(names))]
+        copied += [f"{r}_{part}" for r in rings for part in ("full", "empty")]
+        shared = [*queries, *copied]
+        copied = shared if self.asked else copied
+        boxes = [*self.asked, *(name for _, names in self.rings for name in names)]
         source = [
             IMPORTS, *([SEEING] if self.views else []), "", "",
             "@gluon.jit", f"def {self.name}_compute({', '.join([*pointers, *shared])}, W: gl.constexpr):",
@@ -551,6 +625,30 @@ class Roles(Function):
         text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", "\n".join(source)) + "\n"
         described = tuple(self.described[name] for name in boxes)
         return RoleLaunch(self.name, text, grid, tuple(pointers), 4, t.stages, described)
+
+    def _in_pieces(self) -> None:
+        """All results, piece by piece: what does not depend on columns is computed once."""
+        (product,) = (e for e, d in self.shape.dots.items() if e.axis == self.axis and d.cols)
+        self.value(product)
+        columns = {*self.shape.cols}
+        self.top.bound -= columns
+        pieces = self.piece("n")
+        for i, (begin, size) in enumerate(pieces):
+            inner = Scope(self.top.indent, self.top.bound | columns, outside=self.top)
+            inner.known[product] = Tile(self.sums[i], ("m", "n"), "float32")
+            self.layouts["m", "n"], self.stored = (_numbered(x, len(pieces))[i] for x in "OB")
+            with self.inside(inner), self.resized("n", size):
+                self._columns(f"{begin} + " if begin else "", size)
+                for store in self.kernel.stores:
+                    self._store(store)
+            self.top.lines += inner.lines
+
+    def _columns(self, across: str, size: int) -> None:
+        """The columns of results, and rows and columns of what is stored."""
+        out, base = self.layouts["m", "n"], f"tile_m * {self.tall} + " if self.shape.m > self.tall else ""
+        self.line(f"m_stored = {base}W * {GROUP} + tl.arange(0, {GROUP}, layout=tl.SliceLayout(1, {self.stored}))")
+        self.line(f"n = {across}tl.arange(0, {size}, layout=tl.SliceLayout(0, {out}))")
+        self.line(f"n_stored = {across}tl.arange(0, {size}, layout=tl.SliceLayout(0, {self.stored}))")
 
     def _turns(self, rounds: int, grid: int, programs: int) -> list[str]:
         """The loop over a program's tiles: forth and back, so that those with much to do come to ones with little."""
@@ -567,11 +665,9 @@ class Roles(Function):
         """The rows and columns of a tile, as they lie for scores and results, and for what is stored."""
         base = f"tile_m * {self.tall} + " if tiles_m > 1 else ""
         across = f"tile_n * {self.block['n']} + " if tiles_n > 1 else ""
-        n = self.block["n"]
         self.line(f"m = {base}W * {GROUP} + tl.arange(0, {GROUP}, layout=tl.SliceLayout(1, S))")
-        self.line(f"m_stored = {base}W * {GROUP} + tl.arange(0, {GROUP}, layout=tl.SliceLayout(1, B))")
-        self.line(f"n = {across}tl.arange(0, {n}, layout=tl.SliceLayout(0, O))")
-        self.line(f"n_stored = {across}tl.arange(0, {n}, layout=tl.SliceLayout(0, B))")
+        if len(self.piece("n")) == 1:
+            self._columns(across, self.block["n"])
         for a in self.shape.inner:
             if a not in self.walked:
                 self.line(f"{a.name} = tl.arange(0, {self.block[a.name]}, layout=tl.SliceLayout(0, Q))")
@@ -584,12 +680,13 @@ class Roles(Function):
             lanes = min(32, columns // 8)
             return f"gl.BlockedLayout([1, 8], [{32 // lanes}, {lanes}], [4, 1], [1, 0])"
 
-        found = {
-            "S": matrix(self.block[self.axis.name]),
-            "O": matrix(self.block["n"]),
-            "P": "gl.DotOperandLayout(0, O, 2)",
-        }
-        found |= {"Q": rows(self.width), "B": rows(self.block["n"])}
+        pieces = self.piece("n")
+        names = zip(pieces, *(_numbered(x, len(pieces)) for x in "OPB"))
+        found = {"S": matrix(self.block[self.axis.name])}
+        for (_, columns), out, operand, _ in names:
+            found |= {out: matrix(columns), operand: f"gl.DotOperandLayout(0, {out}, 2)"}
+        found["Q"] = rows(self.width)
+        found |= {name: rows(columns) for (_, columns), name in zip(pieces, _numbered("B", len(pieces)))}
         found |= {name: _shared_layout(columns) for columns, name in self.views.items()}
         return [f"    {name}: gl.constexpr = {text}" for name, text in found.items()]
 
@@ -598,29 +695,30 @@ class Roles(Function):
         axis, inner = self.axis.name, pad + "    "
         lines = []
         if self.asked:
-            found = self.described[self.asked][1]
+            boxes = [(name, self.described[name][1]) for name in self.asked]
             tile = f"tile_m * {self.tall}" if self.shape.m > self.tall else "0"
-            size = 2 * self.groups * math.prod(found.block)
+            size = sum(2 * self.groups * math.prod(found.block) for _, found in boxes)
             lines += [
                 f"{pad}mbarrier.wait(queries_empty.index({self.slot}), {self.phase} ^ 1)",
                 f"{pad}mbarrier.expect(queries_full.index({self.slot}), {size})",
             ]
             for group in range(self.groups):
                 lines.append(f"{pad}rows = {tile} + {group * GROUP}")
-                lines.append(
-                    f"{pad}fetch_box({self.asked}, [{', '.join(found.origin)}], queries_full.index({self.slot}), "
-                    f"{self.queries(str(group))})"
-                )
+                for (name, found), place in zip(boxes, self.queries(str(group))):
+                    at = f"[{', '.join(found.origin)}], queries_full.index({self.slot})"
+                    lines.append(f"{pad}fetch_box({name}, {at}, {place})")
         lines += [pad + text for text in self.bounds]
         lines += [f"{pad}for block in range(blocks):", f"{inner}slot = step % STAGES"]
         lines.append(f"{inner}{axis}_ = begin + (blocks - 1 - block) * {self.block[axis]}")
-        for ring, name in self.rings:
-            found = self.described[name][1]
+        for ring, names in self.rings:
+            size = sum(2 * math.prod(self.described[name][1].block) for name in names)
             lines += [
                 f"{inner}mbarrier.wait({ring}_empty.index(slot), (step // STAGES) & 1 ^ 1)",
-                f"{inner}mbarrier.expect({ring}_full.index(slot), {2 * math.prod(found.block)})",
-                f"{inner}fetch_box({name}, [{', '.join(found.origin)}], {ring}_full.index(slot), {ring}.index(slot))",
+                f"{inner}mbarrier.expect({ring}_full.index(slot), {size})",
             ]
+            for name, place in zip(names, _numbered(ring, len(names))):
+                at = f"[{', '.join(self.described[name][1].origin)}], {ring}_full.index(slot)"
+                lines.append(f"{inner}fetch_box({name}, {at}, {place}.index(slot))")
         return [*lines, f"{inner}step += 1"]
 
     def _kernel(
@@ -629,13 +727,17 @@ class Roles(Function):
         """Shared memory, barriers, roles."""
         stages, lines = self.tiling.stages, []
         dtype = TRITON[self.kernel.buffers[self.described[boxes[-1]][0]].dtype]
-        tile, layout = [GROUP, self.width], _shared_layout(self.width)
-        if self.asked and (found := self.described[self.asked][1]).strides:
-            tile, layout = [*found.block], f"{self.asked}.layout"
-        lines.append(f"queries = gl.allocate_shared_memory({dtype}, {[self.slots * self.groups, *tile]}, {layout})")
-        for ring, name in self.rings:
-            block = [stages, *self.described[name][1].block]
-            lines.append(f"{ring} = gl.allocate_shared_memory({dtype}, {block}, {name}.layout)")
+        for name, queries in zip(self.asked or [""], _numbered("queries", max(1, len(self.asked)))):
+            tile, layout = [GROUP, self.width], _shared_layout(self.width)
+            if name and ((found := self.described[name][1]).strides or len(self.asked) > 1):
+                tile, layout = [*found.block], f"{name}.layout"
+            lines.append(
+                f"{queries} = gl.allocate_shared_memory({dtype}, {[self.slots * self.groups, *tile]}, {layout})"
+            )
+        for ring, names in self.rings:
+            for name, place in zip(names, _numbered(ring, len(names))):
+                block = [stages, *self.described[name][1].block]
+                lines.append(f"{place} = gl.allocate_shared_memory({dtype}, {block}, {name}.layout)")
             for part in ("full", "empty"):
                 lines.append(
                     f"{ring}_{part} = gl.allocate_shared_memory(gl.int64, [{stages}, 1], mbarrier.MBarrierLayout())"

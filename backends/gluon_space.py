@@ -1,6 +1,6 @@
 """Schedules of kernels whose warps have roles: those worth measuring, and which are legal.
 
-`roles` is 1, `warps` those that compute: four for each 64 rows of a program. Attention (gluon_source.py): `stages` are the tiles of
+`roles` is 1, `pieces` whether widths of attention lie in two powers of two, `warps` those that compute: four for each 64 rows of a program. Attention (gluon_source.py): `stages` are the tiles of
 keys, and of values, that can lie in shared memory. Convolutions (gluon_images.py): `tall` positions of a program, `wide` filters and
 `more` beside them; `stages` are the steps of the sum that can lie there.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from .gluon_images import DEPTHS, emit_images, images_of
-from .gluon_source import GROUP, WIDE_RESULT, WIDEST, emit_roles
+from .gluon_source import GROUP, WIDE_RESULT, WIDEST, emit_roles, widths
 from .kir import Kernel, Unfusable
 from .tiling import MULTIPROCESSORS, Shape, padded
 from .triton_fits import SHARED, Schedule
@@ -36,10 +36,12 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
     if main.size < LONG:
         return
     own = f"k{shape.inner.index(main)}"
-    for keys, groups in product((64, 32) if padded(shape.n) == WIDEST else (128, 64), (2,)):
+    sizes = [shape.n, *(a.size for a in shape.inner if a is not main)]
+    more = {"pieces": 1} if any(len(widths(size)) > 1 for size in sizes) else {}
+    for keys, groups in product((64, 32) if padded(shape.n) == WIDEST and not more else (128, 64), (2,)):
         for stages in (4, 3, 2):
             schedule = {
-                "m": groups * GROUP, "n": padded(shape.n), "warps": 4 * groups, "stages": stages, "roles": 1, **inner, own: keys,
+                "m": groups * GROUP, "n": padded(shape.n), "warps": 4 * groups, "stages": stages, "roles": 1, **inner, own: keys, **more,
             }  # fmt: skip
             if roles_fit(kernel, shape, schedule):
                 yield schedule
@@ -104,7 +106,7 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
         return images_fit(kernel, shape, schedule)
     wanted = {"m", "n", "warps", "stages", "roles", *(f"k{i}" for i in range(len(shape.inner)))}
     if (
-        set(schedule) != wanted
+        not wanted <= set(schedule) <= wanted | {"pieces"}
         or schedule["roles"] != 1
         or schedule["warps"] not in (4, 8, 12)
         or shape.kind != "attention"
@@ -115,15 +117,19 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
     tiling = tiling_of(shape, schedule)
     keys = max((k for a, k in tiling.k.items() if k < a.size), default=0)
     width = max((k for a, k in tiling.k.items() if k >= a.size), default=0)
+    columns = tiling.n
+    if schedule.get("pieces"):
+        width = max(sum(w for _, w in widths(a.size)) for a, k in tiling.k.items() if k >= a.size)
+        columns = sum(w for _, w in widths(shape.n))
     if (
         not 16 <= keys <= SCORES
         or not 2 <= schedule["stages"] <= 8
         or not 16 <= width <= WIDEST
-        or tiling.n + keys > WIDEST + (KEYS_BESIDE if tiling.n == WIDEST else 0)
+        or columns + keys > WIDEST + (KEYS_BESIDE if columns == WIDEST else 0)
     ):
         return False
-    turned = 0 if tiling.n > WIDE_RESULT else 2 * tiling.n
-    if 2 * (tiling.m * (width + turned) + schedule["stages"] * keys * (width + tiling.n)) > SHARED:
+    turned = 0 if columns == width > WIDE_RESULT and not schedule.get("pieces") else 2 * columns
+    if 2 * (tiling.m * (width + turned) + schedule["stages"] * keys * (width + columns)) > SHARED:
         return False
     try:
         emit_roles(kernel, tiling, "probe", shape)

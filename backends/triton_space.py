@@ -34,6 +34,7 @@ def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
         "inside": bool(schedule.get("inside", 0)),
         "walk": bool(schedule.get("walk", 0)),
         "early": bool(schedule.get("early", 0)),
+        "pieces": bool(schedule.get("pieces", 0)),
     }
     return Tiling(m, n, k, schedule["warps"], schedule["stages"], schedule.get("group", 1), options)
 

@@ -68,6 +68,9 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "ragged, windowed": lambda: c.attention(x("q", 2, 2, 300, 24), x("k", 2, 1, 300, 24), x("v", 2, 1, 300, 24), scale=0.25, causal=True, window=70, softcap=3.0),
     "positions first": _positions_first,
     "keyed": _keyed,
+    "pieces": lambda: c.attention(x("q", 3, 150, 80), x("k", 3, 190, 80), x("v", 3, 190, 72), scale=0.1),
+    "pieces of keys": lambda: t.permute(c.attention(x("q", 1, 3, 150, 48), x("k", 1, 1, 150, 48), x("v", 1, 1, 150, 32), scale=0.1, causal=True), (0, 2, 1, 3)),
+    "pieces, normed": lambda: c.attention(c.rms_norm(x("q", 2, 200, 32), x("g", 32), eps=1e-6), x("k", 2, 200, 32), x("v", 2, 200, 40), scale=0.25, causal=True),
     "wide": lambda: c.attention(x("q", 5, 200, 256), x("k", 5, 200, 256), x("v", 5, 200, 256), scale=0.06, causal=True),
     "causal": lambda: c.attention(c.rms_norm(x("q", 2, 256, 16), x("g", 16), eps=1e-6), x("k", 2, 256, 16), x("v", 2, 256, 16), scale=0.25, causal=True),
     "whole": lambda: c.attention(x("q", 2, 128, 16), x("k", 2, 256, 16), x("v", 2, 256, 32), scale=0.25),
@@ -76,7 +79,7 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
 }  # fmt: skip
 
 
-def called(name: str, keys: int, stages: int = 2) -> tuple[Template, Call]:
+def called(name: str, keys: int, stages: int = 2, **more: int) -> tuple[Template, Call]:
     root = KERNELS[name]()
     kinds = {
         str(n.attr("name")): Operand(Type(n.shape, "float16"), contiguous(n.shape))
@@ -85,7 +88,7 @@ def called(name: str, keys: int, stages: int = 2) -> tuple[Template, Call]:
     }  # type: ignore[arg-type]
     template = generated(root)
     width = padded(int(next(o.type.shape[-1] for o in kinds.values())))  # type: ignore[arg-type]
-    schedule = {"m": 128, "n": padded(int(root.shape[-1])), "k0": width, "k1": keys, "warps": 8, "stages": stages, "roles": 1}
+    schedule = {"m": 128, "n": padded(int(root.shape[-1])), "k0": width, "k1": keys, "warps": 8, "stages": stages, "roles": 1, **more}
     out = Operand(Type(root.shape, "float16"), contiguous(root.shape))  # type: ignore[arg-type]
     return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule=schedule)
 
@@ -94,13 +97,14 @@ def called(name: str, keys: int, stages: int = 2) -> tuple[Template, Call]:
 @pytest.mark.parametrize(
     ("name", "keys"),
     [("causal", 64), ("causal", 128), ("whole", 64), ("windowed", 32), ("grouped", 64), ("ragged", 64), ("ragged, causal", 64),
-     ("ragged, causal", 128), ("ragged, windowed", 32), ("positions first", 64), ("keyed", 64), ("sink", 64), ("wide", 32)],
+     ("ragged, causal", 128), ("ragged, windowed", 32), ("positions first", 64), ("keyed", 64), ("sink", 64), ("wide", 32),
+     ("pieces", 64), ("pieces of keys", 64), ("pieces, normed", 64)],
 )  # fmt: skip
 def test_roles_compute_what_the_term_means(name: str, keys: int, multiprocessors: int) -> None:
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     with host(multiprocessors):
-        template, call = called(name, keys)
+        template, call = called(name, keys, **({"pieces": 1} if "pieces" in name else {}))
         given = {n: rng.standard_normal(o.type.shape).astype(np.float16) for n, o in call.operands.items()}
         want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]  # type: ignore[attr-defined]
         out = torch.full(want.shape, float("nan"), dtype=torch.float16)
