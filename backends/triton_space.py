@@ -144,13 +144,18 @@ def _contraction(facts: Facts) -> Ranked:
         yield from _streamed(facts) if facts.few else _squared(facts)  # else each product lies inside another reduction
 
 
+NEAR = 8e4  # bytes a µs that one multiprocessor reads from the L2 cache at most, for ranking only
+OWN = 54  # registers of a thread beside those of tiles
+JOIN = 1.5  # µs that the last program takes to join parts of a tile, beside those for each
 HELD = 8, 160  # elements of accumulators in a thread: with less the matrix unit waits, with more registers spill
 
 
 def _squared(facts: Facts) -> Ranked:
     """A product with many rows: what tiles load counts more than what they multiply, and a program's first loads and its
-    end are hidden only by other programs on the same multiprocessor."""
+    end are hidden only by other programs on the same multiprocessor. A small one takes as long as a program waits for its rounds of
+    loads one after the other, so deep stages. The rank is an estimate of the time in µs."""
     more = {"boxes": 1} if facts.boxed else {}
+    work = 2.0 * facts.m * facts.n * facts.size * facts.sums * facts.batch / RATE / MULTIPROCESSORS
     rows = _blocks(facts.m, (32, 64, 128, 256), 16)[-3:]
     for m, n, k in product(rows, _blocks(facts.n, (32, 64, 128, 256), 16), _blocks(facts.size, (32, 64, 128), 16)):
         tiles = -(-facts.m // m), -(-facts.n // n)
@@ -159,7 +164,7 @@ def _squared(facts: Facts) -> Ranked:
         again = _again(facts, *tiles) + 0.5 * any(by % k for by in facts.periods)
         tile = {"m": m, "n": n, "group": 8 if tiles[0] > 1 else 1, **more, **facts.depths(k)}
         staged = facts.staged(tile)
-        for warps, stages in product((4, 8), (2, 3, 4)):
+        for warps, stages in product((4, 8), (2, 3, 4, 6, 8)):
             schedule = tile | {"warps": warps, "stages": stages}
             if not HELD[0] <= each(size, schedule) <= HELD[1] or not tiles_fit(facts, schedule):
                 continue
@@ -175,7 +180,9 @@ def _squared(facts: Facts) -> Ranked:
                     tail * full * (0.4 + 40 * (1 / m + 1 / n)) + again + ends
                     + 0.1 * (split > 1) + 0.02 * split + 0.1 * abs(stages - 3) + 0.4 * (k == 32) + wide
                 )  # fmt: skip
-                yield _cut(schedule, split), rank
+                waits = -(-facts.size // split // k) / (stages - 1) * LATENCY * -(-waves // resident)
+                reads = (m + n * facts.sums) * facts.size * facts.width / split * -(-waves // 1) / NEAR
+                yield _cut(schedule, split), max(rank * work, waits, reads) + (JOIN + 0.25 * split) * (split > 1)
 
 
 def _again(facts: Facts, tiles_m: int, tiles_n: int) -> float:
@@ -272,9 +279,13 @@ def _attention(facts: Facts) -> Ranked:
         for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
             busy = programs * split / MULTIPROCESSORS
             later = 0 if many else -(-busy // resident) - 1  # waves whose first loads nothing hides
+            registers = OWN + each(m * (n + k + facts.head // 2), schedule)
+            together = min(SHARED // shared, int(65536 / (32 * warps * registers)))  # programs of a multiprocessor
+            waves = busy / max(1, together) if many else 0.0
+            uneven = -(-waves // 1) / waves - 1 if waves > 1 else 0.0  # the last wave's programs are alone
             rank = (
                 (1 / busy if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * many
-                + 0.1 * abs(log2(k / (64 if many else 128))) + 0.1 * abs(stages - 3) + 0.12 * later
+                + 0.1 * abs(log2(k / (64 if many else 128))) + 0.1 * abs(stages - 3) + 0.12 * later + 0.5 * uneven
                 + (0.3 if each(m * n, schedule) > 64 else 0) + 0.1 * (split > 1)
                 + (0.4 if many and min(SHARED // shared, 2) * warps < 8 else 0)
             )  # fmt: skip
