@@ -445,10 +445,10 @@ class Roles(Function):
         return texts, dtype
 
     @contextmanager
-    def resized(self, dim: str, size: int, begin: int = 0) -> Iterator[None]:
-        """Tiles of another size along a dimension, which begin somewhere on it."""
+    def resized(self, dim: str, size: int, begin: int) -> Iterator[None]:
+        """A piece of a dimension in place of its tiles; all of a tile where it is no piece."""
         before, self.block[dim] = self.block[dim], size
-        if begin:
+        if size != before:
             self.first[dim] = begin
         yield
         self.block[dim] = before
@@ -637,7 +637,7 @@ class Roles(Function):
             inner = Scope(self.top.indent, self.top.bound | columns, outside=self.top)
             inner.known[product] = Tile(self.sums[i], ("m", "n"), "float32")
             self.layouts["m", "n"], self.stored = (_numbered(x, len(pieces))[i] for x in "OB")
-            with self.inside(inner), self.resized("n", size):
+            with self.inside(inner), self.resized("n", size, begin):
                 self._columns(f"{begin} + " if begin else "", size)
                 for store in self.kernel.stores:
                     self._store(store)
