@@ -279,6 +279,16 @@ def deep(operations: int) -> None:
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + FRAMES * operations))
 
 
+def across(found: Lowered) -> bool:
+    """Whether a right side of a product that is read lies across the sum."""
+    return any(
+        e.op == "load" and dot.axis in e.axes and e.value[1].coefficient(dot.axis) != 1
+        for dot, d in found.shape.dots.items()
+        for side in d.right
+        for e in walk([side])
+    )
+
+
 @lru_cache(maxsize=4096)
 def _read(roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]) -> tuple[Kernel, Shape, bool]:
     """The kernel of terms whose operands lie as given, its shape, and whether its longest reduction can be cut into parts:
@@ -589,7 +599,11 @@ class Generator:
             yield from self._turned(region, call, weights, None, precision)
             return
         turned = list(self._turned(region, call, weights, lowered, precision))
-        if not (turned and precision.loss and self._along):
+        other = self._across.get(precision, precision)
+        if not turned and other is not precision and across(lowered):
+            yield from self._templates(region, call, weights, images, other)
+            return
+        if not (turned and precision in self._across):
             yield plain, call
         images = images and not call.more
         if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
@@ -600,9 +614,10 @@ class Generator:
         yield from turned
 
     @property
-    def _along(self) -> bool:
-        """Whether products of float32 on the matrix unit want both sides along the sum."""
-        return bool(getattr(self.emitter, "along", False))
+    def _across(self) -> Mapping[Precision, Precision]:
+        """Precisions in which the matrix unit wants both sides along the sum, and what is used for sides that lie across it."""
+        found: Mapping[Precision, Precision] = getattr(self.emitter, "across", {})
+        return found
 
     def _turned(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
@@ -615,7 +630,7 @@ class Generator:
             if not few or not matrices or _family(region.terms) != "contraction":
                 return
             plain = self._template(region.terms, matrices, precision=precision).lower(call)
-        few = plain is not None and (plain.shape.m <= self.vectors or (precision.loss > 0 and self._along))
+        few = plain is not None and (plain.shape.m <= self.vectors or precision in self._across)
         if plain is None or not few or plain.shape.kind != "contraction":
             return
         rights = {e.value[0] for d in plain.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}

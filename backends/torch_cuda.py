@@ -19,7 +19,7 @@ from ..egraph import dtypes
 from ..egraph.ops import OPS
 from ..extract.kernel import Call, Strides, Template
 from .numpy import spell
-from .precision import TF32
+from .precision import LIBRARY_TF32, TF32
 from .torch import (
     _GEOMETRY,
     _NUMBER,
@@ -360,7 +360,7 @@ def _in_tf32(t: Template) -> Template:
         code=code,
         applies=both(t.applies, single),
         setup=(*t.setup, "in_tf32"),
-        loss=TF32.loss,
+        loss=LIBRARY_TF32,
         rate=TF32.rate,
     )
 
@@ -453,7 +453,7 @@ def _convolutions() -> list[Template]:
             found.append(row(f"conv{suffix}_weights{how}", pattern, _conv_code(tuned, bias), **narrowing))
             found.append(row(f"conv{suffix}_last{how}", pattern, _conv_code(tuned, bias), **last))
             for order, style in (("", dense), ("_last", last)):
-                rounding = {**style, "applies": both(style["applies"], single), "loss": TF32.loss, "rate": TF32.rate}
+                rounding = {**style, "applies": both(style["applies"], single), "loss": LIBRARY_TF32, "rate": TF32.rate}
                 found.append(row(f"conv{suffix}{order}{how}_tf32", pattern, _conv_code(tuned, bias, True), **rounding))
         if bias:
             fused = {**last, "applies": both(last["applies"], lambda c: c.output.type.dtype in HALVES)}

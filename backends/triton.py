@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from ..egraph.graph import Tensor
@@ -13,7 +13,7 @@ from .gluon_images import emit_images
 from .gluon_source import emit_roles
 from .gluon_space import role_schedules, roles_fit
 from .kir import Kernel
-from .precision import TF32, THREE, Precision
+from .precision import TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
 from .tiling import Shape, shape_of
 from .triton_fits import each, facts_of, legal
 from .triton_source import emit, emit_joined
@@ -65,8 +65,10 @@ class TritonEmitter:
     version: str = "6"
     setup: tuple[str, ...] = ("INTERPRETED", "begin_early", "counters", "described", "held", "larger", "smaller")
     needs: tuple[str, ...] = ("torch", "triton")
-    precisions: tuple[Precision, ...] = (THREE, TF32)  # beside that of the dtype, the slower ones first
-    along: bool = True  # a right side of float32 that lies across the sum goes through registers, half as fast or less
+    precisions: tuple[Precision, ...] = (THREE, TWO_BRAINS, TF32)  # beside that of the dtype, the slower ones first
+    #: In TF32, a right side that lies across the sum goes through registers, half as fast or less: weights are laid out anew, and
+    #: what cannot be is multiplied in another precision, if one is as good.
+    across: Mapping[Precision, Precision] = field(default_factory=lambda: {THREE: THREE_BRAINS, TF32: TF32})
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
         """See gluon_space.py and triton_space.py, in turn."""
@@ -80,7 +82,7 @@ class TritonEmitter:
         found = schedules(kernel, shape, 8 * COUNT, splits=splits)
         if shape.kind == "contraction" and shape.m > FEW:
             main = f"k{facts_of(kernel, shape, splits).main}"
-            most = SUMS if precision is THREE else math.inf
+            most = math.inf if precision is TF32 else SUMS
             found.sort(key=lambda s: (s[main] > LINE) + (each(s["m"] * s["n"], s) > most))
         return [s | {"precision": precision.number} for s in found[:COUNT]]
 

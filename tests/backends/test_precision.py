@@ -12,7 +12,7 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import emit_cuda_helpers, torch_cuda_helpers
 from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.jobs import job_of, template_of_job
-from tensor_graphs.backends.precision import IEEE, TF32, THREE, within
+from tensor_graphs.backends.precision import IEEE, LIBRARY_TF32, PRECISIONS, TF32, THREE, within
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.views import view_strides
 from tensor_graphs.egraph import composite
@@ -27,8 +27,9 @@ torch = pytest.importorskip("torch")
 NAMES = ("torch_cuda", "triton", "nvrtc")
 
 
-def product(dtype: str = "float32") -> Tensor:
-    return composite.relu(t.matmul(t.input("x", (64, 96), dtype), t.input("w", (96, 64), dtype)))
+def product(dtype: str = "float32", weight: bool = True) -> Tensor:
+    w = t.param("w", (96, 64), dtype) if weight else t.input("w", (96, 64), dtype)
+    return composite.relu(t.matmul(t.input("x", (64, 96), dtype), w))
 
 
 def attention() -> Tensor:
@@ -50,7 +51,7 @@ def rounding(root: Tensor, tolerance: Any, least: float = 2.0**-20) -> set[str]:
     return {c.template.name for c in found(root, tolerance).candidates if c.template.loss > least}
 
 
-@pytest.mark.parametrize("tolerance", ["eager", "fast", "exact", 0.0, 1e-4])
+@pytest.mark.parametrize("tolerance", ["eager", "fast", "exact", 0.0, 5e-6])
 @pytest.mark.parametrize("root", [product, attention, picture])
 def test_what_rounds_is_no_candidate_where_nobody_allows_it(root: Callable[[], Tensor], tolerance: Any) -> None:
     assert rounding(root(), tolerance) == set()
@@ -82,10 +83,21 @@ def test_the_librarys_strict_kernels_stay_where_tf32_is_allowed(root: Callable[[
     assert of("exact") <= of("eager") <= of(1e-3)
 
 
-@pytest.mark.parametrize("tolerance", ["eager", "fast", 1e-5])
-def test_three_products_of_halves_are_as_good_as_float32(tolerance: Any) -> None:
+@pytest.mark.parametrize("tolerance", ["eager", "fast", 2e-6])
+def test_products_of_parts_are_as_good_as_float32(tolerance: Any) -> None:
+    """Weights lie along the sum for TF32; what cannot be laid out anew is multiplied in parts of bfloat16."""
     assert rounding(product(), tolerance, 0.0) == {"triton.contraction_tf32x3", "nvrtc.contraction_tf32x3"}
+    values = rounding(product(weight=False), tolerance, 0.0)
+    assert values == {"triton.contraction_bf16x6", "nvrtc.contraction_tf32x3"}
     assert rounding(product(), "exact", 0.0) == rounding(product(), 0.0, 0.0) == set()
+    laid = [
+        set(c.template.prep) for c in found(product(), tolerance).candidates if "triton.contraction" in c.template.name
+    ]
+    assert laid and all(len(names) == 1 for names in laid)
+
+
+def test_between_float32_and_tf32_there_are_two_parts_of_bfloat16() -> None:
+    assert rounding(product(), 1e-4) == {"triton.contraction_bf16x3"}
 
 
 def test_what_has_no_matrices_is_generated_as_it_is() -> None:
@@ -118,6 +130,7 @@ def test_precisions_that_a_limit_allows() -> None:
     assert within(0.0, (THREE, TF32)) == within(1.0, ()) == (IEEE,)
     assert within(2.0**-20, (THREE, TF32)) == within(1.0, (THREE,)) == (THREE,)
     assert within(1e-3, (THREE, TF32)) == (TF32,)
+    assert [p.number for p in PRECISIONS] == list(range(len(PRECISIONS)))
 
 
 def test_the_graph_as_it_came_runs_strictly() -> None:
@@ -171,7 +184,7 @@ def test_the_twin_computes_what_its_original_does() -> None:
     for twin in twins:
         original: Template = templates[twin.name.removesuffix("_tf32")]
         assert (twin.pattern, twin.prep, twin.inplace) == (original.pattern, original.prep, original.inplace)
-        assert twin.loss == TF32.loss and "in_tf32" in twin.setup
+        assert twin.loss == LIBRARY_TF32 and "in_tf32" in twin.setup
 
 
 def test_options_refuse_what_is_no_tolerance() -> None:
