@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
 from typing import Any
 from unittest import mock
@@ -463,6 +464,22 @@ def _broken() -> bool:
         return True
 
 
+def rehearse(device: Device) -> None:
+    """What every kernel's check and timing does, on small operands: libraries load what they need when it is used first, which takes
+    a first kernel half a second."""
+    import torch
+
+    for dtype in (torch.bfloat16, torch.float64):
+        x = torch.randn(64, 64, device=device.name).to(dtype)
+        out = torch.empty_like(x)
+        torch.mm(x, x, out=out)
+        device.synchronize()
+        device.laps(device.capture([partial(torch.mm, x, x, out=out)]), 2)
+        accuracy(out, out.double(), "bfloat16")
+    reference(device)()
+    device.synchronize()
+
+
 _loading: list[Thread] = []
 
 
@@ -471,6 +488,7 @@ def begin() -> None:
     libraries' kernels are measured."""
     with contextlib.suppress(Exception):  # what is wrong with it is said by the first job
         _device().synchronize()
+        rehearse(_device())
     if _devices and _device().name == "cuda":
         _loading.append(Thread(target=_load_compiler, daemon=True))
         _loading[0].start()

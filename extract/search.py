@@ -31,7 +31,7 @@ from .worth import Token, Worth, token
 CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
 VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
 RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
-QUICK_S = 0.5  # seconds of a solve that more measuring follows
+QUICK_S = 0.1  # seconds of a solve that more measuring follows: more rounds find more than longer solves (of the same seconds)
 LAST_S = 0.25  # seconds that a solve has whatever else: without any it would end with a greedy plan
 BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
 NEXT = 2  # alternatives searched together with each kernel of the winner, if they may become faster than it is

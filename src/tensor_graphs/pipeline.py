@@ -426,12 +426,9 @@ def measuring_begun(session: Session) -> Iterator[None]:
         store = store_of(session)
         measurer = measurer_of(options, backends, store)
         session.begun = None if measurer is None else (store, measurer)
-        if measurer is not None:
-            lower_pool.default_pool().begin()
     try:
         yield
     finally:
-        lower_pool.default_pool().close()
         if session.begun is not None:  # a plan was remembered, or there was nothing to search
             session.begun[1].close()
 
@@ -568,6 +565,8 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     ahead = _referring(session, prepared, work, backends)
     store = begun[0] if begun else store_of(session)
     measurer = begun[1] if begun else measurer_of(options, backends, store)
+    if isinstance(measurer, GpuMeasurer):
+        lower_pool.default_pool().begin()  # takes as long as rewriting does
     try:
         view, blocks, views = saturated(session, work)
         graphs = hypergraphs(session, work, view, backends)
@@ -589,6 +588,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
                 choice, program = acceptance.build(found)
             report = make_report(session, prepared, view, blocks, views, choice, backends, store)
     finally:
+        lower_pool.default_pool().close()
         if measurer is not None:
             measurer.close()
     report.verification = checked.to_json() if checked else None

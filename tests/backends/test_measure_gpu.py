@@ -6,6 +6,7 @@ import math
 import os
 import re
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -531,6 +532,51 @@ def test_calibration_gives_rows_that_bound_prices(tmp_path: object, measurer: Gp
     roofline = store.predictor("cold").rooflines.of(device, "triton", "bfloat16")
     assert roofline.flops_per_us == pytest.approx(8e8)
     assert store.predictor("cold").rooflines.of(device, "triton", "float32").flops_per_us < 8e8
+
+
+def test_a_process_rehearses_before_its_first_job_and_loads_triton_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device of its own; what is generated waits for Triton."""
+    order: list[str] = []
+    device = gpu_worker.device_of("cpu")
+    gpu_worker.rehearse(device)
+    monkeypatch.setattr(device, "name", "cuda")
+    monkeypatch.setattr(gpu_worker, "_devices", {"cuda": device})
+    monkeypatch.setenv("TENSOR_GRAPHS_MEASURE_DEVICE", "cuda")
+    monkeypatch.setattr(gpu_worker, "rehearse", lambda device: order.append("rehearsed"))
+    monkeypatch.setattr(gpu_worker, "_load_compiler", lambda: (time.sleep(0.2), order.append("Triton")))
+    gpu_worker.begin()
+    assert order == ["rehearsed"]
+    gpu_worker.compiler_loaded()
+    assert order == ["rehearsed", "Triton"]
+
+
+def test_the_device_is_calibrated_after_the_first_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries' kernels come first, and what is remembered of a device is not measured again."""
+    jobs: list[str] = []
+
+    class Asked(Quick):
+        def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
+            jobs.append(job["job"])
+            if job["job"] == "calibrate":
+                probe = {"name": "gemm", "dtype": "bfloat16", "flops": 8e8, "bytes": 1.0, "samples": [1.0] * 5}
+                return {"ok": True, "probes": [probe]}
+            return super().ask(job, timeout)
+
+    store = Store(tmp_path)
+    for expected in (1, 0):
+        jobs.clear()
+        with GpuMeasurer(store, device="cpu", worker=Asked()) as measurer:  # type: ignore[arg-type]
+            measurer.device = "cuda"
+            for n in (2, 3):
+                add = Template(
+                    f"torch.add{n}", "torch", "x + y", "torch.add({x}, {y}, out={out})  # 5.0", version=f"{n}{expected}"
+                )
+                measurer.measure([candidate(add)])
+                if measurer._calibrating is not None:
+                    measurer._calibrating.result()
+            measurer.measure([])
+        assert jobs.count("calibrate") == expected and jobs[0] == "open"
+        assert len(store.predictor("cold").rooflines.measured()) == 1
 
 
 def test_without_a_gpu_the_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

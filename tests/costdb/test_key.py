@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensor_graphs.costdb import device
 from tensor_graphs.costdb.key import IDENTITY_FIELDS, KernelKey, Work, canonical, device_key, digest_of, toolchain_key
 from tensor_graphs.costdb.source import normalise, source_hash
 from tensor_graphs.errors import UsageError
@@ -179,3 +182,28 @@ def test_device_and_toolchain_name_what_matters() -> None:
     assert "threads=3" in device_key(threads=3) and device_key(threads=3) != device_key(threads=2)
     assert f"numpy={np.__version__}" in toolchain_key() and "torch" not in toolchain_key()
     assert "torch=" in toolchain_key("torch")
+
+
+@pytest.mark.parametrize(
+    ("told", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: gcc 13.2",
+            "580",
+        ),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\n", "535"),
+        ("GCC version: gcc version 13.2.0\n", "470"),
+        (None, "470"),
+    ],
+)
+def test_the_drivers_version_is_read_where_the_kernel_tells_it(
+    told: str | None, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking the driver's own tool takes half a second; it is asked where nothing else tells."""
+    place = tmp_path / "version"
+    if told is not None:
+        place.write_text(told)
+    monkeypatch.setattr(device, "_KERNEL_MODULE", place)
+    answered = subprocess.CompletedProcess([], 0, stdout="470.82.01\n")
+    monkeypatch.setattr(subprocess, "run", lambda *given, **more: answered)
+    assert device._nvidia_driver() == version
