@@ -14,8 +14,8 @@ else: that of rows too few or too long for one kernel, that of keys which every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
 
@@ -25,6 +25,7 @@ from ..egraph.graph import Tensor, make, topological
 from ..egraph.ops import OPS, Type
 from ..egraph.pricing import Pricing, Roofline, node_prices
 from ..egraph.view import EGraphView
+from .repeats import Repeats, Step
 from .uses import Uses
 
 ROWS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
@@ -110,6 +111,24 @@ class Region:
         return (self.term,)
 
 
+@dataclass(frozen=True)
+class _Grown:
+    """The regions of a class, a way to all of their e-nodes, and what came to be known as shared meanwhile."""
+
+    cls: int
+    regions: tuple[Region, ...]
+    steps: list[Step]
+    shared: frozenset[int]
+
+    def moved(self, to: Mapping[int, int]) -> Iterator[Region]:
+        """The same where other classes are in these places."""
+        for r in self.regions:
+            yield replace(
+                r, cls=to[r.cls], leaves=tuple([(t, to[c]) for t, c in r.leaves]), inner=tuple([(t, to[c]) for t, c in r.inner]),
+                statistics=tuple([to[c] for c in r.statistics]),
+            )  # fmt: skip
+
+
 @dataclass
 class Regions:
     """All regions of a view. `given` are classes that lie in memory from the start."""
@@ -128,6 +147,27 @@ class Regions:
     _tensors: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     _below: dict[int, set[int]] = field(default_factory=dict)
+    _grown_of: dict[tuple[int, bool], list[_Grown]] = field(default_factory=dict)  # of classes of one colour
+
+    @cached_property
+    def repeats(self) -> Repeats:
+        """Which classes are alike, as far as regions are concerned."""
+        view, roots = self.view, {*self.view.roots}
+        marks = [
+            (
+                t.dtype,
+                t.shape,
+                weight,
+                original,
+                c in self.given,
+                c in self.at_once,
+                c in self.flat,
+                c in self.settled,
+                c in roots,
+            )
+            for c, (t, weight, original) in enumerate(zip(view.types, view.weight.tolist(), view.original.tolist()))
+        ]
+        return Repeats(view, marks, self.given)
 
     @cached_property
     def _kids(self) -> list[list[int]]:
@@ -345,14 +385,27 @@ class Regions:
             order |= dict.fromkeys(todo)
 
     def _of(self, cls: int) -> Iterator[Region]:
-        """The regions of a class."""
-        seen = self.seen = set[Tensor]()
+        """The regions of a class: those of one that is alike, moved there, or grown."""
+        key = self.repeats.colours[cls], cls in self.beside and cls in self.shared
+        alike = self._grown_of.setdefault(key, [])
+        for known in alike:
+            to = self.repeats.image(known.steps, known.cls, cls)
+            if to is not None and known.shared <= to.keys():
+                self.shared |= {to[c] for c in known.shared}
+                yield from known.moved(to)
+                return
+        before, nodes = set(self.shared), dict[int, None]()
+        found: dict[Tensor, Region] = {}
+        self.seen = set[Tensor]()
         for node in self.starts(cls):
             for reach in self._of_use:
-                for region in self._grown(cls, node, reach):
-                    if region is not None and region.term not in seen:
-                        seen.add(region.term)
-                        yield region
+                for growth, region in self._grown(cls, node, reach):
+                    if region is not None and region.term not in found:
+                        self.seen.add(region.term)
+                        found[region.term] = region
+                        nodes |= dict.fromkeys(growth.inlined)
+        yield from found.values()
+        alike.append(_Grown(cls, (*found.values(),), self.repeats.outline(nodes), frozenset(self.shared - before)))
 
     @cached_property
     def _of_use(self) -> list[Reach]:
@@ -360,14 +413,15 @@ class Regions:
         ops = {*self.view.op}
         return [r for r in self.reaches if not r.products or ops & PRODUCTS]
 
-    def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[Region | None]:
+    def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[tuple[_Growth, Region | None]]:
         """Regions of one reach, the largest first: up to as many values as may be that are needed beside, and up to fewer."""
         whole = _Growth(self, cls, reach)
         found = whole.grown(node)
         if whole.met <= BESIDE:
-            yield found
+            yield whole, found
         for room in reversed(range(min(whole.met, BESIDE + 1))):
-            yield _Growth(self, cls, reach, room).grown(node)
+            less = _Growth(self, cls, reach, room)
+            yield less, less.grown(node)
 
 
 def _kind(op: str) -> str:
@@ -402,6 +456,7 @@ class _Growth:
     spread: dict[int, None] = field(default_factory=dict)  # leaves that are spread over more elements
     done: dict[tuple[int, int, int, bool, bool], _Part | int] = field(default_factory=dict)
     made: dict[_Part, Tensor] = field(default_factory=dict)
+    root: _Part | None = None
     nodes: int = 0
     used: int = 0  # most products on a path
     met: int = 0  # most values on a path that are needed beside
@@ -412,7 +467,7 @@ class _Growth:
         """The region that starts with an e-node; None if it is too large, trivial or not of this reach."""
         self.inside = self.regions.inside(node, self.reach.products) | {self.cls}
         try:
-            root = self._node(node, 0, 0, False, self.reach.spread_bare)
+            root = self.root = self._node(node, 0, 0, False, self.reach.spread_bare)
         except _Large:
             return None
         if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
@@ -428,6 +483,17 @@ class _Growth:
         return Region(
             self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner.items()), tuple(self.spread)
         )
+
+    @property
+    def inlined(self) -> Iterator[int]:
+        """The e-nodes of the region that was grown, from above to below."""
+        todo, seen = [self.root], set[_Part]()
+        while todo:
+            part = todo.pop()
+            if part is not None and part not in seen:
+                seen.add(part)
+                yield part.node
+                todo += [p for p in reversed(part.parts) if not isinstance(p, int)]
 
     def _term(self, part: _Part | int) -> Tensor:
         """The tensor of a part. Most regions turn out too large before one is made."""

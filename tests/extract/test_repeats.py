@@ -1,0 +1,88 @@
+"""What was found for a class of one layer holds for the same class of another, with other operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tensor_graphs.egraph import api as t
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.view import EGraphView, view_of
+from tensor_graphs.extract.regions import Region, Regions
+from tensor_graphs.extract.repeats import Repeats
+
+LAYERS, WIDTH = 24, 8
+
+
+def network(layers: int = LAYERS) -> EGraphView:
+    """Layers with two norms, a gate and a residual each; the fifth has another gate."""
+    x = t.input("x", (4, WIDTH))
+    for i in range(layers):
+        weight = lambda n, i=i: t.param(f"{n}{i}", (WIDTH, WIDTH))
+        h = c.rms_norm(x, t.param(f"g{i}", (WIDTH,)), eps=1e-6)
+        gate = t.tanh(t.matmul(h, weight("a"))) if i == 4 else c.silu(t.matmul(h, weight("a")))
+        x = x + t.matmul(gate * t.matmul(h, weight("b")), weight("c"))
+    return view_of(Graph.of(x))
+
+
+def given(view: EGraphView) -> frozenset[int]:
+    return frozenset(int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "param", "constant"))
+
+
+def known(regions: Iterable[Region]) -> set[Any]:
+    return {(r.cls, r.term, tuple(x for _, x in r.leaves), r.inner, r.statistics) for r in regions}
+
+
+class Different(Repeats):
+    """No two classes are alike."""
+
+    @property
+    def colours(self) -> list[int]:
+        return list(range(self.view.n_classes))
+
+
+def test_regions_of_repeated_layers_are_those_that_each_would_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = network()
+    moved = Regions(view, given(view))
+    found = known(moved)
+    grown = sum(len(kept) for kept in moved._grown_of.values())
+    assert grown < 0.7 * len(moved.reachable())
+    monkeypatch.setattr("tensor_graphs.extract.regions.Repeats", Different)
+    alone = Regions(view, given(view))
+    assert known(alone) == found and alone.shared == moved.shared
+    assert sum(len(kept) for kept in alone._grown_of.values()) == len(alone.reachable())
+
+
+def test_classes_are_alike_where_their_surroundings_are() -> None:
+    view = network()
+    colours = Regions(view, given(view)).repeats.colours
+    sums = [int(view.cls[n]) for n, op in enumerate(view.op) if op == "add"]
+    seen = [colours[s] for s in sums]
+    middle = seen[9:-5]
+    assert len({*middle}) == 1 and not {*seen[:3], *seen[-2:], seen[4]} & {*middle}
+
+
+def test_an_image_follows_e_nodes_and_is_none_where_they_differ() -> None:
+    view = network()
+    repeats = Regions(view, given(view)).repeats
+    tops = [
+        n
+        for n, op in enumerate(view.op)
+        if op == "mul" and any(view.op[m] == "matmul" for k in kids(view, n) for m in view.nodes_of(k))
+    ]
+    below = lambda n: [n, *(int(m) for k in kids(view, n) for m in view.nodes_of(k))]
+    cls = lambda n: int(view.cls[n])
+    first, other, odd = tops[6], tops[7], tops[4]
+    image = repeats.image(repeats.outline(below(first)), cls(first), cls(other))
+    assert image is not None and image[cls(first)] == cls(other)
+    for a, b in image.items():
+        assert view.types[a] == view.types[b]
+        assert [view.op[n] for n in view.nodes_of(a)] == [view.op[n] for n in view.nodes_of(b)]
+    assert repeats.image(repeats.outline(below(first)), cls(first), cls(odd)) is None
+
+
+def kids(view: EGraphView, node: int) -> list[int]:
+    return [int(k) for k in view.kid[view.off[node] : view.off[node + 1]]]
