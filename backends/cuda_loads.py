@@ -26,6 +26,8 @@ class Loads(Frame):
     def need(self, e: Expr) -> None:
         """Have everything in registers that the loop nest of an expression reads."""
         for x in unknown(e, lambda a: self.scope.find(a) is not None or a.op in ("const", "index")):
+            if self.scope.find(x) is not None:  # with another reduction
+                continue
             if x.op == "reduce":
                 self.reduction(x)
                 continue
