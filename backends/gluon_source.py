@@ -628,7 +628,10 @@ class Roles(Function):
 
     def _in_pieces(self) -> None:
         """All results, piece by piece: what does not depend on columns is computed once."""
-        (product,) = (e for e, d in self.shape.dots.items() if e.axis == self.axis and d.cols)
+        products = [e for e, d in self.shape.dots.items() if e.axis == self.axis and d.cols]
+        if len(products) != 1:
+            raise Unfusable("several products whose columns are in pieces")
+        (product,) = products
         self.value(product)
         columns = {*self.shape.cols}
         self.top.bound -= columns
