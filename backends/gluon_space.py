@@ -36,7 +36,7 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
     if main.size < LONG:
         return
     own = f"k{shape.inner.index(main)}"
-    sizes = [shape.n, *(a.size for a in shape.inner if a is not main)]
+    sizes = [shape.n, *(a.size for a in shape.inner if a != main)]
     more = {"pieces": 1} if any(len(widths(size)) > 1 for size in sizes) else {}
     for keys, groups in product((64, 32) if padded(shape.n) == WIDEST and not more else (128, 64), (2,)):
         for stages in (4, 3, 2):
@@ -128,7 +128,7 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
         or columns + keys > WIDEST + (KEYS_BESIDE if columns == WIDEST else 0)
     ):
         return False
-    turned = 0 if columns == width > WIDE_RESULT and not schedule.get("pieces") else 2 * columns
+    turned = 0 if columns == width > WIDE_RESULT and not schedule.get("pieces") else columns // 2
     if 2 * (tiling.m * (width + turned) + schedule["stages"] * keys * (width + columns)) > SHARED:
         return False
     try:
