@@ -189,7 +189,7 @@ class Generated(Template):
         found = self.lower(call)
         if found is None:
             return self.work
-        schedule = call.schedule or found.space[0]
+        schedule = scheduled(found, call)
         rows, columns = (schedule.get(d) or prod(schedule.get(f"{k}{d}", 1) for k in "tvu") for d in "mn")
         columns = found.shape.n if schedule.get("walk") else columns
         return self.work + repeated(found.kernel, found.shape, rows, columns)
@@ -206,7 +206,7 @@ class Generated(Template):
             return ()
         ways = {*found.kernel.builder.ways}
         ways |= {"ROLL" for e in found.kernel.reductions if rolled(e, e.axis) is not None}
-        ways |= {"SPLIT"} if call.schedule.get("split", 1) > 1 else set()
+        ways |= {"SPLIT"} if scheduled(found, call).get("split", 1) > 1 else set()
         return tuple(sorted(ways))
 
     def alike(self, call: Call) -> Hashable | None:
@@ -299,11 +299,16 @@ def _read(roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]) ->
     return kernel, shape, _can_split(kernel, shape)
 
 
+def scheduled(found: Lowered, call: Call) -> Schedule:
+    """The schedule of a call: the first guess where none was chosen."""
+    return dict(call.schedule) or found.space[0]
+
+
 def launches(template: Generated, call: Call) -> Sequence[Launch]:
     """The kernels that a scheduled call runs, in order."""
     found = template.lower(call)
     assert found is not None
-    schedule = dict(call.schedule) or found.space[0]
+    schedule = scheduled(found, call)
     key = repr((template.identity, call.operands, *call.outputs, sorted(schedule.items())))
     name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
     if name not in found.made:  # source, code and scratch all ask
@@ -331,7 +336,7 @@ def _code(template: Generated, call: Call) -> str:
     names = dict(call.names)
     found = template.lower(call)
     assert found is not None
-    parts = call.schedule.get("split", 1)
+    parts = scheduled(found, call).get("split", 1)
     if parts > 1:
         first, _ = found.halves(parts)
         for name, (start, size) in places(first.buffers)[0].items():
@@ -357,7 +362,7 @@ def _definitions(template: Generated, call: Call) -> dict[str, str]:
 
 def _scratch(template: Generated, call: Call) -> int:
     found = template.lower(call)
-    parts = call.schedule.get("split", 1)
+    parts = 1 if found is None else scheduled(found, call).get("split", 1)
     if found is None or parts == 1:
         return 0
     return places(found.halves(parts)[0].buffers)[1]

@@ -407,6 +407,21 @@ def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
     assert interpreted(name, TILES | more) < 2e-6
 
 
+def test_without_a_schedule_a_call_runs_the_first_guess() -> None:
+    """One in parts as well: their states lie in scratch memory."""
+    root = t.matmul(x("a", 1, 8192), x("w", 8192, 64))
+    template, places = (
+        generated(root),
+        [Operand(Type(s, "float32"), contiguous(s)) for s in ((1, 8192), (8192, 64), (1, 64))],
+    )
+    plain = Call(dict(zip(template.operands, places)), places[2], {})
+    guess = replace(plain, schedule=dict(template.space(plain)[0]))
+    assert guess.schedule["split"] > 1
+    assert template.scratch(plain) == template.scratch(guess) > 0 and "SPLIT" in template.ways(plain)
+    names = {**{o: o for o in template.operands}, "out": "out", "scratch": "scratch"}
+    assert template.write(replace(plain, names=names)) == template.write(replace(guess, names=names))
+
+
 @pytest.mark.parametrize("name", ["norm_product", "gated", "low_rank", "normed_attention", "decode"])
 @pytest.mark.parametrize("more", [{}, {"split": 2, "join": 1}], ids=["one", "joined by the last"])
 def test_tiles_read_in_boxes_are_the_same(name: str, more: dict[str, int]) -> None:
