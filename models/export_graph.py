@@ -12,6 +12,7 @@ from ..egraph import api as t
 from ..egraph import dims as dims_
 from ..egraph.dims import Dim
 from ..egraph.graph import Data, Graph, Tensor
+from ..egraph.masks import LARGEST
 from ..errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
 from . import aten_complex as cx
 from .aten_layout import Missing
@@ -148,7 +149,13 @@ class ExportReader:
         if kind in ("PARAMETER", "BUFFER"):
             assert spec is not None
             found = self.program.state_dict if spec.target in self.program.state_dict else self.program.constants
-            return self._weight(spec.target, found[spec.target])
+            tensor = found[spec.target]
+            saved = spec.persistent is not False or spec.target in self._mutated
+            if not saved and str(tensor.dtype) == "torch.bool" and tensor.numel() <= LARGEST:
+                return t.as_tensor(
+                    to_numpy(tensor)
+                )  # a mask of the module's own, which no file of weights has: what it hides is known
+            return self._weight(spec.target, tensor)
         if kind == "CONSTANT_TENSOR":
             assert spec is not None
             return self._constant(self.program.constants[spec.target], spec.target)

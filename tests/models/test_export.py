@@ -456,3 +456,22 @@ def test_sizes_that_cannot_be_free_are_named_with_the_reason() -> None:
     with pytest.raises(ExportError) as caught:
         load_module(lambda x: x.reshape(3, 4) * 2, (torch.ones(3, 4),), dynamic_shapes={"x": {0: dim}})
     assert "rows" in caught.value.hint.split("\n", 1)[1]
+
+
+def test_a_mask_that_is_not_saved_is_known() -> None:
+    class Masked(nn.Module):
+        def __init__(self, persistent: bool) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.ones(40, 40, dtype=torch.bool).tril(), persistent=persistent)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(self.mask, x, x * 0.5)
+
+    x = torch.randn(40, 40)
+    for persistent in (True, False):
+        module = Masked(persistent)
+        graph = load_module(module, (x,))
+        assert ("mask" in graph.params) == persistent
+        assert len(graph.leaves("constant")) == (not persistent)
+        values = {"mask": to_numpy(module.mask)} if persistent else {}
+        np.testing.assert_array_equal(run(graph, (x,), **values)[0], module(x).numpy())
