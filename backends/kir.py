@@ -56,10 +56,10 @@ class Expr:
         return f"<{self.op} {self.value}>" if self.value is not None else f"<{self.op}>"
 
 
-def walk(roots: Iterable[Expr]) -> list[Expr]:
-    """All expressions below the roots, operands first."""
+def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
+    """All expressions below the roots, operands first, without those that are known and what is below them."""
     order: list[Expr] = []
-    seen: set[Expr] = set()
+    seen: set[Expr] = {*known}
     stack = [(r, False) for r in roots]
     while stack:
         e, ready = stack.pop()

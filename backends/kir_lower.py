@@ -78,7 +78,7 @@ LARGEST = (
 
 def _small(kernel: Kernel) -> Kernel:
     """The kernel, if compilers can be asked to take it."""
-    if sum(e.op not in ("const", "index") for e in kernel.exprs) > LARGEST:
+    if kernel.work > LARGEST:
         raise Unfusable(f"more than {LARGEST} operations")
     return kernel
 
@@ -96,7 +96,7 @@ def _of_pieces(
     reader = Reader(Builder(), operands, buffers)
     stores = []
     for piece, name, part in zip(apart, names, _alike(reader, [p.term for p in apart], axes), strict=True):
-        at = tuple(i + piece.start * (n == piece.axis) for n, i in enumerate(part.at))
+        at = tuple(i + start for i, start in zip(part.at, piece.start, strict=True))
         stores.append(_placed(reader, piece.root, name, part._replace(at=at)))
     reader.b.ways.add("PIECES")
     running = tuple(a for n in lying if (a := axes[n]).size > 1)

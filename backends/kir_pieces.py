@@ -9,6 +9,7 @@ that what they share is computed once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -21,12 +22,11 @@ WORTH = 3.0  # operations for each piece of an element, beyond which computing a
 
 
 class Piece(NamedTuple):
-    """A part of a result along an axis, from `start` on; `term` computes it. `axis` is -1 where it is all of it."""
+    """A part of a result, of which `term` computes an element of each axis from `start` on."""
 
     root: Tensor
     term: Tensor
-    axis: int = -1
-    start: int = 0
+    start: tuple[int, ...]
 
 
 def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
@@ -35,55 +35,66 @@ def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
     nodes = topological(roots)
     if any(t.op in ("matmul", "conv", "scatter_elements") for t in nodes):
         return None
-    found = [_cut(t) for t in roots]
-    count = sum(map(len, found))
-    work = sum(_work(t) for t in nodes)
-    if all(len(f) == 1 for f in found) or work < WORTH * count:
+    found = [p for t in roots for p in _cut(t)]
+    work = sum(OPS[t.op].flops for t in nodes if t.entry.kind in ("pointwise", "reduction") and t.op != "cast")
+    if len(found) == len(roots) or work < WORTH * len(found):
         return None
-    shapes = [concrete(p.term.shape) for f in found for p in f]
+    shapes = [concrete(p.term.shape) for p in found]
     widest = max(shapes, key=prod)
-    if any(prod(s) != prod(widest) and not _within(s, widest) for s in shapes):
-        return None
-    return [p for f in found for p in f]
+    return found if all(prod(s) == prod(widest) or _within(s, widest) for s in shapes) else None
 
 
 def _within(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(own) == len(shape) and all(d in (1, whole) for d, whole in zip(own, shape))
 
 
-def _work(t: Tensor) -> float:
-    """Operations for an element; a reduction counts as many as there is in one of its results."""
-    if t.entry.kind in ("pointwise", "reduction"):
-        return 0.0 if t.op == "cast" else OPS[t.op].flops
-    return 0.0
-
-
 def _cut(root: Tensor) -> list[Piece]:
-    """The pieces of a result along the axis of the concatenations that it is made of by pointwise operations, all of one size."""
+    """The pieces of a result along the axes of the concatenations that it is made of, all of one size."""
+    shape, ends = concrete(root.shape), _ends(root)
+    steps = [gcd(size, *ends.get(axis, ())) for axis, size in enumerate(shape)]
+    if not ends or prod(size // step for size, step in zip(shape, steps)) > MOST:
+        return [Piece(root, root, (0,) * root.rank)]
+    found = []
+    for start in product(*(range(0, size, step) for size, step in zip(shape, steps))):
+        term = root
+        for axis in ends:
+            place = {"axis": axis, "start": start[axis], "stop": start[axis] + steps[axis], "step": 1}
+            term = make("slice", (term,), place)
+        found.append(Piece(root, term, start))
+    return found
+
+
+def _ends(root: Tensor) -> dict[int, set[int]]:
+    """Where pieces meet, along each axis: of concatenations that pointwise operations read, and of those that these put together,
+    also as axes of one element come and go."""
     ends: dict[int, set[int]] = {}
-    seen: set[Tensor] = set()
-    stack = [(root, 0, -1)]
+    seen: set[tuple[Tensor, tuple[int, ...]]] = set()
+    here = (0,) * root.rank
+    stack = [(root, tuple(range(root.rank)), here, False)]  # which axis of the root each axis is, where it begins there
     while stack:
-        t, before, axis = stack.pop()
-        if t in seen and axis < 0:
+        t, axes, before, inside = stack.pop()
+        if (t, before) in seen:
             continue
-        seen.add(t)
-        if t.op == "concat" and axis in (-1, t.attr("axis")):
-            along, (x, y) = t.attr("axis"), t.args
-            middle = before + int(x.shape[along])
-            ends.setdefault(along, set()).add(middle)
-            stack += [(x, before, along), (y, middle, along)]
-        elif axis < 0 and t.entry.pointwise:
-            stack += [(a, 0, -1) for a in t.args if a.shape == root.shape]
-    if not ends:
-        return [Piece(root, root)]
-    axis = max(ends, key=lambda a: len(ends[a]))
-    size = concrete(root.shape)[axis]
-    step = gcd(size, *ends[axis])
-    if size // step > MOST:
-        return [Piece(root, root)]
-    starts = range(0, size, step)
-    return [
-        Piece(root, make("slice", (root,), {"axis": axis, "start": s, "stop": s + step, "step": 1}), axis, s)
-        for s in starts
-    ]
+        seen.add((t, before))
+        if t.op == "concat" and axes[t.attr("axis")] >= 0:
+            (x, y), axis = t.args, axes[t.attr("axis")]
+            middle = before[axis] + concrete(x.shape)[t.attr("axis")]
+            ends.setdefault(axis, set()).add(middle)
+            after = (*before[:axis], middle, *before[axis + 1 :])
+            stack += [(x, axes, before, True), (y, axes, after, True)]
+        elif t.op == "reshape" and (moved := _moved(t, axes)) is not None:
+            stack.append((t.args[0], moved, before, inside))
+        elif not inside and (t.entry.pointwise or t.op == "cast"):
+            stack += [(a, axes, before, False) for a in t.args if a.shape == t.shape]
+    return ends
+
+
+def _moved(t: Tensor, axes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Which axes of the root those of a reshaped tensor's operand are (-1: none); None where others than axes of one element
+    come or go."""
+    own, inner = concrete(t.shape), concrete(t.args[0].shape)
+    kept = [a for a, size in zip(axes, own) if size > 1]
+    if [d for d in own if d > 1] != [d for d in inner if d > 1]:
+        return None
+    rest = iter(kept)
+    return tuple(next(rest) if d > 1 else -1 for d in inner)

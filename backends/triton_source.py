@@ -15,7 +15,7 @@ reduction. Each of the files below knows of those before it only:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .index import WIDE, Axis, index
@@ -26,6 +26,8 @@ from .triton_frame import Scope
 from .triton_loops import Loops
 from .triton_text import TRITON, Launch, Tile, names_it
 
+EARLY = 32  # loads that are all under way at once
+AHEAD = 96  # elements of a thread that are, of more loads: none overtakes a store, which might change what it reads
 ONE_BY_ONE = 8  # parts that are added one after the other: no sum across threads, and all reads under way at once
 
 
@@ -53,6 +55,16 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     # large states go straight to registers: stages of them would not fit into shared memory
     join = replace(tiling, k=k, stages=1 if tiling.m * tiling.n > 4096 else tiling.stages)
     return Function(first, tiling, name, spread).launch(Function(second, join, name, joining))
+
+
+def fresh_in(stores: Sequence[Store]) -> list[list[Expr]]:
+    """The expressions of each store that none before it has, operands first."""
+    seen: set[Expr] = set()
+    found: list[list[Expr]] = []
+    for s in stores:
+        found.append(walk(s.exprs, seen))
+        seen.update(found[-1])
+    return found
 
 
 def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
@@ -119,11 +131,37 @@ class Function(Loops):
 
     def results(self) -> None:
         """All results of the tile that a program holds."""
-        if not self.walked and not self.n_loop:  # all loads are under way before the first value is waited for
-            for e in self.kernel.exprs:
-                if e.op == "load" and e.axes <= self.top.bound and all(a.op != "load" for a in e.args):
-                    self.value(e)
-        self._stores(self.kernel.stores)
+        if self.walked or self.n_loop:
+            self._stores(self.kernel.stores)
+            return
+        for store, loads in zip(self.kernel.stores, self._ahead(), strict=True):
+            for e in loads:
+                self.value(e)
+            self._store(store)
+
+    def _ahead(self) -> Iterator[list[Expr]]:
+        """What is loaded before each store: all that there is, before the first value is waited for; of very much, what is needed
+        next, as much as registers hold."""
+        fresh = [[e for e in exprs if self._loads(e)] for exprs in fresh_in(self.kernel.stores)]
+        sizes = [sum(map(self._each, loads)) for loads in fresh]
+        room = math.inf if sum(map(len, fresh)) <= EARLY else AHEAD
+        begun, waiting = 0, 0.0
+        for n in range(len(fresh)):
+            loads: list[Expr] = []
+            while begun < len(fresh) and (begun <= n or waiting + sizes[begun] <= room):
+                loads += fresh[begun]
+                waiting += sizes[begun]
+                begun += 1
+            yield loads
+            waiting -= sizes[n]
+
+    def _loads(self, e: Expr) -> bool:
+        return e.op == "load" and e.axes <= self.top.bound and all(a.op != "load" for a in e.args)
+
+    def _each(self, load: Expr) -> float:
+        """Elements that a thread holds of a load."""
+        dims = {self.dim_of(a) for a in load.axes if a not in self.shape.batch}
+        return max(1.0, math.prod(self.block[d] for d in dims) / (32 * self.tiling.warps))
 
     # ------------------------------------------------------------ results side by side, each in programs of its own
     def _groups(self) -> list[tuple[Function, str]]:

@@ -91,13 +91,28 @@ def _cut(schedule: Schedule, parts: int) -> Schedule:
 
 def _pointwise(facts: Facts) -> Ranked:
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64)) if facts.rows else (1,)
-    for n, m, warps in product(_blocks(facts.n, (32, 64, 128, 256, 512, 1024, 2048, 4096)), rows, (2, 4, 8)):
+    few = (1,) if facts.heavy else ()
+    for n, m, warps in product(_blocks(facts.n, (32, 64, 128, 256, 512, 1024, 2048, 4096)), rows, (*few, 2, 4, 8)):
         schedule = {"m": m, "n": n, "warps": warps, "stages": 1}
         if tiles_fit(facts, schedule):
             programs = -(-facts.m // m) * -(-facts.n // n)
             idle = (programs < MULTIPROCESSORS) * (MULTIPROCESSORS / programs) / 8
             short = max(0.0, log2(SEGMENT / min(m, n))) / 4 if facts.turned else 0.0
-            yield schedule, abs(each(m * n, schedule) - 8) / 8 + idle + short
+            own = _own(facts, each(m * n, schedule), 8, facts.m * facts.n * facts.batch)
+            yield schedule, own + idle + short
+
+
+THREADS = 512  # of a multiprocessor that hide each other's waiting where much is computed for each element
+REGISTERS = 160  # values that a thread can hold
+
+
+def _own(facts: Facts, own: float, wanted: int, elements: int) -> float:
+    """How far the elements of a thread are from what is wanted: where much is computed for each of them, no more than leaves work
+    to all threads, and no more than registers hold."""
+    if not facts.heavy:
+        return abs(own - wanted) / wanted
+    most = max(1.0, min(wanted, elements / (MULTIPROCESSORS * THREADS)))
+    return abs(log2(own / most)) / 3 + max(0.0, log2(own * facts.held / REGISTERS))
 
 
 def _windows(facts: Facts) -> Ranked:
@@ -124,7 +139,13 @@ def _rows(facts: Facts) -> Ranked:
         idle = max(0.0, MULTIPROCESSORS / programs - 1) / 8
         for split in facts.parts(schedule):
             narrow = 0.1 * log2(16 / warps) if programs * split <= MULTIPROCESSORS else 0.0
-            rank = abs(each(m * k, schedule) - 16) / 16 + 0.6 * (k < whole) + idle / split + 0.2 * (split > 1) + narrow
+            rank = (
+                _own(facts, each(m * k, schedule), 16, facts.m * facts.size)
+                + 0.6 * (k < whole)
+                + idle / split
+                + 0.2 * (split > 1)
+                + narrow
+            )
             small = max(0.0, log2(SMALL / (m * k))) / 4 if programs * split > THOUSANDS else 0.0
             short = max(0.0, log2(SEGMENT / m)) / 4 if facts.turned else 0.0
             thin = _thin(facts, m * k, programs * split, warps) / 4 if k < whole else 0.0

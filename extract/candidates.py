@@ -24,6 +24,7 @@ from .collection import no_collection
 from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
 from .regions import GROWN
 from .scc import components
+from .whole import settled
 
 # More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
 MAX_LAYOUTS = 16  # per class, the row-major one included
@@ -135,11 +136,19 @@ def candidates(
     `types` gives the classes' types in memory (storage.py); a cast between equal ones is a view. `stop` is polled: Halted
     where it says so, for some of the candidates need not make the roots.
     """
+    if any(getattr(b, "several", False) for b in backends):
+        view = settled(view, given_classes(view))
     try:
         with no_collection():
             return _Builder(view, backends, view_strides, types, stop).build()
     finally:
         view.__dict__.pop(GROWN, None)
+
+
+def given_classes(view: EGraphView) -> frozenset[int]:
+    """The classes of a view that lie in memory from the start."""
+    leaves = {int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "state", "param", "constant")}
+    return frozenset(leaves | {cls for cls, weight in enumerate(view.weight) if weight})
 
 
 class _Match(NamedTuple):
@@ -193,15 +202,7 @@ class _Builder:
         self._kind_numbers: dict[tuple[Any, ...], int] = {}
 
     def _given(self) -> dict[int, Strides]:
-        found = {}
-        for node, op in enumerate(self.view.op):
-            if op in ("input", "state", "param", "constant"):
-                cls = int(self.view.cls[node])
-                found[cls] = contiguous(self.shapes[cls])
-        for cls, weight in enumerate(self.view.weight):
-            if weight:
-                found[cls] = contiguous(self.shapes[cls])
-        return found
+        return {cls: contiguous(self.shapes[cls]) for cls in sorted(given_classes(self.view))}
 
     def build(self) -> Hypergraph:
         """Views of what there is, kernels over the layouts that exist, views of what kernels write in layouts of their

@@ -18,6 +18,8 @@ from functools import cached_property
 from itertools import accumulate
 from math import inf, prod
 
+import numpy as np
+
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, topological
@@ -92,19 +94,28 @@ class Values:
         """Whether a class belongs to no part, but to all that read it: it is computed there, at no cost to speak of."""
         found: dict[int, bool] = {}
         sliced: set[int] = set()  # computed as slices that do not overlap, each where it is read
+        parts: set[int] = set()  # put together, or looked at by nothing else but what is
+        needed: dict[int, int] = {}  # elements of the least that reads it, through what is computed there
         readers, roots = self._readers, {*self.regions.view.roots}
         for c in reversed(self.order):
-            op = self.op(c)
+            op, size = self.op(c), self.regions.elements(c)
+            needed[c] = min(
+                (size if q in parts else needed[q] if found[q] else self.regions.elements(q) for q in readers[c]),
+                default=size,
+            )
+            whole = bool(readers[c]) and all(q in parts for q in readers[c])
+            if op == "concat" or (op == "reshape" and whole):
+                parts.add(c)
             if c in self.regions.at_once or op in VIEWS:
                 found[c] = True
             elif c in roots or not readers[c] or not (OPS[op].pointwise or op in ("pad", "concat")):
                 found[c] = False
-            elif op == "concat" and all(self.op(q) == "concat" for q in readers[c]):
+            elif op == "concat" and whole:
                 found[c] = True
             else:
                 if OPS[op].pointwise and self._in_slices(c, sliced):
                     sliced.add(c)
-                found[c] = c in sliced or self._small(c)
+                found[c] = c in sliced or self._small(c, needed[c])
         return found
 
     def _in_slices(self, cls: int, sliced: set[int]) -> bool:
@@ -113,10 +124,8 @@ class Values:
         rest = [q for q in readers if self.op(q) != "slice"]
         return sum(map(elements, slices)) <= LIGHT * elements(cls) and all(q in sliced for q in rest)
 
-    def _small(self, cls: int) -> bool:
-        elements = self.regions.elements
-        size = elements(cls)
-        least = min(size if self.op(q) == "concat" else elements(q) for q in self._readers[cls])
+    def _small(self, cls: int, least: int) -> bool:
+        size = self.regions.elements(cls)
         return any(times * size <= least and self._work[cls] <= most for times, most in SMALL)
 
     @cached_property
@@ -249,7 +258,12 @@ class Partition:
             if part.extent is not None:
                 return part.extent == extent
             return part.rows == rows or (part.rows == rows * depth and not part.wide)
-        return self.values.regions.elements(cls) in part.sizes() or self._is_piece(cls, number)
+        size = self.values.regions.elements(cls)
+        if self.values.op(cls) == "concat":
+            each = {self.values.regions.elements(k) for k in self.values.put_together(cls)}
+            open_ = part.depth == 1 and not part.wide
+            return size in part.sizes() and (len(each) > 1 or each <= part.sizes() or open_)
+        return size in part.sizes() or self._is_piece(cls, number)
 
     def _is_piece(self, cls: int, number: int) -> bool:
         """Whether all values of a part so far are put together from such as this one."""
@@ -417,3 +431,27 @@ class Whole:
             return None
         terms = tuple(made[c] for c in results)
         return Group(tuple(results), terms, tuple((t, leaves[t]) for t in topological(terms) if t in leaves), "whole")
+
+
+def settled(view: EGraphView, given: frozenset[int]) -> EGraphView:
+    """The view without other forms of what its large parts compute than the cheapest and the original ones: of hundreds of
+    additions and products, rewriting finds tens of thousands, which no kernel of fewer operations needs. The same classes."""
+    whole = Whole(Regions(view, given))
+    if not whole.large:
+        return view
+    own = view.own if view.own is not None else np.zeros(len(view), np.bool_)
+    best, asked = whole.settled, Whole(Regions(view.only(own), given)).settled if own.any() else set[int]()
+    choice, both = whole.regions.uses.choice, best | asked
+    nodes: dict[int, list[int]] = {}
+    for n, cls in enumerate(view.cls.tolist()):
+        if cls not in both or (cls in best and n == choice[cls]) or own[n]:
+            nodes.setdefault(cls, []).append(n)
+    kept = np.zeros(len(view), np.bool_)
+    stack, seen = [*view.roots], {*view.roots}
+    while stack:
+        own_nodes = nodes.get(stack.pop(), [])
+        kept[own_nodes] = True
+        fresh = {k for n in own_nodes for k in view.kids(n).tolist()} - seen
+        seen |= fresh
+        stack += fresh
+    return view.only(kept)
