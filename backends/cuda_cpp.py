@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from ..egraph.graph import Tensor
 from .cuda_helpers import HELPERS
@@ -37,8 +38,8 @@ class CudaEmitter:
         """See cuda_space.py, cuda_role_space.py and cuda_tile_space.py for what it leaves, and cuda_window_space.py."""
         if shape.kind == "windows" and (found := window_schedules(kernel, COUNT)):
             return found
-        found = schedules(kernel, shape, splits=splits) or role_schedules(kernel, shape, COUNT)
-        return found or tile_schedules(kernel, shape, COUNT, IEEE)
+        found = among(schedules(kernel, shape, splits=splits), role_schedules(kernel, shape, COUNT))
+        return found[:COUNT] or tile_schedules(kernel, shape, COUNT, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Schedule]:
         """See cuda_tile_space.py."""
@@ -87,6 +88,12 @@ class CudaEmitter:
         names = dict(zip((a.name for a in found.shape.inner), (a.name for a in spread.inner), strict=True))
         moved = replace(layout, dims={names.get(d, d): along for d, along in layout.dims.items()})
         return [emit_joined(first, second, (moved, joining(layout, after)), name, (spread, after))]
+
+
+def among(first: Sequence[Schedule], second: Sequence[Schedule]) -> list[Schedule]:
+    """Guesses of two forms as one list: two of the first, then one of the second."""
+    threes = zip_longest(first[::2], first[1::2], second)
+    return [schedule for three in threes for schedule in three if schedule is not None]
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:

@@ -2,41 +2,53 @@
 
 `roles` is 1. `m` rows and `n` columns of a tile (of each of several matrices), `stages` of the ring, `group` rows of tiles that are
 taken together. `turns` is 2 where the two groups of warps take tiles in turns; of a cluster's two blocks, `down` or `across` is
-2 where they lie below or beside each other. `early` lets the kernel start before the one before it has ended.
+2 where they lie below or beside each other; a cluster's `parts` blocks have one tile, each a part of its sum. `early` lets the kernel start before the one before it has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import product
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice, product
 from math import ceil, prod
 
 from .cuda_role_library import COLUMNS, GROUP, PIECE
-from .cuda_roles import Roles, emit_roles
+from .cuda_roles import DEPTH, Roles, emit_roles
 from .kir import Kernel, Unfusable
 from .tiling import MULTIPROCESSORS, Shape
 
-LEAST = 128  # rows and columns of a product that roles are worth measuring for
+ROWS, COLUMNS_ = 17, 64  # least rows and columns of a product that roles are worth measuring for
+MOST_PARTS = 8  # blocks of a cluster that every GPU with clusters has room for
+CLUSTERED = 120  # multiprocessors that clusters of more than two blocks find side by side
 HELD, HELD_TOGETHER = 192, 128  # sums of a thread; where both groups have a tile: 256 x 192 took a fifth longer
-NAMES = {"roles", "m", "n", "stages", "turns", "down", "across", "group"}
+NAMES = {"roles", "m", "n", "stages", "turns", "down", "across", "parts", "group"}
+PLAIN = dict.fromkeys(NAMES, 1) | {"m": 64, "n": 64, "stages": 2, "turns": 2}  # legal if any schedule is
+FORMS = (*product((1, 2), ((1, 1), (2, 1), (1, 2)), (1,)), *((1, (1, 1), parts) for parts in (2, 3, 4, 6, 8)))
 RATE = 4096  # operations of a multiprocessor in a cycle, for ranking only
-BYTES = 70  # of tiles that reach a multiprocessor in a cycle, for ranking only
+BYTES = 52  # of tiles that reach a multiprocessor in a cycle, for ranking only
+NARROW = 0.6  # of the time in which a product of 32 columns is done, what takes the longer the wider it is
+LATENCY = 1300  # cycles until a stage has come, for ranking only
 LONG = 2048  # elements of a sum over which it pays that two blocks wait for each other
 BEGIN, END = 3000, 24  # cycles before the first product; for each pair of results of a thread behind the last one
+JOIN, SENT = 1500, 32  # cycles until blocks have what others send, and bytes of it in a cycle
+SHORT = 50_000  # cycles of a kernel whose beginning counts
 
 
 def role_schedules(kernel: Kernel, shape: Shape, count: int) -> list[dict[str, int]]:
     """At most `count` schedules, the best guess first; none where roles are not for this kernel."""
-    if shape.kind != "contraction" or shape.m < LEAST or shape.n < LEAST:
+    if shape.kind != "contraction" or shape.m < ROWS or shape.n < COLUMNS_:
         return []
-    found = sorted(_ranked(shape), key=lambda pair: (pair[0], sorted(pair[1].items())))
-    chosen: list[dict[str, int]] = []
-    for _, schedule in found:
-        if len(chosen) < count and roles_fit(kernel, shape, schedule):
-            chosen.append(schedule)
-        elif not chosen and not _readable(kernel, shape, schedule):
-            return []
-    return chosen
+    if not _readable(kernel, shape, PLAIN):
+        return []
+    rights = len({d.right for d in shape.dots.values()})
+    batch, size = prod(a.size for a in shape.batch), max(a.size for a in shape.inner)
+    found = _ranked(shape.m, shape.n, size, batch, rights)
+    fitting = (pair for pair in found if roles_fit(kernel, shape, pair[1]))
+    chosen = list(islice(fitting, count))
+    early = [schedule | {"early": 1} for cycles, schedule in chosen if cycles < SHORT]
+    plain = [schedule for _, schedule in chosen]
+    return [*plain[:1], *early[: count - count // 2], *plain[1:]][:count]
 
 
 def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
@@ -48,6 +60,7 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
         or any(v < 1 or v & (v - 1) for v in sizes.values())
         or schedule["n"] not in COLUMNS
         or max(schedule["turns"], schedule["down"] * schedule["across"]) > 2
+        or not 1 <= schedule["parts"] <= MOST_PARTS
         or not 64 <= schedule["m"] <= 256
         or not 2 <= schedule["stages"] <= 8
     ):
@@ -64,43 +77,49 @@ def _readable(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
     return True
 
 
-def _ranked(shape: Shape) -> Iterator[tuple[float, dict[str, int]]]:
-    """(an estimate of the cycles, schedule): what is multiplied or brought, and what lies before and behind it."""
-    rights = len({d.right for d in shape.dots.values()})
-    size = max(a.size for a in shape.inner)
-    batch = prod(a.size for a in shape.batch)
-    for m, n, turns, (down, across) in product((64, 128, 256), COLUMNS, (1, 2), ((1, 1), (2, 1), (1, 2))):
-        tiles_m, tiles_n = ceil(shape.m / m), ceil(shape.n / n)
-        programs, height = tiles_m * tiles_n * batch, m if turns == 2 else m // 2
-        most = HELD if turns == 2 else HELD_TOGETHER
+@lru_cache(maxsize=1024)
+def _ranked(rows: int, columns: int, size: int, batch: int, rights: int) -> tuple[tuple[float, dict[str, int]], ...]:
+    """(an estimate of the cycles, schedule), the best first: what is multiplied or brought, and what lies before and behind it."""
+    found = _estimates(rows, columns, size, batch, rights)
+    return tuple(sorted(found, key=lambda pair: (pair[0], sorted(pair[1].items()))))
+
+
+def _estimates(rows: int, columns: int, size: int, batch: int, rights: int) -> Iterator[tuple[float, dict[str, int]]]:
+    depth = ceil(size / DEPTH)
+    for m, n, (turns, (down, across), parts) in product((64, 128, 256), COLUMNS, FORMS):
+        r = Roles(m, n, 4, turns, down, across, parts)
+        tiles_m, tiles_n = ceil(rows / m), ceil(columns / n)
+        programs = tiles_m * tiles_n * batch * parts
         if (
-            height % GROUP
-            or rights * height * n // 128 > most
+            r.height % GROUP
+            or r.held(rights) > (HELD if turns == 2 else HELD_TOGETHER)
+            or (parts > 1 and (programs > (MULTIPROCESSORS if parts == 2 else CLUSTERED) or depth < 2 * parts))
             or tiles_m % down
             or tiles_n % across
-            or n * rights < LEAST
+            or (m > GROUP and rows <= GROUP)
         ):
             continue
-        stage = Roles(m, n, 4).stage(rights)
-        stages = next((s for s in (5, 4, 3) if Roles(m, n, s, turns).waiting(rights) >= (2 if s > 4 else 1)), 0)
-        if not stages or (turns == 2 and programs <= MULTIPROCESSORS):
+        fits = (s for s in (8, 6, 5, 4, 3) if replace(r, stages=s).waiting(rights) >= (2 if s > 4 else 1))
+        stages = next(fits, 0)
+        if not stages or r.joining(rights) > stages * r.stage(rights):
             continue
         rounds = ceil(programs / MULTIPROCESSORS)
         wide = rights * -(-n // PIECE) * PIECE  # columns come 64 at a time
-        brought = (m / across + wide / down) * 2 * size / BYTES
-        multiplied = 2 * m * n * rights * size / RATE
-        power = 0.2 * (m + wide) * 2 * size / BYTES  # what is brought costs the clock, too
+        brought = (m / across + wide / down) * 2 * DEPTH / BYTES
+        multiplied = 2 * m * n * rights * DEPTH / RATE * max(1.0, NARROW + 32 / r.taken(rights))
+        power = 0.2 * (m + wide) * 2 * DEPTH / BYTES  # what is brought costs the clock, too
+        of_stage = max(brought, multiplied, LATENCY / stages) + power
         pairs = 1.0 if down * across == 1 else (0.98 if size >= LONG and rounds > 1 else 1.04) + 0.01 * (across - 1)
-        behind = END * height * n * rights // 256 * (1 if turns == 2 else rounds)
+        behind = END * r.held(rights) / 2 / parts * (1 if turns == 2 else rounds)
         cycles = (
-            (rounds * (max(brought, multiplied) + power) + behind)
+            (rounds * ceil(depth / parts) * of_stage + behind)
             * pairs
             * (1.05 if m == 64 else 1.0)
             * (1.03 if n % PIECE else 1.0)
         )
-        cycles += BEGIN + stage / BYTES
+        cycles += BEGIN + r.stage(rights) / BYTES + (JOIN + r.joining(rights) / SENT if parts > 1 else 0.0)
         schedule = {"roles": 1, "m": m, "n": n, "stages": stages, "turns": turns, "down": down, "across": across}
-        yield cycles, schedule | {"group": 4 if rounds > 4 and size >= LONG else 8}
+        yield cycles, schedule | {"parts": parts, "group": 4 if rounds > 4 and size >= LONG else 8}
 
 
 __all__ = ["role_schedules", "roles_fit"]

@@ -11,12 +11,16 @@ template <class T, int N> DEVICE void fill_from(T (&to)[N], const T (&from)[N]) 
 // writes while the other one multiplies; else each has half of the rows. Of a cluster's two blocks, DOWN lie below each other and
 // share the right side, ACROSS lie beside each other and share the left one: each fetches half of it for both. LEFT_ALONG,
 // RIGHT_ALONG: whether neighbours in memory lie along the sum. So many pieces of results, 64 columns each, are WAITING at once.
-template <class T, int ROWS, int COLUMNS, int RIGHTS, bool TURNS, int DOWN, int ACROSS, int STAGES, bool LEFT_ALONG, bool RIGHT_ALONG, int WAITING>
+// Groups share a tile of 64 rows by its columns. Or a cluster's blocks, PARTS of them, have parts of the sum of one tile: each
+// finishes some pieces, for which the others send it what they have. Right sides that one instruction can take are TOGETHER.
+template <class T, int ROWS, int COLUMNS, int RIGHTS, bool TURNS, int DOWN, int ACROSS, int PARTS, int STAGES, bool LEFT_ALONG, bool RIGHT_ALONG, int WAITING>
 struct Roles {
-    static constexpr int GROUPS = 2, BLOCKS = DOWN * ACROSS, HEIGHT = TURNS ? ROWS : ROWS / GROUPS, HEIGHTS = HEIGHT / 64, PIECES = (COLUMNS + 63) / 64;
-    static constexpr int LEFT = ROWS * 128, RIGHT = PIECES * 8192, STAGE = LEFT + RIGHTS * RIGHT, PIECE = HEIGHT * 128;
-    static constexpr int BYTES_OF_STAGE = LEFT + RIGHTS * (RIGHT_ALONG ? COLUMNS * 128 : RIGHT);
-    static constexpr int BARRIERS = STAGES * STAGE + GROUPS * WAITING * PIECE, ROOM = 1024 + BARRIERS + 16 * STAGES + 8 * GROUPS;
+    static constexpr bool BESIDE = !TURNS && ROWS == 64, TOGETHER = !BESIDE && RIGHTS * COLUMNS <= 256 && COLUMNS % 64 == 0;
+    static constexpr int GROUPS = 2, BLOCKS = DOWN * ACROSS, HEIGHT = TURNS || BESIDE ? ROWS : ROWS / GROUPS, HEIGHTS = HEIGHT / 64;
+    static constexpr int WIDE = BESIDE ? COLUMNS / GROUPS : COLUMNS, PIECES = (WIDE + 63) / 64, ALL = RIGHTS * PIECES;
+    static constexpr int LEFT = ROWS * 128, RIGHT = (COLUMNS + 63) / 64 * 8192, STAGE = LEFT + RIGHTS * RIGHT, PIECE = HEIGHT * 128;
+    static constexpr int SENT = RIGHTS * HEIGHTS * 16384, OWN = (PIECES + PARTS - 1) / PARTS, OTHERS = PARTS - 1;  // bytes of a piece; pieces of a group
+    static constexpr int BARRIERS = STAGES * STAGE + GROUPS * WAITING * PIECE;
 
     Address ring, full, empty, order;
     int group, block, slot = 0, parity = 0, turn = 0, put = 0;
@@ -24,36 +28,45 @@ struct Roles {
     DEVICE explicit Roles(const void* room) {
         ring = (place_of(room) + 1023) / 1024 * 1024;
         full = ring + BARRIERS, empty = full + 8 * STAGES, order = empty + 8 * STAGES;
-        group = alike(threadIdx.x / 128), block = BLOCKS > 1 ? block_of_cluster() : 0;
+        group = alike(threadIdx.x / 128), block = BLOCKS * PARTS > 1 ? block_of_cluster() : 0;
         if (threadIdx.x == 0) {
             for (int i = 0; i < STAGES; ++i) make_barrier(full + 8 * i, 1), make_barrier(empty + 8 * i, (TURNS ? 1 : GROUPS) * BLOCKS);
             for (int i = 0; i < GROUPS; ++i) make_barrier(order + 8 * i, 1);
             barriers_made();
+            if constexpr (PARTS > 1)
+                for (int i = 0; i < GROUPS; ++i) {
+                    int pieces = 0;
+                    for (int c = 0; c < PIECES; ++c) pieces += owner(i + 1, c) == block;
+                    announce(order + 8 * i, pieces * OTHERS * SENT);
+                }
         }
         __syncthreads();
-        if constexpr (BLOCKS > 1) meet_cluster();
+        if constexpr (BLOCKS * PARTS > 1) meet_cluster();
     }
     DEVICE void leave() {
-        if constexpr (BLOCKS > 1) leave_cluster();
+        if constexpr (BLOCKS * PARTS > 1) leave_cluster();
     }
 
-    DEVICE int first() const { return blockIdx.x / BLOCKS; }
-    // The tile of a number: those of HIGH rows of tiles (or pairs of them) are taken together.
-    template <int M, int N, int HIGH> DEVICE Spot spot(int number) const {
+    DEVICE int first() const { return blockIdx.x / (BLOCKS * PARTS); }
+    // Where a block's part of so many stages begins, and where that of the next one does.
+    DEVICE int part(int stages, int next = 0) const { return stages * (PARTS > 1 ? block + next : next) / PARTS; }
+    // The tile of a number: those of HIGH rows of tiles (or pairs of them) are taken together. None begins behind LAST_M and LAST_N:
+    // what a box has beyond the end of a matrix takes four times as long as what is there.
+    template <int M, int N, int HIGH, int LAST_M, int LAST_N> DEVICE Spot spot(int number) const {
         constexpr int DOWNWARDS = M / DOWN, SIDEWARDS = N / ACROSS;
         const int tile = number % (DOWNWARDS * SIDEWARDS), above = tile / (HIGH * SIDEWARDS) * HIGH;
         const int high = DOWNWARDS - above < HIGH ? DOWNWARDS - above : HIGH, inside = tile % (HIGH * SIDEWARDS);
         const int m = (above + inside % high) * DOWN + (DOWN > 1 ? block : 0), n = inside / high * ACROSS + (ACROSS > 1 ? block : 0);
-        return {m * ROWS, n * COLUMNS, number / (DOWNWARDS * SIDEWARDS)};
+        return {m * ROWS < LAST_M ? m * ROWS : LAST_M, n * COLUMNS < LAST_N ? n * COLUMNS : LAST_N, number / (DOWNWARDS * SIDEWARDS)};
     }
     DEVICE void next() {
         if (++slot == STAGES) slot = 0, parity ^= 1;
     }
 
     // What the copying thread does for each stage.
-    DEVICE void begin_stage() const {
+    DEVICE void begin_stage(int bytes) const {
         await(empty + 8 * slot, parity ^ 1);
-        announce(full + 8 * slot, BYTES_OF_STAGE);
+        announce(full + 8 * slot, bytes);
     }
     DEVICE void left(const Box& box, int column, int row) const { side<LEFT_ALONG, ROWS, ACROSS>(box, column, row, ring + slot * STAGE); }
     template <int WHICH> DEVICE void right(const Box& box, int column, int row) const {
@@ -85,19 +98,17 @@ struct Roles {
             arrive(empty + 8 * stage);
         }
     }
-    template <int N> DEVICE static void settle_all(float (&sums)[RIGHTS][HEIGHTS][N][32]) {
+    DEVICE static void settle_all(float (&sums)[HEIGHTS][ALL][32]) {
 #pragma unroll
-        for (int r = 0; r < RIGHTS; ++r)
-#pragma unroll
-            for (int i = 0; i < HEIGHTS; ++i) settle(sums[r][i]);
+        for (int i = 0; i < HEIGHTS; ++i) settle(sums[i]);
     }
-    DEVICE void multiply(float (&sums)[RIGHTS][HEIGHTS][PIECES][32], int stages) {
+    DEVICE void multiply(float (&sums)[HEIGHTS][ALL][32], int stages) {
         if (TURNS && turn > 1) await(order + 8 * (group - 1), turn / 2 - 1 & 1);  // when the other group has what it multiplies
         int before = 0;
 #pragma unroll 1
         for (int k = 0; k < stages; ++k) {
             await(full + 8 * slot, parity);
-            const Address left = ring + slot * STAGE + (TURNS ? 0 : (group - 1) * HEIGHT * 128), right = ring + slot * STAGE + LEFT;
+            const Address left = ring + slot * STAGE + base() * 128, right = ring + slot * STAGE + LEFT + side() * 128;
             settle_all(sums);
             begin_products();
 #pragma unroll
@@ -105,8 +116,9 @@ struct Roles {
 #pragma unroll
                 for (int i = 0; i < HEIGHTS; ++i)
 #pragma unroll
-                    for (int r = 0; r < RIGHTS; ++r)
-                        Product<T, COLUMNS>::template add<!LEFT_ALONG, !RIGHT_ALONG>(sums[r][i], strip(left + i * 8192 + j * (LEFT_ALONG ? 32 : 2048), 8192, 1024),
+                    for (int r = 0; r < (TOGETHER ? 1 : RIGHTS); ++r)
+                        Product<T, TOGETHER ? RIGHTS * COLUMNS : WIDE>::template add<!LEFT_ALONG, !RIGHT_ALONG>(
+                            pieces<TOGETHER ? ALL : PIECES>(sums[i] + r * PIECES), strip(left + i * 8192 + j * (LEFT_ALONG ? 32 : 2048), 8192, 1024),
                             strip(right + r * RIGHT + j * (RIGHT_ALONG ? 32 : 2048), 8192, 1024), k > 0 || j > 0);
             end_products();
             settle_all(sums);
@@ -119,12 +131,50 @@ struct Roles {
         await_products<0>();
         settle_all(sums);
         give_back(before);
+        if constexpr (PARTS > 1) join(sums);
+    }
+    template <int N> DEVICE static float (&pieces(float (*first)[32]))[N][32] { return *reinterpret_cast<float (*)[N][32]>(first); }
+
+    // Pieces of a group are finished by the blocks in turn. What a thread has of a piece goes to the thread of the same place in
+    // its owner's block, into the ring that nobody needs any more, and is added in the order of blocks behind the owner.
+    DEVICE static void all_multiplied() { meet_cluster(); }
+    DEVICE static int owner(int group, int piece) { return (piece + (group - 1) * PIECES) % PARTS; }
+    DEVICE bool owns(int piece) const { return PARTS == 1 || owner(group, piece) == block; }
+    DEVICE Address sent(int piece, int by) const { return ring + (((group - 1) * OWN + piece / PARTS) * OTHERS + by) * SENT + threadIdx.x % 128 * 16; }
+    DEVICE void join(float (&sums)[HEIGHTS][ALL][32]) const {
+        all_multiplied();
+#pragma unroll
+        for (int c = 0; c < PIECES; ++c) {
+            if (owns(c)) continue;
+            const int to = owner(group, c);
+            const Address place = in_block(sent(c, (block - to + PARTS) % PARTS - 1), to), told = in_block(order + 8 * (group - 1), to);
+#pragma unroll
+            for (int i = 0; i < HEIGHTS; ++i)
+#pragma unroll
+                for (int r = 0; r < RIGHTS; ++r)
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) send(place + ((i * RIGHTS + r) * 8 + j) * 2048, sums[i][r * PIECES + c] + 4 * j, told);
+        }
+        await(order + 8 * (group - 1), 0);
+#pragma unroll
+        for (int c = 0; c < PIECES; ++c) {
+            if (!owns(c)) continue;
+#pragma unroll
+            for (int by = 0; by < OTHERS; ++by)
+#pragma unroll
+                for (int i = 0; i < HEIGHTS; ++i)
+#pragma unroll
+                    for (int r = 0; r < RIGHTS; ++r)
+#pragma unroll
+                        for (int j = 0; j < 8; ++j) add_held(sums[i][r * PIECES + c] + 4 * j, sent(c, by) + ((i * RIGHTS + r) * 8 + j) * 2048);
+        }
     }
 
     // Results, 64 columns at a time, as pairs that lie in shared memory until the copy unit has written them.
     DEVICE int row() const { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
     DEVICE int column() const { return threadIdx.x % 4 * 2; }
-    DEVICE int base() const { return TURNS ? 0 : (group - 1) * HEIGHT; }
+    DEVICE int base() const { return TURNS || BESIDE ? 0 : (group - 1) * HEIGHT; }
+    DEVICE int side() const { return BESIDE ? (group - 1) * WIDE : 0; }
     DEVICE Address begin_piece() {
         if (threadIdx.x % 128 == 0) await_puts<WAITING - 1>();
         meet_group(group);

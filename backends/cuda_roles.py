@@ -36,7 +36,8 @@ THREADS = 128 * (1 + GROUPS)
 @dataclass(frozen=True)
 class Roles:
     """The numbers of a schedule. Tiles of `m` rows and `n` columns, `stages` deep; with `turns` of 2 groups take tiles in turns;
-    in clusters of two, `down` blocks lie below each other, or `across` beside each other; tiles of `group` rows are taken together."""
+    in clusters of two, `down` blocks lie below each other, or `across` beside each other, or clusters of `parts` blocks have one
+    tile, each a part of the sum; tiles of `group` rows are taken together."""
 
     m: int
     n: int
@@ -44,6 +45,7 @@ class Roles:
     turns: int = 1
     down: int = 1
     across: int = 1
+    parts: int = 1
     group: int = 8
     early: bool = False
 
@@ -54,17 +56,42 @@ class Roles:
         return Roles(**names, early=bool(schedule.get("early")))
 
     @property
+    def beside(self) -> bool:
+        """Whether groups share a tile by its columns: of 64 rows."""
+        return self.turns == 1 and self.m == GROUP
+
+    @property
     def height(self) -> int:
         """Rows of a group."""
-        return self.m if self.turns > 1 else self.m // GROUPS
+        return self.m if self.turns > 1 or self.beside else self.m // GROUPS
+
+    @property
+    def wide(self) -> int:
+        """Columns of a group."""
+        return self.n // GROUPS if self.beside else self.n
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a cluster."""
+        return self.down * self.across * self.parts
 
     def held(self, rights: int) -> int:
         """Sums that a thread holds."""
-        return rights * self.height * self.n // 128
+        return rights * self.height * self.wide // 128
+
+    def taken(self, rights: int) -> int:
+        """Columns of one instruction: those of all right sides where they lie behind each other, and are not too many."""
+        together = not self.beside and rights * self.n <= COLUMNS[-1] and self.n % PIECE == 0
+        return rights * self.n if together else self.wide
 
     def stage(self, rights: int) -> int:
         """Bytes of a stage."""
         return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
+
+    def joining(self, rights: int) -> int:
+        """Bytes that the other blocks of a cluster send to one, into its ring."""
+        pieces = -(-self.wide // PIECE)
+        return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
 
     def waiting(self, rights: int) -> int:
         """Pieces of results that can lie in shared memory, for each group; 0: there is no room."""
@@ -103,25 +130,41 @@ class _Roles(Function):
             raise Unfusable("roles are for products along one axis, with nothing beside them")
         (self.axis,) = axes
         lefts = {shape.dots[e].left for e in self.dots}
-        if len(lefts) != 1 or self.axis.size % DEPTH or not shape.rows or not shape.cols:
-            raise Unfusable("products of different rows, or sums in no whole tiles")
+        if len(lefts) != 1 or not shape.rows or not shape.cols:
+            raise Unfusable("products of different rows")
         self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
-        if self.r.n not in COLUMNS or roles.height % GROUP or not roles.waiting(len(self.rights)):
+        if roles.n not in COLUMNS or roles.height % GROUP or not roles.waiting(len(self.rights)):
             raise Unfusable("tiles that groups of warps cannot share, or that leave no room")
         self.tiles = -(-shape.m // roles.m), -(-shape.n // roles.n)
+        # the last tiles begin where nothing of them lies beyond the end, and compute again what others have
+        again = not any(s.guards or getattr(s, "parts", ()) for s in kernel.stores)
+        self.last = {
+            d: max(0, self.extent[d] - size) if again else count * size
+            for (d, size), count in zip(self.tile.items(), self.tiles, strict=True)
+        }
         if self.tiles[0] % roles.down or self.tiles[1] % roles.across:
             raise Unfusable("an odd number of tiles for pairs of blocks")
+        if roles.parts > 1 and (
+            roles.turns * roles.down * roles.across > 1 or -(-self.axis.size // DEPTH) < roles.parts
+        ):
+            raise Unfusable("parts of a sum in clusters that share sides, or that are nothing")
+        if roles.joining(len(self.rights)) > roles.stages * roles.stage(len(self.rights)):
+            raise Unfusable("parts of a sum for which there is no room")
         if any({*s.at.axes}.isdisjoint(side) for s in kernel.stores for side in (shape.rows, shape.cols)):
             raise Unfusable("a result that is no tile of rows and columns")  # one of each row: all tiles would write it
         (left,) = lefts
         self.dtype = self._read(left).value[3]
         self.left = self._side(left, "m", roles.across)
         self.right = [self._side(r, "n", roles.down) for r in self.rights]
+        if roles.beside and (roles.n % (2 * GROUPS * 8) or (roles.wide % PIECE and not self.right[0].along)):
+            raise Unfusable("columns that two groups cannot share")
         if len({s.along for s in self.right}) > 1 or any(self._read(r).value[3] != self.dtype for r in self.rights):
             raise Unfusable("right sides that lie differently")
 
     def ragged(self, dim: str) -> bool:
         """Whether some of a dimension's tiles lie beyond the end."""
+        if dim in self.tile and self.last[dim] + self.tile[dim] == self.extent[dim]:
+            return False
         return self.extent[dim] % self.tile.get(dim, DEPTH) != 0
 
     def reduction(self, e: Expr) -> None:
@@ -166,8 +209,18 @@ class _Roles(Function):
             raise Unfusable("a side of a product that is no box")
         whole, fast = found
         along = fast == inner
-        block = (self.tile[dim] // shared, DEPTH) if along else (DEPTH // shared, PIECE)
+        size = self.tile[dim] // shared if shared > 1 else min(self.tile[dim], self.extent[dim])
+        block = (size, DEPTH) if along else (DEPTH // shared, PIECE)
         return Side(self._described(e.value[0], Box(whole.shape, block, whole.axes, whole.origin)), whole, along)
+
+    def _brought(self) -> int:
+        """Bytes of a stage, of those that come: of a side along the sum, no more rows than there are."""
+        sides = [(self.left, "m", self.r.across), *((s, "n", self.r.down) for s in self.right)]
+        rows = (
+            (min(self.tile[d], self.extent[d]) if shared == 1 else self.tile[d]) if s.along
+            else -(-self.tile[d] // PIECE) * PIECE for s, d, shared in sides
+        )  # fmt: skip
+        return 2 * DEPTH * sum(rows)
 
     def _described(self, operand: str, found: Box) -> str:
         """The parameter that describes a matrix to the copy unit."""
@@ -178,20 +231,24 @@ class _Roles(Function):
     def roles(self) -> CudaLaunch:
         """The function's text and its grid."""
         r, s = self.r, self.shape
-        blocks, batch = r.down * r.across, prod(a.size for a in s.batch)
-        count = prod(self.tiles) // blocks * batch
-        stages = self.axis.size // DEPTH
-        clusters = min(count, MULTIPROCESSORS // blocks)
+        blocks, batch = r.blocks, prod(a.size for a in s.batch)
+        count = prod(self.tiles) // (r.down * r.across) * batch
+        stages = -(-self.axis.size // DEPTH)
+        clusters = min(count, MULTIPROCESSORS // blocks) if r.parts == 1 else count
         self.early = self._early()
         lines = self._results()
         numbers = (
-            CTYPES[self.dtype], r.m, r.n, len(self.rights), _truth(r.turns > 1), r.down, r.across, r.stages,
+            CTYPES[self.dtype], r.m, r.n, len(self.rights), _truth(r.turns > 1), r.down, r.across, r.parts, r.stages,
             _truth(self.left.along), _truth(self.right[0].along), r.waiting(len(self.rights)),
         )  # fmt: skip
         few, many = REGISTERS
+        first, last, own_stages = "0", str(self.axis.size), str(stages)
+        if r.parts > 1:
+            first, last = f"{DEPTH} * roles.part({stages})", f"{DEPTH} * roles.part({stages}, 1)"
+            own_stages = f"roles.part({stages}, 1) - roles.part({stages})"
         walk = [
             f"for (int tile = roles.first(); tile < {count}; tile += {clusters}) {{",
-            f"    const Spot at = roles.spot<{self.tiles[0]}, {self.tiles[1]}, {r.group}>(tile);",
+            f"    const Spot at = roles.spot<{self.tiles[0]}, {self.tiles[1]}, {r.group}, {self.last['m']}, {self.last['n']}>(tile);",
             *("    " + line for line in self._batch()),
         ]
         rights = [
@@ -200,15 +257,15 @@ class _Roles(Function):
         ]
         copying = [
             *walk,
-            f"    for (int k = 0; k < {self.axis.size}; k += {DEPTH}, roles.next()) {{",
-            "        roles.begin_stage();",
+            f"    for (int k = {first}; k < {last}; k += {DEPTH}, roles.next()) {{",
+            f"        roles.begin_stage({self._brought()});",
             f"        roles.left({self.left.name}, {self.left.box.origin[1]}, {self.left.box.origin[0]});",
             *("        " + line for line in rights),
             "    }",
             "}",
         ]
         own = [*walk, *([f"    if (!roles.mine({stages})) continue;"] if r.turns > 1 else [])]
-        own += [*self.early, f"    roles.multiply(sums, {stages});", *lines, "}"]
+        own += [*self.early, f"    roles.multiply(sums, {own_stages});", *lines, "}"]
         body = [
             "ROOM(float, room);",
             f"Roles<{', '.join(map(str, numbers))}> roles(room);",
@@ -218,9 +275,10 @@ class _Roles(Function):
             "    if (threadIdx.x == 0) {",
             *("        " + line for line in copying),
             "    }",
+            *(["    roles.all_multiplied();"] if r.parts > 1 else []),
             "} else {",
             f"    more_registers<{many}>();",
-            f"    float sums[{len(self.rights)}][{r.height // GROUP}][{-(-r.n // PIECE)}][32];",
+            f"    float sums[{r.height // GROUP}][{len(self.rights) * -(-r.wide // PIECE)}][32];",
             *("    " + line for line in own),
             "    roles.end_results();",
             "}",
@@ -240,7 +298,8 @@ class _Roles(Function):
         boxes = tuple((operand, b.shape, b.block) for operand, b in self.boxes)
         room = 1024 + r.stages * r.stage(len(self.rights)) + 16 * r.stages + 8 * GROUPS
         room += r.waiting(len(self.rights)) * GROUPS * r.height * 2 * PIECE
-        beside = {"CUDA_ROLES": ROLE_LIBRARY, f"CUDA_ROLES_{r.n}": product_text(r.n)}
+        columns = r.taken(len(self.rights))
+        beside = {"CUDA_ROLES": ROLE_LIBRARY, f"CUDA_ROLES_{columns}": product_text(columns)}
         return CudaLaunch(
             self.name, "\n".join(function), clusters * blocks, THREADS, tuple(used), r.early, room, boxes, beside
         )
@@ -258,15 +317,20 @@ class _Roles(Function):
         self, lines: Sequence[str], before: Sequence[str] = (), after: Sequence[str] = (), last: bool = False
     ) -> list[str]:
         """Loops over the pieces of a tile, or what is done for the narrow last one, and the heights of the matrix unit in them."""
-        r, pieces = self.r, self.r.n // PIECE
+        r, pieces = self.r, self.r.wide // PIECE
+        side = " + roles.side()" if r.beside else ""
+        mine = ["        if (!roles.owns(c)) continue;"] if r.parts > 1 else []
         head = ["    {", f"        constexpr int c = {pieces};"]
         if not last:
             head = ["    #pragma unroll", f"    for (int c = 0; c < {pieces}; ++c) {{"]
+        elif mine:
+            mine = ["        if (roles.owns(c)) {"]
+            after = [*after, "        }"]
         return [
-            *head, *before,
+            *head, *mine, *before,
             "        #pragma unroll", f"        for (int i = 0; i < {r.height // GROUP}; ++i) {{",
             f"            const int m_0 = at.m + roles.base() + i * {GROUP} + roles.row();",
-            f"            const int n_0 = at.n + c * {PIECE} + roles.column();",
+            f"            const int n_0 = at.n{side} + c * {PIECE} + roles.column();",
             *lines, "        }", *after, "    }",
         ]  # fmt: skip
 
@@ -277,7 +341,7 @@ class _Roles(Function):
             e for s in self.kernel.stores for e in nest_of(s.value)
             if e.op == "load" and not e.args and self.spans(e) == ("m", "n") and itemsize(e.value[3]) == 2
         )  # fmt: skip
-        each = r.height * r.n // 256
+        each = r.height * r.wide // 256
         if not loads or r.held(len(self.rights)) + each * len(loads) > EARLY:
             return []
         scope = Scope(3, set(self.top.bound))
@@ -289,13 +353,13 @@ class _Roles(Function):
                 name = self.fresh("early")
                 self.line(f"fill_from({name}[i][c], {local.name});")
                 self.ahead[e] = name, local
-            found.append(f"    Pack<{CTYPES[local.dtype]}, 2> {name}[{r.height // GROUP}][{r.n // PIECE}][16];")
+            found.append(f"    Pack<{CTYPES[local.dtype]}, 2> {name}[{r.height // GROUP}][{r.wide // PIECE}][16];")
         return [*found, *self._pieces(scope.lines)]
 
     def _results(self) -> list[str]:
         """What is written of a tile, in pieces of 64 columns; of a narrower last one, threads write it."""
         found = [line for store in self.kernel.stores for line in self._written(store)]
-        if rest := self.r.n % PIECE:
+        if rest := self.r.wide % PIECE:
             self.along["n"] = Along(4, 2, rest // 8)
             found += [line for store in self.kernel.stores for line in self._written(store, last=True)]
         return found
@@ -307,7 +371,8 @@ class _Roles(Function):
         with self.inside(scope):
             for e in self.dots:
                 which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")
-                self.line(f"const float (&{name})[32] = sums[{which}][i][c];")
+                at = f"{which * -(-self.r.wide // PIECE)} + c" if which else "c"
+                self.line(f"const float (&{name})[32] = sums[i][{at}];")
                 scope.known[e] = Local(name, ("m", "n"), "float32")
             for e, (early, local) in self.ahead.items() if not last else ():
                 name = self.fresh("v")
@@ -328,7 +393,8 @@ class _Roles(Function):
         dtype = self.kernel.buffers[store.buffer].dtype
         if store.guards or getattr(store, "parts", ()) or itemsize(dtype) != 2:
             return None
-        found = self._box(store.at, dtype, {"m": "at.m + roles.base()", "n": f"at.n + c * {PIECE}"})
+        side = " + roles.side()" if self.r.beside else ""
+        found = self._box(store.at, dtype, {"m": "at.m + roles.base()", "n": f"at.n{side} + c * {PIECE}"})
         if found is None or found[1] != "n":
             return None
         whole = found[0]

@@ -17,6 +17,17 @@ DEVICE void arrive(Address at) { asm volatile("mbarrier.arrive.shared::cta.b64 _
 DEVICE void arrive_in(Address at, int block) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(at), "r"(block) : "memory");
 }
+// An address as it is in another block of the cluster; four values to there, which count as bytes that its barrier waits for; four that came.
+DEVICE Address in_block(Address at, int block) { Address x; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(at), "r"(block)); return x; }
+DEVICE void send(Address to, const float* x, Address barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 :: "r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier) : "memory");
+}
+DEVICE void add_held(float* x, Address at) {
+    float a, b, c, d;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(at) : "memory");
+    x[0] += a, x[1] += b, x[2] += c, x[3] += d;
+}
 DEVICE void await(Address at, int parity) {
     unsigned done = 0;
     while (!done) asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(at), "r"(parity) : "memory");

@@ -102,6 +102,16 @@ inline void barriers_made() {}
 inline void announce(Address at, int bytes) { host::step(host::barriers.at({host::block(), at}), 1, bytes); }
 inline void arrive(Address at) { host::step(host::barriers.at({host::block(), at}), 1, 0); }
 inline void arrive_in(Address at, int block) { host::step(host::barriers.at({block, at}), 1, 0); }
+inline Address in_block(Address at, int block) { return at | block << 20; }
+inline void send(Address to, const float* x, Address barrier) {
+    std::memcpy(host::at(to >> 20, to & 0xfffff), x, 16);
+    host::step(host::barriers.at({int(barrier >> 20), barrier & 0xfffff}), 0, -16);
+}
+inline void add_held(float* x, Address at) {
+    float held[4];
+    std::memcpy(held, host::at(host::block(), at), 16);
+    for (int i = 0; i < 4; ++i) x[i] += held[i];
+}
 inline void await(Address at, int parity) {
     const host::Barrier& b = host::barriers.at({host::block(), at});
     host::wait_for([&] { return (b.phase & 1) != parity; });
@@ -112,7 +122,12 @@ inline void meet_group(int group) {
     if (++g.here == 128) g.here = 0, ++g.turn;
     host::wait_for([&] { return g.turn != turn; });
 }
-inline void meet_cluster() { ++host::changes, host::give_way(); }
+inline void meet_cluster() {
+    host::Group& g = host::groups[{-1, 0}];
+    const int turn = g.turn;
+    if (++g.here == int(host::threads_of_cluster.size())) g.here = 0, ++g.turn;
+    host::wait_for([&] { return g.turn != turn; });
+}
 inline void leave_cluster() {}
 
 template <int BLOCKS> void fetch_box(Address to, const Box& box, int column, int row, Address barrier) {

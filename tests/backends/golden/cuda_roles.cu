@@ -2,16 +2,16 @@
 extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(2, 1, 1)
 contraction(const bf16* b_, const bf16* r_, DESCRIBED x_box, DESCRIBED w_box1, DESCRIBED out_box2) {
     ROOM(float, room);
-    Roles<bf16, 128, 128, 1, true, 2, 1, 3, true, false, 2> roles(room);
+    Roles<bf16, 128, 128, 1, true, 2, 1, 1, 3, true, false, 2> roles(room);
     begin_next();
     await_previous();
     if (roles.group == 0) {
         fewer_registers<24>();
         if (threadIdx.x == 0) {
             for (int tile = roles.first(); tile < 1; tile += 1) {
-                const Spot at = roles.spot<2, 1, 2>(tile);
+                const Spot at = roles.spot<2, 1, 2, 128, 0>(tile);
                 for (int k = 0; k < 256; k += 64, roles.next()) {
-                    roles.begin_stage();
+                    roles.begin_stage(32768);
                     roles.left(x_box, k, at.m);
                     roles.right<0>(w_box1, at.n, k);
                 }
@@ -19,9 +19,9 @@ contraction(const bf16* b_, const bf16* r_, DESCRIBED x_box, DESCRIBED w_box1, D
         }
     } else {
         more_registers<240>();
-        float sums[1][2][2][32];
+        float sums[2][2][32];
         for (int tile = roles.first(); tile < 1; tile += 1) {
-            const Spot at = roles.spot<2, 1, 2>(tile);
+            const Spot at = roles.spot<2, 1, 2, 128, 0>(tile);
             if (!roles.mine(4)) continue;
             roles.multiply(sums, 4);
             #pragma unroll
@@ -31,7 +31,7 @@ contraction(const bf16* b_, const bf16* r_, DESCRIBED x_box, DESCRIBED w_box1, D
                 for (int i = 0; i < 2; ++i) {
                     const int m_0 = at.m + roles.base() + i * 64 + roles.row();
                     const int n_0 = at.n + c * 64 + roles.column();
-                    const float (&acc1)[32] = sums[0][i][c];
+                    const float (&acc1)[32] = sums[i][c];
                     Pack<bf16, 2> v2[8];
                     #pragma unroll
                     for (int n_i = 0; n_i < 8; ++n_i) {
