@@ -33,7 +33,7 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
         return
     main = max(shape.outer, key=lambda a: a.size)
     inner = {f"k{i}": padded(a.size) for i, a in enumerate(shape.inner)}
-    if main.size < LONG:
+    if main.size < LONG or max(a.size for a in shape.rows) < GROUP:
         return
     own = f"k{shape.inner.index(main)}"
     sizes = [shape.n, *(a.size for a in shape.inner if a != main)]
