@@ -272,7 +272,7 @@ def choose(
     def attempt(measurer: CpuMeasurer | GpuMeasurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
         seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
-        if isinstance(measurer, GpuMeasurer) and not session.late:
+        if measurer is not None and not (isinstance(measurer, CpuMeasurer) or session.late):
             seconds = max(seconds, min(LEAST_S, LEAST * session.options.budget))
         return search(
             graph, pricer, measurer, seconds=seconds, deterministic=session.options.deterministic, doubt=doubt,
@@ -565,7 +565,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     ahead = _referring(session, prepared, work, backends)
     store = begun[0] if begun else store_of(session)
     measurer = begun[1] if begun else measurer_of(options, backends, store)
-    if isinstance(measurer, GpuMeasurer):
+    if measurer is not None and not isinstance(measurer, CpuMeasurer):
         lower_pool.default_pool().begin()  # takes as long as rewriting does
     try:
         view, blocks, views = saturated(session, work)
