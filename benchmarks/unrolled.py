@@ -79,11 +79,16 @@ def chebyshev_series(x: Tensor) -> Tensor:
     return y
 
 
-@program(((8, 3, 224, 224), (8, 1, 1, 1), (8, 1, 1, 1)), ((2, 3, 6, 5), (2, 1, 1, 1), (2, 1, 1, 1)))
-def color_jitter(image: Tensor, brightness: Tensor, saturation: Tensor) -> Tensor:
+@program(
+    ((8, 3, 224, 224), (8, 1, 1, 1), (8, 1, 1, 1), *((3, 1, 1),) * 3),
+    ((2, 3, 6, 5), (2, 1, 1, 1), (2, 1, 1, 1), *((3, 1, 1),) * 3),
+)
+def color_jitter(
+    image: Tensor, brightness: Tensor, saturation: Tensor, greyness: Tensor, mean: Tensor, deviation: Tensor
+) -> Tensor:
     """Brightness, saturation and hue of pictures, then the usual normalisation."""
     x = torch.clamp(torch.sigmoid(image) * (1 + 0.2 * brightness), 0, 1)
-    grey = (x * x.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    grey = (x * torch.sigmoid(greyness)).sum(1, keepdim=True) / 2
     r, g, b = (x := torch.clamp(grey + (1 + 0.2 * saturation) * (x - grey), 0, 1)).unbind(1)
     most = torch.maximum(torch.maximum(r, g), b)
     range_ = most - torch.minimum(torch.minimum(r, g), b)
@@ -98,8 +103,7 @@ def color_jitter(image: Tensor, brightness: Tensor, saturation: Tensor) -> Tenso
         k = n + hue * 6
         k = k - 6 * torch.floor(k / 6)
         turned.append(most - most * chroma * torch.clamp(torch.minimum(k, 4 - k), 0, 1))
-    mean, deviation = (x.new_tensor(v).view(1, 3, 1, 1) for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    return (torch.stack(turned, 1) - mean) / deviation
+    return (torch.stack(turned, 1) - mean) / (deviation.abs() + 0.5)
 
 
 @program(((50000, 4), (50000, 4)), ((40, 4), (40, 4)))
