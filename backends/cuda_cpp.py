@@ -17,7 +17,7 @@ from .cuda_tile_space import tile_schedules, tiles_fit
 from .cuda_tiles import Tiles, emit_tiles
 from .cuda_window_space import window_schedules, windows_fit
 from .cuda_windows import Strip, emit_windows
-from .generated import CARRYING, COUNTING, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
+from .generated import CARRYING, COUNTING, PROBE, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
 from .kir import Kernel, Unfusable
 from .kir_split import split
 from .precision import IEEE, THREE, Precision
@@ -68,7 +68,8 @@ class CudaEmitter:
         if "tiles" in schedule:
             return [emit_tiles(found.kernel, found.shape, Tiles.of(schedule), name)]
         if "x" in schedule:
-            return [emit_windows(found.kernel, Strip(**schedule), name)]
+            strip = Strip(1) if name == PROBE else Strip(**schedule)  # all boxes can be written, or none
+            return [emit_windows(found.kernel, strip, name)]
         layout = layout_of(found.kernel, found.shape, schedule)
         parts = schedule.get("split", 1)
         if parts == 1:
