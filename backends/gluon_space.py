@@ -119,7 +119,7 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
     width = max((k for a, k in tiling.k.items() if k >= a.size), default=0)
     columns = tiling.n
     if schedule.get("pieces"):
-        width = max(sum(w for _, w in widths(a.size)) for a, k in tiling.k.items() if k >= a.size)
+        width = max((sum(w for _, w in widths(a.size)) for a, k in tiling.k.items() if k >= a.size), default=0)
         columns = sum(w for _, w in widths(shape.n))
     if (
         not 16 <= keys <= SCORES

@@ -130,6 +130,16 @@ def test_roles_are_proposed_where_they_are_legal() -> None:
     assert plain is not None and not list(role_schedules(plain.kernel, plain.shape))
 
 
+def test_schedules_near_those_that_are_proposed_are_legal_or_not() -> None:
+    template, call = called("pieces", 64, pieces=1)
+    found = template.lower(call)  # type: ignore[attr-defined]
+    schedule = dict(call.schedule)
+    assert roles_fit(found.kernel, found.shape, schedule)
+    for name in schedule:
+        for changed in (schedule[name] // 2, schedule[name] * 2):
+            assert roles_fit(found.kernel, found.shape, {**schedule, name: changed}) in (True, False)
+
+
 def test_the_source_of_roles_is_the_golden_file(update_golden: bool) -> None:
     (one,) = launches(*called("causal", 64))  # type: ignore[arg-type]
     text = re.sub(r"_[0-9a-f]{10}\b", "", re.sub(r"_[0-9a-f]{10}_", "_", one.source))
