@@ -256,7 +256,8 @@ class Generated(Template):
         if self.precision is IEEE:
             return self.emitter.space(kernel, shape, splits)
         rounding = getattr(self.emitter, "rounding", None)
-        return rounding(kernel, shape, splits, self.precision) if rounding and rounds(kernel, shape) else ()
+        worth = rounds(kernel, shape) and shape.m >= self.precision.rows
+        return rounding(kernel, shape, splits, self.precision) if rounding and worth else ()
 
 
 def _lying(call: Call) -> Hashable:

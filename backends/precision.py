@@ -16,19 +16,21 @@ from dataclasses import dataclass
 class Precision:
     """A way to multiply float32: its name, as Triton has it, its number in schedules, the relative error of a product of random
     matrices (Frobenius; of those that are as exact as float32: what operands lose), and how many times as fast it is as float32
-    without a matrix unit, about. Both were seen on an H200."""
+    without a matrix unit, about. Both were seen on an H200. `rows`: of a product with fewer than these nothing is gained, for it
+    waits for memory."""
 
     name: str
     number: int
     loss: float
     rate: float
+    rows: int = 1
 
 
 IEEE = Precision("ieee", 0, 0.0, 1.0)
-THREE = Precision("tf32x3", 1, 2.0**-22, 1.5)
+THREE = Precision("tf32x3", 1, 2.0**-22, 1.5, 17)
 TF32 = Precision("tf32", 2, 8e-4, 6.0)
-TWO_BRAINS = Precision("bf16x3", 3, 6e-6, 1.8)
-THREE_BRAINS = Precision("bf16x6", 4, 2.0**-22, 1.2)
+TWO_BRAINS = Precision("bf16x3", 3, 6e-6, 1.8, 17)
+THREE_BRAINS = Precision("bf16x6", 4, 2.0**-22, 1.2, 17)
 
 PRECISIONS = (IEEE, THREE, TF32, TWO_BRAINS, THREE_BRAINS)  # by number
 

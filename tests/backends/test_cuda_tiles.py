@@ -152,7 +152,7 @@ def test_a_tile_that_is_overwritten_too_early_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", LIMITS)
-@pytest.mark.parametrize("m, n, k", [(1000, 3584, 896), (6, 64, 48), (64, 4096, 4096), (500, 64, 500), (37, 41, 23)])
+@pytest.mark.parametrize("m, n, k", [(1000, 3584, 896), (20, 64, 48), (64, 4096, 4096), (500, 64, 500), (37, 41, 23)])
 def test_what_is_proposed_is_legal_and_stays_so_by_moves(precision: Precision, m: int, n: int, k: int) -> None:
     root = t.matmul(x("x", m, k), x("w", k, n))
     template = template_of(BACKEND.emitter, root, precision=precision)

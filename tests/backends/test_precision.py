@@ -107,6 +107,12 @@ def test_what_has_no_matrices_is_generated_as_it_is() -> None:
     assert {"triton.contraction", "nvrtc.contraction"} <= names and not any("tf32" in n for n in names)
 
 
+def test_few_rows_are_multiplied_in_parts_only_where_that_pays() -> None:
+    few = t.matmul(t.input("x", (16, 96), "float32"), t.param("w", (96, 64), "float32"))
+    assert rounding(few, "eager", 0.0) == set()
+    assert "triton.contraction_tf32" in rounding(few, 1e-3)
+
+
 def test_generated_text_says_its_precision() -> None:
     texts = {
         c.template.name: list((c.template.source or dict)(c.call).values())[-1]
