@@ -31,6 +31,7 @@ _SAME_ELEMENTS = {"reshape", "permute", "broadcast_to", "cast"}
 _KEEPS_SIGN = _VIEWS | {"sum", "max", "min", "add", "mul", "div", "maximum", "minimum", "matmul", "sqrt", "recip"}
 _WANTS_POSITIVE = {"log": 0, "log1p": 0, "sqrt": 0, "rsqrt": 0, "recip": 0, "pow": 0, "div": 1}  # op -> which operand
 _SUMS, _ROOTS = {"sum", "max", "min", "matmul"}, {"rsqrt", "recip"}
+_HUGE = 1e30  # what is multiplied by it says yes or no, as masks of attention do
 _INDICES = {"gather": 1, "gather_elements": 1, "scatter_elements": 1}
 
 
@@ -63,6 +64,9 @@ def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
         if node.op in ("matmul", "conv") and id(node) not in tempered:
             for leaf in _weights(node.args[1]):
                 found[leaf].scale = _fan_in(node) ** -0.5
+        if node.op == "mul" and any(a.op == "full" and abs(a.attr("value")) >= _HUGE for a in node.args):
+            for leaf in _below(node, _VIEWS | {"add", "sub", "mul", "where", "eq"}):
+                found[leaf].bound = 2
         if node.op in _INDICES:
             x = node.args[0]
             for leaf in _below(node.args[_INDICES[node.op]], _VIEWS | {"where"}):

@@ -431,6 +431,16 @@ def test_places_are_drawn_where_a_mask_shows_most() -> None:
     assert (found["i"].bound, found["i"].last) == (4, False)
 
 
+def test_what_a_huge_number_multiplies_says_yes_or_no() -> None:
+    """Other numbers would make scores infinite, and right kernels of attention with a mask of tokens seem wrong."""
+    from tensor_graphs.backends.gpu_operands import roles
+
+    keep = t.reshape(t.cast(t.param("keep", (2, 9), "int64"), "float32"), (2, 1, 9))
+    scores = t.param("x", (2, 4, 9)) + (1.0 - keep) * float(np.finfo(np.float32).min)
+    assert roles([c.softmax(scores, axis=2)])["keep"].bound == 2
+    assert roles([c.softmax(keep * -3.0, axis=2)])["keep"].bound > 2
+
+
 def test_statistics_are_drawn_as_large_as_what_is_made_of_them_wants() -> None:
     """Factors of rows and columns are near one: a softmax of their products shows no more rounding than one of real queries does."""
     from tensor_graphs.backends.gpu_operands import draw, roles
