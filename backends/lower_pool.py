@@ -114,7 +114,9 @@ class LowerPool:
         self._selector = selectors.DefaultSelector()
 
     def begin(self) -> None:
-        """Start the processes, without waiting for them."""
+        """Start the processes, without waiting for them; those that ended for want of work start again."""
+        for process in [p for p in self._processes if p.process.poll() is not None and not p.messages]:
+            self._drop(process)
         while len(self._processes) < self.size:
             try:
                 self._start()
@@ -172,17 +174,19 @@ class LowerPool:
         try:
             work()
         except (OSError, EOFError):
-            self._processes.remove(process)
-            self.size = len(self._processes)
-            self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
-            process.end()
+            if process in self._processes:
+                self._drop(process)
+                self.size = len(self._processes)
+
+    def _drop(self, process: _Process) -> None:
+        self._processes.remove(process)
+        self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
+        process.end()
 
     def close(self) -> None:
         """End all processes; they start again when needed."""
-        for process in self._processes:
-            self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
-            process.end()
-        self._processes.clear()
+        for process in [*self._processes]:
+            self._drop(process)
 
 
 _pools: list[LowerPool] = []

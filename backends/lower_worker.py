@@ -24,6 +24,7 @@ from .measure_worker import die_with_parent
 Flat = tuple[list[tuple[str, tuple[int, ...], dict[str, Any]]], list[int]]
 Form = tuple[tuple[str, ...], bool, int]  # transposed weights, whether channels lie innermost, the precision's number
 HEAD = struct.Struct("<I")
+IDLE_S = 60  # seconds after which a process that nobody needs ends
 
 
 @dataclass(frozen=True)
@@ -100,17 +101,19 @@ def message(data: object) -> bytes:
 
 
 def main() -> None:
-    """Answer lists of jobs until the input ends. An interrupt is the parent's business."""
+    """Answer lists of jobs until the input ends, or nothing has come for a while. An interrupt is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing that prints may disturb the messages
     gc.disable()  # a short life, and nothing to be found
     while True:
+        signal.alarm(IDLE_S)
         try:
             jobs = read(sys.stdin.buffer)
         except EOFError:
             return
+        signal.alarm(0)
         replies = []
         for number, job in jobs:
             try:

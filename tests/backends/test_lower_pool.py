@@ -111,12 +111,23 @@ def test_terms_and_kernels_survive_the_pipe() -> None:
 
 def test_processes_that_die_leave_their_jobs_to_the_caller(pool: LowerPool) -> None:
     pool.begin()
+    batch = pool.batch([lambda: Job(("triton",), flat([t.input("x0", (4,))]), ())] * 30)
+    assert pool.has(29)
     for p in pool._processes:
         os.kill(p.process.pid, signal.SIGKILL)
         p.process.wait()
-    batch = pool.batch([lambda: Job(("triton",), flat([t.input("x0", (4,))]), ())] * 30)
     assert [batch.take() for _ in range(30)] == [[]] * 30
     assert pool.size == 0 and not pool._processes
+
+
+def test_processes_that_ended_for_want_of_work_start_again(pool: LowerPool) -> None:
+    pool.begin()
+    first = [p.process for p in pool._processes]
+    for process in first:
+        process.kill()
+        process.wait()
+    pool.begin()
+    assert len(pool._processes) == 2 and not {p.process for p in pool._processes} & {*first}
 
 
 def test_nothing_of_one_batch_is_taken_for_the_next(pool: LowerPool) -> None:
