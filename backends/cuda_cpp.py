@@ -17,7 +17,18 @@ from .cuda_tile_space import tile_schedules, tiles_fit
 from .cuda_tiles import Tiles, emit_tiles
 from .cuda_window_space import window_schedules, windows_fit
 from .cuda_windows import Strip, emit_windows
-from .generated import CARRYING, COUNTING, PROBE, Generated, Generator, Launch, Lowered, Schedule, split_axis, template_of
+from .generated import (
+    CARRYING,
+    COUNTING,
+    PROBE,
+    Generated,
+    Generator,
+    Launch,
+    Lowered,
+    Schedule,
+    split_axis,
+    template_of,
+)
 from .kir import Kernel, Unfusable
 from .kir_split import split
 from .precision import IEEE, THREE, Precision
