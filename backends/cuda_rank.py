@@ -353,13 +353,15 @@ class Few:
         resident = max(1, min(RESIDENT // (32 * warps), 65536 // registers, ALL_SHARED // (exchanged + 1024)))
         blocks = self.columns // n * self.batch * split
         total = self.length * self.columns * self.matrices * 2.0 * self.batch
-        busiest = -(-blocks // MULTIPROCESSORS) * total / blocks / FASTEST
+        each = -(-blocks // MULTIPROCESSORS)
+        rows = 2.0 * self.rows * min(each * part, self.length)  # what blocks of a multiprocessor share comes from its cache
+        busiest = (each * total / blocks + rows) / FASTEST
         used = part / (rounds * step)  # of what its rounds could read
         flying = min(max(1.0, blocks / MULTIPROCESSORS), resident) * n * along * deep * self.matrices * 64 * used
         share = min(1.0, total / MULTIPROCESSORS / (96 << 10))  # where all there is is little, little must be under way
         slower = (
             share * (0.4 * max(0.0, log2((40 << 10) / flying)) + 0.27 * max(0.0, log2((96 << 10) / flying)))
-            + 0.065 * (split > 1) * split + 0.12 * (warps > 8) + 0.18 * (warps > 16) + 0.1 * (heights - 1)
+            + 0.12 * (split > 1) * split + 0.12 * (warps > 8) + 0.18 * (warps > 16) + 0.1 * (heights - 1)
             + {1: -0.25, 2: -0.1, 4: 0.0, 8: 0.22, 16: 0.4}[deep] * share
             + {1: 0.25, 2: -0.04, 4: 0.0}.get(tiles * self.matrices, 0.14)
         )  # fmt: skip
