@@ -148,6 +148,7 @@ def _widenable(t: Template) -> bool:
     """Whether the twin is needed and can be written: the only place that the code names its output is `out=`."""
     name = t.name.partition(".")[2]
     plain = t.family not in ("copy", "view", "scatter", "gather", "sort") and t.layout is None and not t.prep
+    plain = plain and (not name.startswith("sdpa") or name.endswith("_single"))  # what is widened has no 16 bits
     return (
         plain
         and not t.loss
@@ -492,7 +493,8 @@ def _pools() -> list[Template]:
 _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 #: Torch's fused attention kernels by the suffix of our row: its own choice, and each by name.
-KERNELS = {"": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
+KERNELS = {"": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
+SINGLE_RATE = 0.15  # of what products of float32 reach, in the fused kernels for what has no 16 bits (seen on an H200)
 
 
 def _causal(call: Call) -> bool:
@@ -567,7 +569,9 @@ def _attentions() -> list[Template]:
         for suffix, kernel in KERNELS.items():
             if masked and suffix == "_flash":
                 continue  # it knows no masks
-            fits = both(_FLOAT, _fusable, _lines if kernel else None)
+            own = _lines if kernel else (lambda call: not _halves(call)) if suffix else _halves
+            fits = both(_FLOAT, _fusable, own)
+            more["rate"] = SINGLE_RATE if suffix == "_single" else 1.0
             shaped = both(fits, lambda call: call.output.type.rank in (4, 5))
             found += [
                 row(f"sdpa{masked}{suffix}", pattern, _sdpa_code(kernel, False), setup=("attended",), applies=fits, **more),
