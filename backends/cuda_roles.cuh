@@ -83,6 +83,14 @@ struct Roles {
         }
     }
 
+    // Behind its last stage, where the other block gives stages back as well: all of that has come before this block ends.
+    DEVICE void end_stages() {
+        for (int i = 0; i < STAGES; ++i) {
+            await(empty + 8 * slot, parity ^ 1);
+            next();
+        }
+    }
+
     // What a group does: whether a tile is its own (else its stages go by), and its product, over so many stages.
     DEVICE bool mine(int stages) {
         if constexpr (!TURNS) return true;
@@ -136,9 +144,11 @@ struct Roles {
     template <int N> DEVICE static float (&pieces(float (*first)[32]))[N][32] { return *reinterpret_cast<float (*)[N][32]>(first); }
 
     // Pieces of a group are finished by the blocks in turn. What a thread has of a piece goes to the thread of the same place in
-    // its owner's block, into the ring that nobody needs any more, and is added in the order of blocks behind the owner.
+    // its owner's block, into the ring that nobody needs any more, and is added in the order of blocks: whoever else has the same
+    // element (of tiles that begin earlier) has the same bits.
     DEVICE static void all_multiplied() { meet_cluster(); }
     DEVICE static int owner(int group, int piece) { return (piece + (group - 1) * PIECES) % PARTS; }
+    DEVICE static int behind(int owner, int block) { return (block - owner + PARTS) % PARTS - 1; }
     DEVICE bool owns(int piece) const { return PARTS == 1 || owner(group, piece) == block; }
     DEVICE Address sent(int piece, int by) const { return ring + (((group - 1) * OWN + piece / PARTS) * OTHERS + by) * SENT + threadIdx.x % 128 * 16; }
     DEVICE void join(float (&sums)[HEIGHTS][ALL][32]) const {
@@ -147,7 +157,7 @@ struct Roles {
         for (int c = 0; c < PIECES; ++c) {
             if (owns(c)) continue;
             const int to = owner(group, c);
-            const Address place = in_block(sent(c, (block - to + PARTS) % PARTS - 1), to), told = in_block(order + 8 * (group - 1), to);
+            const Address place = in_block(sent(c, behind(to, block)), to), told = in_block(order + 8 * (group - 1), to);
 #pragma unroll
             for (int i = 0; i < HEIGHTS; ++i)
 #pragma unroll
@@ -160,13 +170,25 @@ struct Roles {
         for (int c = 0; c < PIECES; ++c) {
             if (!owns(c)) continue;
 #pragma unroll
-            for (int by = 0; by < OTHERS; ++by)
+            for (int i = 0; i < HEIGHTS; ++i)
 #pragma unroll
-                for (int i = 0; i < HEIGHTS; ++i)
+                for (int r = 0; r < RIGHTS; ++r)
 #pragma unroll
-                    for (int r = 0; r < RIGHTS; ++r)
+                    for (int j = 0; j < 8; ++j) {
+                        float* const own = sums[i][r * PIECES + c] + 4 * j;
+                        float all[4] = {};
 #pragma unroll
-                        for (int j = 0; j < 8; ++j) add_held(sums[i][r * PIECES + c] + 4 * j, sent(c, by) + ((i * RIGHTS + r) * 8 + j) * 2048);
+                        for (int by = 0; by < PARTS; ++by) {
+                            if (by != block) {
+                                add_held(all, sent(c, behind(block, by)) + ((i * RIGHTS + r) * 8 + j) * 2048);
+                            } else {
+#pragma unroll
+                                for (int q = 0; q < 4; ++q) all[q] += own[q];
+                            }
+                        }
+#pragma unroll
+                        for (int q = 0; q < 4; ++q) own[q] = all[q];
+                    }
         }
     }
 

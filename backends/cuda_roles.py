@@ -263,6 +263,7 @@ class _Roles(Function):
             *("        " + line for line in rights),
             "    }",
             "}",
+            *(["roles.end_stages();"] if r.down * r.across > 1 else []),
         ]
         own = [*walk, *([f"    if (!roles.mine({stages})) continue;"] if r.turns > 1 else [])]
         own += [*self.early, f"    roles.multiply(sums, {own_stages});", *lines, "}"]

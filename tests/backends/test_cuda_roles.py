@@ -184,7 +184,7 @@ def test_roles_compute_what_the_term_means(tmp_path: Path) -> None:
     ("right", "wrong", "parts"),
     [("await(empty + 8 * slot, parity ^ 1);", "", False), ("await_puts<WAITING - 1>();", "await_puts<WAITING>();", False),
      ("if (TURNS && turn > 1) await(", "if (TURNS && turn > 9) await(", False),
-     ("await(order + 8 * (group - 1), 0);", "", True), ("(block - to + PARTS) % PARTS - 1", "0", True)],
+     ("await(order + 8 * (group - 1), 0);", "", True), ("sent(c, behind(to, block))", "sent(c, 0)", True)],
     ids=["full ring", "results overwritten", "out of turn", "before parts came", "parts on top of each other"],
 )  # fmt: skip
 def test_what_would_race_or_hang_is_found(right: str, wrong: str, parts: bool, tmp_path: Path) -> None:
