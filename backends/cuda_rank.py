@@ -354,7 +354,7 @@ class Few:
         blocks = self.columns // n * self.batch * split
         total = self.length * self.columns * self.matrices * 2.0 * self.batch
         each = -(-blocks // MULTIPROCESSORS)
-        rows = 2.0 * self.rows * min(each * part, self.length)  # what blocks of a multiprocessor share comes from its cache
+        rows = 2.0 * self.rows * min(each * part, self.length)  # read again: from the multiprocessor's cache
         busiest = (each * total / blocks + rows) / FASTEST
         used = part / (rounds * step)  # of what its rounds could read
         flying = min(max(1.0, blocks / MULTIPROCESSORS), resident) * n * along * deep * self.matrices * 64 * used
