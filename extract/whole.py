@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate
 from math import inf, prod
+from operator import or_
 
 import numpy as np
 
@@ -33,6 +34,7 @@ REDUCTIONS = frozenset(
 )
 VIEWS = frozenset(("reshape", "permute", "slice", "broadcast_to", "flip", "cast"))
 SMALL = ((2, 8), (8, 64))  # (times as many elements, operations) of a value that is computed anew for each of them
+NEAR = 32  # parts begun last, of which one is looked for that a value may join beside those that read it
 LIGHT = 2.0  # times its elements of which slices of a value are computed, each where it is read
 OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))  # what regions are made for
 LARGE = 16  # values of a part from which on it is of use: smaller ones are regions
@@ -212,6 +214,8 @@ class Partition:
     home: dict[int, int] = field(default_factory=dict)  # class -> its part
     readers: dict[int, set[int]] = field(default_factory=dict)  # class -> classes of parts that read it
     wholes: dict[int, list[tuple[int, set[int]]]] = field(default_factory=dict)  # class -> what it is put together into
+    later: list[int] = field(default_factory=list)  # of each part, those that wait for it, directly or not, as bits
+    fitting: list[int] = field(default_factory=list)  # the parts that one kernel might compute
 
     def __post_init__(self) -> None:
         values = self.values
@@ -223,7 +227,7 @@ class Partition:
             part = self.parts[number]
             part.members.append(c)
             part.reads |= values.below[c]
-            part.after |= users - {number}
+            self._before(number, users - {number})
             self.home[c] = number
             for k in values.sources(c):
                 self.readers.setdefault(k, set()).add(c)
@@ -231,21 +235,62 @@ class Partition:
                 whole = c, values.put_together(c)
                 for k in whole[1]:
                     self.wholes.setdefault(k, []).append(whole)
+        place = {c: n for n, c in enumerate(values.order)}
+        for n, a in enumerate(self.fitting):
+            for b in self.fitting[n + 1 : n + 1 + NEAR]:
+                if self._alike(a, b) and not self._between(a, b):
+                    self._merge(a, b)
         for part in self.parts:
-            part.members.reverse()
+            part.members.sort(key=place.__getitem__)
+
+    def _alike(self, a: int, b: int) -> bool:
+        """Whether two parts read the same memory and could be one: what joined them did not know the sizes of all."""
+        first, second = sorted((self.parts[a], self.parts[b]), key=lambda p: p.extent is None)
+        if not (first.members and second.members and first.reads & second.reads):
+            return False
+        if first.rows == second.rows:
+            return second.extent in (None, first.extent)
+        return second.extent is None and second.rows == first.rows * first.depth and not second.wide
+
+    def _between(self, a: int, b: int) -> bool:
+        """Whether a part waits for one of two, and the other one for it."""
+        first, second = self.parts[a].after, self.parts[b].after
+        return self._waits(first - {b}, b) or self._waits(second - {a}, a)
+
+    def _merge(self, a: int, b: int) -> None:
+        """Put a part's values into another one."""
+        into, gone = sorted((a, b), key=lambda n: self.parts[n].extent is None)
+        one, other = self.parts[into], self.parts[gone]
+        self.home |= dict.fromkeys(other.members, into)
+        one.members += other.members
+        one.wide |= other.wide
+        one.reads |= other.reads
+        one.after = (one.after | other.after) - {into, gone}
+        for part in self.parts:
+            if gone in part.after:
+                part.after = (part.after - {gone}) | ({into} if part is not one else set())
+        self.parts[gone] = Part(other.rows)
+        both = 1 << into | 1 << gone
+        new = (self.later[into] | self.later[gone]) & ~both
+        self.later[into] = new
+        for n, later in enumerate(self.later):
+            if later & both:
+                self.later[n] = (later | new | 1 << into) & ~(1 << gone)
 
     def _chosen(self, cls: int, users: set[int]) -> int:
         """The number of the part that a class belongs to, which may begin with it."""
         read = self.values.below[cls]
         if self.values.fits(cls):
-            beside = (n for n, p in enumerate(self.parts) if n not in users and p.reads & read)
+            beside = (n for n in self.fitting[-NEAR:] if n not in users and self.parts[n].reads & read)
             for n in (*sorted(users), *beside):
-                if self._joins(cls, n) and not self._reaches(users - {n}, n):
+                if self._joins(cls, n) and not self._waits(users - {n}, n):
                     self._widen(cls, self.parts[n])
                     return n
         extent = self.values.extent(cls) if self.values.reduces(cls) else None
         size = self.values.regions.elements(cls)
         self.parts.append(Part(size) if extent is None else Part(extent[0], extent[1], extent=extent))
+        self.later.append(0)
+        self.fitting += [len(self.parts) - 1] if self.values.fits(cls) else []
         return len(self.parts) - 1
 
     def _joins(self, cls: int, number: int) -> bool:
@@ -257,7 +302,8 @@ class Partition:
             rows, depth, _ = extent = self.values.extent(cls)
             if part.extent is not None:
                 return part.extent == extent
-            return part.rows == rows or (part.rows == rows * depth and not part.wide)
+            same = part.rows == rows or (part.rows == rows * depth and not part.wide)
+            return same or (self.values.regions.elements(cls) == rows and self._is_piece(cls, number))
         size = self.values.regions.elements(cls)
         if self.values.op(cls) == "concat":
             each = {self.values.regions.elements(k) for k in self.values.put_together(cls)}
@@ -277,22 +323,26 @@ class Partition:
         """Note what a part becomes by a class that joins it."""
         size = self.values.regions.elements(cls)
         if self.values.reduces(cls):
-            part.extent = self.values.extent(cls)
-            part.rows, part.depth, _ = part.extent
+            rows, depth, _ = part.extent = self.values.extent(cls)
+            if part.rows not in (rows, rows * depth, *part.wide):
+                part.wide = {part.rows}
+            part.rows, part.depth = rows, depth
         elif size not in part.sizes():
             part.wide, part.rows = {part.rows}, size
 
-    def _reaches(self, sources: Iterable[int], goal: int) -> bool:
-        """Whether one of some parts must come before another one."""
-        stack, seen = [*sources], set[int]()
-        while stack:
-            n = stack.pop()
-            if n == goal:
-                return True
-            if n not in seen:
-                seen.add(n)
-                stack += self.parts[n].after
-        return False
+    def _waits(self, sources: Iterable[int], goal: int) -> bool:
+        """Whether a part must come after one of some others."""
+        return any(self.later[n] >> goal & 1 for n in sources)
+
+    def _before(self, number: int, users: set[int]) -> None:
+        """Note that a part comes before others."""
+        self.parts[number].after |= users
+        new = reduce(or_, (self.later[u] | 1 << u for u in users), 0)
+        if new & ~self.later[number]:
+            self.later[number] |= new
+            for n, later in enumerate(self.later):
+                if later >> number & 1:
+                    self.later[n] |= new
 
 
 @dataclass
@@ -323,7 +373,7 @@ class Whole:
     @cached_property
     def parts(self) -> list[Part]:
         """The parts that one kernel might compute, each with its values, operands first."""
-        return [p for p in self.partition.parts if self.values.fits(p.members[0])]
+        return [p for p in self.partition.parts if p.members and self.values.fits(p.members[0])]
 
     def __iter__(self) -> Iterator[Group]:
         """Every part that is of use, and what it is cut into."""

@@ -1,0 +1,245 @@
+"""Programs of very many small operations: how many kernels their parts are, and what these compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import kir, kir_numpy
+from tensor_graphs.backends.generated import Generated, spelled
+from tensor_graphs.backends.kir_pieces import pieces
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.single import run_outputs
+from tensor_graphs.egraph.dims import concrete
+from tensor_graphs.egraph.graph import Graph, Tensor, topological
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.pattern import build, parse_terms, shared
+from tensor_graphs.egraph.simplify import simplify
+from tensor_graphs.egraph.view import view_of
+from tensor_graphs.errors import RuleError
+from tensor_graphs.extract.candidates import given_classes
+from tensor_graphs.extract.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.regions import Regions
+from tensor_graphs.extract.together import Group
+from tensor_graphs.extract.whole import Whole, settled
+
+Terms = list[Tensor]
+
+
+def x(name: str, *shape: int) -> Tensor:
+    return t.input(name, shape)
+
+
+def _scan() -> Terms:
+    steps, b, c, a = x("d", 2, 5, 8), x("b", 2, 5, 4), x("c", 2, 5, 4), x("a", 8, 4)
+    state: Tensor | None = None
+    found = []
+    for i in range(5):
+        fresh = (tg.softplus(steps[:, i]) * steps[:, i])[:, :, None] * b[:, i, None, :]
+        state = fresh if state is None else tg.exp(steps[:, i][:, :, None] * a) * state + fresh
+        found.append(tg.sum(state * c[:, i, None, :], axis=-1))
+    return [tg.stack(found, axis=1)]
+
+
+def _recurrence() -> Terms:
+    f, z, h = x("f", 3, 7, 6), x("z", 3, 7, 6), x("h", 3, 6)
+    found = []
+    for i in range(7):
+        gate = tg.sigmoid(f[:, i])
+        h = gate * h + (1.0 - gate) * tg.tanh(z[:, i])
+        found.append(h)
+    return [tg.stack(found, axis=1)]
+
+
+def _nested_stacks() -> Terms:
+    xy, found = x("s", 6, 2), []
+    a, b = xy[:, 0], xy[:, 1]
+    for _ in range(6):
+        a, b = a + 0.1 * tg.sin(b) + a * b, b - 0.1 * tg.cos(a) * b
+        found.append(tg.stack([a, b], axis=1))
+    return [tg.stack(found, axis=1)]
+
+
+def _solver() -> Terms:
+    now = [x(n, 40) for n in "xyz"]
+    for _ in range(4):
+        slope = [10.0 * (now[1] - now[0]), now[0] * (28.0 - now[2]) - now[1], now[0] * now[1] - 2.5 * now[2]]
+        half = [u + 0.01 * k for u, k in zip(now, slope)]
+        now = [u + 0.02 * k * h for u, k, h in zip(now, slope, half)]
+    return [tg.stack(now, axis=1), now[0] + now[1]]
+
+
+def _update() -> Terms:
+    p, g, m, v = (x(n, 9, 5) for n in "pgmv")
+    m, v = 0.9 * m + 0.1 * g, 0.99 * v * v + 0.01 * g * g
+    step = (m / 0.6) / (tg.sqrt(v / 0.4) + 1e-6)
+    return [p * 0.99 - 0.1 * tg.tanh(step) * tg.sigmoid(p), m, v]
+
+
+def _bisection() -> Terms:
+    p = tg.softmax(x("l", 3, 20), axis=-1)
+    low, high = 0.0 * tg.max(p, axis=-1, keepdims=True), tg.max(p, axis=-1, keepdims=True)
+    for _ in range(4):
+        middle = (low + high) * 0.5
+        enough = tg.sum(tg.where(p < middle, 0.0, p), axis=-1, keepdims=True) >= 0.7
+        low, high = tg.where(enough, middle, low), tg.where(enough, high, middle)
+    return [tg.where(p < low, 0.0, p)]
+
+
+def _chain(count: int) -> Terms:
+    a = tg.sigmoid(x("x", 30))
+    for _ in range(count):
+        a = 3.7 * a * (1.0 - a)
+    return [a]
+
+
+PROGRAMS: dict[str, Callable[[], Terms]] = {
+    "scan": _scan, "recurrence": _recurrence, "nested stacks": _nested_stacks, "solver": _solver, "update": _update,
+    "bisection": _bisection, "chain": lambda: _chain(12),
+}  # fmt: skip
+
+
+def whole_of(roots: Terms) -> Whole:
+    view = view_of(simplify(Graph.of(roots)))
+    return Whole(Regions(view, given_classes(view)))
+
+
+def kernel_for(group: Group) -> tuple[Generated, Call]:
+    """Triton's template of a group, and its call in row-major memory."""
+    template = backend("triton")._template(group.terms, ())  # type: ignore[attr-defined]
+    leaves = {str(leaf.attr("name")): Operand(leaf.type, contiguous(concrete(leaf.shape))) for leaf, _ in group.leaves}
+    first, *more = (Operand(term.type, contiguous(concrete(term.shape))) for term in group.terms)
+    return template, Call(leaves, first, {}, more=tuple(more))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_one_part_and_one_kernel(name: str) -> None:
+    """Which computes what the program does, by NumPy and by Triton's interpreter."""
+    roots = PROGRAMS[name]()
+    whole = whole_of(roots)
+    assert len(whole.parts) == 1
+    group = whole.group(whole.parts[0].members)
+    assert group is not None
+    template, call = kernel_for(group)
+    found = template.lower(call)
+    assert found is not None
+    rng = np.random.default_rng(0)
+    given = {n: rng.standard_normal(concrete(o.type.shape)).astype(np.float32) for n, o in call.operands.items()}
+    want = evaluate(Graph.of(list(group.terms)), given, float64=True)
+    memory = {n: v.ravel().astype(float) for n, v in given.items()}
+    names = [s for s in found.kernel.buffers if s not in given]
+    memory |= {n: np.full(w.size, np.nan) for n, w in zip(names, want)}
+    kir_numpy.run(found.kernel, memory)
+    triton = run_outputs(template, replace(call, schedule=found.space[0]), given, device="cpu")
+    for name_, w, by_triton in zip(names, want, triton, strict=True):
+        np.testing.assert_allclose(memory[name_].reshape(w.shape), w, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(by_triton, w, rtol=2e-4, atol=2e-5)
+
+
+def test_steps_that_are_stacked_are_each_computed_once() -> None:
+    """A kernel over one step's elements: an exponential for each step but the first, not one for each step of each."""
+    (root,) = _scan()
+    _, group = None, whole_of([root])
+    found = group.group(group.parts[0].members)
+    assert found is not None
+    template, call = kernel_for(found)
+    lowered = template.lower(call)
+    assert lowered is not None
+    assert len(lowered.kernel.stores) == 5 and "PIECES" in lowered.kernel.builder.ways
+    assert sum(e.op == "reduce" for e in lowered.kernel.exprs) == 5
+
+
+def test_results_with_little_to_compute_are_not_cut() -> None:
+    halves = t.concat([-1.0 * x("a", 4, 8), x("b", 4, 8)], axis=1)
+    assert pieces([halves]) is None
+
+
+def test_what_one_kernel_cannot_hold_is_cut_where_fewest_values_cross() -> None:
+    """Behind many values in parallel there is a place where one crosses."""
+    a = x("x", 30)
+    for _ in range(4):
+        a = tg.sin(a) * tg.cos(a) + tg.exp(a) * tg.tanh(a)
+    whole = whole_of([a])
+    (part,) = whole.parts
+    first, second = whole.halves(part.members)
+    assert len(whole.results(first)) == 1 and first + second == part.members
+    group = whole.group(part.members)
+    assert group is not None
+    whole.known[group.classes] = part.members
+    whole.refused(group)
+    assert sorted(map(len, whole.todo)) == sorted((len(first), len(second)))
+
+
+def test_a_kernel_of_thousands_of_operations_is_refused_and_cut() -> None:
+    whole = whole_of(_chain(1500))
+    made = list(backend("triton")._lowered(whole, whole.view.types))  # type: ignore[attr-defined]
+    sizes = [len(topological(template.roots)) for _, template in made]
+    assert len(whole.parts[0].members) > 4000 and max(sizes) < 3000
+    assert {c for p in whole.parts for c in p.members} <= whole.settled
+
+
+def test_what_is_computed_between_products_belongs_to_no_part_with_them() -> None:
+    y = tg.relu(x("a", 8, 8) @ x("b", 8, 8))
+    whole = whole_of([tg.exp(y) @ x("c", 8, 8)])
+    assert all(whole.values.op(c) != "matmul" for p in whole.parts for c in p.members)
+    assert not whole.large and settled(whole.view, given_classes(whole.view)) is whole.view
+
+
+def test_parts_do_not_wait_for_each_other() -> None:
+    """A value before a product and one behind it, both read by a third."""
+    a = tg.exp(x("a", 8, 8))
+    b = tg.tanh(a @ x("w", 8, 8))
+    partition = whole_of([a + b, tg.sin(a)]).partition
+    for n, part in enumerate(partition.parts):
+        assert not partition.later[n] >> n & 1
+        assert all(partition.later[n] >> m & 1 for m in part.after)
+
+
+# ---------------------------------------------------------------- terms, expressions and texts of a thousand operations
+def test_shared_terms_are_written_once_and_come_back() -> None:
+    (root,) = _chain(400)
+    text = spelled([root])
+    assert len(text) < 60_000
+    (term,) = parse_terms(text)
+    assert sum(1 for _ in shared(term)) < 3000
+    (leaf,) = (n for n in topological([root]) if n.op == "input")
+    assert build(term, {"x": leaf}, {}) is root
+
+
+@pytest.mark.parametrize("text", ["1a := exp(x); exp(x)", "a b := exp(x); exp(x)"])
+def test_a_name_must_be_one(text: str) -> None:
+    with pytest.raises(RuleError, match="no name"):
+        parse_terms(text)
+
+
+def test_products_of_very_many_factors_are_left_as_they_are() -> None:
+    b = kir.Builder()
+    e = b.make("load", (), ("x", t_index(), (), "float32"))
+    for _ in range(40):
+        e = b.mul(e, e)
+    assert kir.factors(e) == ([e], [])
+    few = b.pointwise("div", (e.args[0].args[0], e))
+    over, under = kir.factors(few)
+    assert over or under
+
+
+def t_index() -> object:
+    from tensor_graphs.backends.index import Axis, index
+
+    return index(Axis("i0", 8))
+
+
+def test_values_held_at_once_are_counted() -> None:
+    b = kir.Builder()
+    loads = [b.make("load", (), (f"x{n}", t_index(), (), "float32")) for n in range(4)]
+    total = loads[0]
+    for load in loads[1:]:
+        total = b.pointwise("add", (total, load))
+    one = kir.Kernel((), (kir.Store("out", t_index(), total),), {}, b)  # type: ignore[arg-type]
+    assert one.held == 3  # the sum so far, the next one, and what they make
+    assert one.work == 7 and not one.long
