@@ -132,6 +132,15 @@ def test_a_job_of_a_generated_kernel_keeps_its_precision() -> None:
             assert (again.identity, again.loss) == (c.template.identity, c.template.loss)
 
 
+def test_first_guesses_of_parts_leave_room_for_them() -> None:
+    """Lines of shared memory at a time, and few enough sums in a thread."""
+    large = t.matmul(t.input("x", (1000, 896), "float32"), t.param("w", (896, 3584), "float32"))
+    for c in found(large, "eager").candidates:
+        if c.template.name == "triton.contraction_tf32x3":
+            s = (c.template.space or list)(c.call)[0]  # type: ignore[arg-type]
+            assert s["k0"] == 32 and s["m"] * s["n"] <= 64 * 32 * s["warps"] and s["precision"] == THREE.number
+
+
 def test_precisions_that_a_limit_allows() -> None:
     assert within(0.0, (THREE, TF32)) == within(1.0, ()) == (IEEE,)
     assert within(2.0**-20, (THREE, TF32)) == within(1.0, (THREE,)) == (THREE,)
