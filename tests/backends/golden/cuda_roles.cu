@@ -16,6 +16,7 @@ contraction(const bf16* b_, const bf16* r_, DESCRIBED x_box, DESCRIBED w_box1, D
                     roles.right<0>(w_box1, at.n, k);
                 }
             }
+            roles.end_stages();
         }
     } else {
         more_registers<240>();
