@@ -701,6 +701,18 @@ def test_extremes_of_whole_numbers_are_exact(size: int, dtype: str) -> None:
             assert "split" not in schedule and ran(root, given, schedule).tolist() == [wanted]
 
 
+def test_short_sums_of_products_stay_sums() -> None:
+    """Triton's compiler would make a product of matrices of them, in TF32, or of fewer elements than the matrix unit takes."""
+    for k in (2, 3, 8):
+        root = t.matmul(x("a", 36, k), x("w", k, 64))
+        given, template = values(root), generated(root)
+        kinds = {n: Operand(Type(v.shape, "float32"), contiguous(v.shape)) for n, v in given.items()}
+        call = Call({o: kinds[o] for o in template.operands}, Operand(root.type, contiguous(root.shape)), {})  # type: ignore[arg-type]
+        source = launches(template, call)[0].source
+        assert "tl.dot(" not in source and ("[:, :, None]" in source) == ("+ 0.0, 1)" in source)
+        assert error(ran(root, given), evaluate([root], given, float64=True)[0]) < 2e-6
+
+
 def test_a_value_without_columns_is_written_to_all_of_them() -> None:
     """Rows that are shorter than what their sums are repeated to: columns are walked behind the sum."""
     root = t.matmul(x("a", 8, 2), t.full((2, 20), 1.0))
