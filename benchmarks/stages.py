@@ -19,7 +19,7 @@ from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.saturate import Limits
 from tensor_graphs.egraph.union import saturate_in_stages
 from tensor_graphs.egraph.view import EGraphView, glue
-from tensor_graphs.extract.ahead import load_solvers
+from tensor_graphs.extract.ahead import SOLVERS, STORE, load_ahead
 from tensor_graphs.extract.kernel import Backend, Plan, Pricer
 from tensor_graphs.extract.plan import plan_of
 from tensor_graphs.extract.search import Choice, search
@@ -81,7 +81,7 @@ def run(
         blocks = find_blocks(work, max_nodes=max_nodes) if max_nodes else None
         graphs = [b.graph for b in blocks.unique] if blocks else [work]
     with timed(seconds, "saturate"):
-        load_solvers()
+        load_ahead([*STORE, *SOLVERS])
         stages = saturate_in_stages(effort, graphs, session.options.rules, session.options.limits)
     with timed(seconds, "glue"):
         whole = [glue(blocks, views) if blocks else views[0] for views in stages]

@@ -43,7 +43,7 @@ from .egraph.worker import default_pool
 from .errors import NoPlanError, ShapeError, UsageError, WorkerError
 from .explorer import Explorer
 from .extract import budgets
-from .extract.ahead import load_solvers
+from .extract.ahead import SOLVERS, STORE, load_ahead
 from .extract.candidates import Hypergraph, candidates
 from .extract.clock import Halted
 from .extract.kernel import Backend, Plan, Template
@@ -116,8 +116,8 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
     deadline = max(least, session.left * REWRITING)
     with session.stage("saturate", f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}"):
         limits, began = options.limits, session.now()
-        if sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH:
-            load_solvers()
+        large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
+        load_ahead([*STORE, *(SOLVERS if large else ())])
         rules = [r for r in options.rules if r.exact or not options.exact]
         *less, views = saturate_in_stages(
             options.effort, [b.graph for b in blocks.unique], rules, limits, exact=options.exact,

@@ -7,16 +7,16 @@ import sys
 
 CODE = """
 import sys
-from tensor_graphs.extract.ahead import SOLVERS, load_solvers
-assert not any(m in sys.modules for m in SOLVERS)
-thread = load_solvers()
+from tensor_graphs.extract.ahead import SOLVERS, STORE, load_ahead
+assert not any(m in sys.modules for m in (*SOLVERS, *STORE))
+thread = load_ahead([*STORE, *SOLVERS])
 {then}
 """
 
 
-def test_solvers_are_loaded_in_the_background() -> None:
+def test_libraries_are_loaded_in_the_background() -> None:
     for then in (
-        "thread.join(); assert all(m in sys.modules for m in SOLVERS)",
+        "thread.join(); assert all(m in sys.modules for m in (*SOLVERS, *STORE))",
         "print('the process may end meanwhile')",
     ):
         done = subprocess.run(
