@@ -66,22 +66,22 @@ def _spelling(hidden: Matrix) -> Tensor | None:
     """The formula of a mask that hides these elements of a matrix; None where it is none of those that are known, or a row sees
     nothing."""
     rows, columns = hidden.shape
-    if hidden.all(axis=1).any() or not hidden.any():
-        return None
-    places, first, last = np.arange(columns), hidden.argmin(axis=1), columns - 1 - hidden[:, ::-1].argmin(axis=1)
-    if not first.any() and (last == last[0]).all() and np.array_equal(hidden, np.tile(places > last[0], (rows, 1))):
+    count, first = np.count_nonzero(hidden, axis=1), hidden.argmin(axis=1)
+    last = columns - 1 - hidden[:, ::-1].argmin(axis=1)
+    if (count == columns).any() or not count.any() or (count != first + columns - 1 - last).any():
+        return None  # what a row sees is nothing, all, or no interval
+    if not first.any() and (last == last[0]).all():
         return t.le(t.full((1, 1), int(last[0]) + 1, "int64"), t.iota((1, columns), 1))
     off, back = _edge(last, last < columns - 1), _edge(first, first > 0)
-    steps = places - np.arange(rows)[:, None]
+    row, parts = np.arange(rows), list[Tensor]()
     ahead = t.iota((rows, columns), 1) - t.iota((rows, columns), 0)
-    said, parts = np.zeros(hidden.shape, bool), list[Tensor]()
     if off is not None:
-        said |= steps > off
         parts.append(t.lt(t.full((1, 1), off, ahead.dtype), ahead))
     if back is not None:
-        said |= steps < back
         parts.append(t.le(ahead, t.full((1, 1), back - 1, ahead.dtype)))
-    if not parts or not np.array_equal(said, hidden):
+    ends = columns - 1 if off is None else np.minimum(row + off, columns - 1)
+    begins = 0 if back is None else np.maximum(row + back, 0)
+    if not parts or (last != ends).any() or (first != begins).any():
         return None
     return t.logical_or(*parts) if len(parts) == 2 else parts[0]
 
