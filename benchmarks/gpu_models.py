@@ -20,7 +20,7 @@ from benchmarks.suite import Suite
 from benchmarks.whole_models import MODELS, TINY
 
 HALF, PEERS = "ours, half", ("eager", "default", "max-autotune")
-MODES = os.environ.get("BENCH_MODES", "default,max-autotune").split(",")
+MODES = [m for m in os.environ.get("BENCH_MODES", "default,max-autotune").split(",") if m]
 HALVES = os.environ.get("BENCH_HALVES", "1") == "1"
 
 

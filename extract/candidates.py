@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any, NamedTuple, TypeVar
 
 from ..egraph.dims import concrete
@@ -29,6 +29,7 @@ from .whole import settled
 # More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
 MAX_LAYOUTS = 16  # per class, the row-major one included
 MAX_COMBINATIONS = 64  # of operand layouts per match
+TOGETHER = 2000  # matches that backends are asked about at once
 
 T = TypeVar("T")
 
@@ -129,18 +130,19 @@ class Hypergraph:
 
 def candidates(
     view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
 ) -> Hypergraph:  # fmt: skip
     """The kernel hypergraph of a view over the templates of some backends, restricted to what the roots may need.
 
     `types` gives the classes' types in memory (storage.py); a cast between equal ones is a view. `stop` is polled: Halted
-    where it says so, for some of the candidates need not make the roots.
+    where it says so, for some of the candidates need not make the roots. Where `enough` says so, no more kernels are
+    generated (False), or those that were are looked at in no more layouts (True); `stats` tells as `left_out` that some are missing.
     """
     if any(getattr(b, "several", False) for b in backends):
         view = settled(view, given_classes(view))
     try:
         with no_collection():
-            return _Builder(view, backends, view_strides, types, stop).build()
+            return _Builder(view, backends, view_strides, types, stop, enough).build()
     finally:
         view.__dict__.pop(GROWN, None)
 
@@ -175,9 +177,10 @@ class _Form(NamedTuple):
 class _Builder:
     def __init__(
         self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
     ) -> None:  # fmt: skip
         self.view, self.view_strides, self.stop = view, view_strides, stop
+        self.enough, self.left_out = enough, False
         self.types: Sequence[Type] = view.types if types is None else types
         self.generators = [g for b in backends if (g := getattr(b, "generated", None)) is not None]
         self.preparing = {b.name: p for b in backends if (p := getattr(b, "prepare", None)) is not None}
@@ -208,7 +211,8 @@ class _Builder:
         """Views of what there is, kernels over the layouts that exist, views of what kernels write in layouts of their
         own, kernels over those: until nothing is new."""
         matches = [m for t in self._polled(self.kernels) for m in self._matches(t)]
-        matches += self._polled(self._generated())
+        plain = len(matches)
+        matches += self._until_enough(self._generated(), bound=False)
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
             for c in match.operands:
@@ -218,8 +222,9 @@ class _Builder:
         todo: Iterable[int] = range(len(matches))
         while todo:
             fresh: list[Vertex] = []
-            self._prepare([matches[i] for i in todo])
-            for i in self._polled(todo):
+            for i in chain(
+                self._polled(i for i in todo if i < plain), self._prepared([i for i in todo if i >= plain], matches)
+            ):
                 kernels[i] = self._bound(matches[i])
                 if matches[i].template.layout is not None:
                     fresh += [c.output for c in kernels[i] if self._is_new(c.output)]
@@ -236,6 +241,7 @@ class _Builder:
             kept = _reachable(Hypergraph(self.view, ordered, self.given, roots))
         vertices = {v for c in kept for v in c.outputs}
         stats = {"vertices": len(vertices), "candidates": len(kept), "matches": len(matches)}
+        stats |= {"left_out": int(self.left_out)}
         return Hypergraph(self.view, kept, self.given, roots, stats, self.types)
 
     def _polled(self, items: Iterable[T]) -> Iterator[T]:
@@ -244,6 +250,20 @@ class _Builder:
             if self.stop():
                 raise Halted
             yield item
+
+    def _until_enough(self, items: Iterable[T], bound: bool = True) -> Iterator[T]:
+        """What has to do with generated kernels, item by item, as long as more of them are wanted."""
+        for item in self._polled(items):
+            if self.enough(bound):
+                self.left_out = True
+                return
+            yield item
+
+    def _prepared(self, todo: Sequence[int], matches: Sequence[_Match]) -> Iterator[int]:
+        """Numbers of matches of generated kernels, when backends had a look at them, many at a time."""
+        for part in (todo[n : n + TOGETHER] for n in range(0, len(todo), TOGETHER)):
+            self._prepare([matches[i] for i in part])
+            yield from self._until_enough(part)
 
     def _generated(self) -> Iterator[_Match]:
         """Kernels that backends generate for parts of the view. What they pick depends on what else is there: those for the
@@ -435,7 +455,7 @@ class _Builder:
             del self.layouts[cls]
             self._vertices.pop(cls, None)
         for name, calls in asked.items():
-            for _ in self._polled(self.preparing[name](calls)):
+            for _ in self._until_enough(self.preparing[name](calls)):
                 pass
 
     def _picked(self, match: _Match) -> Iterator[tuple[tuple[int, ...], list[Vertex], list[Vertex]]]:

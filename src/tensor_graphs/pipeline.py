@@ -104,6 +104,7 @@ LEAST, LEAST_S = (
     0.2,
     2.0,
 )  # of the budget, and at most so many seconds: what measuring on a GPU has, whatever loading took
+GENERATING = 0.5, 0.25  # of the budget: what is left when kernels have been generated, and looked at in all layouts
 LARGE_SEARCH = 60  # nodes of unique blocks from which on the exact solvers are likely to be needed
 
 
@@ -135,19 +136,20 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
 
 
 def hypergraph(
-    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
-) -> Hypergraph:
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
+    enough: Callable[[bool], bool] = lambda bound: False,
+) -> Hypergraph:  # fmt: skip
     """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for. Halted where `stop`
-    says so."""
+    says so; where `enough` does, no further ones are generated."""
     with session.stage("candidates", f"{len(view)} e-nodes"):
         limit = spare(session.options.tolerance)
         chosen = [_Exact(b) if session.options.exact else _Within(b, limit) for b in backends]
         lower_pool.default_pool().names = tuple(b.name for b in backends if hasattr(b, "prepare"))
         if session.symbolic is not None:
-            found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop)
+            found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
             return session.symbolic.hypergraph(found)
         narrow = on_gpu(backends) and not session.options.exact  # a float32 of an exact program is one in memory too
-        return candidates(view, chosen, view_strides, narrow_types(view) if narrow else None, stop)
+        return candidates(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
 
 
 def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Sequence[Backend]) -> list[Hypergraph]:
@@ -158,13 +160,19 @@ def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Seque
     least = MATCHING_LEAST * min(LEAST_S, LEAST * session.options.budget) if on_gpu(backends) else 0.0
     until = session.now() + least
     stop = lambda: pressed() or (session.left <= kept and session.now() >= until and not session.options.deterministic)
+    timed = on_gpu(backends) and not session.options.deterministic
+    enough = lambda bound: (
+        timed and session.left <= GENERATING[bound] * session.options.budget and session.now() >= until
+    )
     try:
         for v in (*session.smaller, view):
-            graphs.append(hypergraph(session, v, backends, stop))
+            graphs.append(hypergraph(session, v, backends, stop, enough))
         if (narrow := stored_narrow(session, view, backends, stop)) is not None:
             graphs.append(narrow)
     except Halted:
         session.cut.append("kernels of the rewritten graph" if not graphs else "kernels of all that rewriting found")
+    if any(g.stats.get("left_out") for g in graphs):
+        session.cut.append("some of the kernels that could be generated")
     return graphs or [hypergraph(session, view_of(work), backends)]
 
 

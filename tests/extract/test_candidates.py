@@ -262,3 +262,27 @@ def test_every_pointwise_op_has_a_kernel(op: str) -> None:
     root = make(op, leaves, attrs)
     assert build(root).roots[0] in made(build(root))
     assert isinstance(root.type, Type)
+
+
+def test_when_enough_was_generated_the_libraries_kernels_are_there() -> None:
+    """Generated kernels are left out from when there are enough of them, or looked at in fewer layouts; nothing else is."""
+    x = tg.input("x", (8, 16))
+    view = view_of(Graph.of(tg.softmax(tg.exp(x) * 2.0 + x, axis=1)))
+    backends = [backend(name) for name in ("torch_cuda", "triton")]
+
+    def found(enough: Any) -> tuple[dict[str, int], Hypergraph]:
+        graph = candidates(view, backends, view_strides, enough=enough)
+        names = [c.template.backend for c in graph.candidates]
+        return {b: names.count(b) for b in ("torch_cuda", "triton")}, graph
+
+    every, whole = found(lambda bound: False)
+    none, cut = found(lambda bound: not bound)
+    unbound, unlooked = found(lambda bound: bound)
+    assert every["triton"] and not whole.stats["left_out"]
+    assert none == unbound == {**every, "triton": 0}
+    assert cut.stats["left_out"] and unlooked.stats["left_out"] and cut.roots == whole.roots
+    counts = []
+    for most in range(16):
+        looks = itertools.count()
+        counts.append(found(lambda bound, looks=looks, most=most: bound and next(looks) >= most)[0]["triton"])
+    assert counts == sorted(counts) and counts[0] == 0 and any(0 < n < every["triton"] for n in counts)
