@@ -56,6 +56,7 @@ struct Tiles {
         return HOW == FUSED ? threadIdx.x % ACROSS * 4 : threadIdx.x / 32 % ACROSS * WIDE + threadIdx.x % 4 * 2;
     }
 
+    // Squares one after the other, as what follows walks them.
     static DEVICE void fused(Sums& sums, const float* x) {
 #pragma unroll
         for (int k = 0; k < DEPTH; k += 4) {
@@ -72,7 +73,7 @@ struct Tiles {
 #pragma unroll
                     for (int i = 0; i < HIGH; ++i)
 #pragma unroll
-                        for (int j = 0; j < WIDE; ++j) sums[r][i * WIDE + j] += a[i / 4][i % 4][d] * b[j / 4][j % 4][d];
+                        for (int j = 0; j < WIDE; ++j) sums[r][(i / 4 * (WIDE / 4) + j / 4) * 16 + i % 4 * 4 + j % 4] += a[i / 4][i % 4][d] * b[j / 4][j % 4][d];
             }
         }
     }

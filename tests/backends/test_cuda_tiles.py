@@ -129,6 +129,16 @@ def test_tiles_compute_what_the_term_means(tmp_path: Path, aligned: int) -> None
         assert error < LIMITS[precision], (template.pattern, call.schedule)
 
 
+@pytest.mark.parametrize(("high", "wide"), [(4, 8), (8, 4), (8, 8)])
+def test_threads_hold_several_squares(tmp_path: Path, high: int, wide: int) -> None:
+    """Beside each other and below, in the order in which what follows walks them."""
+    template, call = called("odd", IEEE, m=64, n=64, high=high, wide=wide)
+    given = drawn(call)
+    (want,) = evaluate(template.roots, given, float64=True)
+    got = run(built([launched(template, call).text], tmp_path), template, call, given)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < LIMITS[IEEE]
+
+
 def test_infinities_and_nan_stay_in_their_places(tmp_path: Path) -> None:
     """Halves of an infinity would be NaN; what is no number must not become one."""
     found = [called("plain", p) for p in LIMITS]
