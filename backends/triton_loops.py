@@ -131,6 +131,8 @@ class Loops(Products):
             if self.ragged(dim):
                 a = Tile(self.neutral(e, a, dim), a.dims, a.dtype)
             a = self.named(a)
+            if dim not in a.dims:
+                raise Unfusable("a maximum of what is the same along its axis")
             kept = tuple(d for d in a.dims if d != dim)
             peak = ACROSS["max"].format(a.text, a.dims.index(dim))
             if factor != 1.0:  # of the maximum only; below it, the product and the difference are one instruction
@@ -187,6 +189,8 @@ class Loops(Products):
             kept = tuple(d for d in body.dims if d != dim)
             if monoid not in ACROSS or e.kind == "bool":
                 raise Unfusable(f"a walked reduction by {monoid} of {e.kind}")
+            if dim not in body.dims:
+                raise Unfusable("a sum of what is the same along its axis")
             dtype = self.wide if e.kind == "float" else body.dtype
             if scale is not None or self.tiling.options.get("eager_sums"):
                 old = name if scale is None else f"{name} * {self.spread(scale, kept)}"

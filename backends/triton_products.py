@@ -60,6 +60,9 @@ class Products(Loads):
         """
         left, right = (dot.left, dot.right) if rows in {self.dim_of(a) for a in dot.rows} else (dot.right, dot.left)
         tall = self.block[rows] >= TALL and self.tiling.warps >= 4 and self.tiling.stages > 1
+        tall &= (
+            self.narrowest() != "float32" or self.tiling.options.get("precision", "ieee") != "ieee"
+        )  # by threads: at once
         computed = not scaled and not self._plain(left)
         return tall and (computed or any(map(self._read_besides, (*left, *right))))
 

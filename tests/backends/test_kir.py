@@ -651,11 +651,11 @@ def test_nan_is_not_lost_by_reductions(name: str) -> None:
 def test_a_loop_waits_for_products_of_computed_rows() -> None:
     """What a left side computed in registers must not overtake; one that is loaded, or few rows, take another way."""
 
-    def text(root: Tensor, **more: int) -> str:
+    def text(root: Tensor, dtype: str = "float16", **more: int) -> str:
         template = generated(root)
-        kinds = {str(n.attr("name")): Operand(Type(n.shape, "float16"), contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
+        kinds = {str(n.attr("name")): Operand(Type(n.shape, dtype), contiguous(n.shape)) for n in leaves(root)}  # type: ignore[arg-type]
         schedule = {"m": 64, "n": 64, "k0": 32, "warps": 4, "stages": 2} | more
-        out = Operand(Type(root.shape, "float16"), contiguous(root.shape))  # type: ignore[arg-type]
+        out = Operand(Type(root.shape, dtype), contiguous(root.shape))  # type: ignore[arg-type]
         return launches(template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule=schedule))[0].source
 
     a, w, v = x("a", 128, 64), x("w", 64, 128), x("v", 64, 128)
@@ -668,6 +668,7 @@ def test_a_loop_waits_for_products_of_computed_rows() -> None:
     )
     normed = t.matmul(a, w) * t.rsqrt(t.mean(a * a, 1, keepdims=True))  # rows that statistics read as well
     assert text(normed).count("= held(") == 1
+    assert "held(" not in text(t.matmul(c.relu(a), w), "float32")  # threads multiply by themselves
     assert "held(" not in text(c.silu(t.matmul(a, w)) * t.matmul(a, v))  # two products of the same rows
 
 
