@@ -194,7 +194,7 @@ class Emitter:
         self._states()
         self._run()
         return Emitted(
-            self._assemble(), self.weights, self._state_types(), self.layout, self._fresh_bytes(), frozenset(self.plain)
+            self._assemble(), self.weights, self._state_types(), self.layout, self._fresh_bytes(), self._row_major()
         )
 
     # ------------------------------------------------------------ names and where values come from
@@ -501,6 +501,10 @@ class Emitter:
 
     def _assign(self, place: str, name: str) -> str:
         return f"np.copyto({place}, {name})"
+
+    def _row_major(self) -> frozenset[str]:
+        """Keys of weights that must be row-major when they are read."""
+        return frozenset(self.plain)
 
     def _fresh_bytes(self) -> int:
         changes: dict[int, int] = {}

@@ -123,12 +123,17 @@ class CudaEmitter(Emitter):
         self._update_states()
         self.each.append(f"return {', '.join(results)}{',' if len(results) == 1 else ''}")
 
+    def _row_major(self) -> frozenset[str]:
+        """None: the device lays a transposed one out a thousand times as fast as the host."""
+        return frozenset()
+
     def _fresh_bytes(self) -> int:
-        """What `launch` allocates at its peak, inputs' places, the results' copies, and weights laid out once more."""
+        """What `launch` allocates at its peak, inputs' places, the results' copies, and weights laid out once more; or what binding does."""
         again = self.packed - sum(term.type.nbytes for key, term in self.weights.items() if key not in self.plain)
         places = sum(memory.nbytes(leaf.type) for leaf in self.plan.graph.inputs)
         copies = 0 if self.reuse_outputs else sum(memory.nbytes(self.plan.values[v].type) for v in self.plan.outputs)
-        return super()._fresh_bytes() + places + copies + max(again, 0)
+        turned = [t.type.nbytes for t in self.weights.values() if t.op != "param"]  # for a moment there are two of it
+        return max(super()._fresh_bytes() + places + copies + max(again, 0), *turned, 0)
 
     def _function(self) -> list[str]:
         self._use("Replay")

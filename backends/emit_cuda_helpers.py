@@ -31,15 +31,15 @@ def tensor_at(memory: Any, offset: int, shape: Sequence[int], dtype: Any, stride
 
 
 def uploaded(x: Any, device: Any) -> Any:
-    """A NumPy array or a tensor on the device; bfloat16 arrays go by way of their bits."""
+    """A NumPy array or a tensor on the device, row-major there; bfloat16 arrays go by way of their bits."""
     if isinstance(x, np.ndarray):
-        x = x if x.flags.writeable else x.copy()
+        x = x if x.flags.writeable else x.copy(order="K")
         x = (
             torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
             if x.dtype.name == "bfloat16"
             else torch.from_numpy(x)
         )
-    return x.to(device)
+    return x.to(device).contiguous()
 
 
 def kept(states: Any, name: str, shape: Sequence[int], dtype: Any, device: Any) -> Any:

@@ -15,6 +15,7 @@ from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.emission import device_of, emit_for
 from tensor_graphs.backends.program import Program, load_program
 from tensor_graphs.backends.registry import backend, backends
+from tensor_graphs.egraph.dtypes import numpy_dtype
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, ShapeError, UsageError
@@ -225,6 +226,25 @@ def test_weights_that_are_laid_out_anew_are_counted() -> None:
         steps = tuple(replace(s, template=columns) if i == products[-1] else s for i, s in enumerate(found.steps))
         said = Program(replace(found, steps=steps)).memory()["cuda"]
         assert count * 64 * 64 * 4 < said < (count + 0.6) * 64 * 64 * 4
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_transposed_weights_are_laid_out_by_the_device(dtype: str, device: str, tmp_path: Path) -> None:
+    """They come as the model holds them, mapped from a file or not; a saved program has them row-major."""
+    x, w = t.input("x", (3, 8), dtype), t.param("w", (5, 8), dtype)
+    graph = Graph.of(t.matmul(x, t.permute(w, (1, 0))))
+    drawn = np.random.default_rng(0).standard_normal((5, 8)).astype(numpy_dtype(dtype))
+    drawn.flags.writeable = False
+    program = Program(plan(graph), {"w": drawn}, device=device)
+    (key,) = [n for n, _, _ in program.manifest.weights]
+    assert np.shares_memory(program._weights[key], drawn) and not program._weights[key].flags.c_contiguous
+    assert program.memory()["cuda"] >= 2 * drawn.nbytes
+    values = np.random.default_rng(1).standard_normal((3, 8)).astype(drawn.dtype)
+    want = values.astype(np.float64) @ drawn.T.astype(np.float64)
+    for one in (program, load_program(program.save(tmp_path / "saved"), device=device)):
+        np.testing.assert_allclose(one(values).astype(np.float64), want, rtol=0.02, atol=0.02)
+    assert load_program(tmp_path / "saved", device=device)._weights[key].flags.c_contiguous
 
 
 def test_programs_for_a_gpu_are_explained_without_one(tmp_path: Path) -> None:
