@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from math import prod
 
 from .gluon_images import DEPTHS, emit_images, images_of
 from .gluon_source import GROUP, WIDE_RESULT, WIDEST, emit_roles, widths
@@ -18,6 +19,7 @@ from .triton_fits import SHARED, Schedule
 from .triton_space import tiling_of
 
 SCORES = 128  # keys of a tile that a thread's registers have room for, beside as many columns of the result
+MOST_TURNS = 2  # programs of a multiprocessor up to which they may be halved
 KEYS_BESIDE = 64  # the same beside a result of the widest kind
 LONG = 512  # keys below which a program has no time to overlap anything
 WIDTHS = ((256, 64), (256, 0), (128, 64), (128, 32), (128, 0), (64, 32), (64, 16), (64, 0))  # filters of a tile
@@ -38,7 +40,14 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
     own = f"k{shape.inner.index(main)}"
     sizes = [shape.n, *(a.size for a in shape.inner if a != main)]
     more = {"pieces": 1} if any(len(widths(size)) > 1 for size in sizes) else {}
-    for keys, groups in product((64, 32) if padded(shape.n) == WIDEST and not more else (128, 64), (2,)):
+    first, second = (64, 32) if padded(shape.n) == WIDEST and not more else (128, 64)
+    found = [(first, 2), (second, 2)]
+    rows = prod(a.size for a in (*shape.rows, *shape.batch))
+    if (
+        rows <= MOST_TURNS * MULTIPROCESSORS * 2 * GROUP
+    ):  # few programs, of which the longest is waited for: shorter ones
+        found.append((first, 1))
+    for keys, groups in found:
         for stages in (4, 3, 2):
             schedule = {
                 "m": groups * GROUP, "n": padded(shape.n), "warps": 4 * groups, "stages": stages, "roles": 1, **inner, own: keys, **more,

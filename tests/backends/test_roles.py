@@ -130,6 +130,19 @@ def test_roles_are_proposed_where_they_are_legal() -> None:
     assert plain is not None and not list(role_schedules(plain.kernel, plain.shape))
 
 
+def test_one_group_computes_alone() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    with host(3):
+        template, call = called("ragged, causal", 64)
+        call = replace(call, schedule={**call.schedule, "m": 64, "warps": 4})
+        given = {n: rng.standard_normal(o.type.shape).astype(np.float16) for n, o in call.operands.items()}
+        want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]  # type: ignore[attr-defined]
+        out = torch.full(want.shape, float("nan"), dtype=torch.float16)
+        module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, None)  # type: ignore[attr-defined]
+    assert np.linalg.norm(out.numpy() - want) / np.linalg.norm(want) < 2e-3
+
+
 def test_schedules_near_those_that_are_proposed_are_legal_or_not() -> None:
     template, call = called("pieces", 64, pieces=1)
     found = template.lower(call)  # type: ignore[attr-defined]
