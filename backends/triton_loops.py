@@ -189,8 +189,6 @@ class Loops(Products):
             kept = tuple(d for d in body.dims if d != dim)
             if monoid not in ACROSS or e.kind == "bool":
                 raise Unfusable(f"a walked reduction by {monoid} of {e.kind}")
-            if dim not in body.dims:
-                raise Unfusable("a sum of what is the same along its axis")
             dtype = self.wide if e.kind == "float" else body.dtype
             if scale is not None or self.tiling.options.get("eager_sums"):
                 old = name if scale is None else f"{name} * {self.spread(scale, kept)}"
