@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: demo test check bench bench-gpu lint types wheel clean size
+.PHONY: demo test check bench bench-gpu bench-gpu-models lint types wheel clean size
 
 # The CPU build of PyTorch is pinned: an open requirement would fetch gigabytes of CUDA libraries.
 $(READY): pyproject.toml hatch_build.py
@@ -40,6 +40,9 @@ GPU_PYTHON ?= python3
 
 bench-gpu:  ## measure workloads on the GPU here for nine minutes, those measured longest ago first
 	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu $(BENCH_ARGS)
+
+bench-gpu-models:  ## whole models on the GPU here
+	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu_models $(BENCH_ARGS)
 
 size: $(READY)  ## lines per folder: growth is a choice
 	@$(BIN)/python .ci/size.py

@@ -3,7 +3,8 @@
 The models of `whole_models.py` with random weights: eager PyTorch, torch.compile (default and, where there is time, max-autotune) and
 our program, of the module or of an ONNX file, checked against float64 and replayed side by side as `gpu.py` does it. Ours is optimized
 with half the budget and with all of it, each from an empty store, and once more with what was measured. Each result is written at
-once to results/raw/gpu_models.json, results/gpu_models.md is made from it.
+once to results/raw/gpu_models.json, results/gpu_models.md is made from it. BENCH_MODES=default leaves max-autotune out, BENCH_HALVES=0
+half the budget.
 """
 
 from __future__ import annotations

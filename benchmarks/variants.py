@@ -45,6 +45,7 @@ class Variant:
     listed: bool = True
     layout: torch.memory_format = torch.contiguous_format  # of what has four axes, as peers like it
     onnx: bool = False  # ours is made of an ONNX file
+    unread: tuple[str, ...] = ()  # weights of which a call reads a few rows
     tolerance: float | None = None  # of ours; peers may round float32 to TF32 then, else nobody may
     wanted: float | None = None
     seen: float | None = None
@@ -100,10 +101,12 @@ class Variant:
     def _counted(self) -> tuple[float, float]:
         from torch.utils.flop_counter import FlopCounterMode
 
-        arguments = [x.to("meta") for part in self.arguments("cpu") for x in part]
+        inputs, weights = ([x.to("meta") for x in part] for part in self.arguments("cpu"))
         with FlopCounterMode(display=False) as counter:
-            results = flat(self.call(*arguments))
-        return float(sum(x.numel() * x.itemsize for x in (*arguments, *results))), float(counter.get_total_flops())
+            results = flat(self.call(*inputs, *weights))
+        read = [x for n, x in zip(self._weights(self._made[0]), weights, strict=True) if n not in self.unread]
+        nbytes = sum(x.numel() * x.itemsize for x in (*inputs, *read, *results))
+        return float(nbytes), float(counter.get_total_flops())
 
     @property
     def bytes(self) -> float:

@@ -28,7 +28,7 @@ def model(name: str, dtype: torch.dtype, full: str, tiny: str, **more: Any) -> C
 
 
 # ---------------------------------------------------------------- language
-@model("gemma3_270m_t128", brain, "layers=18 t=128 vocab=262144", "layers=2 t=8 vocab=50")
+@model("gemma3_270m_t128", brain, "layers=18 t=128 vocab=262144", "layers=2 t=8 vocab=50", unread=("embed.weight",))
 def gemma(layers: int, t: int, vocab: int) -> Made:
     """Prefill: tokens in, hidden states out."""
     return peers.Gemma(layers, vocab=vocab), {"tokens": Below((1, t), vocab)}
@@ -69,13 +69,26 @@ def gpt2(layers: int, t: int, vocab: int) -> Made:
     return peers.Gpt2(layers, vocab=vocab), {"tokens": Below((1, t), vocab)}
 
 
-@model("bert_base_fp16_b8_t128", half, "layers=12 b=8 t=128 vocab=30522", "layers=2 b=2 t=8 vocab=50")
+@model(
+    "bert_base_fp16_b8_t128",
+    half,
+    "layers=12 b=8 t=128 vocab=30522",
+    "layers=2 b=2 t=8 vocab=50",
+    unread=("tokens.weight",),
+)
 def bert(layers: int, b: int, t: int, vocab: int) -> Made:
     """BERT-base with a padding mask."""
     return peers.Bert(layers, vocab=vocab), {"tokens": Below((b, t), vocab), "mask": Below((b, t), 2)}
 
 
-@model("bert_base_onnx_t128", half, "layers=12 b=1 t=128 vocab=30522", "layers=2 b=1 t=8 vocab=50", onnx=True)
+@model(
+    "bert_base_onnx_t128",
+    half,
+    "layers=12 b=1 t=128 vocab=30522",
+    "layers=2 b=1 t=8 vocab=50",
+    onnx=True,
+    unread=("tokens.weight",),
+)
 def bert_onnx(layers: int, b: int, t: int, vocab: int) -> Made:
     """The same for one text; ours is made of an ONNX file."""
     return bert(layers, b, t, vocab)
@@ -120,7 +133,13 @@ def llama_step(layers: int, d: int, n: int, c: int, vocab: int) -> Made:
     return Step(), {"tokens": Below((1, 1), vocab), "at": Below((1,), c)}
 
 
-@model("t5_small_encoder_t128", brain, "layers=6 t=128 vocab=32128", "layers=2 t=8 vocab=50")
+@model(
+    "t5_small_encoder_t128",
+    brain,
+    "layers=6 t=128 vocab=32128",
+    "layers=2 t=8 vocab=50",
+    unread=("inner.shared.weight",),
+)
 def t5(layers: int, t: int, vocab: int) -> Made:
     """T5's encoder with its biases of relative positions."""
     from transformers import T5Config, T5EncoderModel
@@ -129,7 +148,13 @@ def t5(layers: int, t: int, vocab: int) -> Made:
     return First(found), {"tokens": Below((1, t), vocab)}
 
 
-@model("mamba_130m_4_layers_t16", brain, "layers=4 t=16 d=768 vocab=50280", "layers=1 t=3 d=32 vocab=50")
+@model(
+    "mamba_130m_4_layers_t16",
+    brain,
+    "layers=4 t=16 d=768 vocab=50280",
+    "layers=1 t=3 d=32 vocab=50",
+    unread=("inner.embeddings.weight",),
+)
 def mamba(layers: int, t: int, d: int, vocab: int) -> Made:
     """Mamba, its recurrence step by step."""
     from transformers import MambaConfig, MambaModel

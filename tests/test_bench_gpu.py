@@ -159,3 +159,35 @@ def test_the_table_of_variants_names_what_failed_and_what_is_slower(benchmark_mo
     text = module.render({r["name"]: r for r in (slow, broken)})
     assert "slower than the best peer by more than 3 %: lora_fp32_b4 (0.90)" in text and "1 timed" in text
     assert "failed: experts_top2_t64: ours: ShapeError: no" in text
+
+
+@pytest.mark.parametrize("name", ["gemma3_270m_decode", "gpt2_t128", "bert_base_fp16_b8_t128", "unet_fp16_b2"])
+def test_whole_models_run_at_small_sizes_and_are_near_float64(
+    name: str, benchmark_module: Callable[[str], Any]
+) -> None:
+    gpu, models, flat = benchmark_module("gpu"), benchmark_module("whole_models"), benchmark_module("workloads").flat
+    assert models.TINY.keys() == models.MODELS.keys()
+    work = models.TINY[name]
+    inputs, weights = work.arguments("cpu")
+    got, again = flat(work.call(*inputs, *weights)), flat(work.module(weights)(*inputs))
+    exact = flat(work.call(*(x.double() if x.is_floating_point() else x for x in (*inputs, *weights))))
+    assert all(g.equal(a) and w.dtype == torch.float64 for g, a, w in zip(got, again, exact, strict=True))
+    assert max(gpu.error(g, w) for g, w in zip(got, exact)) < 3e-2
+    names = [*work._weights(work._made[0])]
+    assert {*work.unread} <= {*names}
+    read = [x for n, x in zip(names, weights) if n not in work.unread]
+    assert work.bytes == sum(x.numel() * x.itemsize for x in (*inputs, *read, *got))
+
+
+def test_the_table_of_models_names_what_failed(benchmark_module: Callable[[str], Any]) -> None:
+    module = benchmark_module("gpu_models")
+    ours = {"us": 10.0, "cold_s": 58.0, "warm_s": 1.5, "error": 1e-3, "memory": 3 << 20, "kernels": [{"kernel": "a"}] * 3,
+            "host": {"load": 2 << 30, "extract": 5 << 30}}  # fmt: skip
+    half = {"us": 12.0, "cold_s": 29.0}
+    found = {**record(eager={"us": 30.0, "error": 2e-3, "memory": 5 << 20}, default={"us": 9.0}, ours=ours, **{"ours, half": half}),
+             "name": "gpt2_t128", "commit": "abc"}  # fmt: skip
+    broken = {**record(eager={"us": 3.0}, ours={"failed": "NoPlanError: none"}), "name": "unet_fp16_b2"}
+    row = module.line(found)
+    assert "| 9.0 |" in row and "| 12.0 | 10.0 | 3.00 | 0.90 | 29 / 58 / 1.5 | 3 |" in row and "| 3 / 5 | 5.0 |" in row
+    text = module.render({r["name"]: r for r in (broken, found)})
+    assert "- failed: unet_fp16_b2: ours: NoPlanError: none" in text and "- gpt2_t128: a x3" in text
