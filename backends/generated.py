@@ -500,13 +500,15 @@ class Generator:
             operands = frozenset(c for _, c in region.leaves)
             held = False
             for template, effort, size in self.answers(region, call, weights, images):
+                if isinstance(found, Whole):  # at once: they may be all that there is time for
+                    yield region, template
                 layouts = bool(template.prep), template.layout is not None, template.precision
                 group = alike.setdefault((region.classes, operands, *layouts), [])
                 group.append((effort, size, template, region))
                 held = True
             if isinstance(found, Whole) and isinstance(region, Group) and not held:
                 found.refused(region)
-        for group in alike.values():
+        for group in alike.values() if not isinstance(found, Whole) else ():
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
 
