@@ -165,7 +165,8 @@ def _contraction(facts: Facts) -> Ranked:
         yield from _streamed(facts) if facts.few else _squared(facts)  # else each product lies inside another reduction
 
 
-NEAR = 8e4  # bytes a µs that one multiprocessor reads from the L2 cache at most, for ranking only
+NEAR = 1.2e5  # bytes a µs that one multiprocessor reads from the L2 cache at most, for ranking only
+ROUND = 1.0  # µs of a round of loads for which nothing else is there to wait
 OWN = 54  # registers of a thread beside those of tiles
 JOIN = 1.5  # µs that the last program takes to join parts of a tile, beside those for each
 HELD = 8, 160  # elements of accumulators in a thread: with less the matrix unit waits, with more registers spill
@@ -176,7 +177,7 @@ def _squared(facts: Facts) -> Ranked:
     end are hidden only by other programs on the same multiprocessor. A small one takes as long as a program waits for its rounds of
     loads one after the other, so deep stages. The rank is an estimate of the time in µs."""
     more = {"boxes": 1} if facts.boxed else {}
-    work = 2.0 * facts.m * facts.n * facts.size * facts.sums * facts.batch / RATE / MULTIPROCESSORS
+    work = 1.4 * facts.m * facts.n * facts.size * facts.sums * facts.batch / RATE / MULTIPROCESSORS
     rows = _blocks(facts.m, (32, 64, 128, 256), 16)[-3:]
     for m, n, k in product(rows, _blocks(facts.n, (32, 64, 128, 256), 16), _blocks(facts.size, (32, 64, 128), 16)):
         tiles = -(-facts.m // m), -(-facts.n // n)
@@ -201,7 +202,7 @@ def _squared(facts: Facts) -> Ranked:
                     tail * full * (0.4 + 40 * (1 / m + 1 / n)) + again + ends
                     + 0.1 * (split > 1) + 0.02 * split + 0.1 * abs(stages - 3) + 0.4 * (k == 32) + wide
                 )  # fmt: skip
-                waits = -(-facts.size // split // k) / (stages - 1) * LATENCY * -(-waves // resident)
+                waits = -(-facts.size // split // k) / (stages - 1) * ROUND * -(-waves // resident)
                 reads = (m + n * facts.sums) * facts.size * facts.width / split * -(-waves // 1) / NEAR
                 yield _cut(schedule, split), max(rank * work, waits, reads) + (JOIN + 0.25 * split) * (split > 1)
 
