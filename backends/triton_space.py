@@ -237,7 +237,7 @@ def _streaming(facts: Facts, s: Schedule, tile: int, k: int, split: int) -> floa
     size, width = facts.size, facts.width
     tiles = -(-facts.n // s["n"]) * facts.batch
     shared = s["stages"] * (s["m"] * k + tile) * width if facts.rows else 0
-    resident = min(SHARED // shared if shared else 16, 64 // s["warps"])
+    resident = max(1, min(SHARED // shared if shared else 16, 64 // s["warps"]))
     share = tiles * split / MULTIPROCESSORS  # programs of a multiprocessor
     ahead = max(1, min(s["stages"] - 1, size // split // k)) if facts.rows else 1
     waiting = min(share, resident) * tile * width * ahead
