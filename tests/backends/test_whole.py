@@ -12,6 +12,7 @@ import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import kir, kir_numpy
 from tensor_graphs.backends.generated import Generated, spelled
+from tensor_graphs.backends.index import Axis, index
 from tensor_graphs.backends.kir_pieces import pieces
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.single import run_outputs
@@ -29,6 +30,7 @@ from tensor_graphs.extract.together import Group
 from tensor_graphs.extract.whole import Whole, settled
 
 Terms = list[Tensor]
+PLACE = index(Axis("i0", 8))
 
 
 def x(name: str, *shape: int) -> Tensor:
@@ -46,10 +48,10 @@ def _scan() -> Terms:
     return [tg.stack(found, axis=1)]
 
 
-def _recurrence() -> Terms:
-    f, z, h = x("f", 3, 7, 6), x("z", 3, 7, 6), x("h", 3, 6)
+def _recurrence(steps: int = 7) -> Terms:
+    f, z, h = x("f", 3, steps, 6), x("z", 3, steps, 6), x("h", 3, 6)
     found = []
-    for i in range(7):
+    for i in range(steps):
         gate = tg.sigmoid(f[:, i])
         h = gate * h + (1.0 - gate) * tg.tanh(z[:, i])
         found.append(h)
@@ -143,15 +145,30 @@ def test_a_program_is_one_part_and_one_kernel(name: str) -> None:
 
 def test_steps_that_are_stacked_are_each_computed_once() -> None:
     """A kernel over one step's elements: an exponential for each step but the first, not one for each step of each."""
-    (root,) = _scan()
-    _, group = None, whole_of([root])
-    found = group.group(group.parts[0].members)
-    assert found is not None
-    template, call = kernel_for(found)
+    whole = whole_of(_scan())
+    group = whole.group(whole.parts[0].members)
+    assert group is not None
+    template, call = kernel_for(group)
     lowered = template.lower(call)
     assert lowered is not None
     assert len(lowered.kernel.stores) == 5 and "PIECES" in lowered.kernel.builder.ways
     assert sum(e.op == "reduce" for e in lowered.kernel.exprs) == 5
+
+
+@pytest.mark.parametrize(("steps", "most"), [(7, 15), (80, 100)])
+def test_loads_stay_ahead_of_stores(steps: int, most: int) -> None:
+    """None overtakes a store: those of few steps all come first, of many as much as registers hold."""
+    whole = whole_of(_recurrence(steps))
+    group = whole.group(whole.parts[0].members)
+    assert group is not None
+    template, call = kernel_for(group)
+    found = template.lower(call)
+    assert found is not None
+    source = "".join(template.source(replace(call, schedule=found.space[0])).values())  # type: ignore[misc]
+    parts = [part.count("tl.load(") for part in source.split("tl.store(")]
+    assert sum(parts) == 2 * steps + 1 and most - 10 <= parts[0] <= most
+    behind = [sum(parts[: n + 1]) for n in range(steps)]
+    assert all(loaded >= min(2 * steps + 1, 2 * n + 60) for n, loaded in enumerate(behind))
 
 
 def test_results_with_little_to_compute_are_not_cut() -> None:
@@ -219,7 +236,7 @@ def test_a_name_must_be_one(text: str) -> None:
 
 def test_products_of_very_many_factors_are_left_as_they_are() -> None:
     b = kir.Builder()
-    e = b.make("load", (), ("x", t_index(), (), "float32"))
+    e = b.make("load", (), ("x", PLACE, (), "float32"))
     for _ in range(40):
         e = b.mul(e, e)
     assert kir.factors(e) == ([e], [])
@@ -228,18 +245,12 @@ def test_products_of_very_many_factors_are_left_as_they_are() -> None:
     assert over or under
 
 
-def t_index() -> object:
-    from tensor_graphs.backends.index import Axis, index
-
-    return index(Axis("i0", 8))
-
-
 def test_values_held_at_once_are_counted() -> None:
     b = kir.Builder()
-    loads = [b.make("load", (), (f"x{n}", t_index(), (), "float32")) for n in range(4)]
+    loads = [b.make("load", (), (f"x{n}", PLACE, (), "float32")) for n in range(4)]
     total = loads[0]
     for load in loads[1:]:
         total = b.pointwise("add", (total, load))
-    one = kir.Kernel((), (kir.Store("out", t_index(), total),), {}, b)  # type: ignore[arg-type]
+    one = kir.Kernel((), (kir.Store("out", PLACE, total),), {}, b)
     assert one.held == 3  # the sum so far, the next one, and what they make
     assert one.work == 7 and not one.long
