@@ -7,6 +7,7 @@ import math
 from .kir import Builder, Expr, Kernel, factors, walk
 
 LOG2E = math.log2(math.e)
+LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def beside_softmax(kernel: Kernel) -> Kernel:
@@ -58,16 +59,20 @@ def _shifts(kernel: Kernel, m: Expr) -> bool:
 
 
 def _scaled(b: Builder, e: Expr) -> Expr:
-    """e * log2(e), the factor moved to a number that is there."""
+    """e * log2(e), the factor moved to a number that is there. The least of a dtype, by which masks hide, stays finite: 0 times it is 0."""
     if e.op == "const":
-        return b.const(e.value * LOG2E)
+        return b.const(_finite(e.value * LOG2E))
     if e.op == "mul" and e.args[1].op == "const":
-        return b.mul(e.args[0], b.const(e.args[1].value * LOG2E))
+        return b.mul(e.args[0], b.const(_finite(e.args[1].value * LOG2E)))
     if e.op in ("add", "sub"):
         return b.pointwise(e.op, (_scaled(b, e.args[0]), _scaled(b, e.args[1])))
     if e.op == "where":
         return b.pointwise("where", (e.args[0], _scaled(b, e.args[1]), _scaled(b, e.args[2])))
     return b.mul(e, b.const(LOG2E))
+
+
+def _finite(value: float) -> float:
+    return value if math.isinf(value) else max(-LARGEST, min(LARGEST, value))
 
 
 def scaled_early(kernel: Kernel) -> Kernel:

@@ -61,7 +61,15 @@ def _sink() -> Tensor:
     return t.matmul(c.softmax(scores, axis=3), v) * c.sigmoid(c.logsumexp(scores, axes=(3,)) - x("sink", 1, 3, 1, 1))
 
 
+def _tokens() -> Tensor:
+    """Keys that a mask of tokens hides by the least number."""
+    hidden = t.where(t.lt(t.full((1, 1, 1), 0.0), x("keep", 2, 1, 190)), t.full((1, 1, 1), 0.0), t.full((1, 1, 1), 1.0))
+    scores = t.matmul(x("q", 2, 150, 16), t.transpose(x("k", 2, 190, 16))) * 0.25 + hidden * float(np.finfo(np.float32).min)
+    return t.matmul(c.softmax(scores, axis=2), x("v", 2, 190, 16))
+
+
 KERNELS: dict[str, Callable[[], Tensor]] = {
+    "tokens": _tokens,
     "sink": _sink,
     "ragged": lambda: c.attention(x("q", 3, 150, 16), x("k", 3, 190, 16), x("v", 3, 190, 16), scale=0.25),
     "ragged, causal": lambda: c.attention(c.rms_norm(x("q", 2, 200, 24), x("g", 24), eps=1e-6), x("k", 2, 200, 24), x("v", 2, 200, 40), scale=0.25, causal=True),
@@ -97,7 +105,7 @@ def called(name: str, keys: int, stages: int = 2, **more: int) -> tuple[Template
 @pytest.mark.parametrize(
     ("name", "keys"),
     [("causal", 64), ("causal", 128), ("whole", 64), ("windowed", 32), ("grouped", 64), ("ragged", 64), ("ragged, causal", 64),
-     ("ragged, causal", 128), ("ragged, windowed", 32), ("positions first", 64), ("keyed", 64), ("sink", 64), ("wide", 32),
+     ("ragged, causal", 128), ("ragged, windowed", 32), ("positions first", 64), ("keyed", 64), ("sink", 64), ("tokens", 64), ("wide", 32),
      ("pieces", 64), ("pieces of keys", 64), ("pieces, normed", 64)],
 )  # fmt: skip
 def test_roles_compute_what_the_term_means(name: str, keys: int, multiprocessors: int) -> None:
