@@ -169,26 +169,36 @@ struct Roles {
 #pragma unroll
         for (int c = 0; c < PIECES; ++c) {
             if (!owns(c)) continue;
+            float all[HEIGHTS][RIGHTS][32];
 #pragma unroll
             for (int i = 0; i < HEIGHTS; ++i)
 #pragma unroll
                 for (int r = 0; r < RIGHTS; ++r)
 #pragma unroll
-                    for (int j = 0; j < 8; ++j) {
-                        float* const own = sums[i][r * PIECES + c] + 4 * j;
-                        float all[4] = {};
+                    for (int q = 0; q < 32; ++q) all[i][r][q] = 0.0f;
 #pragma unroll
-                        for (int by = 0; by < PARTS; ++by) {
-                            if (by != block) {
-                                add_held(all, sent(c, behind(block, by)) + ((i * RIGHTS + r) * 8 + j) * 2048);
-                            } else {
+            for (int by = 0; by < PARTS; ++by) {
+                if (by == block) {
 #pragma unroll
-                                for (int q = 0; q < 4; ++q) all[q] += own[q];
-                            }
-                        }
+                    for (int i = 0; i < HEIGHTS; ++i)
 #pragma unroll
-                        for (int q = 0; q < 4; ++q) own[q] = all[q];
-                    }
+                        for (int r = 0; r < RIGHTS; ++r)
+#pragma unroll
+                            for (int q = 0; q < 32; ++q) all[i][r][q] += sums[i][r * PIECES + c][q];
+                } else {
+                    const Address place = sent(c, behind(block, by));
+#pragma unroll
+                    for (int i = 0; i < HEIGHTS; ++i)
+#pragma unroll
+                        for (int r = 0; r < RIGHTS; ++r)
+#pragma unroll
+                            for (int j = 0; j < 8; ++j) add_held(all[i][r] + 4 * j, place + ((i * RIGHTS + r) * 8 + j) * 2048);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < HEIGHTS; ++i)
+#pragma unroll
+                for (int r = 0; r < RIGHTS; ++r) fill_from(sums[i][r * PIECES + c], all[i][r]);
         }
     }
 
