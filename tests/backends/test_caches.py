@@ -415,7 +415,7 @@ def test_a_step_of_decoding_is_two_kernels(tmp_path: Path) -> None:
     program.save(tmp_path / "p")
     for one in (program, load_program(tmp_path / "p", device="cpu")):
         right(one, graph, given, (3, 4, 17))
-    assert "carried(" not in program.source.partition("def launch")[2]
+    assert "carried(" not in program.source.partition("def launch()")[2]
 
 
 def test_places_are_drawn_where_a_mask_shows_most() -> None:
