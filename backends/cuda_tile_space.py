@@ -21,7 +21,7 @@ from .tiling import MULTIPROCESSORS, Shape, padded
 NAMES = {"tiles", "m", "n", "deep", "high", "wide", "stages", "group"}
 LEAST = 5  # rows and columns of a product that tiles are worth measuring for
 THREADS = 64, 512  # of a block
-HELD = 128  # sums of a thread
+HELD, PARTED = 128, 64  # sums of a thread; where it holds parts of numbers beside them: with more, registers spilled
 REGISTERS, RESIDENT = 65536, 2048  # of a multiprocessor; threads on it
 RATE = {"ieee": 128.0, "tf32x3": 200.0}  # products of a multiprocessor in a cycle, for ranking only
 READ = {"ieee": 1.0, "tf32x3": 3.0}  # how much the reading of shared memory costs beside, for ranking only
@@ -73,12 +73,18 @@ def _whole(t: Tiles) -> bool:
     high, wide = (16, 8) if t.precision else (4, 4)
     even = t.high % high == t.wide % wide == t.deep % (8 if t.precision else 4) == 0
     shared = t.m % t.high == t.n % t.wide == 0 and t.deep >= 8
-    return even and shared and THREADS[0] <= t.threads <= THREADS[1] and t.held <= HELD and max(t.m, t.n) <= 256
+    return (
+        even
+        and shared
+        and THREADS[0] <= t.threads <= THREADS[1]
+        and t.held <= (PARTED if t.precision else HELD)
+        and max(t.m, t.n) <= 256
+    )
 
 
 SHARES = {
     False: ((8, 8), (8, 4), (4, 8), (4, 4), (8, 16), (16, 8)),
-    True: ((64, 32), (32, 64), (32, 32), (64, 64), (16, 32), (16, 16)),
+    True: ((32, 32), (16, 32), (32, 16), (16, 16)),
 }
 
 
