@@ -166,9 +166,11 @@ def _contraction(facts: Facts) -> Ranked:
 
 
 NEAR = 1.2e5  # bytes a µs that one multiprocessor reads from the L2 cache at most, for ranking only
-ROUND = 1.0  # µs of a round of loads for which nothing else is there to wait
+ROUND = 1.4  # µs of a round of loads for which nothing else is there to wait
+LOW = 1.3  # times as long take tiles of fewer than 64 rows, which only the matrix unit of older GPUs multiplies
+CROWD = 0.6  # µs for eight warps that share a small tile
 OWN = 54  # registers of a thread beside those of tiles
-JOIN = 1.5  # µs that the last program takes to join parts of a tile, beside those for each
+JOIN = 0.7  # µs that the last program takes to join parts of a tile, beside those for each
 HELD = 8, 160  # elements of accumulators in a thread: with less the matrix unit waits, with more registers spill
 
 
@@ -204,7 +206,9 @@ def _squared(facts: Facts) -> Ranked:
                 )  # fmt: skip
                 waits = -(-facts.size // split // k) / (stages - 1) * ROUND * -(-waves // resident)
                 reads = (m + n * facts.sums) * facts.size * facts.width / split * -(-waves // 1) / NEAR
-                yield _cut(schedule, split), max(rank * work, waits, reads) + (JOIN + 0.25 * split) * (split > 1)
+                us = max(rank * work, waits, reads) * (LOW if m < 64 else 1.0)
+                us += (JOIN + 0.25 * split) * (split > 1) + CROWD * (warps == 8 and size <= 64 * 64)
+                yield _cut(schedule, split), us
 
 
 def _again(facts: Facts, tiles_m: int, tiles_n: int) -> float:

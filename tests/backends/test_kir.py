@@ -817,3 +817,15 @@ def test_rows_of_a_product_behind_another_are_the_rows_of_that() -> None:
     """Channels before pixels: the computed side is the left one, whichever way results lie, and the tile of pixels is free."""
     shape = shape_of(kernel(KERNELS["small_mlp_of_channels"]()))
     assert (shape.m, shape.n) == (2 * 20, 32) and shape.kind == "attention"
+
+
+def test_guesses_for_small_products_wait_little() -> None:
+    """What few programs read comes in rounds, one after the other: many must be under way, and nothing be joined."""
+    root = t.matmul(x("a", 64, 896), x("w", 896, 1152))
+    place = lambda s: Operand(Type(s, "bfloat16"), contiguous(s))
+    template, leaf = generated(root), {str(n.attr("name")): n.shape for n in leaves(root)}
+    call = Call({o: place(leaf[o]) for o in template.operands}, place(root.shape), {})
+    first, *others = template.space(call)[:5]  # type: ignore[misc]
+    assert first["m"] == 64  # as many as the matrix unit takes
+    for guess in (first, *others):
+        assert guess["stages"] >= 6 and guess["k0"] * guess["stages"] >= 512 and "split" not in guess
