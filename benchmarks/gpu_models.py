@@ -30,7 +30,7 @@ class Whole(Case):
 
     def add(self, name: str, found: Record, calls: list[Run]) -> None:
         """As `Case.add`; and how much device memory a call takes at its peak, beside weights and inputs."""
-        if self.device.name == "cuda" and "memory" not in found:
+        if self.device.name == "cuda":
             cuda = self.torch.cuda
             calls[0]()
             cuda.synchronize()
@@ -38,7 +38,7 @@ class Whole(Case):
             before = cuda.memory_allocated()
             calls[0]()
             cuda.synchronize()
-            found["memory"] = cuda.max_memory_allocated() - before
+            found["memory"] = cuda.max_memory_allocated() - before + found.get("workspace", 0)
         super().add(name, found, calls)
 
     def source(self) -> tuple[Any, ...]:
@@ -79,7 +79,7 @@ class Whole(Case):
                 self.write()
             found |= described(program)
             found["declared"] = sum(program.memory().values())
-            found["memory"] = program.manifest.workspace + program.manifest.fresh
+            found["workspace"] = program.manifest.workspace
             found["before_us"], found["after_us"] = report.latency_before_us, report.latency_after_us
             self.target.with_name(f"{self.full.name}-{budget:g}.py").write_text(program.source)
             self.add(name, found, self.instances(program))
