@@ -83,7 +83,7 @@ struct Tiles {
     static DEVICE void by_matrix_unit(Sums& sums, const float* x) {
         Sums part = {};
         const int r0 = threadIdx.x / 32 / ACROSS * HIGH + threadIdx.x % 32 / 4, c0 = threadIdx.x / 32 % ACROSS * WIDE + threadIdx.x % 32 / 4;
-#pragma unroll
+#pragma unroll 1  // all at once, halves took twice the registers
         for (int k = 0; k < DEPTH; k += 8) {
             const int t = k + threadIdx.x % 4;
             float a[HIGH / 16][4], finite_a[HIGH / 16][4], small_a[HIGH / 16][4];
