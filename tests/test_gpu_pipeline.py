@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends import single
 from tensor_graphs.backends.cuda_cpp import Cuda
 from tensor_graphs.backends.direct import direct_plan
+from tensor_graphs.backends.measure import CpuMeasurer
 from tensor_graphs.backends.program import Program
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.torch_cuda import TorchCudaBackend
@@ -208,6 +210,25 @@ def test_models_run_as_they_are_written(tmp_path: Path, kind: str) -> None:
     found = Program(direct_plan(graph, [backend("torch_cuda")]), device="cpu").flat(**given)
     for a, own, exact in zip(found, evaluate(graph, given), evaluate(graph, given, float64=True)):
         assert relative_error(a, exact) < 1.5 * relative_error(own, exact) + 1e-3
+
+
+def test_measuring_on_a_gpu_has_its_least_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever loading took; on a CPU, and in a second search, there is only what is left."""
+    given: list[float] = []
+
+    def search(graph: Any, pricer: Any, measurer: Any, *, seconds: float, **more: Any) -> Any:
+        given.append(seconds)
+        return SimpleNamespace(seconds={"measure": 0.5})
+
+    monkeypatch.setattr(pipeline, "search", search)
+    graph: Any = SimpleNamespace(candidates=[])
+    for budget, least in ((5.0, 1.0), (100.0, 2.0)):
+        session = Session(Options(backend="gpu", budget=budget), now=iter([0.0, *[3 * budget] * 50]).__next__)
+        for measurer in (CpuMeasurer([]), object(), object()):
+            pipeline.choose(session, graph, Any, measurer)  # type: ignore[arg-type]
+            if measurer.__class__ is CpuMeasurer:
+                session.clock.seconds.clear()
+        assert given[-3:] == [0.0, least, 0.0]
 
 
 @pytest.mark.usefixtures("rehearsal")

@@ -280,7 +280,8 @@ def choose(
     def attempt(measurer: CpuMeasurer | GpuMeasurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
         seconds = max(SEARCH * share * left, min(share * left, left - session.reserved))
-        if measurer is not None and not (isinstance(measurer, CpuMeasurer) or session.late):
+        again = "measure" in session.clock.seconds  # the first search has its least time, however late it is
+        if measurer is not None and not (again or isinstance(measurer, CpuMeasurer)):
             seconds = max(seconds, min(LEAST_S, LEAST * session.options.budget))
         return search(
             graph, pricer, measurer, seconds=seconds, deterministic=session.options.deterministic, doubt=doubt,
