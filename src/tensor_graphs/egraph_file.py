@@ -22,7 +22,6 @@ import numpy as np
 
 from .backends.program import Program
 from .backends.registry import backend
-from .backends.views import view_strides
 from .egraph import dtypes
 from .egraph.dims import concrete
 from .egraph.graph import Graph, Tensor
@@ -38,7 +37,7 @@ from .errors import (
     VerificationError,
 )
 from .explorer import Explorer, place
-from .extract.candidates import Hypergraph, candidates
+from .extract.candidates import Hypergraph
 from .extract.kernel import Candidate, Priced
 from .extract.plan import plan_of
 from .extract.problem import Extraction, Problem, reachable
@@ -48,7 +47,9 @@ from .extract.serialize import parse_egraph, read_document, read_egraph, write_e
 from .models.limits import check_size
 from .models.native import attrs_from_json, attrs_to_json, load_graph, save_graph
 from .origin import attach
+from .pipeline import hypergraph as all_kernels
 from .report import Report
+from .session import Options, Session
 from .verify import Verification
 
 KEY = "tensor_graphs"
@@ -223,7 +224,8 @@ class EGraphFile:
         return view, graph
 
     def _choice(self, record: Mapping[str, Any], view: EGraphView, found: Extraction) -> Choice:
-        hypergraph = candidates(view, _backends(record["backends"], str(self.path)), view_strides)
+        session = Session(Options(measure=False, budget=math.inf))  # kernels as `saturate` finds them
+        hypergraph = all_kernels(session, view, _backends(record["backends"], str(self.path)))
         number = {(made_by(view, c), spelled(view, c)): i for i, c in enumerate(hypergraph.candidates)}
         prices = [Priced(math.inf, math.inf, math.inf, "bound")] * len(hypergraph.candidates)
         chosen = []
