@@ -6,7 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends import cuda_helpers
+from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY
+from tensor_graphs.backends.cuda_text import CudaLaunch
+from tensor_graphs.backends.cuda_tiles import TILE_INTRINSICS
 
 HERE, BACKENDS = Path(__file__).parent, Path(cuda_helpers.__file__).parent
 INTRINSICS = (BACKENDS / "cuda_intrinsics.cuh").read_text(encoding="utf-8")
@@ -34,10 +37,18 @@ def compiler() -> str:
     return found
 
 
+def source_of(launches: Iterable[CudaLaunch]) -> str:
+    """A complete source: the library of all, once what else launches need beside it, and their kernels."""
+    listed = list(launches)
+    beside = {name: text for launch in listed for name, text in launch.beside.items()}
+    return "\n".join([CUDA_LIBRARY, *beside.values(), *(launch.text for launch in listed)])
+
+
 def compiled(source: str, folder: Path, macros: Sequence[str] = ()) -> dict[str, Kernel]:
     """The kernels of a complete CUDA source by name: each takes addresses, blocks, and threads of a block."""
     text = source.replace(INTRINSICS, (HERE / "cuda_host.h").read_text(encoding="utf-8"))
     assert text != source
+    text = text.replace(TILE_INTRINSICS, (HERE / "cuda_tiles_host.h").read_text(encoding="utf-8"))
     names = NAME.findall(text)
     text += "".join(
         f'extern "C" bool run_{n}(void** args, int blocks, int threads) {{ return host::run({n}, args, blocks, threads); }}\n'

@@ -35,7 +35,7 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.extract.kernel import Call, Operand, contiguous
 
-from .cuda_host import NAME, Guarded, Kernel, compiled, compiler, cuda_core
+from .cuda_host import NAME, Guarded, Kernel, compiled, compiler, cuda_core, source_of
 from .test_kir import KERNELS, error, leaves, x
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -190,7 +190,7 @@ def test_rows_that_are_written_the_other_way_round_are_turned_in_registers() -> 
 def test_layouts_of_every_class_compute_what_is_specified(dtype: str, tmp_path: Path) -> None:
     found = list(cases(dtype))
     assert dtype == "float16" or {"column_sum", "picked", "three_rows", "masked", "middle"} <= {n for n, *_ in found}
-    kernels = compiled("\n".join([CUDA_LIBRARY, *(launch.text for *_, launch in found)]), tmp_path)
+    kernels = compiled(source_of(launch for *_, launch in found), tmp_path)
     for _, template, call, launch in found:
         check(template, call, launch, kernels[launch.name], dtype)
 
@@ -198,7 +198,7 @@ def test_layouts_of_every_class_compute_what_is_specified(dtype: str, tmp_path: 
 def _compiled_alone(template: Generated, call: Call, folder: Path) -> tuple[CudaLaunch, Kernel]:
     (launch,) = launches(template, call)
     assert isinstance(launch, CudaLaunch)
-    return launch, compiled(f"{CUDA_LIBRARY}\n{launch.text}", folder)[launch.name]
+    return launch, compiled(source_of([launch]), folder)[launch.name]
 
 
 def test_double_precision(tmp_path: Path) -> None:
@@ -278,8 +278,9 @@ def test_any_kernel_computes_what_is_specified(made: list[tuple[Tensor, int]], d
         if lowered is not None:
             call = replace(call, schedule=dict(lowered.space[pick % len(lowered.space)]))
             (launch,) = launches(template, call)
+            assert isinstance(launch, CudaLaunch)
             found[launch.name] = template, call, launch
-    kernels = compiled("\n".join([CUDA_LIBRARY, *(launch.text for *_, launch in found.values())]), tmp_path)
+    kernels = compiled(source_of(launch for *_, launch in found.values()), tmp_path)
     for name, (template, call, launch) in found.items():
         check(template, call, launch, kernels[name], dtype)
 
@@ -292,10 +293,19 @@ def test_bounds_between_vectors_leave_them_whole(name: str, vectors: bool) -> No
 
 
 # ---------------------------------------------------------------- what it leaves to others
-@pytest.mark.parametrize("name", ["product", "gated", "attention", "naive_attention", "batched_product"])
-def test_products_of_many_rows_and_attention_are_left_to_others(name: str) -> None:
+PRODUCTS = ["product", "gated", "batched_product"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", [*PRODUCTS, "attention", "naive_attention"])
+def test_products_of_many_rows_and_attention_are_left_to_others(name: str, dtype: str) -> None:
+    """Save products of float32, which tiles are for, and nothing but tiles."""
     template = generated(KERNELS[name]())
-    assert template.lower(call_of(template, "float32")) is None
+    found = template.lower(call_of(template, dtype))
+    if name in PRODUCTS and dtype == "float32":
+        assert found is not None and found.space and all(s.get("tiles") == 1 for s in found.space)
+    else:
+        assert found is None
 
 
 @pytest.mark.parametrize(
