@@ -85,7 +85,10 @@ class CudaEmitter(Emitter):
             return (
                 f"torch.full({shape}, {number}, dtype={torch_dtype(self.plan.values[value].type.dtype)}, device=device)"
             )
-        return f"{self._use('uploaded')}(weights[{self._key(value)!r}], device)"
+        v = self.plan.values[value]
+        # A kernel alone (single.py) is given its operands as they lie.
+        lies = "" if v.strides == contiguous(concrete(v.type.shape)) else ", False"
+        return f"{self._use('uploaded')}(weights[{self._key(value)!r}], device{lies})"
 
     def _state(self, key: str, kind: Type) -> str:
         shape = literal(concrete(kind.shape))

@@ -87,8 +87,8 @@ def tensor_at(memory: Any, offset: int, shape: Sequence[int], dtype: Any, stride
     )
 
 
-def uploaded(x: Any, device: Any) -> Any:
-    """A NumPy array or a tensor on the device, row-major there; bfloat16 arrays go by way of their bits."""
+def uploaded(x: Any, device: Any, row_major: bool = True) -> Any:
+    """A NumPy array or a tensor on the device, row-major there or as it lies; bfloat16 arrays go by way of their bits."""
     if isinstance(x, np.ndarray):
         x = x if x.flags.writeable else x.copy(order="K")
         x = (
@@ -96,7 +96,7 @@ def uploaded(x: Any, device: Any) -> Any:
             if x.dtype.name == "bfloat16"
             else torch.from_numpy(x)
         )
-    return x.to(device).contiguous()
+    return x.to(device).contiguous() if row_major else x.to(device)
 
 
 def bind(weights, states=None, device="cuda", graph=True):
