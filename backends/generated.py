@@ -248,7 +248,7 @@ class Generated(Template):
             if not found.space:
                 return None
             self.emitter.launches(found, found.space[0], PROBE)
-        except Unfusable:
+        except (Unfusable, RecursionError):  # deeper than `deep` allows
             return None
         return found
 
@@ -273,11 +273,13 @@ def rounds(kernel: Kernel, shape: Shape) -> bool:
 
 
 FRAMES = 24  # of Python's stack, for each operation that another one waits for while a kernel is read or written
+DEEPEST = 40_000  # of them at most: the limit is the process' own, and beyond some 80 000 calls from C overflow a stack of 8 MiB
 
 
 def deep(operations: int) -> None:
-    """Allow recursion as deep as a term of so many operations may need: Python's own limit is meant for smaller ones."""
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + FRAMES * operations))
+    """Allow recursion as deep as a term of so many operations may need, within bounds: Python's own limit is meant for smaller
+    ones, but keeps a file that is nested too deeply from ending the process."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), min(1000 + FRAMES * operations, DEEPEST)))
 
 
 def across(found: Lowered) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import pytest
 import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import kir, kir_numpy
-from tensor_graphs.backends.generated import Generated, spelled
+from tensor_graphs.backends.generated import DEEPEST, Generated, deep, spelled
 from tensor_graphs.backends.index import Axis, index
 from tensor_graphs.backends.kir_pieces import pieces
 from tensor_graphs.backends.registry import backend
@@ -22,10 +24,11 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.pattern import build, parse_terms, shared
 from tensor_graphs.egraph.simplify import simplify
 from tensor_graphs.egraph.view import view_of
-from tensor_graphs.errors import RuleError
+from tensor_graphs.errors import ExtractionError, RuleError
 from tensor_graphs.extract.candidates import given_classes
 from tensor_graphs.extract.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.regions import Regions
+from tensor_graphs.extract.serialize import read_document
 from tensor_graphs.extract.together import Group
 from tensor_graphs.extract.whole import Whole, settled
 
@@ -198,6 +201,19 @@ def test_a_kernel_of_thousands_of_operations_is_refused_and_cut() -> None:
     sizes = [len(topological(template.roots)) for _, template in made]
     assert len(whole.parts[0].members) > 4000 and max(sizes) < 3000
     assert {c for p in whole.parts for c in p.members} <= whole.settled
+
+
+def test_recursion_stays_bounded(tmp_path: Path) -> None:
+    """However large a kernel was, a file that is nested too deeply is refused, in this process too."""
+    before = sys.getrecursionlimit()
+    try:
+        deep(10**6)
+        assert sys.getrecursionlimit() <= max(before, DEEPEST) <= 40_000
+        (tmp_path / "deep.json").write_bytes(b'[{"a":' * 100_000)
+        with pytest.raises(ExtractionError, match="nested too deeply"):
+            read_document(tmp_path / "deep.json")
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_what_is_computed_between_products_belongs_to_no_part_with_them() -> None:
