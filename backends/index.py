@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import gcd
+from typing import Any
 
 WIDE = 1 << 31  # elements beyond which positions need 64 bits
 
@@ -40,6 +41,9 @@ class Division:
     def _hash(self) -> int:  # indices lie in indices: once for each
         return hash((self.index, self.by, self.rest))
 
+    def __reduce__(self) -> tuple[Any, ...]:  # without the hash: names have another one in another process
+        return Division, (self.index, self.by, self.rest)
+
     def __repr__(self) -> str:
         return f"({self.index!r}) {'%' if self.rest else '//'} {self.by}"
 
@@ -69,6 +73,9 @@ class Index:
     @cached_property
     def _hash(self) -> int:
         return hash((self.terms, self.const))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Index, (self.terms, self.const)
 
     def __add__(self, other: Index | int) -> Index:
         other = index(other)

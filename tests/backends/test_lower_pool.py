@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +17,7 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import lower_pool
 from tensor_graphs.backends.cuda_cpp import BACKEND as CUDA
 from tensor_graphs.backends.generated import Generator
+from tensor_graphs.backends.index import Axis, index
 from tensor_graphs.backends.lower_pool import LowerPool
 from tensor_graphs.backends.lower_worker import Job, answer, built, flat
 from tensor_graphs.backends.torch_cuda import BACKEND as LIBRARIES
@@ -152,3 +155,17 @@ def taken(batch: lower_pool.Batch) -> list[Any]:
     while not batch.found and any(p.messages for p in batch.pool._processes) and time.monotonic() < until:
         batch.pool.pump(batch, wait=True)
     return batch.take()
+
+
+def test_indices_of_another_process_are_found_among_equal_ones() -> None:
+    """Names have other hashes in each process: a kernel that was sent had equal indices twice, and another text than one read here."""
+    make = (
+        "import pickle, sys\nfrom tensor_graphs.backends.index import Axis, index\n"
+        "i = (index(Axis('n', 12)) + 3) // 4 + 1\nhash(i)\nsys.stdout.buffer.write(pickle.dumps(i))"
+    )
+    found = set()
+    for seed in ("1", "2"):
+        told = {**os.environ, "PYTHONHASHSEED": seed}
+        found.add(pickle.loads(subprocess.run([sys.executable, "-c", make], env=told, stdout=-1, check=True).stdout))
+    (one,) = found
+    assert one == (index(Axis("n", 12)) + 3) // 4 + 1 and one in {(index(Axis("n", 12)) + 3) // 4 + 1}
