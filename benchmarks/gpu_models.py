@@ -131,7 +131,7 @@ def line(record: Record) -> str:
         kernels,
         errors,
         memory,
-        f"{host / 2**30:.1f}",
+        f"{host / 2**30:.1f}" if host else "",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -150,6 +150,8 @@ def render(records: dict[str, Record]) -> str:
         "that has measured; seconds leave out timing the finished program. Errors are relative to float64 (Frobenius). Memory: what a "
         "call takes at its peak on the device beside weights and inputs; of the host, what optimizing takes with all its processes, "
         "libraries and weights included."
+        " Warm seconds near the cold ones, at 74efc62: the plan of the first search was not remembered (kernels that another "
+        "process had read had another text; mended since, not timed again)."
     )
     kernels = [
         f"- {r['name']}: {how(r['variants']['ours'])}" for r in found if r["variants"].get("ours", {}).get("kernels")
