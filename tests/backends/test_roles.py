@@ -50,7 +50,11 @@ def _positions_first() -> Tensor:
 
 def _keyed() -> Tensor:
     """What each key adds, and what each row and key add, are read beside the products."""
-    scores = t.matmul(x("q", 2, 150, 16), t.transpose(x("k", 2, 190, 16))) * 0.25 + x("pad", 2, 1, 190) + x("bias", 1, 150, 190)
+    scores = (
+        t.matmul(x("q", 2, 150, 16), t.transpose(x("k", 2, 190, 16))) * 0.25
+        + x("pad", 2, 1, 190)
+        + x("bias", 1, 150, 190)
+    )
     return t.matmul(c.softmax(scores, axis=2), x("v", 2, 190, 16))
 
 
@@ -64,7 +68,9 @@ def _sink() -> Tensor:
 def _tokens() -> Tensor:
     """Keys that a mask of tokens hides by the least number."""
     hidden = t.where(t.lt(t.full((1, 1, 1), 0.0), x("keep", 2, 1, 190)), t.full((1, 1, 1), 0.0), t.full((1, 1, 1), 1.0))
-    scores = t.matmul(x("q", 2, 150, 16), t.transpose(x("k", 2, 190, 16))) * 0.25 + hidden * float(np.finfo(np.float32).min)
+    scores = t.matmul(x("q", 2, 150, 16), t.transpose(x("k", 2, 190, 16))) * 0.25 + hidden * float(
+        np.finfo(np.float32).min
+    )
     return t.matmul(c.softmax(scores, axis=2), x("v", 2, 190, 16))
 
 
@@ -96,7 +102,16 @@ def called(name: str, keys: int, stages: int = 2, **more: int) -> tuple[Template
     }  # type: ignore[arg-type]
     template = generated(root)
     width = padded(int(next(o.type.shape[-1] for o in kinds.values())))  # type: ignore[arg-type]
-    schedule = {"m": 128, "n": padded(int(root.shape[-1])), "k0": width, "k1": keys, "warps": 8, "stages": stages, "roles": 1, **more}
+    schedule = {
+        "m": 128,
+        "n": padded(int(root.shape[-1])),
+        "k0": width,
+        "k1": keys,
+        "warps": 8,
+        "stages": stages,
+        "roles": 1,
+        **more,
+    }
     out = Operand(Type(root.shape, "float16"), contiguous(root.shape))  # type: ignore[arg-type]
     return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule=schedule)
 

@@ -112,7 +112,10 @@ def test_a_number_that_hides_is_infinite_where_every_row_sees_something(name: st
     found = canonical_masks(graph)
     assert infinities(found) == 1
     assert not infinities(canonical_masks(graph, steady=True))
-    given = {n: 9 * np.random.default_rng(0).standard_normal((2, N, k)).astype(np.float32) for n, k in (("x", N), ("sink", 1))}
+    given = {
+        n: 9 * np.random.default_rng(0).standard_normal((2, N, k)).astype(np.float32)
+        for n, k in (("x", N), ("sink", 1))
+    }
     given = {n: given[n] for n in (str(x.attr("name")) for x in graph.inputs)}
     np.testing.assert_array_equal(evaluate(found, given)[0], evaluate(graph, given)[0])
 
