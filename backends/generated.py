@@ -52,10 +52,8 @@ CARRYING = '''def carried(x, out):
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
 FORMS = ("roles", "boxes")  # what schedules have that not every kernel with the same loops can have
-WRITTEN_OUT, NESTED = (
-    256,
-    24,
-)  # nodes of a term that is written without names; operations in each other in one that has them
+WRITTEN_OUT = 256  # nodes of a term that is written without names
+NESTED = 24  # operations in each other in one that has them
 BODIES = 2  # ways to compute one value from the same others that are kept
 Schedule = dict[str, int]
 
@@ -473,7 +471,7 @@ class Generator:
         regions = Regions(view, given, reaches=self.reaches)
         if self.several:
             for whole in (Whole(regions), Whole(regions, rows=False)):
-                for group, template in self._lowered(whole, types):
+                for group, template in self._at_once(whole, types):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole.rows:
                     regions.settled, regions.unstarted = whole.settled, whole.unstarted
@@ -490,27 +488,32 @@ class Generator:
                 for group, template in self._lowered(several, types):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
 
+    def _at_once(self, whole: Whole, types: Sequence[Type]) -> Iterator[tuple[Region | Group, Generated]]:
+        """The large parts that a kernel can be generated for, each with its templates as soon as it is read: they may be all that
+        there is time for. What none can be generated for is handed back, to be cut."""
+        images = "conv" in whole.view.op
+        for region, call, weights in (_asked(part, whole.view, types) for part in whole):
+            found = self.answers(region, call, weights, images)
+            for template, _, _ in found:
+                yield region, template
+            if isinstance(region, Group) and not found:
+                whole.refused(region)
+
     def _lowered(
-        self, found: Regions | Together | Onward | Whole, types: Sequence[Type]
+        self, found: Regions | Together | Onward, types: Sequence[Type]
     ) -> Iterator[tuple[Region | Group, Generated]]:
         """The regions or groups that a kernel can be generated for, each with its template."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view
         images = "conv" in view.op
-        asked = (_asked(region, view, types) for region in (found.all if isinstance(found, Regions) else found))
-        for region, call, weights in asked if isinstance(found, Whole) else self._ahead([*asked], images):
+        asked = [_asked(region, view, types) for region in (found.all if isinstance(found, Regions) else found)]
+        for region, call, weights in self._ahead(asked, images):
             operands = frozenset(c for _, c in region.leaves)
-            held = False
             for template, effort, size in self.answers(region, call, weights, images):
-                if isinstance(found, Whole):  # at once: they may be all that there is time for
-                    yield region, template
                 layouts = bool(template.prep), template.layout is not None, template.precision
                 group = alike.setdefault((region.classes, operands, *layouts), [])
                 group.append((effort, size, template, region))
-                held = True
-            if isinstance(found, Whole) and isinstance(region, Group) and not held:
-                found.refused(region)
-        for group in alike.values() if not isinstance(found, Whole) else ():
+        for group in alike.values():
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
 

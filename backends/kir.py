@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from ..egraph import dtypes
 from .index import Axis, Index
 from .kir_simplify import SIMPLIFY
+
+T = TypeVar("T")
 
 Strides = tuple[int, ...]
 WINDOW = "w"  # names of axes that run over the elements of a window begin so: other axes move the window
@@ -200,18 +202,23 @@ class Builder:
 def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
     """What is not known yet of all that an expression reads, operands first; not what is inside loads and reductions, which
     come by themselves."""
-    order: list[Expr] = []
-    seen: set[Expr] = set()
+    return operands_first(root, known, lambda e: e.args if e.op not in ("load", "reduce") else ())
+
+
+def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Sequence[T]]) -> list[T]:
+    """What is not known yet of something and of all that it reads, each behind what it reads itself, without recursion: chains are
+    hundreds long."""
+    order: list[T] = []
+    seen: set[T] = set()
     stack = [(root, False)]
     while stack:
-        e, ready = stack.pop()
+        x, ready = stack.pop()
         if ready:
-            order.append(e)
-        elif e not in seen and not known(e):
-            seen.add(e)
-            stack.append((e, True))
-            if e.op not in ("load", "reduce"):
-                stack += [(a, False) for a in reversed(e.args)]
+            order.append(x)
+        elif x not in seen and not known(x):
+            seen.add(x)
+            stack.append((x, True))
+            stack += [(y, False) for y in reversed(reads(x))]
     return order
 
 

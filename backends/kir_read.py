@@ -12,7 +12,7 @@ from ..egraph import dtypes
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make
 from .index import Axis, Index, index, linear, unravelled
-from .kir import WINDOW, Buffer, Builder, Expr, Unfusable
+from .kir import WINDOW, Buffer, Builder, Expr, Unfusable, operands_first
 from .kir_simplify import conjuncts
 
 
@@ -35,19 +35,12 @@ class Reader:
     def _ahead(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> list[Tensor]:
         """A tensor behind the operands of its shape that pointwise operations read at the same index: chains of hundreds of
         them are read without recursion."""
-        order: list[Tensor] = []
-        seen: set[Tensor] = set()
-        stack = [(t, False)]
-        while stack:
-            x, ready = stack.pop()
-            if ready:
-                order.append(x)
-            elif x not in seen and (x, at, guards) not in self.memo:
-                seen.add(x)
-                stack.append((x, True))
-                if x.entry.pointwise and x not in self.of and x.op not in _RULES:
-                    stack += [(a, False) for a in reversed(x.args) if a.shape == x.shape]
-        return order
+
+        def reads(x: Tensor) -> list[Tensor]:
+            alone = not x.entry.pointwise or x in self.of or x.op in _RULES
+            return [] if alone else [a for a in x.args if a.shape == x.shape]
+
+        return operands_first(t, lambda x: (x, at, guards) in self.memo, reads)
 
     def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
         if t in self.of:

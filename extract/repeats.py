@@ -19,9 +19,8 @@ import numpy.typing as npt
 from ..egraph.view import EGraphView
 
 NEAR, RADIUS = 2, 4
-Step = tuple[
-    int, Hashable, int, list[int]
-]  # the class of an e-node, what can be told of it, which one of those it is, what it reads
+# The class of an e-node, what can be told of it, which one of those it is, what it reads
+Step = tuple[int, Hashable, int, list[int]]
 Words = npt.NDArray[np.uint64]
 
 

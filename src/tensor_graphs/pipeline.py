@@ -100,10 +100,7 @@ SEARCH = 0.5  # of its share of the time: what a search has, however long verifi
 REWRITING = 0.5  # of the time that is left: what rewriting may take
 MATCHING = 0.2  # of the budget: what is left when all kernels have been matched, or those of the graph as it came are
 MATCHING_LEAST = 0.5  # of what measuring has at least: what matching has
-LEAST, LEAST_S = (
-    0.2,
-    2.0,
-)  # of the budget, and at most so many seconds: what measuring on a GPU has, whatever loading took
+LEAST, LEAST_S = 0.2, 2.0  # of the budget, and at most so many seconds: what measuring on a GPU has, however late it is
 GENERATING = 0.5, 0.25  # of the budget: what is left when kernels have been generated, and looked at in all layouts
 LARGE_SEARCH = 60  # nodes of unique blocks from which on the exact solvers are likely to be needed
 

@@ -88,7 +88,7 @@ class Session:
     cut: list[str] = field(default_factory=list)  # what the budget or Ctrl-C left out, in words
     reserved: float = 0.0  # seconds that verification is expected to take
     begun: tuple[Store, CpuMeasurer | GpuMeasurer] | None = (
-        None  # what measures on a GPU where its processes started ahead
+        None  # what measures on a GPU, if its processes started ahead
     )
     kept: bool = False  # whether the graph runs as it is written, for nothing faster was found in the time
 

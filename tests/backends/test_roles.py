@@ -116,6 +116,17 @@ def called(name: str, keys: int, stages: int = 2, **more: int) -> tuple[Template
     return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule=schedule)
 
 
+def error_of(template: Template, call: Call) -> float:
+    """The relative error of a kernel's results on random operands."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    given = {n: rng.standard_normal(o.type.shape).astype(np.float16) for n, o in call.operands.items()}
+    want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]  # type: ignore[attr-defined]
+    out = torch.full(want.shape, float("nan"), dtype=torch.float16)
+    module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, None)  # type: ignore[attr-defined]
+    return float(np.linalg.norm(out.numpy() - want) / np.linalg.norm(want))
+
+
 @pytest.mark.parametrize("multiprocessors", [1, 3, 132])
 @pytest.mark.parametrize(
     ("name", "keys"),
@@ -124,15 +135,8 @@ def called(name: str, keys: int, stages: int = 2, **more: int) -> tuple[Template
      ("pieces", 64), ("pieces of keys", 64), ("pieces, normed", 64)],
 )  # fmt: skip
 def test_roles_compute_what_the_term_means(name: str, keys: int, multiprocessors: int) -> None:
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
     with host(multiprocessors):
-        template, call = called(name, keys, **({"pieces": 1} if "pieces" in name else {}))
-        given = {n: rng.standard_normal(o.type.shape).astype(np.float16) for n, o in call.operands.items()}
-        want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]  # type: ignore[attr-defined]
-        out = torch.full(want.shape, float("nan"), dtype=torch.float16)
-        module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, None)  # type: ignore[attr-defined]
-    assert np.linalg.norm(out.numpy() - want) / np.linalg.norm(want) < 2e-3
+        assert error_of(*called(name, keys, **({"pieces": 1} if "pieces" in name else {}))) < 2e-3
 
 
 def test_roles_are_proposed_where_they_are_legal() -> None:
@@ -154,16 +158,9 @@ def test_roles_are_proposed_where_they_are_legal() -> None:
 
 
 def test_one_group_computes_alone() -> None:
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
     with host(3):
         template, call = called("ragged, causal", 64)
-        call = replace(call, schedule={**call.schedule, "m": 64, "warps": 4})
-        given = {n: rng.standard_normal(o.type.shape).astype(np.float16) for n, o in call.operands.items()}
-        want = evaluate([template.root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]  # type: ignore[attr-defined]
-        out = torch.full(want.shape, float("nan"), dtype=torch.float16)
-        module_of(kernel_text(template, call)).run(*(torch.from_numpy(given[o]) for o in template.operands), out, None)  # type: ignore[attr-defined]
-    assert np.linalg.norm(out.numpy() - want) / np.linalg.norm(want) < 2e-3
+        assert error_of(template, replace(call, schedule={**call.schedule, "m": 64, "warps": 4})) < 2e-3
 
 
 def test_schedules_near_those_that_are_proposed_are_legal_or_not() -> None:
