@@ -51,7 +51,8 @@ class CudaKernel:
 
     `early` lets the kernel be started before the one before it has ended, where the GPU can; it waits itself before it reads
     anything. `room` is how many bytes of shared memory it asks for, `beside` what its text needs beside the library. `boxes` are
-    (tensor of 16 bits, shape and box as a matrix) of those that it knows as the copy unit does.
+    (tensor of 16 bits, shape and box as a matrix, elements from row to row if not the columns) of those that it knows as the copy
+    unit does.
     """
 
     known: ClassVar[dict[str, Any]] = {}
@@ -80,15 +81,15 @@ class CudaKernel:
         else:
             launch(self, config, kernel, *places)
 
-    def described(self, x: Any, shape: tuple[int, int], box: tuple[int, int]) -> Any:
+    def described(self, x: Any, shape: tuple[int, int], box: tuple[int, int], apart: int = 0) -> Any:
         """A tensor as a matrix that the copy unit reads or writes boxes of, 128 bytes wide (cuTensorMapEncodeTiled)."""
         from cuda.bindings import driver
 
-        key = x.data_ptr(), shape, box
+        key = x.data_ptr(), shape, box, apart
         if key not in self.maps:
             if len(self.maps) >= 256:  # tensors come and go
                 self.maps.clear()
-            sizes, steps = [driver.cuuint64_t(n) for n in shape[::-1]], [driver.cuuint64_t(2 * shape[1])]
+            sizes, steps = [driver.cuuint64_t(n) for n in shape[::-1]], [driver.cuuint64_t(2 * (apart or shape[1]))]
             block, ones = [driver.cuuint32_t(n) for n in box[::-1]], [driver.cuuint32_t(1)] * 2
             failed, found = driver.cuTensorMapEncodeTiled(
                 driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x.data_ptr(), sizes, steps, block, ones,

@@ -21,8 +21,8 @@ from .cuda_nest import Nest
 from .cuda_role_library import COLUMNS, GROUP, GROUPS, PIECE, ROLE_LIBRARY, product_text
 from .cuda_source import Function
 from .cuda_text import CTYPES, CudaLaunch
-from .descriptors import Box, box
-from .index import Axis, Index, index
+from .descriptors import Box, as_one, box
+from .index import Axis, Index
 from .kir import Expr, Kernel, Store, Unfusable
 from .tiling import MULTIPROCESSORS, Shape
 
@@ -187,19 +187,11 @@ class _Roles(Function):
                 return None
             at = moved
         tiles = {one: (origins[d], self.tile.get(d, DEPTH)) for d, one in ones.items()}
-        found = box(at, tiles, itemsize(dtype), lambda a: a.name)
+        ends = {one for d, one in ones.items() if self.ragged(d)}
+        found = box(at, tiles, itemsize(dtype), lambda a: a.name, ends)
         if found is None or at.axes - {*ones.values(), *self.shape.batch}:
             return None
-        fast = next(d for d, one in ones.items() if one == found.axes[1])
-        slow = next(d for d in ones if d != fast)
-        across, down = self.extent[fast], self.extent[slow]
-        if self.ragged(fast) and (
-            found.shape[1] != across or at.const
-        ):  # what is beyond the end is nothing, or another's
-            return None
-        if self.ragged(slow) and (found.shape[0] != down or at.const):
-            return None
-        return found, fast
+        return found, next(d for d, one in ones.items() if one == found.axes[1])
 
     def _side(self, side: Sequence[Expr], dim: str, shared: int) -> Side:
         """A side as boxes of which each block of a cluster fetches its part."""
@@ -211,7 +203,7 @@ class _Roles(Function):
         along = fast == inner
         size = self.tile[dim] // shared if shared > 1 else min(self.tile[dim], self.extent[dim])
         block = (size, DEPTH) if along else (DEPTH // shared, PIECE)
-        return Side(self._described(e.value[0], Box(whole.shape, block, whole.axes, whole.origin)), whole, along)
+        return Side(self._described(e.value[0], replace(whole, block=block)), whole, along)
 
     def _brought(self) -> int:
         """Bytes of a stage, of those that come: of a side along the sum, no more rows than there are."""
@@ -224,7 +216,7 @@ class _Roles(Function):
 
     def _described(self, operand: str, found: Box) -> str:
         """The parameter that describes a matrix to the copy unit."""
-        key = operand, Box(found.shape, found.block, found.axes, ("", ""))
+        key = operand, replace(found, origin=("", ""))
         return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
 
     # ------------------------------------------------------------ the function
@@ -296,7 +288,7 @@ class _Roles(Function):
             f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)' + (f" __cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""),
             f"{self.name}({', '.join(parameters)}) {{", *text, "}", "",
         ]  # fmt: skip
-        boxes = tuple((operand, b.shape, b.block) for operand, b in self.boxes)
+        boxes = tuple((operand, b.shape, b.block, b.strides[0] if b.strides else 0) for operand, b in self.boxes)
         room = 1024 + r.stages * r.stage(len(self.rights)) + 16 * r.stages + 8 * GROUPS
         room += r.waiting(len(self.rights)) * GROUPS * r.height * 2 * PIECE
         columns = r.taken(len(self.rights))
@@ -368,6 +360,7 @@ class _Roles(Function):
     def _written(self, store: Store, last: bool = False) -> list[str]:
         """The pieces of one result."""
         target = None if last else self._target(store)
+        lines = "" if last or target is not None else self._lines(store)
         scope = Scope(3, set(self.top.bound) | {self.axis})
         with self.inside(scope):
             for e in self.dots:
@@ -379,27 +372,55 @@ class _Roles(Function):
                 name = self.fresh("v")
                 self.line(f"const Pack<{CTYPES[local.dtype]}, 2> (&{name})[16] = {early}[i][c];")
                 scope.known[e] = replace(local, name=name)
-            if target is None:
-                self.write(store)
-            else:
+            if target is not None or lines:
                 self._keep(store)
-        if target is None:
+            else:
+                self.write(store)
+        if target is not None:
+            name, origin = target
+            lines = f"roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"
+        if not lines:
             return self._pieces(scope.lines, last=last)
-        name, origin = target
-        begin = ["        const Address piece = roles.begin_piece();"]
-        return self._pieces(scope.lines, begin, [f"        roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"])
+        return self._pieces(scope.lines, ["        const Address piece = roles.begin_piece();"], [f"        {lines}"])
+
+    def _origins(self) -> dict[str, str]:
+        """Where a group's piece of a tile begins."""
+        side = " + roles.side()" if self.r.beside else ""
+        return {"m": "at.m + roles.base()", "n": f"at.n{side} + c * {PIECE}"}
+
+    def _lines(self, store: Store) -> str:
+        """The statement that writes a piece of a result row by row, where the copy unit cannot; empty where its rows do not lie
+        side by side."""
+        buffer, begin = self.kernel.buffers[store.buffer], self._origins()
+        if store.guards or getattr(store, "parts", ()) or itemsize(buffer.dtype) != 2:
+            return ""
+        at, ones = store.at, {d: Axis(f"{d}_all", self.extent[d]) for d in begin}
+        for d, one in ones.items():
+            moved = as_one(at, self.groups[d], one)
+            if moved is None:
+                return ""
+            at = moved
+        steps = dict(at.terms)
+        if steps[ones["n"]] != 1 or not {*steps} <= {*ones.values(), *self.shape.batch}:
+            return ""
+        places = [
+            f"({next((begin[d] for d, one in ones.items() if a is one), a.name)}) * {step}LL"
+            for a, step in steps.items() if isinstance(a, Axis)
+        ]  # fmt: skip
+        ends = (f"{self.extent[d]} - ({begin[d]})" for d in "mn")
+        where = " + ".join([self.param[store.buffer], *places, *([str(at.const)] if at.const else [])])
+        return f"roles.write_piece(piece, {where}, {steps[ones['m']]}LL, {', '.join(ends)});"
 
     def _target(self, store: Store) -> tuple[str, tuple[str, ...]] | None:
         """The box that a piece of a result leaves as, and where it goes; None where threads write it."""
         dtype = self.kernel.buffers[store.buffer].dtype
         if store.guards or getattr(store, "parts", ()) or itemsize(dtype) != 2:
             return None
-        side = " + roles.side()" if self.r.beside else ""
-        found = self._box(store.at, dtype, {"m": "at.m + roles.base()", "n": f"at.n{side} + c * {PIECE}"})
+        found = self._box(store.at, dtype, self._origins())
         if found is None or found[1] != "n":
             return None
         whole = found[0]
-        name = self._described(store.buffer, Box(whole.shape, (GROUP, PIECE), whole.axes, whole.origin))
+        name = self._described(store.buffer, replace(whole, block=(GROUP, PIECE)))
         return name, whole.origin
 
     def _keep(self, store: Store) -> None:
@@ -415,18 +436,6 @@ class _Roles(Function):
         nest.line(f"{name}.at[n_v] = {text};")
         nest.after(f"roles.keep(piece + i * {GROUP * 2 * PIECE}, m_i, n_i, {name});")
         nest.close()
-
-
-def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
-    """An index with one axis in the place of several that it walks as if they were one; None where it does not."""
-    step = at.coefficient(group[-1])
-    rest, size = at, 1
-    for a in reversed(group):
-        if at.coefficient(a) != step * size:
-            return None
-        rest = rest - index(a) * (step * size)
-        size *= a.size
-    return None if rest.axes & {*group} else rest + index(one) * step
 
 
 def _truth(value: bool) -> str:

@@ -33,6 +33,7 @@ DEVICE void await(Address at, int parity) {
     while (!done) asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(at), "r"(parity) : "memory");
 }
 DEVICE void meet_group(int group) { asm volatile("bar.sync %0, 128;" :: "r"(group) : "memory"); }
+DEVICE void meet_warp() { __syncwarp(); }
 DEVICE void meet_cluster() { asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory"); }
 DEVICE void leave_cluster() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory"); }
 
@@ -53,6 +54,7 @@ template <int N> DEVICE void await_puts() { asm volatile("cp.async.bulk.wait_gro
 DEVICE void await_all_puts() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 DEVICE void shown_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <class P> DEVICE void hold(Address at, const P& pair) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(at), "r"(*reinterpret_cast<const unsigned*>(&pair)) : "memory"); }
+DEVICE unsigned held_word(Address at) { unsigned x; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory"); return x; }
 
 // Products are under way until they are waited for.
 DEVICE unsigned long long strip(Address at, unsigned apart, unsigned next) {

@@ -16,8 +16,9 @@ from .short_erf import gelu_of
 @dataclass(frozen=True)
 class CudaLaunch:
     """One kernel call: name, CUDA text, blocks, threads of each, argument names, whether it may start early, and bytes of
-    shared memory beyond what a block has without asking; (operand, shape, box) of the matrices that the copy unit knows, which
-    follow the arguments; and what else the text needs beside the library of all: name -> text."""
+    shared memory beyond what a block has without asking; (operand, shape, box, how far rows are apart where that is more than
+    they are long, else 0) of the matrices that the copy unit knows, which follow the arguments; and what else the text needs
+    beside the library of all: name -> text."""
 
     name: str
     text: str
@@ -26,7 +27,7 @@ class CudaLaunch:
     args: tuple[str, ...]
     early: bool = False
     room: int = 0
-    boxes: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+    boxes: tuple[tuple[str, tuple[int, ...], tuple[int, ...], int], ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -45,7 +46,9 @@ class CudaLaunch:
 
     def call(self, names: Mapping[str, str]) -> str:
         """The statement that launches it."""
-        described = ", ".join(f"({names[o]}, {shape}, {block})" for o, shape, block in self.boxes)
+        described = ", ".join(
+            f"({names[o]}, {shape}, {block}{f', {apart}' if apart else ''})" for o, shape, block, apart in self.boxes
+        )
         boxes = [f"boxes=[{described}]"] if self.boxes else []
         return f"{self.name}({', '.join([*(names[a] for a in self.args), *boxes])})"
 

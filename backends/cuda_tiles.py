@@ -18,9 +18,9 @@ from pathlib import Path
 from .cuda_frame import Local
 from .cuda_layout import Along, Layout
 from .cuda_nest import Nest
-from .cuda_roles import as_one
 from .cuda_source import Function
 from .cuda_text import CudaLaunch
+from .descriptors import as_one
 from .index import Axis, index
 from .kir import Expr, Kernel, Unfusable
 from .kir_split import split

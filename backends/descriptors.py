@@ -7,10 +7,10 @@ each, origin anywhere. `describable` is the one place that says so; images have 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from .index import Axis, Index, atom_range
+from .index import Axis, Index, atom_range, index
 
 MOST_AXES = 5
 LONGEST = 256  # elements of a box along one dimension
@@ -28,8 +28,8 @@ def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()
 @dataclass(frozen=True)
 class Box:
     """A tile of an operand seen as a matrix: the matrix' and the tile's (rows, columns), the axes along them, and the text
-    of the tile's origin. With `strides` there are more axes than those two, each of its own stride, of which a tile has one
-    element: what lies beyond an axis' end is read as zeros."""
+    of the tile's origin. With `strides` rows lie further apart than they are long, or there are more axes than those two, each of
+    its own stride, of which a tile has one element: what lies beyond an axis' end is read as zeros."""
 
     shape: tuple[int, ...]
     block: tuple[int, ...]
@@ -40,13 +40,16 @@ class Box:
     @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of a tile."""
-        rows, columns = (n for n in self.block if n > 1) if self.strides else self.block
+        rows, columns = (n for n in self.block if n > 1) if len(self.block) > 2 else self.block
         return rows, columns
 
 
-def box(at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str]) -> Box | None:
+def box(
+    at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str], ends: Set[Axis] = frozenset()
+) -> Box | None:  # fmt: skip
     """The box that a load at an index reads, None where it is none. `tiles`: origin and size of each axis that the tile
-    spans; `text`: the value of every other axis."""
+    spans; `text`: the value of every other axis. Of axes in `ends` tiles go beyond the end, where zeros are read: the matrix
+    ends there, or it is none."""
     steps = dict(at.terms)
     axes = [a for a in steps if isinstance(a, Axis)]
     spanned = sorted((a for a in axes if a in tiles), key=lambda a: steps[a])
@@ -70,9 +73,15 @@ def box(at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: C
             last_row += step * (a.size - 1)
         else:
             last_column += step * (a.size - 1)
-    if last_column >= wide:
+    if last_column >= wide or (slow in ends and last_row >= slow.size + at.const // wide):
         return None
-    return Box((last_row + 1, wide), sizes, (slow, fast), (_sum(down), _sum(across)))
+    columns = wide
+    if fast in ends:
+        columns = last_column + 1
+        if columns > fast.size + at.const % wide:  # another's columns follow
+            return None
+    strides = (wide, 1) if columns < wide else ()
+    return Box((last_row + 1, columns), sizes, (slow, fast), (_sum(down), _sum(across)), strides)
 
 
 def edged_box(
@@ -98,6 +107,18 @@ def edged_box(
     if min(count for _, count in tiles.values()) < 2 or not describable(strides, itemsize, block):
         return None
     return Box(tuple(sizes), tuple(block), (slow, fast), tuple(origin), strides)
+
+
+def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
+    """An index with one axis in the place of several that it walks as if they were one; None where it does not."""
+    step = at.coefficient(group[-1])
+    rest, size = at, 1
+    for a in reversed(group):
+        if at.coefficient(a) != step * size:
+            return None
+        rest = rest - index(a) * (step * size)
+        size *= a.size
+    return None if rest.axes & {*group} else rest + index(one) * step
 
 
 def _sum(parts: list[str]) -> str:

@@ -27,7 +27,7 @@ from ..extract.regions import REACHES, Reach, Region, Regions
 from ..extract.together import Group, Together
 from ..extract.whole import Whole
 from ..extract.work import graph_flops
-from .images import channels_last, filters, laid_out, prepared
+from .images import channels_last, filters, laid_out, prepared, uneven
 from .index import Axis
 from .kir import Buffer, Kernel, Unfusable, walk
 from .kir_loops import rolled
@@ -616,7 +616,7 @@ class Generator:
         if not turned and other is not precision and across(lowered):
             yield from self._templates(region, call, weights, images, other)
             return
-        if not (turned and precision in self._across):
+        if not any(precision in self._across or _evened(template, call) for template, _ in turned):
             yield plain, call
         images = images and not call.more
         if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
@@ -636,18 +636,19 @@ class Generator:
         self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
     ) -> Iterator[tuple[Generated, Call]]:
         """The template over transposed weights, where few rows meet matrices, or the matrix unit reads float32, of which it takes
-        both sides along the sum only. Without it there may be no kernel at all."""
+        both sides along the sum only; of many rows, over those whose rows lie unevenly. Without it there may be no kernel at all."""
         matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
+        odd = tuple(w for w in matrices if uneven(call.operands[w].type))
         if plain is None:
-            few = 1 < _rows(region.terms) <= self.vectors
-            if not few or not matrices or _family(region.terms) != "contraction":
+            chosen = matrices if 1 < _rows(region.terms) <= self.vectors else odd
+            if not chosen or _family(region.terms) != "contraction":
                 return
-            plain = self._template(region.terms, matrices, precision=precision).lower(call)
-        few = plain is not None and (plain.shape.m <= self.vectors or precision in self._across)
-        if plain is None or not few or plain.shape.kind != "contraction":
+            plain = self._template(region.terms, chosen, precision=precision).lower(call)
+        if plain is None or plain.shape.kind != "contraction":
             return
+        chosen = matrices if plain.shape.m <= self.vectors or precision in self._across else odd
         rights = {e.value[0] for d in plain.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
-        turned = tuple(w for w in matrices if w in rights)
+        turned = tuple(w for w in chosen if w in rights)
         template = self._template(region.terms, turned, precision=precision)
         if turned and template.lower(call) is not None:
             yield template, call
@@ -714,6 +715,11 @@ def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
         if types[inner[term]].dtype != types[cls].dtype:
             return
         yield inner[term]
+
+
+def _evened(template: Generated, call: Call) -> bool:
+    """Whether a template reads a weight laid out anew that lies unevenly as it is."""
+    return any(uneven(call.operands[w].type) for w in template.prep)
 
 
 def _rows(terms: Sequence[Tensor]) -> int:

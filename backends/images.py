@@ -1,22 +1,40 @@
-"""How generated convolutions want their memory: filters laid out anew at load, images with channels innermost."""
+"""How generated kernels want their memory: matrices and filters laid out anew at load, images with channels innermost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from ..egraph.dims import concrete
+from ..egraph.dtypes import itemsize
 from ..egraph.graph import Tensor, topological
+from ..egraph.ops import Type
 from ..extract.kernel import Call, Strides, contiguous
+from .descriptors import BYTES
 from .kir import Buffer
 
 HALVES = frozenset(("bfloat16", "float16"))
+WORTH = 4  # rows are padded where that adds no more than this part of them
+
+
+def even(size: int, dtype: str) -> int:
+    """Elements from a row of so many to the next one, so that each begins at a multiple of 16 bytes; its size, where padding
+    would add too much to it."""
+    step = max(1, BYTES // itemsize(dtype))
+    padded = -(-size // step) * step
+    return padded if (padded - size) * WORTH <= size else size
+
+
+def uneven(kind: Type) -> bool:
+    """Whether a weight is a matrix of 16 bits whose rows begin where neither the copy unit nor loads of several elements can."""
+    return kind.rank == 2 and kind.dtype in HALVES and concrete(kind.shape)[1] * itemsize(kind.dtype) % BYTES != 0
 
 
 def laid_out(weight: Buffer, call: Call) -> Buffer:
-    """Where `prepared` puts a weight, so that what one output needs is contiguous: a matrix is transposed, filters have
-    channels innermost and the 16-bit dtype of the call, if it has one. Filters of one channel have the filters innermost."""
+    """Where `prepared` puts a weight, so that what one output needs is contiguous: a matrix is transposed, its rows padded,
+    filters have channels innermost and the 16-bit dtype of the call, if it has one. Filters of one channel have the filters
+    innermost."""
     if len(weight.shape) == 2:
-        return Buffer(weight.dtype, weight.shape, (1, weight.shape[0]))
+        return Buffer(weight.dtype, weight.shape, (1, even(weight.shape[0], weight.dtype)))
     strides = innermost(weight.shape)
     if weight.shape[1] == 1:
         strides = (1, *contiguous((*weight.shape[1:], weight.shape[0]))[:-1])
@@ -29,7 +47,13 @@ def prepared(name: str) -> Callable[[Call], str]:
     def text(call: Call) -> str:
         kind, weight = call.operands[name].type, call.names[name]
         if kind.rank == 2:
-            return f"{weight}.t().contiguous()"
+            size = concrete(kind.shape)[0]
+            beyond = even(size, kind.dtype) - size
+            return (
+                f"torch.nn.functional.pad({weight}.t(), (0, {beyond})).contiguous()"
+                if beyond
+                else f"{weight}.t().contiguous()"
+            )
         axis = 0 if kind.shape[1] == 1 else 1
         return f"{weight}.to(torch.{_narrow(kind.dtype, call)}).movedim({axis}, -1).contiguous()"
 

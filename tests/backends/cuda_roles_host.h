@@ -8,7 +8,7 @@
 
 #define __cluster_dims__(...)
 typedef unsigned Address;
-struct Box { char* data; int64_t rows, columns, height, width; };  // a matrix of 16-bit elements, and the box
+struct Box { char* data; int64_t rows, columns, height, width, apart; };  // a matrix of 16-bit elements, the box, and from row to row
 struct Described {
     const Box* box;
     explicit Described(void* x) : box(static_cast<const Box*>(x)) {}
@@ -116,12 +116,14 @@ inline void await(Address at, int parity) {
     const host::Barrier& b = host::barriers.at({host::block(), at});
     host::wait_for([&] { return (b.phase & 1) != parity; });
 }
-inline void meet_group(int group) {
-    host::Group& g = host::groups[{host::block(), group}];
+inline void meet(int which, int threads) {
+    host::Group& g = host::groups[{host::block(), which}];
     const int turn = g.turn;
-    if (++g.here == 128) g.here = 0, ++g.turn;
+    if (++g.here == threads) g.here = 0, ++g.turn;
     host::wait_for([&] { return g.turn != turn; });
 }
+inline void meet_group(int group) { meet(group, 128); }
+inline void meet_warp() { meet(100 + threadIdx.x / 32, 32); }
 inline void meet_cluster() {
     host::Group& g = host::groups[{-1, 0}];
     const int turn = g.turn;
@@ -136,7 +138,7 @@ template <int BLOCKS> void fetch_box(Address to, const Box& box, int column, int
             for (int c = 0; c < box.width; ++c) {
                 const bool there = row + r >= 0 && row + r < box.rows && column + c >= 0 && column + c < box.columns;
                 unsigned short x = 0;
-                if (there) std::memcpy(&x, box.data + ((row + r) * box.columns + column + c) * 2, 2);
+                if (there) std::memcpy(&x, box.data + ((row + r) * box.apart + column + c) * 2, 2);
                 std::memcpy(host::at(block, host::exchanged(to + r * 128 + c * 2)), &x, 2);
             }
         host::step(host::barriers.at({block, barrier}), 0, -box.height * 128);
@@ -151,13 +153,18 @@ inline void put_box(const Box& box, int column, int row, Address from) {
         for (int r = 0; r < box.height; ++r)
             for (int c = 0; c < box.width; ++c)
                 if (row + r < box.rows && column + c < box.columns)
-                    std::memcpy(box.data + ((row + r) * box.columns + column + c) * 2, host::at(block, host::exchanged(from + r * 128 + c * 2)), 2);
+                    std::memcpy(box.data + ((row + r) * box.apart + column + c) * 2, host::at(block, host::exchanged(from + r * 128 + c * 2)), 2);
     });
 }
 inline void end_puts() { puts().push_back(std::move(open_puts[host::now])), open_puts[host::now].clear(); }
 template <int N> void await_puts() { host::finish(puts(), N); }
 inline void await_all_puts() { host::finish(puts(), 0); }
 inline void shown_to_copies() {}
+inline unsigned held_word(Address at) {
+    unsigned x;
+    std::memcpy(&x, host::at(host::block(), at), 4);
+    return x;
+}
 template <class P> void hold(Address at, const P& pair) { std::memcpy(host::at(host::block(), at), &pair, 4); }
 
 inline unsigned long long strip(Address at, unsigned apart, unsigned next) {

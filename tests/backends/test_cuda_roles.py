@@ -71,8 +71,13 @@ CASES: dict[str, tuple[Callable[[], Tensor], list[dict[str, int]]]] = {
         {"parts": 2, "n": 128}, {"parts": 4, "n": 192}, {"parts": 4, "m": 64, "n": 128, "stages": 5}, {"parts": 2, "n": 144}, {"m": 256, "parts": 2, "n": 128, "stages": 2}]),
     "turned parts": (lambda: t.matmul(x("x", 96, 200), t.permute(x("w", 192, 200), (1, 0))) * x("g", 192), [
         {"parts": 3, "n": 64, "m": 64, "stages": 4}, {"m": 64, "n": 96, "parts": 2}, {"m": 64, "n": 128}, {"n": 128}]),
+    "uneven": (lambda: c.relu(t.matmul(x("x", 200, 128), x("w", 128, 147)) + x("b", 147)), [
+        {}, {"n": 192}, {"n": 128, "turns": 2, "m": 64}, {"m": 64, "n": 128}, {"parts": 2, "n": 128}, {"n": 144, "m": 256}]),
+    "uneven gated": (lambda: c.silu(t.matmul(x("x", 2, 70, 64), x("w", 64, 83))) * t.matmul(x("x", 2, 70, 64), x("v", 64, 83)), [{}, {"m": 64, "turns": 2}]),
+    "uneven sum": (lambda: t.matmul(t.permute(x("x", 75, 136), (1, 0)), x("w", 75, 147)), [{}, {"n": 128, "parts": 2}]),
     "wide": (lambda: t.cast(t.matmul(x("x", 128, 64), x("w", 64, 128)), "float32") * 2.0, [{}]),
 }  # fmt: skip
+LAID_OUT = {"uneven": ("w",), "uneven gated": ("w", "v"), "uneven sum": ("w",)}  # weights that are so anew
 
 
 def called(name: str, dtype: str = "bfloat16", **more: int) -> tuple[Generated, Call]:
@@ -82,7 +87,7 @@ def called(name: str, dtype: str = "bfloat16", **more: int) -> tuple[Generated, 
         for n in topological([root])
         if n.op == "input"
     }  # type: ignore[arg-type]
-    template = generated(root)
+    template = generated(root, LAID_OUT.get(name, ()))
     out = Operand(Type(root.shape, "float32" if name == "wide" else dtype), contiguous(root.shape))  # type: ignore[arg-type]
     return template, Call({o: kinds[o] for o in template.operands}, out, {}, schedule={**BASE, **more})
 
@@ -109,7 +114,7 @@ def launched(template: Generated, call: Call) -> CudaLaunch:
 class Described(ctypes.Structure):
     """A matrix as the host's copy unit knows it."""
 
-    _fields_ = [(n, ctypes.c_int64) for n in ("data", "rows", "columns", "height", "width")]
+    _fields_ = [(n, ctypes.c_int64) for n in ("data", "rows", "columns", "height", "width", "apart")]
 
 
 def compiled(texts: list[str], folder: Path, change: Mapping[str, str] = {}) -> Any:
@@ -157,9 +162,15 @@ def ran(
     given = {n: v.double().numpy() for n, v in arrays.items()}
     wanted = evaluate(template.roots, {n: v.astype(np.float32) for n, v in given.items()}, float64=True)
     outputs = output_names(len(wanted))
+    for name in template.prep:
+        laid_out = template.write_prep(name, name, replace(call, names={name: name}))
+        arrays[name] = eval(laid_out, {"torch": torch, name: arrays[name]})
     for name, want, o in zip(outputs, wanted, call.outputs, strict=True):
-        arrays[name] = torch.full(want.shape, float("nan"), dtype=getattr(torch, o.type.dtype))
-    boxes = [Described(arrays[o].data_ptr(), *shape, *block) for o, shape, block in launch.boxes]
+        whole = torch.full((want.shape[0] * o.strides[0],), float("nan"), dtype=getattr(torch, o.type.dtype))
+        arrays[name] = whole.as_strided(want.shape, o.strides)
+    boxes = [
+        Described(arrays[o].data_ptr(), *shape, *block, apart or shape[1]) for o, shape, block, apart in launch.boxes
+    ]
     places = [*(arrays[a].data_ptr() for a in launch.args), *(ctypes.addressof(b) for b in boxes)]
     cluster = call.schedule["down"] * call.schedule["across"] * call.schedule["parts"]
     function = getattr(library, f"run_{launch.name}")
@@ -301,11 +312,22 @@ def test_a_value_of_each_row_beside_the_product_has_no_roles() -> None:
     assert any(s.get("roles") for s in alone.space(replace(call, more=())))  # type: ignore[misc]
 
 
-def test_a_ragged_result_inside_a_wider_one_is_written_by_threads() -> None:
-    """What lies beyond the columns there belongs to another; the copy unit would write it."""
-    template, call = called("ragged", n=192)
-    wide = replace(call, output=Operand(call.output.type, (160, 1)))
-    assert "roles.keep(" in launched(template, call).text and "roles.keep(" not in launched(template, wide).text
+@pytest.mark.usefixtures("few")
+def test_a_ragged_result_inside_a_wider_one_ends_where_it_does(tmp_path: Path) -> None:
+    """What lies beyond the columns there belongs to another; the copy unit is told of a narrower matrix, or rows are written by
+    threads."""
+    found = []
+    for apart in (160, 157):
+        template, call = called("ragged", n=192)
+        found.append((template, replace(call, output=Operand(call.output.type, (apart, 1)))))
+    texts = [launched(*one).text for one in found]
+    assert "end_piece(" in texts[0] and "write_piece(" in texts[1]
+    library = compiled(texts, tmp_path)
+    for template, call in found:
+        arrays, (want,) = ran(library, template, call)
+        beyond = arrays["out"].as_strided((199, call.output.strides[0] - 152), call.output.strides, 152)
+        assert beyond.isnan().all()
+        assert np.linalg.norm(arrays["out"].double().numpy() - want) < 6e-3 * np.linalg.norm(want)
 
 
 def test_the_source_of_roles_is_the_golden_file(update_golden: bool) -> None:
