@@ -14,7 +14,7 @@ from itertools import islice, product
 from math import ceil, prod
 
 from .cuda_role_library import COLUMNS, GROUP, PIECE
-from .cuda_roles import DEPTH, Roles, emit_roles
+from .cuda_roles import DEPTH, Roles, emit_roles, readable
 from .kir import Kernel, Unfusable
 from .tiling import MULTIPROCESSORS, Shape
 
@@ -42,12 +42,12 @@ def role_schedules(kernel: Kernel, shape: Shape, count: int) -> list[dict[str, i
     """At most `count` schedules, the best guess first; none where roles are not for this kernel."""
     if shape.kind != "contraction" or shape.m < ROWS or shape.n < COLUMNS_:
         return []
-    if not _readable(kernel, shape, PLAIN):
+    if not _written(kernel, shape, PLAIN):  # tiles change how sides are read, not what follows the product
         return []
     rights = len({d.right for d in shape.dots.values()})
     batch, size = prod(a.size for a in shape.batch), max(a.size for a in shape.inner)
     found = _ranked(shape.m, shape.n, size, batch, rights)
-    fitting = (pair for pair in found if roles_fit(kernel, shape, pair[1]))
+    fitting = (pair for pair in found if _legal(shape, pair[1]) and readable(kernel, shape, Roles.of(pair[1])))
     chosen = list(islice(fitting, count))
     early = [schedule | {"early": 1} for cycles, schedule in chosen if cycles < SHORT]
     plain = [schedule for _, schedule in chosen]
@@ -56,6 +56,10 @@ def role_schedules(kernel: Kernel, shape: Shape, count: int) -> list[dict[str, i
 
 def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
     """Whether a schedule of roles is legal: its tiles fit into registers and shared memory, and can be written."""
+    return _legal(shape, schedule) and _written(kernel, shape, schedule)
+
+
+def _legal(shape: Shape, schedule: Mapping[str, int]) -> bool:
     sizes = {k: v for k, v in schedule.items() if k in ("m", "group")}
     if (
         not NAMES <= set(schedule) <= NAMES | {"early"}
@@ -69,10 +73,10 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
     ):
         return False
     rights = len({d.right for d in shape.dots.values()})
-    return Roles.of(schedule).held(rights) <= HELD and _readable(kernel, shape, schedule)
+    return Roles.of(schedule).held(rights) <= HELD
 
 
-def _readable(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
+def _written(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
     try:
         emit_roles(kernel, shape, Roles.of(schedule), "probe")
     except Unfusable:

@@ -113,6 +113,15 @@ def emit_roles(kernel: Kernel, shape: Shape, roles: Roles, name: str) -> CudaLau
     return _Roles(kernel, shape, roles, name).roles()
 
 
+def readable(kernel: Kernel, shape: Shape, roles: Roles) -> bool:
+    """Whether the sides of a product can be brought by these tiles."""
+    try:
+        _Roles(kernel, shape, roles, "probe")
+    except Unfusable:
+        return False
+    return True
+
+
 class _Roles(Function):
     """A kernel of roles: the frame is that of what follows the product."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
@@ -38,9 +39,9 @@ def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precisio
     """At most `count` schedules, the best guess first; none where tiles are not for this kernel."""
     if shape.kind != "contraction" or shape.m < LEAST or shape.n < LEAST:
         return []
-    found = sorted(_ranked(shape, precision), key=lambda pair: (pair[0], sorted(pair[1].items())))
+    size, batch = max(a.size for a in shape.inner), prod(a.size for a in shape.batch)
     chosen: list[dict[str, int]] = []
-    for _, schedule in found:
+    for _, schedule in _ranked(shape.m, shape.n, size, batch, len({d.right for d in shape.dots.values()}), precision):
         if len(chosen) == count:
             break
         if tiles_fit(kernel, shape, schedule):
@@ -88,12 +89,20 @@ SHARES = {
 }
 
 
-def _ranked(shape: Shape, precision: Precision) -> Iterator[tuple[float, dict[str, int]]]:
-    """(an estimate of the cycles, schedule)."""
-    size, batch = max(a.size for a in shape.inner), prod(a.size for a in shape.batch)
-    rights = len({d.right for d in shape.dots.values()})
+@lru_cache(maxsize=1024)
+def _ranked(
+    rows: int, columns: int, size: int, batch: int, rights: int, precision: Precision
+) -> tuple[tuple[float, dict[str, int]], ...]:
+    """(an estimate of the cycles, schedule), the best first."""
+    found = _estimates(rows, columns, size, batch, rights, precision)
+    return tuple(sorted(found, key=lambda pair: (pair[0], sorted(pair[1].items()))))
+
+
+def _estimates(
+    rows: int, columns: int, size: int, batch: int, rights: int, precision: Precision
+) -> Iterator[tuple[float, dict[str, int]]]:
     own = {"precision": precision.number} if precision.number else {}
-    tall, broad = ([x for x in (16, 32, 64, 128, 256) if x < 2 * padded(max(16, n))] for n in (shape.m, shape.n))
+    tall, broad = ([x for x in (16, 32, 64, 128, 256) if x < 2 * padded(max(16, n))] for n in (rows, columns))
     for m, n, deep, (high, wide), stages in product(tall, broad, (16, 32), SHARES[bool(precision.number)], (3, 4)):
         schedule = {
             "tiles": 1,
@@ -114,7 +123,7 @@ def _ranked(shape: Shape, precision: Precision) -> Iterator[tuple[float, dict[st
         resident = min(RESIDENT // t.threads, REGISTERS // (t.threads * min(held, 255)), ROOM // room)
         if not resident:
             continue
-        blocks = ceil(shape.m / m) * ceil(shape.n / n) * batch
+        blocks = ceil(rows / m) * ceil(columns / n) * batch
         splits = [p for p in PARTS if size % p == 0 and size // p >= 8 * deep and blocks * p <= 4 * MULTIPROCESSORS]
         for split in (1, *splits) if blocks < MULTIPROCESSORS else (1,):
             share = ceil(blocks * split / MULTIPROCESSORS)

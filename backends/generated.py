@@ -562,7 +562,8 @@ class Generator:
         """See whether templates apply to calls, in several processes; a step at a time."""
         by_template: dict[Generated, list[Call]] = {}
         for template, call in asked:
-            by_template.setdefault(template, []).append(call)
+            if _lying(call) not in template.lowered:
+                by_template.setdefault(template, []).append(call)
         forms = {t: (turned, last, p.number) for (_, turned, last, p), t in self.known.items() if t in by_template}
 
         def job(template: Generated) -> Job:
@@ -728,6 +729,7 @@ def _rows(terms: Sequence[Tensor]) -> int:
     return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
 
 
+@lru_cache(maxsize=4096)
 def _operand(kind: Type) -> Operand:
     return Operand(kind, contiguous(concrete(kind.shape)))
 

@@ -11,7 +11,7 @@ groups that make the same values, as many as are kept there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
 from typing import NamedTuple
@@ -46,6 +46,7 @@ class Onward:
     """All such groups of a view's regions, of which `together` finds those without later values."""
 
     together: Together
+    _ends_of: dict[int, list[End]] = field(default_factory=dict)
 
     @property
     def view(self) -> EGraphView:
@@ -99,6 +100,11 @@ class Onward:
 
     def _ends(self, cls: int) -> list[End]:
         """Later values for which alone a class is needed, the last ones first."""
+        if cls not in self._ends_of:
+            self._ends_of[cls] = self._found_ends(cls)
+        return self._ends_of[cls]
+
+    def _found_ends(self, cls: int) -> list[End]:
         uses, found = self.together.regions.uses, dict[int, End]()
         for region in self._through.get(cls, ()):
             if region.cls in found or region.cls not in uses or uses.beside(cls, region.cls):

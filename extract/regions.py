@@ -148,6 +148,8 @@ class Regions:
     _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     _below: dict[int, set[int]] = field(default_factory=dict)
     _grown_of: dict[tuple[int, bool], list[_Grown]] = field(default_factory=dict)  # of classes of one colour
+    _attend: dict[int, bool] = field(default_factory=dict)
+    _admitted: dict[Reach, dict[tuple[int, int, bool, bool], list[int]]] = field(default_factory=dict)
 
     @cached_property
     def repeats(self) -> Repeats:
@@ -173,6 +175,16 @@ class Regions:
     def _kids(self) -> list[list[int]]:
         off, kid = self.view.off.tolist(), self.view.kid.tolist()
         return [kid[off[n] : off[n + 1]] for n in range(len(self.view))]
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        """Per e-node, what it is for regions."""
+        return [_kind(op) for op in self.view.op]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Per class, how many elements it has."""
+        return [prod(concrete(t.shape)) for t in self.view.types]
 
     @cached_property
     def _costs(self) -> tuple[list[float], list[float], list[int]]:
@@ -204,13 +216,13 @@ class Regions:
         key = node, products
         if key not in self._insides:
             choice, found = self._costs[2], dict[int, int]()  # class -> fewest products on a way to it, itself included
-            first = _kind(self.view.op[node]) == "product"
+            first = self._kinds[node] == "product"
             todo = [(k, int(first)) for k in self._kids[node]]
             while todo and len(found) < 4 * MAX_NODES:
                 cls, used = todo.pop()
                 if cls in self.given or choice[cls] < 0:
                     continue
-                kind = _kind(self.view.op[choice[cls]])
+                kind = self._kinds[choice[cls]]
                 used += kind == "product"
                 if kind not in ("opaque", "written") and used <= min(products, found.get(cls, ALL) - 1):
                     found[cls] = used
@@ -268,7 +280,7 @@ class Regions:
             grown = False
             for node, op in enumerate(self.view.op):
                 cls = int(self.view.cls[node])
-                made = op not in ("input", "param", "state", "constant") and _kind(op) == "cheap"
+                made = op not in ("input", "param", "state", "constant") and self._kinds[node] == "cheap"
                 if cls not in found and made and OPS[op].flops <= dearest:
                     if all(k in found for k in self._kids[node]):
                         found.add(cls)
@@ -281,7 +293,7 @@ class Regions:
             choice, todo, found = self._costs[2], [cls], set[int]()
             while todo:
                 node = choice[todo.pop()]
-                if node >= 0 and _kind(self.view.op[node]) in ("rows", "cheap"):
+                if node >= 0 and self._kinds[node] in ("rows", "cheap"):
                     todo += [k for k in self._kids[node] if k not in found and k not in self.given]
                     found.update(self._kids[node])
             self._below[cls] = found
@@ -289,7 +301,7 @@ class Regions:
 
     def elements(self, cls: int) -> int:
         """How many elements a class has."""
-        return prod(concrete(self.view.types[cls].shape))
+        return self._sizes[cls]
 
     def slides(self, node: int) -> bool:
         """Whether an e-node reads its operand through windows of more than one element."""
@@ -300,10 +312,49 @@ class Regions:
 
     def whole_attention(self, node: int) -> bool:
         """Whether an e-node is attention in one operation, or a view of what nothing else makes."""
-        kids = self._kids[node] if OPS[self.view.op[node]].kind == "view" else ()
-        return self.view.op[node] in ATTENTION or any(
-            all(self.view.op[n] in ATTENTION for n in self._by_class[k]) for k in kids
-        )
+        found = self._attend.get(node)
+        if found is None:
+            op = self.view.op
+            kids = self._kids[node] if OPS[op[node]].kind == "view" else ()
+            found = op[node] in ATTENTION or any(all(op[n] in ATTENTION for n in self._by_class[k]) for k in kids)
+            self._attend[node] = found
+        return found
+
+    def admitted(self, cls: int, reach: Reach, products: int, below: bool, lean: bool) -> list[int]:
+        """The e-nodes that may stand for a class inside a region of a reach, cheapest first: above or `below` a product, of which
+        there are so many on the path, and where statistics are read as they lie (`lean`)."""
+        known = self._admitted.setdefault(reach, {})
+        key = cls, products, below, lean
+        if key not in known:
+            known[key] = list(self._admissible(cls, reach, products, below, lean))
+        return known[key]
+
+    def _admissible(self, cls: int, reach: Reach, products: int, below: bool, lean: bool) -> Iterator[int]:
+        nodes, op = self._by_class[cls], self.view.op
+        kinds = {"cheap"} if reach.pointwise_below or not below or cls in self.at_once else set()
+        rows = reach.rows_below if below and products >= reach.products else reach.rows_above
+        if products < ALL and rows and not lean:
+            kinds.add("rows")
+        if products < reach.products:
+            kinds.add("product")
+        if reach.layers and concrete(self.view.types[cls].shape)[-1:] > (NARROW,):
+            kinds.discard("product")
+        fused = reach.products == 2  # attention's two products instead of it, whose scores may be needed as well
+        dearest = (DEARER_LEAN if lean else DEARER) * self._costs[1][cls] + 1000
+        if fused and any(map(self.whole_attention, nodes)):  # which costs less than its products stored
+            dearest = inf
+        for n in nodes:
+            kind = self._kinds[n]
+            if (
+                kind not in kinds
+                or self._cost(n) > dearest
+                or (reach.layers and kind == "product" and op[n] not in ("matmul", "linear"))
+                or (fused and self.whole_attention(n))
+                or (products >= ALL and OPS[op[n]].flops > DEAR)
+                or (below and self.spreads(n))
+            ):
+                continue
+            yield n
 
     def spreads(self, node: int) -> bool:
         """Whether an e-node reduces over several axes: no statistic of the rows that a product tiles."""
@@ -331,13 +382,13 @@ class Regions:
 
     def starts(self, cls: int) -> list[int]:
         """The e-nodes of a class that regions start from."""
-        nodes = [n for n in self._by_class[cls] if _kind(self.view.op[n]) != "opaque"]
+        nodes = [n for n in self._by_class[cls] if self._kinds[n] != "opaque"]
         if not nodes:
             return []
         limit = SLACK * self._cost(nodes[0]) + 100
         kept, seen = [], set()
         for n in nodes:
-            key = _kind(self.view.op[n])
+            key = self._kinds[n]
             if self._cost(n) <= limit or key not in seen:
                 kept.append(n)
                 seen.add(key)
@@ -514,12 +565,13 @@ class _Growth:
         self.nodes += int(view.cls[node]) not in self.regions.formulas  # positions are no values
         if self.nodes > MAX_NODES:
             raise _Large
-        if _kind(op) == "product":
+        kind = self.regions._kinds[node]
+        if kind == "product":
             products, below = products + 1, True
             self.used = max(self.used, products)
         if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
             products, below = ALL, True
-        product, bare_spread = _kind(op) == "product", self.reach.spread_bare
+        product, bare_spread = kind == "product", self.reach.spread_bare
         others = self.reach.left_only and product and not bare_spread
         first = self.reach.rows_bare and op in AGAIN
         size = self.regions.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
@@ -529,7 +581,7 @@ class _Growth:
         parts = []
         for i, k in enumerate(kids):
             thin = bool(i) or not self.reach.rows_below if product and bare_spread else lean
-            bare = k in spread or (others if i else first or _kind(op) == "written")
+            bare = k in spread or (others if i else first or kind == "written")
             parts.append(self._class(k, beside, products, below, bare, thin))
         return _Part(node, parts)
 
@@ -554,35 +606,11 @@ class _Growth:
 
     def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
         """The e-node that stands for a class inside the region, None where the class is read from memory."""
-        r, reach = self.regions, self.reach
+        r = self.regions
         if cls == self.cls or (cls in r.given and cls not in r.at_once):
             return None
-        kinds = {"cheap"} if reach.pointwise_below or not below or cls in r.at_once else set()
-        rows = reach.rows_below if below and products >= reach.products else reach.rows_above
-        if products < ALL and rows and not lean:
-            kinds.add("rows")
-        if products < reach.products:
-            kinds.add("product")
-        dearest = (DEARER_LEAN if lean else DEARER) * r._costs[1][cls] + 1000
-        if reach.products == 2 and any(
-            map(r.whole_attention, r._by_class[cls])
-        ):  # which costs less than its products stored
-            dearest = inf
-        if reach.layers and concrete(r.view.types[cls].shape)[-1:] > (NARROW,):
-            kinds.discard("product")
-        for n in r._by_class[cls]:
-            kind = _kind(r.view.op[n])
-            if reach.layers and kind == "product" and r.view.op[n] not in ("matmul", "linear"):
-                continue
-            if reach.products == 2 and r.whole_attention(
-                n
-            ):  # its two products instead, whose scores may be needed as well
-                continue
-            if (products >= ALL and OPS[r.view.op[n]].flops > DEAR) or (below and r.spreads(n)):
-                continue
-            if kind in kinds and self.cls not in r._kids[n] and r._cost(n) <= dearest:
-                return n
-        return None
+        admitted = r.admitted(cls, self.reach, products, below, lean)
+        return next((n for n in admitted if self.cls not in r._kids[n]), None)
 
     def _needed_beside(self, cls: int) -> bool:
         """Whether something that this region cannot compute reads a class as well."""
