@@ -28,7 +28,7 @@ from ..extract.kernel import Plan, Step, Template, Value, contiguous, output_nam
 from ..extract.sizes import bound_call, bound_terms
 from . import c_math, memory
 from .sized_helpers import SIZED_HELPERS
-from .views import torch_view
+from .views import has_torch_view, torch_view
 
 RESERVED = frozenset(
     ["np", "math", "inf", "nan", "warnings", "ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "Path", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
@@ -62,6 +62,8 @@ HELPERS: dict[str, str] = {
     return tensor_of(x)''',
     "tensor_of": '''def tensor_of(x):
     """The same memory as a Torch tensor; bfloat16 by way of its bits."""
+    if min(x.strides, default=0) < 0:  # an axis of one element of what runs backwards: Torch wants no such stride
+        x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)''',
@@ -236,9 +238,15 @@ class Emitter:
         return KINDS.get(template.backend, "numpy")
 
     def _home(self, value: int) -> str:
-        """As what a value comes into being."""
+        """As what a value comes into being: what Torch makes is its own, but for views that only NumPy has."""
         r = self.root[value]
-        return "torch" if r in self.fresh and is_torch(self.makers[r].template) else "numpy"
+        if r not in self.fresh or not is_torch(self.makers[r].template):
+            return "numpy"
+        while value != r:
+            if not has_torch_view(self.makers[value].template):
+                return "numpy"
+            ((_, value),) = self.makers[value].inputs
+        return "torch"
 
     def _use(self, helper: str) -> str:
         self.helpers.add(helper)
@@ -289,9 +297,8 @@ class Emitter:
         ((operand, source),) = step.inputs
         if kind == "torch":
             text = torch_view(step.template, replace(step.call, names={operand: self.ref(source, "torch")}))
-            if text is not None:
-                return text
-            return f"{self._use('tensor')}({self.ref(value, 'numpy')})"
+            assert text is not None, step.template.name  # its home were NumPy
+            return text
         self._setup(step.template)
         return step.template.write(replace(step.call, names={operand: self.ref(source, "numpy")}))
 

@@ -175,6 +175,11 @@ VIEWS: tuple[Template, ...] = tuple(
 )
 
 
+def has_torch_view(template: Template) -> bool:
+    """Whether Torch's tensors have this view."""
+    return template.name.rpartition(".")[2] in TORCH
+
+
 def torch_view(template: Template, call: Call) -> str | None:
     """A view's Torch expression, or None where only NumPy can (backwards)."""
     code = TORCH.get(template.name.rpartition(".")[2])

@@ -83,6 +83,19 @@ def test_outputs_are_fresh_unless_reused(choice: str) -> None:
     np.testing.assert_allclose(kept, first["y"], rtol=1e-5)
 
 
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_runs_backwards_is_handed_from_torch_to_numpy_and_back(choice: str) -> None:
+    """Torch's tensors have no negative strides: neither what Torch made itself, nor on axes of one element."""
+    x, w = t.input("x", (3, 1, 4, 8)), t.param("w", (1, 1, 8, 8))
+    backwards = t.flip(c.attention(x, x, x, scale=0.5, causal=False), 0)
+    graph = Graph.of([t.matmul(backwards[0:1], w), t.matmul(t.flip(x, 0)[1:2], w), backwards])
+    rng = np.random.default_rng(0)
+    params, given = {"w": rng.standard_normal(w.shape, np.float32)}, rng.standard_normal(x.shape, np.float32)
+    found = Program(direct_plan(graph, backends(choice)), params).flat(given)
+    for got, want in zip(found, evaluate(graph, {"x": given}, params=params, float64=True), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_outputs_that_are_inputs_or_weights_are_copies() -> None:
     x, w = t.input("x", (4,)), t.param("w", (4,))
     program = Program(

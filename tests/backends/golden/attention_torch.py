@@ -34,6 +34,8 @@ def tensor(x):
 
 def tensor_of(x):
     """The same memory as a Torch tensor; bfloat16 by way of its bits."""
+    if min(x.strides, default=0) < 0:  # an axis of one element of what runs backwards: Torch wants no such stride
+        x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)
