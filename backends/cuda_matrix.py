@@ -60,8 +60,8 @@ class Fragments(Reductions):
             raise Unfusable("a reduction that is no sum beside a product")
         if any(x.op == "reduce" for e in ready for x in walk(e.args)):
             raise Unfusable("a product of what another reduction gives")
-        if self.extent["m"] > 2 * HEIGHT or self.ragged("n") or self.size % 8:
-            raise Unfusable("fragments do not cover the columns")
+        if self.extent["m"] > 2 * HEIGHT or self.size % 8:
+            raise Unfusable("fragments do not cover the rows, or the sum")
         b, dots = self.kernel.builder, self.shape.dots
         self.dots = [e for e in ready if e in dots and self._sides(dots[e])]
         self.sums = [e for e in ready if e not in self.dots]

@@ -307,6 +307,10 @@ class Product:
         return found + 1.2 + 0.006 * sums * across.bit_length() + 0.15 * (across > 32) + large + joined
 
 
+FINE = 32  # columns, of which multiples have enough blocks without a rest
+WASTED = 8  # where others have so many blocks that the last one, which is not full, costs little
+
+
 @dataclass(frozen=True)
 class Few:
     """Up to 32 rows times matrices on the matrix unit, whose operands go straight to registers: bound by reading the matrices
@@ -326,10 +330,11 @@ class Few:
             if along * wide > 32:
                 continue
             n, step = 8 * tiles * wide, 32 * along * deep
-            if self.columns % n or self._registers(tiles, deep) > min(255, 65536 // (32 * along * wide)):
+            uneven = self.columns % n and (self.columns % FINE == 0 or self.columns < WASTED * n)
+            if uneven or self._registers(tiles, deep) > min(255, 65536 // (32 * along * wide)):
                 continue
             for split in (1, 2, 4) if self.splits else (1,):
-                many = split > 1 and self.columns // n * self.batch > 2 * MULTIPROCESSORS
+                many = split > 1 and ceil(self.columns / n) * self.batch > 2 * MULTIPROCESSORS
                 part = self.length // split
                 if self.length % (8 * split) or step >= 2 * max(part, 32 * along) or many:
                     continue
@@ -351,7 +356,7 @@ class Few:
         registers = 32 * warps * min(255, self._registers(tiles, deep))
         exchanged = along * 64 * heights * (n + 8) * self.matrices
         resident = max(1, min(RESIDENT // (32 * warps), 65536 // registers, ALL_SHARED // (exchanged + 1024)))
-        blocks = self.columns // n * self.batch * split
+        blocks = ceil(self.columns / n) * self.batch * split
         total = self.length * self.columns * self.matrices * 2.0 * self.batch
         each = -(-blocks // MULTIPROCESSORS)
         rows = 2.0 * self.rows * min(each * part, self.length)  # read again: from the multiprocessor's cache

@@ -20,8 +20,8 @@ from .triton_source import emit, emit_joined
 from .triton_space import COUNT, schedules, tiling_of
 
 DESCRIBING = '''def described(x, shape, block, swizzle=0, strides=()):
-    """A matrix in memory, of which a kernel reads blocks, or with strides what has more axes; `swizzle`: how blocks lie in memory that
-    roles share, in bytes."""
+    """A matrix in memory, of which a kernel reads blocks, or with strides what lies further apart or has more axes; `swizzle`: how
+    blocks lie in memory that roles share, in bytes."""
     if swizzle:
         from triton.experimental.gluon.language import NVMMASharedLayout
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -30,7 +30,7 @@ DESCRIBING = '''def described(x, shape, block, swizzle=0, strides=()):
         return TensorDescriptor(x, list(shape), list(strides) or [shape[1], 1], list(block), layout)
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(x, list(shape), [shape[1], 1], list(block))'''
+    return TensorDescriptor(x, list(shape), list(strides) or [shape[1], 1], list(block))'''
 
 LARGER, SMALLER = (
     f'''@triton.jit
@@ -62,7 +62,7 @@ class TritonEmitter:
     """One function for each kernel; a split reduction is two, or one whose last programs join."""
 
     name: str = "triton"
-    version: str = "7"
+    version: str = "8"
     setup: tuple[str, ...] = ("INTERPRETED", "begin_early", "counters", "described", "held", "larger", "smaller")
     needs: tuple[str, ...] = ("torch", "triton")
     precisions: tuple[Precision, ...] = (THREE, TWO_BRAINS, TF32)  # beside that of the dtype, the slower ones first

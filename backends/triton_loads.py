@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .descriptors import Box, box
+from dataclasses import replace
+
+from .descriptors import Box, as_one, box
 from .index import WIDE, Axis, Index
 from .kir import Expr
 from .triton_text import ITEMSIZE, Tile
@@ -72,17 +74,27 @@ class Loads(Values):
         if dtype not in ITEMSIZE:
             return None
         tiles: dict[Axis, tuple[str, int]] = {}
-        for a in at.axes:
-            if a in self.shape.batch or a in self.single:
-                continue
-            dim = self.dim_of(a)
-            group = self.shape.rows if dim == "m" else self.shape.cols if dim == "n" else (a,)
-            if group != (a,) or self.ragged(dim):
+        first: dict[Axis, Axis] = {}
+        inside = {a: self.dim_of(a) for a in at.axes if a not in self.shape.batch and a not in self.single}
+        for dim in dict.fromkeys(inside.values()):
+            group = {"m": self.shape.rows, "n": self.shape.cols}.get(dim) or tuple(
+                a for a in inside if inside[a] == dim
+            )
+            one = group[0] if len(group) == 1 else Axis(f"{dim}_all", self.extent[dim])
+            moved = as_one(at, group, one)
+            if moved is None or {a for a in inside if inside[a] == dim} != {*group}:
                 return None
-            tiles[a] = self.origin(a, dim), self.block[dim]
-        found = box(at, tiles, ITEMSIZE[dtype], self.axis_text)
+            if self.extent[dim] < self.block[dim]:  # most of a box beyond the end takes longer than what is there
+                return None
+            at, first[one] = moved, group[0]
+            tiles[one] = self.origin(group[0], dim), self.block[dim]
+        ends = {one for one, a in first.items() if self.ragged(self.dim_of(a))}
+        found = box(at, tiles, ITEMSIZE[dtype], self.axis_text, ends)
         if found is None:
             return None
-        name = self.boxes.setdefault((operand, found.shape, found.block), f"{operand}_box{len(self.boxes)}")
+        slow, fast = found.axes
+        found = replace(found, axes=(first[slow], first[fast]))
+        key = operand, found.shape, found.block, found.strides
+        name = self.boxes.setdefault(key, f"{operand}_box{len(self.boxes)}")
         self.described[name] = operand, found
         return name, found

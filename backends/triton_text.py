@@ -52,7 +52,10 @@ class Launch:
 
     def call(self, names: Mapping[str, str]) -> str:
         """The statement that launches it."""
-        described = [f"described({names[o]}, {b.shape}, {b.block})" for o, b in self.boxes]
+        described = [
+            f"described({names[o]}, {b.shape}, {b.block}{f', strides={b.strides}' if b.strides else ''})"
+            for o, b in self.boxes
+        ]
         given = ", ".join([*(names[a] for a in self.args), *described])
         early = ", launch_pdl=True" if self.early else ""
         return f"{self.name}[({self.grid},)]({given}, num_warps={self.warps}, num_stages={self.stages}{early})"

@@ -13,7 +13,6 @@ from tensor_graphs.backends.cuda_cpp import BACKEND, generated
 from tensor_graphs.backends.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.backends.cuda_source import CudaLaunch
 from tensor_graphs.backends.generated import Generated, launches, template_of
-from tensor_graphs.backends.kir import Unfusable
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Tensor
 from tensor_graphs.extract.kernel import Call
@@ -56,6 +55,9 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
     "scaled": (lambda: t.matmul(x("a", 7, 128) * x("g", 128), x("w", 128, 16)), ("w",), [{"warps": 2, "n": 8}]),
     "scaled matrix": (lambda: t.matmul(x("a", 16, 128), t.permute(x("u", 16, 128) * x("g", 128), (1, 0))), (), [{"warps": 2, "n": 8}]),
     "ragged": (lambda: _normed(9, 152, 16), ("w",), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "wide": 2}]),
+    "uneven": (lambda: c.relu(_product(16, 128, 75) + x("b", 75)) + x("r", 16, 75), ("w",), [
+        {"warps": 2, "n": 8}, {"warps": 2, "n": 32, "wide": 2, "split": 2}, {"warps": 4, "n": 128, "deep": 2, "early": 1}]),
+    "uneven normed": (lambda: _normed(5, 72, 67), ("w",), [{"warps": 2, "n": 16}]),
     "gates": (_gates, ("w0", "w1", "w2"), [{"warps": 2, "n": 8}, {"warps": 2, "n": 16, "wide": 2, "deep": 2}]),
     "low_rank": (_low_rank, ("w", "u", "v"), [{"warps": 2, "n": 8, "u1": 16}, {"warps": 2, "n": 16, "wide": 2, "u1": 2, "v1": 8}]),
 }  # fmt: skip
@@ -110,9 +112,3 @@ def test_columns_of_one_product_as_several_results(tmp_path: Path) -> None:
 def test_what_has_no_fragments_is_left_to_others(root: Tensor, weights: tuple[str, ...], dtype: str) -> None:
     template = generated(root, weights)
     assert template.lower(call_of(template, dtype)) is None
-
-
-def test_a_block_whose_columns_are_not_all_there_is_refused() -> None:
-    template = generated(_product(16, 64, 24), ("w",))
-    with pytest.raises(Unfusable, match="cover"):
-        launches(template, replace(call_of(template, "bfloat16"), schedule={"warps": 2, "n": 16}))
