@@ -5,6 +5,11 @@ first look: a kernel with schedules runs in a few of them, and enters below its 
 kernel of the winner has been looked at, those are searched that it hangs on. What is at stake decides the order: the dearest
 first, and what can bring only little waits until all that can bring much was looked at and searched. The loop ends when the
 winner's kernels were searched, or when the budget ends; what optimism remains is reported.
+
+Beside the plan that is hoped for there is in each round the plan that would be returned if it were the last one, where what was not
+measured counts as much as it may take. What that plan believes unmeasured is measured before all else, the dearest first: a prediction
+that is far too low wins there, while the hoped-for plans have others in its place. When the time is up, such kernels are measured
+still, for a little longer.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from .clock import Clock
 from .collection import no_collection
 from .kbest import k_best
 from .kernel import Candidate, Measurer, Priced, Pricer, Vertex
+from .late import Prices
 from .problem import Extraction
 from .rows import Rows
 from .solve import solve
@@ -29,11 +35,13 @@ from .warm import warm_solve
 from .worth import Token, Worth, token
 
 CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
-VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
 RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
 QUICK_S = 0.1  # seconds of a solve that more measuring follows: more rounds find more than longer solves (of the same seconds)
 LAST_S = 0.25  # seconds that a solve has whatever else: without any it would end with a greedy plan
 BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
+CLOSE_S = 1.5  # seconds, and at most as many as the whole search has, for measuring what the plan believes in the end
+BELIEVING = 0.1  # share of the time that may be spent on what would be returned now, beside what is hoped for
+LITTLE = 0.01  # of the plan's cost: what is believed of less need not be measured before it is returned
 NEXT = 2  # alternatives searched together with each kernel of the winner, if they may become faster than it is
 MUCH = 0.03  # of the plan's cost: less at stake waits for more
 LEAST = 16  # kernels of a round, if there are so many: it costs a solve, and at its end compilers wait for each other
@@ -78,13 +86,6 @@ class Choice:
 
 
 @no_collection()
-def _prices(hypergraph: Hypergraph, pricer: Pricer) -> list[Priced]:
-    calls, which = hypergraph.calls
-    priced = [*pricer.price([hypergraph.candidates[i] for i in calls]), Priced(VIEW_US, VIEW_US, VIEW_US, "measured")]
-    return [priced[k] for k in which]
-
-
-@no_collection()
 def _solve(
     hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
     known: Sequence[int], stop: Callable[[], bool] | None = None,
@@ -101,6 +102,7 @@ def _solve(
     return rows.ordered(found), found
 
 
+@no_collection()  # rounds make many objects, and walks over those of a large model's candidates take seconds
 def search(
     hypergraph: Hypergraph,
     pricer: Pricer,
@@ -115,9 +117,9 @@ def search(
     stop: Callable[[], bool] = lambda: False,
 ) -> Choice:
     """The cheapest known set of kernels that keeps the budgets. Measures through `measurer` (none: prices only) for at
-    most `seconds`; solving may take a little longer (`BEYOND`, `LAST_S`; when `deterministic`, always all it needs). `stop` is
-    polled: nothing is measured any more, and a solve under way ends with the best so far. `doubt`: kernels were to be measured, and
-    cannot be; what was not counts as much as it may take.
+    most `seconds`; what the plan believes in the end is measured in at most `CLOSE_S` more, and solving may take a little longer
+    (`BEYOND`, `LAST_S`; when `deterministic`, always all it needs). `stop` is polled: nothing is measured any more, and a solve under
+    way ends with the best so far. `doubt`: kernels were to be measured, and cannot be; what was not counts as much as it may take.
 
     NoPlanError if some output cannot be made by the backends' kernels, or not within the budgets.
     """
@@ -125,35 +127,80 @@ def search(
     known, rounds, stopped = _Known(hypergraph, measurer), 0, "measured" if measurer else "prices only"
     limits = (solve_seconds,) if measurer is None or deterministic else (min(QUICK_S, solve_seconds), solve_seconds)
     plans = _Plans(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
+    with clock.running("price"):
+        pricing = Prices(hypergraph, pricer, later=measurer is not None)
+
+    def measure(wanted: Wanted, ended: Callable[[], bool]) -> None:
+        with clock.running("measure"):
+            worth = Worth(hypergraph, pricer, prices, ended, limited=bool(budgets))
+            useful = [i for i in wanted.now if hopes[i] <= worth(hypergraph.candidates[i])]
+            known.measure([hypergraph.candidates[i] for i in useful or wanted.now], worth, wanted.look, wanted.later)
+
+    def say(when: str, us: Sequence[float], wanted: Wanted) -> None:
+        if progress and wanted.now:
+            what = f"{'measuring' if wanted.look else 'searching'} {len(wanted.now)} kernels"
+            progress(f"{when}: {sum(us[i] for i in plans.chosen):.1f} µs, {what}")
+
     while True:
         rounds += 1
         with clock.running("price"):
-            prices = _prices(hypergraph, pricer)
+            prices = pricing()
         hopes = known.hopes(prices)
-        found, (lacking, look, later) = plans.next(known, prices, hopes)
-        if measurer is None or not (lacking or known.under_way):
-            break
-        if rounds == 1 and look and (sure := plans.uncompiled(known, prices)):
-            ready = [i for i in lacking if hypergraph.candidates[i].template.space is None]
-            later = [*((hypergraph.candidates[i], look) for i in lacking if i not in ready), *later]
-            lacking = list(dict.fromkeys([*sure, *ready]))
+        try:
+            found, wanted = plans.next(known, prices, hopes)
+        except NoPlanError:
+            if not pricing.partial:
+                raise
+            pricing.wait()
+            continue
+        if measurer is None or not (wanted.now or known.under_way):
+            if not pricing.partial:
+                break
+            pricing.wait()
+            continue
         if plans.ended():
             stopped = "budget"
             if not known.under_way:
                 break
-        if progress and lacking:
-            what = f"{'measuring' if look else 'searching'} {len(lacking)} kernels"
-            progress(f"round {rounds}: {sum(hopes[i] for i in plans.chosen):.1f} µs, {what}")
-        with clock.running("measure"):
-            worth = Worth(hypergraph, pricer, prices, plans.ended, limited=bool(budgets))
-            useful = [i for i in lacking if hopes[i] <= worth(hypergraph.candidates[i])]
-            known.measure([hypergraph.candidates[i] for i in useful or lacking], worth, look, later)
+        elif pricing.partial:
+            wanted = wanted.after(known.unmeasured(plans.chosen, prices))
+        else:
+            wanted = plans.surest(known, prices, wanted, rounds == 1)
+        say(f"round {rounds}", hopes, wanted)
+        pricing.go_on()
+        measure(wanted, plans.ended)
+    pricing.end()
+    if measurer is not None and plans.ended() and known.forget_cut(prices):
+        stopped = "budget"
     if (measurer is not None or doubt) and any(known.hoped(i, prices[i]) for i in plans.chosen):
-        found = plans.without_hope(prices, found)
+        found = plans.without_hope(prices, found, limits[-1])
+        while not plans.closed() and (believed := known.unmeasured(plans.chosen, prices, LITTLE)):
+            wanted, hopes = Wanted(believed), known.hopes(prices)
+            say("at last", hopes, wanted)
+            measure(wanted, plans.closed)
+            with clock.running("price"):
+                prices = pricing()
+            found = plans.without_hope(prices, found, LAST_S)
     optimism = sum(prices[i].us - prices[i].low for i in plans.chosen if prices[i].source != "measured")
     return Choice(
         hypergraph, plans.chosen, prices, found, rounds, len(known.done), optimism, stopped, clock.seconds, tuple(budgets)
     )  # fmt: skip
+
+
+Later = Sequence[tuple[Candidate, bool]]  # and whether a first look is enough
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to measure next, by number, whether a first look is enough, and what may come after that."""
+
+    now: list[int] = field(default_factory=list)
+    look: bool = True
+    later: Later = ()
+
+    def after(self, first: Iterable[int]) -> Wanted:
+        """This, and something before it."""
+        return replace(self, now=list(dict.fromkeys([*first, *self.now])))
 
 
 @dataclass
@@ -168,39 +215,42 @@ class _Plans:
     stop: Callable[[], bool]
     clock: Clock
     chosen: list[int] = field(default_factory=list)
+    trusted: list[int] = field(default_factory=list)  # what would be returned now
+    believing: float = 0.0  # seconds that it took to find that
     start: float = field(default_factory=time.monotonic)
 
     def ended(self) -> bool:
-        """Whether nothing more is to be measured."""
+        """Whether nothing more is to be measured but what is believed."""
         return self.stop() or time.monotonic() - self.start > self.seconds
 
-    def solve(self, cost: Sequence[float], limit: float) -> Extraction:
-        """The cheapest plan at the given costs is `chosen`. NoPlanError if there is none, or none was found in time."""
+    def closed(self) -> bool:
+        """Whether nothing at all is to be measured any more."""
+        return self.stop() or time.monotonic() - self.start > self.seconds + min(CLOSE_S, max(0.0, self.seconds))
+
+    def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
+        """The cheapest plan at the given costs, from a known one. NoPlanError if there is none, or none was found in time."""
         pressed = self.stop()  # before: then this solve is what the best so far is made by
         if not self.deterministic:
             left = 0.0 if pressed else (1 + BEYOND) * self.seconds - (time.monotonic() - self.start)
             limit = max(min(LAST_S, limit), min(limit, left))
         halted = None if pressed else self.stop
         with self.clock.running("solve"):
-            self.chosen, found = _solve(
-                self.hypergraph, cost, limit, self.deterministic, self.budgets, self.chosen, halted
-            )
-        return found
+            return _solve(self.hypergraph, cost, limit, self.deterministic, self.budgets, known, halted)
 
     def next(
         self, known: _Known, prices: Sequence[Priced], hopes: Sequence[float]
-    ) -> tuple[Extraction, tuple[list[int], bool, Later]]:  # fmt: skip
+    ) -> tuple[Extraction, Wanted]:  # fmt: skip
         """A plan at the costs that are hoped for, and what to measure for it: with more time only where the search would end, or where
         budgets are not kept within less."""
         for limit in self.limits:
             try:
-                found = self.solve(hopes, limit)
+                self.chosen, found = self.solve(hopes, limit, self.chosen)
             except NoPlanError:
                 if not self.budgets or limit == self.limits[-1]:
                     raise
                 continue
             wanted = known.lacking(self.chosen, prices)
-            if wanted[0] or known.under_way or found.optimal:
+            if wanted.now or known.under_way or found.optimal:
                 break
         return found, wanted
 
@@ -211,20 +261,47 @@ class _Plans:
         waiting = [c.template.space is not None and p.source != "measured" for c, p in zip(candidates, prices)]
         if not any(waiting):
             return []
-        cost = [math.inf if wait else p.us for wait, p in zip(waiting, prices)]
-        stop = None if self.stop() else self.stop
         try:
-            with self.clock.running("solve"):
-                chosen, _ = _solve(self.hypergraph, cost, LAST_S, self.deterministic, self.budgets, (), stop)
+            self.trusted, _ = self.solve([math.inf if wait else p.us for wait, p in zip(waiting, prices)], LAST_S, ())
         except NoPlanError:
             return []
-        return list(_summed(candidates, ((i, 0.0) for i in chosen if known.is_open(candidates[i], prices[i]))))
+        return known.unmeasured(self.trusted, prices)
 
-    def without_hope(self, prices: Sequence[Priced], hoped: Extraction) -> Extraction:
+    def believed(self, known: _Known, prices: Sequence[Priced]) -> list[int]:
+        """What has much at stake and was not measured of the plan that would be returned now; nothing where asking has taken too much
+        of the time."""
+        began = time.monotonic()
+        if self.believing > BELIEVING * (began - self.start):
+            return []
+        try:
+            self.trusted, _ = self.solve(self.doubted(prices), self.limits[0], self.trusted)
+        except NoPlanError:
+            return []
+        finally:
+            self.believing += time.monotonic() - began
+        return known.unmeasured(self.trusted, prices, MUCH)
+
+    def surest(self, known: _Known, prices: Sequence[Priced], wanted: Wanted, first: bool) -> Wanted:
+        """What is wanted, after what is believed: of the plan that would be returned now, or, at first, of the one without compilers."""
+        if not first:
+            sure = self.believed(known, prices)
+        elif not (wanted.look and (sure := self.uncompiled(known, prices))):
+            return wanted
+        if not sure:
+            return wanted
+        candidates = self.hypergraph.candidates
+        waiting = [i for i in wanted.now if not wanted.look or (first and candidates[i].template.space is not None)]
+        later = [*((candidates[i], wanted.look) for i in waiting), *wanted.later]
+        return Wanted([i for i in wanted.now if i not in set(waiting)], later=later).after(sure)
+
+    def doubted(self, prices: Sequence[Priced]) -> list[float]:
+        """What each candidate may take where nothing more is measured."""
+        return [_doubted(c, p) for c, p in zip(self.hypergraph.candidates, prices)]
+
+    def without_hope(self, prices: Sequence[Priced], hoped: Extraction, limit: float) -> Extraction:
         """The plan where the time is up: what was not measured counts as much as it may take. The bound is that of the prices that
         were hoped for."""
-        doubtful = [_doubted(c, p) for c, p in zip(self.hypergraph.candidates, prices)]
-        found = self.solve(doubtful, self.limits[-1])
+        self.chosen, found = self.solve(self.doubted(prices), limit, self.chosen)
         bound = min(found.lower_bound, hoped.lower_bound)
         return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
 
@@ -237,9 +314,6 @@ def _doubted(candidate: Candidate, price: Priced) -> float:
     if candidate.is_view or candidate.template.space is None:
         return min(price.high, SURE * price.us + min((KNOWN - SURE) * price.us, LATE_US))
     return min(price.high, GUESSED * price.us) if candidate.template.family in SIMPLE else price.high * UNTRIED
-
-
-Later = Sequence[tuple[Candidate, bool]]  # and whether a first look is enough
 
 
 @dataclass
@@ -270,23 +344,36 @@ class _Known:
             return False
         return price.source != "measured" or price.low < CERTAIN * price.us
 
-    def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> tuple[list[int], bool, Later]:
-        """What to measure next, and whether a first look is enough: it is while kernels of the winner had none, but what has little
-        at stake is looked at when what has much was searched. And what may come after that."""
+    def unmeasured(self, chosen: Iterable[int], prices: Sequence[Priced], least: float = 0.0) -> list[int]:
+        """What a plan believes without a measurement, the most µs in all first, as far as that is not less than a share of the plan."""
+        candidates, whole = self.hypergraph.candidates, sum(prices[i].us for i in chosen)
+        stakes = _summed(candidates, ((i, prices[i].us) for i in chosen if self.is_open(candidates[i], prices[i])))
+        return [i for i in sorted(stakes, key=lambda i: -stakes[i]) if stakes[i] >= least * whole]
+
+    def forget_cut(self, prices: Sequence[Priced]) -> bool:
+        """What the end of the time kept from being measured may be asked for again; whether there is any."""
+        unknown = (c for c, p in zip(self.hypergraph.candidates, prices) if p.source != "measured" and p.us < math.inf)
+        cut = self.done & set(map(token, unknown))
+        self.done -= cut
+        return bool(cut)
+
+    def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> Wanted:
+        """What to measure next: first looks while kernels of the winner had none, but what has little at stake is looked at when
+        what has much was searched. And what may come after that."""
         if self.measurer is None:
-            return [], True, []
+            return Wanted(look=False)
         candidates, much = self.hypergraph.candidates, MUCH * sum(prices[i].us for i in chosen)
         open_ = [self.is_open(c, p) for c, p in zip(candidates, prices)]
         looks = _lacking(self.hypergraph, chosen, prices, open_)
         searches = self._unfinished(self.measurer, chosen, prices)
-        for least, wanted, look in [
+        for least, stakes, look in [
             (least, *one) for least in (much, 0.0) for one in ((looks, True), (searches, False))
         ]:
-            if now := _first(wanted, least):
-                later = [(candidates[i], look) for i in wanted if i not in now]
+            if now := _first(stakes, least):
+                later = [(candidates[i], look) for i in stakes if i not in now]
                 later += [(candidates[i], False) for i in searches if look]
-                return sorted(now, key=lambda i: look and candidates[i].template.space is not None), look, later
-        return [], False, []
+                return Wanted(sorted(now, key=lambda i: look and candidates[i].template.space is not None), look, later)
+        return Wanted(look=False)
 
     def _unfinished(self, measurer: Measurer, chosen: Sequence[int], prices: Sequence[Priced]) -> dict[int, float]:
         """Chosen candidates that were measured, but not to the end, with what is at stake in µs, most first: they were only looked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .backends.keys import key_of
@@ -58,6 +58,15 @@ class CostPricer:
         others = (s for s in tuned.tried(snapshot, query.key) if key_of_schedule(s) not in ranked)
         keys = ((key_of_schedule(s), query.key.with_schedule(s)) for s in others)
         return [Variant(s, Query(key, query.work)) for s, key in keys if snapshot.has(key.digest)]
+
+    def prepare(self, found: Iterable[Candidate]) -> None:
+        """Make the keys of candidates, which take longest of pricing them; may run beside other uses of this object."""
+        for candidate in found:
+            self.variants(candidate, every=False)
+
+    def on_record(self, candidate: Candidate) -> bool:
+        """Whether any schedule was measured of the candidate's kernel, in whatever shape."""
+        return bool(self.store.snapshot.tuned(candidate.template.identity))
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:
         """One price per candidate; what failed before is infinitely dear."""

@@ -19,8 +19,9 @@ from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.extract.candidates import Hypergraph, candidates
 from tensor_graphs.extract.kernel import Candidate, Priced, Vertex
+from tensor_graphs.extract.late import VIEW_US
 from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.search import VIEW_US, alternatives, search
+from tensor_graphs.extract.search import alternatives, search
 from tensor_graphs.rules import ALL
 
 LEAST, MOST = 6, 4_000  # ways to run a graph, for it to be enumerated

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -413,3 +415,107 @@ def test_a_librarys_long_kernel_is_near_what_is_expected() -> None:
     candidate = next(c for c in variants(1).candidates if not c.is_view)
     long = search_module._doubted(candidate, Priced(127.0, 127.0, 3800.0, "bound"))
     assert 127 < long < 198  # what a generated product of the same size was measured to take
+
+
+# ---------------------------------------------------------------- surprises
+class Surprising(Prices):
+    """Libraries' kernels are expected near `believed` and take what is true; those with schedules hope for a tenth of it."""
+
+    def __init__(self, truth: dict[str, float], believed: dict[str, float]) -> None:
+        super().__init__(truth)
+        self.believed = believed
+
+    def price(self, found: Sequence[Candidate]) -> list[Priced]:
+        rows = []
+        for c, p in zip(found, super().price(found)):
+            us = self.believed.get(c.template.name, 5.0)
+            low = us / 10 if c.template.space is not None else 0.95 * us
+            rows.append(p if p.source == "measured" else Priced(us, low, 2 * us, "predicted"))
+        return rows
+
+
+def compiled(graph: Hypergraph, *names: str) -> Hypergraph:
+    """The kernels of these names have schedules."""
+    for c in graph.candidates:
+        if c.template.name in names:
+            object.__setattr__(c.template, "space", lambda call: [{}])
+    return graph
+
+
+def test_what_would_be_returned_is_measured_before_more_of_what_is_hoped_for() -> None:
+    """Two libraries' kernels take ten times what is expected of them; of 30 others, each round hopes for some that take their place."""
+    names = [f"exp{i}" for i in range(2, 32)]
+    graph = compiled(variants(32), *names)
+    truth = {"exp0": 100.0, "exp1": 120.0, **{n: 70.0 + i for i, n in enumerate(names)}}
+    prices = Surprising(truth, {"exp0": 10.0, "exp1": 12.0, **dict.fromkeys(names, 60.0)})
+    choice = search(graph, prices, prices, stop=lambda: len(prices.asked) > 2)
+    assert prices.asked[0] == ["exp0"] and prices.asked[1][0] == "exp1"
+    assert choice.sources == {"measured": 1} and choice.cost == min(truth[n] for asked in prices.asked for n in asked)
+
+
+def test_when_the_time_is_up_what_the_plan_believes_is_measured_still() -> None:
+    """The first measuring lasts longer than the search has; a surprise leads to the next kernel, until what is returned was measured."""
+
+    class Slow(Surprising):
+        def measure(self, found: Iterable[Candidate], **more: Any) -> Sequence[Candidate]:
+            time.sleep(0.0 if self.asked else 0.4)
+            return super().measure(found, **more)
+
+    truth = {f"exp{i}": 100.0 + i for i in range(8)}
+    prices = Slow(truth, {name: 10.0 + 2 * i for i, name in enumerate(truth)})
+    choice = search(variants(8), prices, prices, seconds=0.35)
+    assert choice.stopped == "budget" and choice.sources == {"measured": 1} and choice.cost == 100.0
+    assert len(prices.asked) > 1
+
+
+def test_what_the_end_of_the_time_cut_is_asked_for_again() -> None:
+    class Cut(Surprising):
+        """Nothing comes of what is asked for until the time is up."""
+
+        def measure(self, found: Iterable[Candidate], *, worth: Any = None, **more: Any) -> Sequence[Candidate]:
+            found = list(found)
+            self.asked.append([c.template.name for c in found])
+            if len(self.asked) > 1:
+                self.known |= {call_key(c) for c in found}
+            else:
+                while not worth.ended():
+                    time.sleep(0.01)
+            return ()
+
+    prices = Cut({"exp0": 30.0, "exp1": 20.0}, {"exp0": 10.0, "exp1": 12.0})
+    choice = search(variants(2), prices, prices, seconds=0.35)
+    assert (
+        prices.asked == [["exp0"], ["exp0"], ["exp1"]]
+        and choice.sources == {"measured": 1}
+        and chosen(choice) == ["exp1"]
+    )
+
+
+def test_libraries_are_measured_while_what_must_be_compiled_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensor_graphs.extract.late.MANY", 2)
+    graph, begun = compiled(variants(6), "exp0", "exp1", "exp2"), threading.Event()
+
+    class Late(Prices):
+        def on_record(self, candidate: Candidate) -> bool:
+            return candidate.template.name == "exp2"  # of which something is known
+
+        def prepare(self, found: Iterable[Candidate]) -> None:
+            assert begun.wait(5.0)
+            assert {c.template.name for c in found} == {"exp0", "exp1"}
+
+        def measure(self, found: Iterable[Candidate], **more: Any) -> Sequence[Candidate]:
+            begun.set()
+            return super().measure(found, **more)
+
+    prices = Late({f"exp{i}": 1.0 + i for i in range(6)}, spread=0.1)
+    choice = search(graph, prices, prices)
+    assert "exp2" in prices.asked[0] and not {"exp0", "exp1"} & set(prices.asked[0])
+    assert chosen(choice) == ["exp0"] and choice.stopped == "measured"
+    begun.clear()
+    for c in graph.candidates:
+        if not c.is_view:
+            object.__setattr__(c.template, "space", lambda call: [{}])
+    alone = Late({f"exp{i}": 1.0 + i for i in range(6)}, spread=0.1)
+    monkeypatch.setattr(Late, "on_record", lambda self, candidate: candidate.template.name == "np.exp")
+    begun.set()
+    assert chosen(search(graph, alone, alone)) == ["exp0"], "nothing else covers the outputs: it is waited for"

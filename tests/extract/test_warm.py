@@ -24,8 +24,8 @@ from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.union import union
 from tensor_graphs.egraph.view import EGraphView, view_of
 from tensor_graphs.errors import ExtractionError, NoPlanError
-from tensor_graphs.extract import search as searching
 from tensor_graphs.extract.candidates import Hypergraph, candidates
+from tensor_graphs.extract.late import Prices
 from tensor_graphs.extract.problem import Extraction, Limit, Problem
 from tensor_graphs.extract.rows import Rows
 from tensor_graphs.extract.search import search
@@ -109,7 +109,7 @@ class Greedy:
 
 def test_a_choice_can_start_any_problem_that_has_its_kernels(pricer: CostPricer) -> None:
     graph = kernels(view_at(3))
-    prices = [p.us for p in searching._prices(graph, pricer)]
+    prices = [p.us for p in Prices(graph, pricer)()]
     best = search(graph, pricer)
     rows = Rows(graph, prices)
     assert solve(
@@ -126,20 +126,18 @@ def test_the_first_rounds_make_nested_problems(pricer: CostPricer) -> None:
     assert steps and steps == sorted(set(steps)) and steps[-1] < max(age)
     costs = []
     for step in (*steps, max(age)):
-        prices = [p.us if a <= step else float("inf") for p, a in zip(searching._prices(graph, pricer), age)]
+        prices = [p.us if a <= step else float("inf") for p, a in zip(Prices(graph, pricer)(), age)]
         costs.append(solve(Rows(graph, prices).problem).cost)
     assert all(b <= a * (1 + 1e-6) for a, b in pairwise(costs))
-    alone = solve(
-        Rows(kernels(view_at(1)), [p.us for p in searching._prices(kernels(view_at(1)), pricer)]).problem
-    ).cost
-    first = [p.us if a <= 1 else float("inf") for p, a in zip(searching._prices(graph, pricer), age)]
+    alone = solve(Rows(kernels(view_at(1)), [p.us for p in Prices(kernels(view_at(1)), pricer)()]).problem).cost
+    first = [p.us if a <= 1 else float("inf") for p, a in zip(Prices(graph, pricer)(), age)]
     assert solve(Rows(graph, first).problem).cost <= alone * (1 + 1e-6), "it holds what one round alone gives"
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_is_not_proved_is_no_dearer_than_any_smaller_problem(pricer: CostPricer, deterministic: bool) -> None:
     graph = kernels(view_at(4))
-    prices = [p.us for p in searching._prices(graph, pricer)]
+    prices = [p.us for p in Prices(graph, pricer)()]
     weak = Greedy()
     rows, found = warm_solve(
         lambda cost: Rows(graph, cost), graph, prices, weak, seconds=60.0, deterministic=deterministic
@@ -153,7 +151,7 @@ def test_what_is_not_proved_is_no_dearer_than_any_smaller_problem(pricer: CostPr
 
 def test_a_known_plan_is_where_the_next_search_starts(pricer: CostPricer) -> None:
     graph = kernels(view_at(3))
-    prices = [p.us for p in searching._prices(graph, pricer)]
+    prices = [p.us for p in Prices(graph, pricer)()]
     best = search(graph, pricer)
     _, found = warm_solve(lambda cost: Rows(graph, cost), graph, prices, Greedy(), seconds=9.0, known=best.chosen)
     assert found.cost <= best.extraction.cost * (1 + 1e-9)
@@ -163,7 +161,7 @@ def test_kernels_that_only_later_rounds_have_are_no_obstacle(pricer: CostPricer)
     """Where nothing covers the outputs in the first rounds, these are passed over."""
     graph = kernels(view_at(2))
     age = ages(graph)
-    prices = [p.us for p in searching._prices(graph, pricer)]
+    prices = [p.us for p in Prices(graph, pricer)()]
     made = {c.output.cls for c, a in zip(graph.candidates, age) if a > 0}
     roots = [r for r in graph.roots if r.cls in made]
     later = [p if a > 0 or c.output not in roots else float("inf") for p, a, c in zip(prices, age, graph.candidates)]
