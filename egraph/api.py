@@ -206,12 +206,9 @@ def _squeezed(x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     return x if keepdims else reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
 
 
-def _reduction(name: str, counts: bool = False) -> Callable[..., Tensor]:
-    """`counts`: of bools as of the numbers 0 and 1; the op itself gives a bool."""
-
+def _reduction(name: str) -> Callable[..., Tensor]:
     def build(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
         x = as_tensor(x)
-        x = cast(x, "int64") if counts and x.dtype == "bool" else x
         axes = _axes(axis, x.rank)
         return _squeezed(make(name, (x,), {"axes": axes}) if axes else x, axes, keepdims)
 
@@ -219,7 +216,21 @@ def _reduction(name: str, counts: bool = False) -> Callable[..., Tensor]:
     return build
 
 
-sum, prod = _reduction("sum", counts=True), _reduction("prod", counts=True)
+def _total(name: str) -> Callable[..., Tensor]:
+    fold = _reduction(name)
+
+    def build(
+        x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: Any = None
+    ) -> Tensor:  # fmt: skip
+        x = as_tensor(x)
+        return fold(cast(x, dtypes.summed(x.dtype) if dtype is None else dtype), axis, keepdims)
+
+    build.__name__ = name
+    build.__doc__ = f"{OPS[name].doc}; of integers and bools in 64 bits unless `dtype` names another"
+    return build
+
+
+sum, prod = _total("sum"), _total("prod")
 max, min = _reduction("max"), _reduction("min")
 
 
@@ -272,9 +283,9 @@ def argmin(x: Tensor, axis: int, keepdims: bool = False) -> Tensor:
     return _squeezed(make("argmin", (x,), {"axis": a}), (a,), keepdims)
 
 
-def cumsum(x: Tensor, axis: int) -> Tensor:
-    """Running sums; bools are counted."""
-    x = cast(x, "int64") if x.dtype == "bool" else x
+def cumsum(x: Tensor, axis: int, dtype: Any = None) -> Tensor:
+    """Running sums; of integers and bools in 64 bits unless `dtype` names another."""
+    x = cast(x, dtypes.summed(x.dtype) if dtype is None else dtype)
     return make("cumsum", (x,), {"axis": axis_of(axis, x.rank)})
 
 

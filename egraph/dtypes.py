@@ -74,6 +74,11 @@ def greatest(dtype: str) -> float | int:
     return float("inf") if kind == "float" else 1 if kind == "bool" else int(np.iinfo(numpy_dtype(dtype)).max)
 
 
+def summed(dtype: str) -> str:
+    """The dtype that sums are kept in: 64 bits for integers and bools, floats as they are (NumPy's and the Array API's rule)."""
+    return dtype if is_float(dtype) else "uint64" if dtype.startswith("u") else "int64"
+
+
 @cache
 def name_of(dtype: Any) -> str:
     """The name of a dtype: as it is, or of NumPy's, ml_dtypes' or torch's, or a Python type. ShapeError for others."""

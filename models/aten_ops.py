@@ -85,8 +85,7 @@ _ARITHMETIC: dict[str, Builder] = {
 _FUNCTIONS: dict[str, Builder] = {
     "neg": t.neg,
     "abs": t.abs,
-    "sign": t.sign,
-    "sgn": t.sign,
+    **dict.fromkeys(("sign", "sgn"), p.sign),
     "signbit": p.signbit,
     "square": t.square,
     "reciprocal": p.floating(t.recip),

@@ -124,7 +124,7 @@ def shift(left: bool) -> Callable[[Value, Value], Tensor]:
         moved = t.mul(a, t.pow(2, near)) if left else t.floordiv(a, t.pow(2, near))
         more = t.gt(b, near)  # 2 ** (width - 1) itself overflows: one place more
         moved = t.where(more, t.mul(moved, 2) if left else t.floordiv(moved, 2), moved)
-        return t.where(t.ge(b, width), 0, moved) if left else moved
+        return t.where(t.ge(b, width), 0, moved) if left or a.dtype.startswith("u") else moved
 
     return build
 
@@ -186,6 +186,11 @@ def masked_fill(x: Tensor, mask: Tensor, value: Value) -> Tensor:
     """x with a number where the mask holds"""
     (filled,) = lift(value, dtype=x.dtype)
     return t.where(mask, filled, x)
+
+
+def sign(x: Tensor) -> Tensor:
+    """-1, 0 or 1; of NaN 0, where NumPy and ONNX keep it"""
+    return t.where(t.is_nan(x), 0, t.sign(x)) if dtypes.is_float(x.dtype) else t.sign(x)
 
 
 def is_nan(x: Tensor) -> Tensor:

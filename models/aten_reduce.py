@@ -30,12 +30,13 @@ def _total(x: Tensor, dtype: str | None) -> Tensor:
 
 def sum_(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
     """Sum over axes"""
-    return t.sum(_total(x, dtype), _axes(x, dim), keepdim)
+    x = _total(x, dtype)
+    return t.sum(x, _axes(x, dim), keepdim, x.dtype)
 
 
 def sum_all(x: Tensor, dtype: str | None = None) -> Tensor:
     """Sum of everything"""
-    return t.sum(_total(x, dtype))
+    return sum_(x, None, False, dtype)
 
 
 def mean(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
@@ -50,12 +51,14 @@ def mean_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 def prod(x: Tensor, dim: int, keepdim: bool = False, dtype: str | None = None) -> Tensor:
     """Product over an axis"""
-    return t.prod(_total(x, dtype), _axes(x, dim), keepdim)
+    x = _total(x, dtype)
+    return t.prod(x, _axes(x, dim), keepdim, x.dtype)
 
 
 def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
     """Product of everything"""
-    return t.prod(_total(x, dtype))
+    x = _total(x, dtype)
+    return t.prod(x, dtype=x.dtype)
 
 
 def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -145,7 +148,7 @@ def norm(x: Tensor, p: float | None = 2, dim: Axes = None, keepdim: bool = False
 def cumsum(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
     """Running sums"""
     x = _total(x, dtype)
-    return t.cumsum(x, dim) if x.rank else x
+    return t.cumsum(x, dim, x.dtype) if x.rank else x
 
 
 def cumprod(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
@@ -310,7 +313,7 @@ def addmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> 
 
 def addbmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta * base + alpha * the sum of a batch of products"""
-    total = t.sum(t.matmul(x, y), 0)
+    total = t.sum(t.matmul(x, y), 0, dtype=x.dtype)
     total = total if alpha == 1 else total * number(alpha)
     return total if beta == 0 else t.add(*lift(total, base if beta == 1 else base * number(beta)))
 

@@ -21,9 +21,16 @@ def einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
         x, labels = _pair(x, labels, y, other, later)
     if unknown := sorted(set(result) - set(labels)):
         raise ShapeError(f"no operand of {equation!r} has the labels {unknown}")
-    gone = [labels.index(v) for v in labels if v not in result]
-    x, labels = (t.sum(x, gone), [v for v in labels if v in result]) if gone else (x, labels)
+    gone = [v for v in labels if v not in result]
+    x, labels = _summed(x, labels, gone)
     return t.permute(x, [labels.index(v) for v in result])
+
+
+def _summed(x: Tensor, labels: list[str], gone: Sequence[str]) -> tuple[Tensor, list[str]]:
+    """Without the axes of some labels, in the operands' dtype."""
+    if not gone:
+        return x, labels
+    return t.sum(x, [labels.index(v) for v in gone], dtype=x.dtype), [v for v in labels if v not in gone]
 
 
 def positions(x: Tensor, axis: int) -> Tensor:
@@ -37,7 +44,7 @@ def _diagonal(x: Tensor, labels: list[str]) -> tuple[Tensor, list[str]]:
         while labels.count(label) > 1:
             first, last = labels.index(label), len(labels) - 1 - labels[::-1].index(label)
             keep = t.eq(positions(x, first), positions(x, last))
-            x = t.sum(t.where(keep, x, t.zeros((1,) * x.rank, x.dtype)), last)
+            x = t.sum(t.where(keep, x, t.zeros((1,) * x.rank, x.dtype)), last, dtype=x.dtype)
             labels = labels[:last] + labels[last + 1 :]
     return x, labels
 
@@ -76,8 +83,8 @@ def _pair(a: Tensor, la: list[str], b: Tensor, lb: list[str], later: set[str]) -
     """Two operands into one by a matrix product: labels needed later are kept, the others summed."""
     alone_a = [v for v in la if v not in lb and v not in later]
     alone_b = [v for v in lb if v not in la and v not in later]
-    a, la = (t.sum(a, [la.index(v) for v in alone_a]), [v for v in la if v not in alone_a]) if alone_a else (a, la)
-    b, lb = (t.sum(b, [lb.index(v) for v in alone_b]), [v for v in lb if v not in alone_b]) if alone_b else (b, lb)
+    a, la = _summed(a, la, alone_a)
+    b, lb = _summed(b, lb, alone_b)
     inner = [v for v in la if v in lb and v not in later]
     batch = [v for v in la if v in lb and v in later]
     rows, columns = [v for v in la if v not in lb], [v for v in lb if v not in la]

@@ -1,7 +1,8 @@
 """NumPy's functions on our tensors: `np.exp(x)`, `np.mean(x, axis=0)` and the like build the nodes that `tg.*` would.
 
 NumPy hands such calls over (its `__array_ufunc__` and `__array_function__` protocols), so that code written for arrays can be
-traced. Shapes, axes and defaults are NumPy's. Dtypes are `tg`'s: where NumPy would make float64 of integers, float32 comes out.
+traced. Shapes, axes and defaults are NumPy's. Dtypes are `tg`'s: sums of integers are kept in 64 bits as NumPy's are, but where it
+would make float64 of integers (`mean`, `/`, an integer with a float32), float32 comes out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from . import aten_layout as layout
 from . import aten_pointwise as pointwise
 from .aten_reduce import arg, sort
 from .einsum import einsum
+from .sampling import running
 
 Axes = int | Sequence[int] | None
 Build = Callable[..., Any]
@@ -35,7 +37,7 @@ def _of_floats(build: Build) -> Build:
 
 #: NumPy's name of a ufunc -> what builds it
 UFUNCS: dict[str, Build] = {
-    "add": t.add, "subtract": t.sub, "multiply": t.mul, "divide": t.div, "floor_divide": t.floordiv, "remainder": t.mod,
+    "add": t.add, "subtract": t.sub, "multiply": t.mul, "divide": t.div, "floor_divide": t.floordiv, "remainder": t.mod, "fmod": pointwise.fmod,
     "power": lambda x, y: x**y if isinstance(x, Tensor) else t.pow(x, y), "negative": t.neg, "positive": t.as_tensor,
     "absolute": t.abs, "fabs": t.abs, "sign": t.sign, "square": t.square, "reciprocal": t.recip, "sqrt": t.sqrt,
     "exp": t.exp, "expm1": t.expm1, "log": t.log, "log1p": t.log1p, "log2": pointwise.scaled_log(2.0),
@@ -47,6 +49,7 @@ UFUNCS: dict[str, Build] = {
     "logical_and": pointwise.logical(t.logical_and), "logical_or": pointwise.logical(t.logical_or),
     "logical_xor": pointwise.logical(t.logical_xor), "logical_not": t.logical_not,
     "bitwise_and": t.logical_and, "bitwise_or": t.logical_or, "bitwise_xor": t.logical_xor, "invert": pointwise.bitwise_not,
+    "left_shift": pointwise.shift(True), "right_shift": pointwise.shift(False),
     "isnan": pointwise.is_nan, "isinf": pointwise.is_inf, "isfinite": pointwise.is_finite, "matmul": t.matmul,
     **{name: _of_floats(_ID[ours]) for name, ours in {
         "tan": "tan", "sinh": "sinh", "cosh": "cosh", "arcsin": "asin", "arccos": "acos", "arcsinh": "asinh",
@@ -126,6 +129,11 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Tensor:
     return einsum(f"{''.join(left)},{''.join(right)}->{''.join(kept)}", [a, b])
 
 
+def _vdot(a: Any, b: Any) -> Tensor:
+    product = t.mul(a, b)
+    return t.sum(product, dtype=product.dtype)
+
+
 def _outer(a: Any, b: Any) -> Tensor:
     return t.mul(t.reshape(t.as_tensor(a), (-1, 1)), t.reshape(t.as_tensor(b), (1, -1)))
 
@@ -171,8 +179,22 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max:
     return x if high is None else t.minimum(x, high)
 
 
-def _cumsum(a: Tensor, axis: int | None = None) -> Tensor:
-    return t.cumsum(t.reshape(a, (-1,)), 0) if axis is None else t.cumsum(a, axis)
+def _cumsum(a: Tensor, axis: int | None = None, dtype: Any = None) -> Tensor:
+    return t.cumsum(t.reshape(a, (-1,)), 0, dtype) if axis is None else t.cumsum(a, axis, dtype)
+
+
+def _cumprod(a: Tensor, axis: int | None = None, dtype: Any = None) -> Tensor:
+    x = t.cast(a, dtypes.summed(a.dtype) if dtype is None else dtype)
+    return running(t.reshape(x, (-1,)), 0, t.mul, 1) if axis is None else running(x, axis, t.mul, 1)
+
+
+def _diff(a: Tensor, n: int = 1, axis: int = -1) -> Tensor:
+    place = t.axis_of(axis, a.rank)
+    for _ in range(n):
+        size = a.shape[place]
+        later, earlier = t.slice_axis(a, place, 1, size), t.slice_axis(a, place, 0, size - 1)
+        a = t.ne(later, earlier) if a.dtype == "bool" else t.sub(later, earlier)
+    return a
 
 
 def _take(a: Any, indices: Any, axis: int | None = None) -> Tensor:
@@ -228,20 +250,23 @@ def _size(a: Tensor, axis: int | None = None) -> Dim:
 
 #: NumPy's name of a function, below its package -> what builds it, with NumPy's names for its parameters
 FUNCTIONS: dict[str, Build] = {
-    "sum": lambda a, axis=None, keepdims=False: t.sum(a, axis, keepdims),
-    "prod": lambda a, axis=None, keepdims=False: t.prod(a, axis, keepdims),
-    "mean": lambda a, axis=None, keepdims=False: t.mean(a, axis, keepdims),
+    "sum": lambda a, axis=None, dtype=None, keepdims=False: t.sum(a, axis, keepdims, dtype),
+    "prod": lambda a, axis=None, dtype=None, keepdims=False: t.prod(a, axis, keepdims, dtype),
+    "mean": lambda a, axis=None, dtype=None, keepdims=False: t.mean(a if dtype is None else t.cast(a, dtype), axis, keepdims),
+    "nansum": lambda a, axis=None, dtype=None, keepdims=False: t.sum(t.where(pointwise.is_nan(a), 0, a), axis, keepdims, dtype),
+    "count_nonzero": lambda a, axis=None, keepdims=False: t.sum(t.cast(a, "bool"), axis, keepdims),
+    "ptp": lambda a, axis=None, keepdims=False: t.sub(t.max(a, axis, keepdims), t.min(a, axis, keepdims)),
     "max": lambda a, axis=None, keepdims=False: t.max(a, axis, keepdims),
     "min": lambda a, axis=None, keepdims=False: t.min(a, axis, keepdims),
     "all": lambda a, axis=None, keepdims=False: t.all(a, axis, keepdims),
     "any": lambda a, axis=None, keepdims=False: t.any(a, axis, keepdims),
     "var": lambda a, axis=None, ddof=0, keepdims=False: t.var(a, axis, keepdims, ddof),
-    "std": _std, "average": _average, "linalg.norm": _norm, "cumsum": _cumsum,
+    "std": _std, "average": _average, "linalg.norm": _norm, "cumsum": _cumsum, "cumprod": _cumprod, "diff": _diff,
     "argmax": lambda a, axis=None, keepdims=False: arg(t.argmax)(a, axis, keepdims),
     "argmin": lambda a, axis=None, keepdims=False: arg(t.argmin)(a, axis, keepdims),
     "sort": lambda a, axis=-1, kind=None, stable=None: sort(a, axis)[0],
     "argsort": lambda a, axis=-1, kind=None, stable=None: sort(a, axis)[1],
-    "dot": _dot, "inner": lambda a, b: _tensordot(a, b, (-1, -1)), "vdot": lambda a, b: t.sum(t.mul(a, b)),
+    "dot": _dot, "inner": lambda a, b: _tensordot(a, b, (-1, -1)), "vdot": _vdot,
     "outer": _outer, "tensordot": _tensordot,
     "einsum": lambda subscripts, *operands, optimize=False: einsum(subscripts, [t.as_tensor(x) for x in operands]),
     "reshape": lambda a, shape, order="C": t.reshape(a, (shape,) if isinstance(shape, int) else shape),
@@ -293,6 +318,7 @@ def _array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **nam
     """NumPy's protocol: ufuncs, and those of their reductions that are ops."""
     name = ufunc.__name__
     if method == "__call__":
+        inputs = tuple(t.as_tensor(x) if isinstance(x, np.ndarray | np.integer | np.bool_) else x for x in inputs)
         return _call(name, UFUNCS.get(name), inputs, named)
     if method == "reduce":
         given = {"axis": 0, **named}
@@ -312,11 +338,15 @@ def _array_function(
 
 #: The functions that arrays have as methods too, beside those in `egraph/api.py`.
 METHODS = (
-    "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumsum", "diagonal", "dot", "prod", "ravel", "repeat", "round",
+    "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumprod", "cumsum", "diagonal", "dot", "prod", "ravel", "repeat", "round",
     "squeeze", "std", "swapaxes", "take", "trace", "var",
 )  # fmt: skip
 for _name in METHODS:
     setattr(Tensor, _name, FUNCTIONS[_name])
+#: Operators beside those in `egraph/api.py`.
+for _name, _ufunc in (("lshift", UFUNCS["left_shift"]), ("rshift", UFUNCS["right_shift"])):
+    setattr(Tensor, f"__{_name}__", _ufunc)
+    setattr(Tensor, f"__r{_name}__", lambda x, y, _ufunc=_ufunc: _ufunc(y, x))
 Tensor.__array_ufunc__ = _array_ufunc
 Tensor.__array_function__ = _array_function
 __all__ = ["FUNCTIONS", "REDUCTIONS", "UFUNCS"]

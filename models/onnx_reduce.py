@@ -33,15 +33,19 @@ def _in_float(fold: Fold) -> Fold:
     return run
 
 
+def _sum(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return t.sum(x, axes, True, x.dtype)
+
+
 _FOLDS: dict[str, Fold] = {
-    "ReduceSum": lambda x, axes: t.sum(x, axes, True),
-    "ReduceProd": lambda x, axes: t.prod(x, axes, True),
+    "ReduceSum": _sum,
+    "ReduceProd": lambda x, axes: t.prod(x, axes, True, x.dtype),
     "ReduceMax": lambda x, axes: t.max(x, axes, True),
     "ReduceMin": lambda x, axes: t.min(x, axes, True),
     "ReduceMean": _mean,
-    "ReduceL1": lambda x, axes: t.sum(t.abs(x), axes, True),
+    "ReduceL1": lambda x, axes: _sum(t.abs(x), axes),
     "ReduceL2": _in_float(lambda x, axes: t.sqrt(t.sum(x * x, axes, True))),
-    "ReduceSumSquare": lambda x, axes: t.sum(x * x, axes, True),
+    "ReduceSumSquare": lambda x, axes: _sum(x * x, axes),
     "ReduceLogSum": _in_float(lambda x, axes: t.log(t.sum(x, axes, True))),
     "ReduceLogSumExp": _in_float(lambda x, axes: c.logsumexp(x, axes=axes)),
 }
@@ -96,7 +100,7 @@ def _running(n: Node) -> Result:
     (axis,) = n.ints(1)
     axis = resolve(axis, x.rank)
     x = t.flip(x, axis) if n.attr("reverse", 0) else x
-    total = t.cumsum(x, axis) if n.op == "CumSum" else running(x, axis, t.mul, 1)
+    total = t.cumsum(x, axis, x.dtype) if n.op == "CumSum" else running(x, axis, t.mul, 1)
     if n.attr("exclusive", 0):  # one step later, not total - x: that would cancel
         widths = [(int(i == axis), 0) for i in range(x.rank)]
         total = t.slice_axis(t.pad(total, widths, float(n.op == "CumProd")), axis, 0, x.shape[axis])

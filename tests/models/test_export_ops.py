@@ -109,7 +109,7 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
         "isnan": torch.isnan, "isinf": torch.isinf, "isfinite": torch.isfinite, "nan_to_num": torch.nan_to_num,
         "nan_to_num_values": lambda x: torch.nan_to_num(x, 1.0, 2.0, 3.0), "fmax": lambda x: torch.fmax(x, x.flip(1)),
         "fmin": lambda x: torch.fmin(x, x.flip(1)), "relu": F.relu, "maximum": lambda x: torch.maximum(x, x.flip(0)),
-        "amax": lambda x: x.amax(1), "sign_int": lambda x: torch.isnan(torch.ones(2, dtype=torch.int64)),
+        "amax": lambda x: x.amax(1), "isnan_int": lambda x: torch.isnan(torch.ones(2, dtype=torch.int64)), "sign": lambda x: x.sign(),
     }),
     "integers": ((_ints(9, 3, 4, low=-9), _ints(5, 3, 4, low=1), _ints(2, 3, 4).bool()), {
         "add": lambda i, j, b: i + j, "div": lambda i, j, b: i / j, "floor_divide": lambda i, j, b: i // j,
@@ -120,7 +120,7 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
         "cumsum_bool": lambda i, j, b: b.cumsum(1), "prod": lambda i, j, b: j.prod(1), "abs": lambda i, j, b: i.abs(),
         "neg": lambda i, j, b: -i, "exp": lambda i, j, b: j.exp(), "amin": lambda i, j, b: i.amin((0, 1)),
         "one_hot": lambda i, j, b: F.one_hot(j, 6), "floor": lambda i, j, b: i.floor(), "pow": lambda i, j, b: i**2,
-        "uint8": lambda i, j, b: j.to(torch.uint8) * 2, "mixed": lambda i, j, b: i.to(torch.int32) * j,
+        "uint8": lambda i, j, b: j.to(torch.uint8) * 2, "uint8_shift": lambda i, j, b: (j.to(torch.uint8) * 60) >> j * 3, "mixed": lambda i, j, b: i.to(torch.int32) * j,
         "to_bool": lambda i, j, b: i.bool(), "where": lambda i, j, b: torch.where(b, i, 0),
     }),
     "views": ((SEQUENCE,), {

@@ -23,6 +23,9 @@ CASES = {
     "any": [lambda x: np.any(x > 0.6, 1)], "var": [lambda x: np.var(x, 0, ddof=1)], "std": [lambda x: np.std(x, axis=1)],
     "average": [lambda x: np.average(x, 0), lambda x: np.average(x, 0, weights=Y)],
     "linalg.norm": [np.linalg.norm, lambda x: np.linalg.norm(x, axis=1)], "cumsum": [np.cumsum, lambda x: np.cumsum(x, 1)],
+    "cumprod": [np.cumprod, lambda x: np.cumprod(x, 1)], "diff": [np.diff, lambda x: np.diff(x, 2, 0), lambda x: np.diff(x > 0.4)],
+    "nansum": [lambda x: np.nansum(np.log(x - 0.5), 1)], "count_nonzero": [lambda x: np.count_nonzero(x > 0.3, axis=1)],
+    "ptp": [np.ptp, lambda x: np.ptp(x, axis=0)],
     "argmax": [np.argmax, lambda x: np.argmax(x, 1)], "argmin": [lambda x: np.argmin(x, axis=0, keepdims=True)],
     "sort": [lambda x: np.sort(x, 0)], "argsort": [lambda x: np.argsort(x, axis=1, kind="stable")],
     "dot": [lambda x: np.dot(x, Y.T), lambda x: np.dot(x, np.ones((2, 4, 5), np.float32)), lambda x: np.dot(2.0, x)],
@@ -81,8 +84,10 @@ def test_functions_agree_with_numpys(name):
 def test_ufuncs_agree_with_numpys(name):
     ufunc = getattr(np, name)
     arrays = (
-        [B, ~B.T.reshape(3, 4)] if name.startswith(("bitwise", "invert")) else [1 + X if name == "arccosh" else X, Y]
-    )
+        [B, ~B.T.reshape(3, 4)] if name.startswith(("bitwise", "invert")) else
+        [(X * 10).astype(np.int32), (Y * 10).astype(np.int32)] if name.endswith("shift") else
+        [1 + X if name == "arccosh" else X, Y]
+    )  # fmt: skip
     if name == "matmul":
         arrays[1] = Y.T
     agrees(lambda *xs: ufunc(*xs), *arrays[: ufunc.nin])
@@ -95,6 +100,23 @@ def test_ufuncs_agree_with_numpys(name):
 def test_ufuncs_reduce(name):
     agrees(lambda x: getattr(np, name).reduce(x > 0.4 if name.startswith("logical") else x, axis=1), CUBE)
     agrees(lambda x: getattr(np, name).reduce(x > 0.4 if name.startswith("logical") else x), CUBE)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "bool"])
+def test_sums_of_integers_are_kept_in_64_bits(dtype):
+    x = np.full((3, 4), 1 if dtype == "bool" else 101, dtype)
+    calls = [np.sum, np.prod, np.cumsum, np.cumprod, np.trace, np.add.reduce, lambda x: x.sum(0), lambda x: x.prod(0),
+             lambda x: x.cumsum(1), lambda x: np.sum(x, dtype=np.int16), lambda x: np.mean(x, dtype=np.float64),
+             lambda x: np.vdot(x, x), lambda x: np.einsum("ij->i", x)]  # fmt: skip
+    for call in calls:
+        (found,), wanted = evaluate(trace(call, [x]), {"x": x, "a": x, "m": x, "array": x}), call(x)
+        assert found.dtype == wanted.dtype and np.array_equal(found, wanted), (call, found, wanted)
+
+
+def test_shifts():
+    x = np.array([1, 255, 128], np.uint8)
+    shifted = lambda x: [x >> 1, x << 3, np.uint8(2) << x // 60, np.right_shift(x, 8)]
+    agrees(lambda x: [*shifted(x), np.fmax(x, x[::-1]), np.fmax(x, np.arange(3))], x)
 
 
 def test_operators_take_arrays_on_either_side():
