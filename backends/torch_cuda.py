@@ -332,7 +332,34 @@ def _products() -> list[Template]:
             text = "torch.addmm({r2}, {x2}, {w}, out={out2})"
             found.append(row(f"mm_residual{side}{order}", pattern, _flat_code(text), applies=residual,
                              inplace=("r",), **style, **more))  # fmt: skip
-    return [*found, *map(_in_tf32, filter(_multiplies, found))]
+    return [*found, *map(_in_tf32, filter(_multiplies, found)), *_even_products(both(flat, _uneven))]
+
+
+def _even_products(applies: Applies) -> list[Template]:
+    """Products over weights that are padded when they are loaded, for sizes that libraries multiply element by element."""
+    more: dict[str, Any] = {
+        "family": "contraction",
+        "prep": {"w": "evened({w})"},
+        "setup": ("evened", "room_of", "even_product"),
+    }
+    text = "even_product({x2}, {w}, {out2}, {scratch}"
+    return [
+        row(f"mm{suffix}_even", pattern, _flat_code(f"{text}, {{b}})" if bias else f"{text})"), applies=applies,
+            scratch=_even_room, **more)
+        for suffix, pattern, bias in PRODUCTS
+    ]  # fmt: skip
+
+
+def _uneven(call: Call) -> bool:
+    """Whether a product of 16-bit floats has columns, or a sum, of no whole 16 bytes: more of them than are added."""
+    sizes = _shape(call.operands["w"])
+    return _halves(call) and any(s % 8 for s in sizes) and min(*sizes, _count(call.output)) >= 8
+
+
+def _even_room(call: Call) -> int:
+    """Bytes for a result and rows of whole 16 bytes."""
+    sizes = [s for s in _shape(call.operands["w"]) if s % 8]
+    return sum(_count(call.output) * -(-s // 8) * 16 for s in sizes)
 
 
 _PRODUCT = re.compile(r"torch\.(?:bmm|mm|addmm|baddbmm|matmul|_addmm_activation)\b")

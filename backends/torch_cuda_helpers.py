@@ -39,6 +39,34 @@ def in_tf32(function: Any, *operands: Any, **more: Any) -> Any:
         setattr(settings, name, before)
 
 
+def evened(w: Any) -> Any:
+    """A matrix with zeros behind its rows and columns, up to multiples of 16 bytes; columns lie side by side."""
+    step = 16 // w.element_size()
+    rows, columns = w.shape
+    return torch.nn.functional.pad(w.t(), (0, -rows % step, 0, -columns % step)).contiguous().t()
+
+
+def even_product(x: Any, w: Any, out: Any, room: Any, b: Any = None) -> None:
+    """x @ w, plus b, over an `evened` weight: by way of `room` what has rows of other lengths. Libraries have fast kernels only for
+    rows that begin at multiples of 16 bytes."""
+    made = out if out.shape[1] == w.shape[1] else room_of(room, out, w.shape[1])
+    if x.shape[1] < w.shape[0]:
+        padded = room_of(room[made.nbytes if made is not out else 0 :], x, w.shape[0])
+        padded[:, : x.shape[1]] = x
+        padded[:, x.shape[1] :] = 0
+        x = padded
+    torch.mm(x, w, out=made)
+    if b is not None:
+        torch.add(made[:, : out.shape[1]], b, out=out)
+    elif made is not out:
+        out.copy_(made[:, : out.shape[1]])
+
+
+def room_of(room: Any, like: Any, columns: int) -> Any:
+    """A matrix at the beginning of some bytes, with the rows and the dtype of another one."""
+    return room[: like.shape[0] * columns * like.element_size()].view(like.dtype).view(-1, columns)
+
+
 def product(x: Any, axes: Sequence[int]) -> Any:
     """Product over axes, which are kept."""
     for axis in axes:

@@ -40,6 +40,8 @@ def call_of(template: Template, seed: int) -> Call | None:
     rng = random.Random(f"{template.name}-{seed}")
     if template.name.endswith(NAMED) or template.name.removesuffix("_rows").endswith(NAMED):
         return heads(template, seed)
+    if template.name.endswith("_even"):
+        return grown(template, seed)
     if "wide" not in template.name and "_cast" not in template.name and seed % 2 == 0:
         for dtype in (*rng.sample(("float32", "bfloat16", "float16", "float64"), 4), "int64"):
             found = sample(template, seed, dtype, attempts=300)
@@ -77,6 +79,22 @@ def heads(template: Template, seed: int) -> Call | None:
         )
         if template.applies(found):
             return replace(found, output=Operand(out, template.layout(found))) if template.layout else found
+    return None
+
+
+def grown(template: Template, seed: int) -> Call | None:
+    """A call of a product whose sizes are nine times as large as those that are drawn, but for axes of 1."""
+    bare = replace(template, applies=None)
+    times = lambda shape: tuple(9 * n if n > 1 else n for n in shape)
+    for attempt in range(200):
+        call = sample(bare, 1000 * seed + attempt, ("bfloat16", "float16")[seed % 2], attempts=50)
+        if call is None:
+            continue
+        kind = lambda o: Operand(replace(o.type, shape=times(o.type.shape)), contiguous(times(o.type.shape)))
+        attrs = {n: times(v) if n == "s" else v for n, v in call.attrs.items()}
+        found = Call({n: kind(o) for n, o in call.operands.items()}, kind(call.output), attrs)
+        if template.applies is None or template.applies(found):
+            return found
     return None
 
 
