@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from ..egraph.dtypes import DTYPES, itemsize
 from .key import KernelKey, Work
 from .reports import FamilyStats
 from .roofline import CALIBRATION, Roofline, Rooflines
@@ -38,9 +39,16 @@ process measured it itself (then the work was overstated)."""
 _LEVELS = (("kernel", 1), ("name", 2), ("family", 3))
 """What relatives share (besides backend and device), nearest first, and how many of them it takes."""
 
-_LABEL_DISTANCE = {"dtypes": 1.0, "schedule": 0.7, "order": 0.5, "form": 0.5, "source": 0.3, "toolchain": 0.1}
+_LABEL_DISTANCE = {
+    "dtypes": 1.0, "rows": 1.0, "schedule": 0.7, "order": 0.5, "form": 0.5, "source": 0.3, "toolchain": 0.1,
+}  # fmt: skip
 """How far apart two kernels of equal work are that differ in this, in units of a factor e of work. `order`: which axes of the
-operands lie how close in memory. `form`: which numbers a schedule has."""
+operands lie how close in memory. `rows`: at multiples of how many bytes their rows begin. `form`: which numbers a schedule has."""
+
+_WIDEST = 16
+"""Bytes that one instruction loads at most, from addresses that are multiples of it. Where rows of an operand begin at others, as many
+times more instructions load the same; a kernel that arithmetic bounds, which loads each element many times, may take as many times as
+long as relatives whose rows are aligned, and is taken to lie in the middle where no relative's are as narrow."""
 
 _ELSEWHERE = 0.25
 """A kernel whose operands no relative has in the same order, or whose schedule in the same form, may come this share of the way to
@@ -178,6 +186,7 @@ class _Group:
     def __init__(
         self, snapshot: Snapshot, regime: str, rooflines: Rooflines, digests: Sequence[str], apart: bool
     ) -> None:
+        self._rooflines = rooflines
         rows = [(digest, snapshot.first_row(digest), snapshot.measurement(digest, regime)) for digest in digests]
         ratios = [_log_ratio(row, measurement, rooflines) for _, row, measurement in rows]
         taught = [(digest, row) for (digest, row, _), ratio in zip(rows, ratios) if ratio is not None]
@@ -204,8 +213,25 @@ class _Group:
         beyond = _PER_DISTANCE * np.sqrt(distances.min(axis=1))
         low = middle + self._low - beyond
         low = np.where((labels["order"] < 0) | (labels["form"] < 0), np.minimum(low, _ELSEWHERE * middle), low)
-        bands = np.exp(np.stack([low, middle, middle + self._high + beyond]))
+        narrower = self._narrower(queries, labels["rows"])
+        bands = np.exp(np.stack([low, middle + narrower / 2, middle + self._high + beyond + narrower]))
         return [(low, at, high, count) for low, at, high in bands.T.tolist()]
+
+    def _narrower(self, queries: Sequence[Query], rows: np.ndarray[Any, Any]) -> Array:
+        """Logarithm of how many times as many instructions load the rows of a query as those of any member; 0 where traffic bounds the
+        kernel."""
+        seen = min(map(_narrowest, self._codes["rows"]), default=_WIDEST)
+        found = np.zeros(len(queries))
+        for at in np.flatnonzero(rows < 0):
+            query = queries[int(at)]
+            if self._by_arithmetic(query):
+                found[at] = math.log(max(1.0, seen / _narrowest(_label(query.key.columns, "rows"))))
+        return found
+
+    def _by_arithmetic(self, query: Query) -> bool:
+        """Whether a kernel's bound is that of its arithmetic."""
+        roofline = self._rooflines.of(query.key.device, query.key.backend, _first_dtype(query.key.columns["dtypes"]))
+        return query.work.flops / roofline.flops_per_us > query.work.bytes / roofline.bytes_per_us
 
     def _distances(self, features: Array, labels: dict[str, np.ndarray[Any, Any]]) -> Array:
         """Squared distances of queries (rows) to members (columns)."""
@@ -254,6 +280,8 @@ def _label(columns: Mapping[str, Any], name: str) -> str:
     """What a key has of a label."""
     if name == "order":
         return _order(columns["strides"], columns["shapes"])
+    if name == "rows":
+        return _rows(columns["strides"], columns["shapes"], columns["dtypes"])
     return _form(columns["schedule"]) if name == "form" else str(columns[name])
 
 
@@ -276,6 +304,28 @@ def _order(strides: str, shapes: str) -> str:
         axes = [i for i, size in enumerate(sizes) if size != 1]
         found.append(sorted(axes, key=lambda i: -steps[i]))
     return repr(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def _rows(strides: str, shapes: str, dtypes: str) -> str:
+    """Of each operand, the largest power of two, at most `_WIDEST`, of bytes at whose multiples its rows begin; from JSON texts."""
+    found = []
+    for steps, sizes, dtype in zip(json.loads(strides), json.loads(shapes), json.loads(dtypes)):
+        if not isinstance(steps, list) or not isinstance(sizes, list) or len(steps) != len(sizes):
+            continue
+        apart = [_itemsize(dtype) * step for step, size in zip(steps, sizes) if size != 1 and step != 1]
+        found.append(math.gcd(_WIDEST, *apart))
+    return ",".join(map(str, found))
+
+
+def _narrowest(rows: str) -> int:
+    """The least of a text of `_rows`."""
+    return min(map(int, rows.split(",")), default=_WIDEST) if rows else _WIDEST
+
+
+def _itemsize(dtype: object) -> int:
+    """Bytes of an element, by the dtype's name; as of float32 where it is none of ours."""
+    return itemsize(str(dtype)) if str(dtype) in DTYPES else 4
 
 
 def _features(works: Sequence[tuple[float, float]]) -> Array:

@@ -189,3 +189,31 @@ def test_unknown_backends_get_a_roofline() -> None:
     rooflines = Rooflines(Snapshot())
     assert isinstance(rooflines.of("cpu:x", "new"), Roofline)
     assert rooflines.of("gpu:x", "new").bytes_per_us > rooflines.of("cpu:x", "new").bytes_per_us
+
+
+def test_rows_at_odd_addresses_may_take_as_many_times_longer_as_loads_are_narrower(
+    tmp_path: Path, timing: Make, key: Keys
+) -> None:
+    """A product whose rows are 2 bytes off where relatives' are at multiples of 16: until one like it was measured."""
+
+    def product(n: int) -> dict[str, object]:
+        shapes = ((64, 64), (64, n), (64, n))
+        return {"shapes": shapes, "strides": ((64, 1), (n, 1), (n, 1)), "dtypes": ("bfloat16",) * 3}
+
+    def asked(n: int, flops: float = 1e12) -> Query:
+        return Query(key(n, **product(n)), Work(flops, 1e6))
+
+    def bound(query: Query) -> float:
+        return Rooflines(Snapshot()).of(query.key.device, query.key.backend, "bfloat16").us(query.work)
+
+    store, long = Store(tmp_path), bound(asked(512))
+    store.add([timing(1.2 * long, n, work=Work(1e12, 1e6), **product(n)) for n in (512, 1024)])
+    even, odd, wide = store.price([asked(n) for n in (768, 513, 516)])
+    assert even.us == pytest.approx(1.2 * long) and even.high < 2 * even.us
+    assert odd.us == pytest.approx(8**0.5 * even.us) and odd.high > 8 * even.us and odd.low <= even.us
+    assert even.us < wide.us < odd.us, "rows at multiples of 8 bytes: half as wide"
+    (moved,) = store.price([asked(513, 1.0)])
+    assert moved.us == pytest.approx(1.2 * bound(asked(513, 1.0))), "traffic bounds it"
+    store.add([timing(5 * long, 511, work=Work(1e12, 1e6), **product(511))])
+    even, odd = store.price([asked(768), asked(513)])
+    assert 4 * long < odd.us < 5 * long and even.us < 1.5 * long, "now it is known"
