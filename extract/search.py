@@ -172,8 +172,9 @@ def search(
     pricing.end()
     if measurer is not None and plans.ended() and known.forget_cut(prices):
         stopped = "budget"
-    if (measurer is not None or doubt) and any(known.hoped(i, prices[i]) for i in plans.chosen):
-        found = plans.without_hope(prices, found, limits[-1])
+    doubtful = (measurer is not None or doubt) and any(known.hoped(i, prices[i]) for i in plans.chosen)
+    for limit in (LAST_S, limits[-1])[stopped != "budget" :] if doubtful else ():
+        found = plans.without_hope(prices, found, limit)
         while not plans.closed() and (believed := known.unmeasured(plans.chosen, prices, LITTLE)):
             wanted, hopes = Wanted(believed), known.hopes(prices)
             say("at last", hopes, wanted)
@@ -268,8 +269,8 @@ class _Plans:
         return known.unmeasured(self.trusted, prices)
 
     def believed(self, known: _Known, prices: Sequence[Priced]) -> list[int]:
-        """What has much at stake and was not measured of the plan that would be returned now; nothing where asking has taken too much
-        of the time."""
+        """What has much at stake and was not measured of the plan that would be returned now, and what may take its place; nothing where
+        asking has taken too much of the time."""
         began = time.monotonic()
         if self.believing > BELIEVING * (began - self.start):
             return []
@@ -279,7 +280,8 @@ class _Plans:
             return []
         finally:
             self.believing += time.monotonic() - began
-        return known.unmeasured(self.trusted, prices, MUCH)
+        much = known.unmeasured(self.trusted, prices, MUCH)
+        return list(dict.fromkeys([*much, *known.beside(much, prices)]))
 
     def surest(self, known: _Known, prices: Sequence[Priced], wanted: Wanted, first: bool) -> Wanted:
         """What is wanted, after what is believed: of the plan that would be returned now, or, at first, of the one without compilers."""
@@ -349,6 +351,16 @@ class _Known:
         candidates, whole = self.hypergraph.candidates, sum(prices[i].us for i in chosen)
         stakes = _summed(candidates, ((i, prices[i].us) for i in chosen if self.is_open(candidates[i], prices[i])))
         return [i for i in sorted(stakes, key=lambda i: -stakes[i]) if stakes[i] >= least * whole]
+
+    def beside(self, dear: Iterable[int], prices: Sequence[Priced]) -> list[int]:
+        """Of each of some dear candidates, the next few that make the same without a compiler: if it surprises, one of them is next."""
+        candidates, made = self.hypergraph.candidates, self.hypergraph.numbered.made
+        rivals: dict[int, list[int]] = {made[i]: [] for i in dear}
+        for i, (c, p) in enumerate(zip(candidates, prices) if rivals else ()):
+            if made[i] in rivals and c.template.space is None and self.is_open(c, p):
+                rivals[made[i]].append(i)
+        near = (sorted(rivals[made[i]], key=lambda j: prices[j].us)[: NEXT + 1] for i in dear)
+        return list(_largest(candidates, dict.fromkeys((j for found in near for j in found), 1.0)))
 
     def forget_cut(self, prices: Sequence[Priced]) -> bool:
         """What the end of the time kept from being measured may be asked for again; whether there is any."""
