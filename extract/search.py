@@ -160,20 +160,27 @@ def search(
             continue
         if plans.ended():
             stopped = "budget"
-            if not known.under_way:
-                break
-        elif pricing.partial:
+            break
+        if pricing.partial:
             wanted = wanted.after(known.unmeasured(plans.chosen, prices))
         else:
             wanted = plans.surest(known, prices, wanted, rounds == 1)
         say(f"round {rounds}", hopes, wanted)
         pricing.go_on()
         measure(wanted, plans.ended)
+        if plans.ended():
+            stopped = "budget"
+            if known.under_way:  # it is given up
+                measure(Wanted(look=False), plans.ended)
+            with clock.running("price"):
+                prices = pricing()
+            break
     pricing.end()
-    if measurer is not None and plans.ended() and known.forget_cut(prices):
-        stopped = "budget"
-    doubtful = (measurer is not None or doubt) and any(known.hoped(i, prices[i]) for i in plans.chosen)
-    for limit in (LAST_S, limits[-1])[stopped != "budget" :] if doubtful else ():
+    if stopped == "budget":
+        known.forget_cut(prices)
+        plans.close()
+    doubtful = stopped == "budget" or any(known.hoped(i, prices[i]) for i in plans.chosen)
+    for limit in (LAST_S, limits[-1])[stopped != "budget" :] if doubtful and (measurer is not None or doubt) else ():
         found = plans.without_hope(prices, found, limit)
         while not plans.closed() and (believed := known.unmeasured(plans.chosen, prices, LITTLE)):
             wanted, hopes = Wanted(believed), known.hopes(prices)
@@ -219,14 +226,19 @@ class _Plans:
     trusted: list[int] = field(default_factory=list)  # what would be returned now
     believing: float = 0.0  # seconds that it took to find that
     start: float = field(default_factory=time.monotonic)
+    until: float = math.inf
 
     def ended(self) -> bool:
         """Whether nothing more is to be measured but what is believed."""
         return self.stop() or time.monotonic() - self.start > self.seconds
 
+    def close(self) -> None:
+        """From now on only what is believed is to be measured, for a little longer."""
+        self.until = time.monotonic() + min(CLOSE_S, self.seconds)
+
     def closed(self) -> bool:
         """Whether nothing at all is to be measured any more."""
-        return self.stop() or time.monotonic() - self.start > self.seconds + min(CLOSE_S, max(0.0, self.seconds))
+        return self.stop() or time.monotonic() > self.until
 
     def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
         """The cheapest plan at the given costs, from a known one. NoPlanError if there is none, or none was found in time."""
@@ -362,12 +374,10 @@ class _Known:
         near = (sorted(rivals[made[i]], key=lambda j: prices[j].us)[: NEXT + 1] for i in dear)
         return list(_largest(candidates, dict.fromkeys((j for found in near for j in found), 1.0)))
 
-    def forget_cut(self, prices: Sequence[Priced]) -> bool:
-        """What the end of the time kept from being measured may be asked for again; whether there is any."""
+    def forget_cut(self, prices: Sequence[Priced]) -> None:
+        """What the end of the time kept from being measured may be asked for again."""
         unknown = (c for c, p in zip(self.hypergraph.candidates, prices) if p.source != "measured" and p.us < math.inf)
-        cut = self.done & set(map(token, unknown))
-        self.done -= cut
-        return bool(cut)
+        self.done -= set(map(token, unknown))
 
     def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> Wanted:
         """What to measure next: first looks while kernels of the winner had none, but what has little at stake is looked at when
