@@ -23,11 +23,10 @@ import numpy as np
 
 from ..egraph import api, dtypes
 from ..egraph.dims import concrete
-from ..egraph.graph import structural_digest, topological
+from ..egraph.graph import Tensor, structural_digest, topological
 from ..egraph.interpret import evaluate
 from ..egraph.ops import Type
-from ..egraph.pattern import Call as PatternCall
-from ..egraph.pattern import build, parse_terms, shared
+from ..egraph.pattern import build, parse_terms
 from ..extract.kernel import Call, Operand, Template
 from ..extract.work import call_work
 from .single import Array, Bound, compiled, laid, meanings
@@ -39,6 +38,7 @@ COPIES = 64  # of a call's operands, at most
 REFERENCE_FLOPS = 1e9  # more arithmetic than this is checked in the kernel's own dtype instead of float64
 POOL = 1_000_003
 _POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow", "batch_norm"}  # ops timed on positive values, their normal domain
+_INDEXED = {"gather", "gather_elements", "scatter_elements", "cross_entropy"}  # ops whose second operand has indices
 
 
 class Wrong(Exception):
@@ -88,39 +88,51 @@ _pool: list[Array] = []
 
 
 def _values(name: str, kind: Type, bound: int, positive: bool) -> Array:
-    """Values of a type, the same for the same name: cut from one pool of normal numbers, repeated when long."""
+    """Values of a type, the same for the same name: cut from one pool of normal numbers, repeated when long. An array also where
+    it is one number, of which NumPy's operators make a scalar."""
     if not _pool:
         _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))
     shape = concrete(kind.shape)
-    line = np.resize(np.roll(_pool[0], -(crc32(name.encode()) % POOL)), shape)
+    line: Array = np.resize(np.roll(_pool[0], -(crc32(name.encode()) % POOL)), shape)
     if kind.dtype == "bool":
-        return line > 0
+        return np.asarray(line > 0)
     if not dtypes.is_float(kind.dtype):
-        return (np.abs(line * 1e4).astype(np.int64) % max(bound, 1)).astype(dtypes.numpy_dtype(kind.dtype))
-    line = np.abs(line) + np.float32(0.1) if positive else line
-    return line.astype(dtypes.numpy_dtype(kind.dtype), copy=False)
+        line = np.abs(line * 1e4).astype(np.int64) % max(bound, 1)
+    elif positive:
+        line = np.abs(line) + np.float32(0.1)
+    return np.asarray(line, dtypes.numpy_dtype(kind.dtype))
 
 
-def operands_of(template: Template, call: Call) -> dict[str, Array]:
-    """Operand values in their layouts; indices stay within what they index."""
-    ops = {t.op for t in shared(template.term) if isinstance(t, PatternCall)}
-    first = call.operands[template.operands[0]].type
-    axis = call.attrs.get("axis", first.rank - 1)
-    bound = (
-        concrete(first.shape)[axis] if ops & {"gather", "gather_elements", "scatter_elements", "cross_entropy"} else 100
-    )
-    return {
-        name: laid(_values(name, o.type, bound, bool(ops & _POSITIVE)), o) for name, o in call.operands.items()
-    }  # fmt: skip
+def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, int, bool]]:
+    """What the values of each operand are drawn by: type, bound of integers, whether positive. Indices stay within what they
+    index. It depends on a kernel's meaning only, not on who computes it."""
+    nodes = topological(roots)
+    bounds: dict[str, int] = {}
+    for node in (n for n in nodes if n.op in _INDEXED):
+        size = concrete(node.args[0].shape)[1 if node.op == "cross_entropy" else node.attr("axis")]
+        for leaf in topological([node.args[1]]):
+            if leaf.op == "param":
+                bounds[leaf.attr("name")] = min(size, bounds.get(leaf.attr("name"), size))
+    positive = not _POSITIVE.isdisjoint(n.op for n in nodes)
+    return {name: (o.type, bounds.get(name, 100), positive) for name, o in call.operands.items()}
 
 
 # ---------------------------------------------------------------- correctness
 _references: dict[bytes, tuple[str, list[Array]]] = {}
 
 
-def _reference(template: Template, call: Call, operands: Mapping[str, Array], flops: float) -> tuple[str, list[Array]]:
-    roots = meanings(template, call)
-    key = b"".join(map(structural_digest, roots))
+def _shares(x: Array) -> bool:
+    """Whether several places of an array lie at one place in memory."""
+    return x.itemsize + sum((d - 1) * abs(s) for d, s in zip(x.shape, x.strides)) < x.nbytes
+
+
+def _reference(
+    roots: Sequence[Tensor], given: Mapping[str, Any], operands: Mapping[str, Array], flops: float
+) -> tuple[str, list[Array]]:
+    """What kernels of one meaning are compared with, kept while they are tried. Operands have other values where they are stored
+    in another dtype, drawn in another way, or lie so that places share their memory."""
+    ways = [(n, how, operands[n].strides if _shares(operands[n]) else None) for n, how in sorted(given.items())]
+    key = b"".join(map(structural_digest, roots)) + repr(ways).encode()
     if key not in _references:
         wide = flops <= REFERENCE_FLOPS
         value = evaluate(roots, {}, params=dict(operands), float64=wide)
@@ -255,14 +267,16 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         template, call = decode(job)
         flops = call_work(template, call)[0]
-        operands = operands_of(template, call)
+        roots = meanings(template, call)
+        given = drawn(roots, call)
+        operands = {name: laid(_values(name, *given[name]), o) for name, o in call.operands.items()}
         bind = compiled(template, call)
         runs = [bind(operands)]
         stage = "run"
         got = [y.copy(order="K") for y in runs[0]()]
         stage = "check"
         with np.errstate(all="ignore"), one_blas_thread():
-            reference, want = _reference(template, call, operands, flops)
+            reference, want = _reference(roots, given, operands, flops)
             found = worst([check(o, g, w) for o, g, w in zip(call.outputs, got, want, strict=True)])
         stage = "time"
         for _ in range(_copies(operands) - 1):

@@ -13,9 +13,20 @@ import pytest
 from tensor_graphs.backends import measure
 from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.measure import CpuMeasurer, Failure, Timing, Worker
-from tensor_graphs.backends.measure_worker import Wrong, accuracy, answer, decode, encode, timed
+from tensor_graphs.backends.measure_worker import (
+    Wrong,
+    _reference,
+    _values,
+    accuracy,
+    answer,
+    decode,
+    drawn,
+    encode,
+    timed,
+)
 from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.sample import sample
+from tensor_graphs.backends.single import meanings
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.extract.kernel import Call, Candidate, Operand, Vertex, contiguous
 
@@ -128,6 +139,52 @@ def test_jobs_survive_the_pipe() -> None:
                 assert back is found and dict(decoded.attrs) == dict(call.attrs)
                 assert dict(decoded.operands) == dict(call.operands) and decoded.output == call.output
                 assert key_of(found, call).digest == key_of(back, decoded).digest
+
+
+@pytest.mark.parametrize("rows", [3, 50])
+def test_kernels_of_one_meaning_are_compared_on_the_same_indices(rows: int) -> None:
+    """An axis is an attribute of one of them and part of the other's pattern."""
+    pytest.importorskip("torch")
+    table, index = Operand(Type((rows, 8), "float32"), (8, 1)), Operand(Type((6,), "int64"), (1,))
+    out = Operand(Type((6, 8), "float32"), (8, 1))
+    for found, attrs in ((template("numpy", "np.gather"), {"axis": 0}), (template("torch", "torch.embedding"), {})):
+        call = Call({"x": table, "i": index}, out, attrs)
+        reply = answer({**encode(found, call), "seconds": 0.001})
+        assert reply["ok"], reply
+        (node,) = meanings(found, call)
+        assert {n: bound for n, (_, bound, _) in drawn([node], call).items()} == {"x": 100, "i": rows}
+
+
+def test_one_reference_for_each_dtype_that_operands_are_stored_in() -> None:
+    """The meaning is in the wider dtype: the logarithm of a number near 1 tells apart which of them was rounded."""
+    out = Operand(Type((512,), "float32"), (1,))
+    narrow, wide = (Operand(Type((512,), d), (1,)) for d in ("float16", "float32"))
+    found = template("numpy", "np.sub")
+    for x, y in ((wide, wide), (narrow, wide), (wide, narrow)):
+        call = Call({"x": x, "y": y}, out, {})
+        roots = meanings(found, call)
+        arrays = {n: _values(n, *how) for n, how in drawn(roots, call).items()}
+        (want,) = _reference(roots, drawn(roots, call), arrays, 0.0)[1]
+        np.testing.assert_array_equal(want, arrays["x"].astype(np.float64) - arrays["y"])
+
+
+def test_one_reference_for_operands_that_are_repeated_and_one_for_others() -> None:
+    out, lines = Operand(Type((6, 4), "float32"), (4, 1)), Operand(Type((10, 4), "float32"), (4, 1))
+    for strides in ((1, 0), (4, 1)):
+        call = Call({"x": lines, "i": Operand(Type((6, 4), "int64"), strides)}, out, {"axis": 0})
+        reply = answer({**encode(template("numpy", "np.gather_elements"), call), "seconds": 0.001})
+        assert reply["ok"], reply
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_kernels_of_one_number_are_measured(dtype: str) -> None:
+    number = Operand(Type((), dtype), ())
+    for found in [
+        template("numpy", "np.maximum"),
+        *([] if backend("torch").unavailable() else [template("torch", "torch.maximum")]),
+    ]:
+        reply = answer({**encode(found, Call({"x": number, "y": number}, number, {})), "seconds": 0.001})
+        assert reply["ok"], reply
 
 
 def test_an_answer_in_another_layout_is_wrong() -> None:
