@@ -123,7 +123,8 @@ _references: dict[bytes, tuple[str, list[Array]]] = {}
 
 def _shares(x: Array) -> bool:
     """Whether several places of an array lie at one place in memory."""
-    return x.itemsize + sum((d - 1) * abs(s) for d, s in zip(x.shape, x.strides)) < x.nbytes
+    span: int = x.itemsize + sum((d - 1) * abs(s) for d, s in zip(x.shape, x.strides))
+    return span < x.nbytes
 
 
 def _reference(
