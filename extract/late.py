@@ -51,11 +51,13 @@ class Prices:
             self._thread = Thread(target=self._prepare, args=(late,), name="prices", daemon=True)
             self._thread.start()
 
-    def wait(self) -> None:
-        """Have all ready."""
+    def wait(self) -> bool:
+        """Have all ready; whether any was not."""
+        late = bool(self._late)
         if self._thread is not None:
             self._thread.join()
         self._late.clear()
+        return late
 
     def end(self) -> None:
         """Nothing is asked any more: what is not ready is left."""

@@ -9,7 +9,8 @@ from . import settings
 from .backends.jobs import write_jobs
 from .backends.registry import CHOICES, backend, select
 from .extract.kernel import Backend, Candidate
-from .extract.search import RIVALS, Choice, alternatives
+from .extract.known import RIVALS
+from .extract.search import Choice, alternatives
 from .pipeline import choose, hypergraph, prepare, saturated
 from .prices import CostPricer
 from .progress import Progress

@@ -21,10 +21,11 @@ from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view import view_of
 from tensor_graphs.errors import NoPlanError
-from tensor_graphs.extract import search as search_module
+from tensor_graphs.extract import plans as plans_module
 from tensor_graphs.extract.candidates import Hypergraph, candidates
 from tensor_graphs.extract.kernel import Candidate, Priced, Template
-from tensor_graphs.extract.search import RIVALS, alternatives, search
+from tensor_graphs.extract.known import RIVALS
+from tensor_graphs.extract.search import alternatives, search
 
 X = tg.input("x", (8, 8))
 
@@ -232,20 +233,20 @@ def test_what_is_measured_wins_over_what_is_only_hoped_for_when_the_time_is_up()
 
 def test_solves_have_what_is_left_of_the_time_and_a_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
-    plain = search_module.warm_solve
+    plain = plans_module.warm_solve
 
     def noted(*given: Any, **more: Any) -> Any:
         limits.append(more["seconds"])
         return plain(*given, **more)
 
-    monkeypatch.setattr(search_module, "warm_solve", noted)
+    monkeypatch.setattr(plans_module, "warm_solve", noted)
     prices = Prices({"exp0": 10.0})
     search(variants(1), prices, seconds=0.0)
-    assert limits == [search_module.LAST_S]
+    assert limits == [plans_module.LAST_S]
     search(variants(1), prices, seconds=0.0, deterministic=True)
     assert limits[1:] == [2.5]  # counted work: the clock has no say
     search(variants(1), prices, stop=lambda: True)
-    assert limits[2:] == [search_module.LAST_S]
+    assert limits[2:] == [plans_module.LAST_S]
 
 
 def test_a_stop_ends_a_solve_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,8 +258,8 @@ def test_a_stop_ends_a_solve_that_is_under_way(monkeypatch: pytest.MonkeyPatch) 
         halts.append(stop is not None and stop())
         return plain(problem, stop=stop, **more)
 
-    plain = search_module.solve
-    monkeypatch.setattr(search_module, "solve", solved)
+    plain = plans_module.solve
+    monkeypatch.setattr(plans_module, "solve", solved)
     prices = Prices({"exp0": 10.0, "exp1": 9.0})
     choice = search(variants(2), prices, prices, stop=lambda: bool(pressed))
     assert choice.stopped == "budget" and halts[0] is True and halts[1:] == [False] * (len(halts) - 1)
@@ -316,7 +317,7 @@ def test_what_has_little_at_stake_waits_until_what_has_much_was_searched(monkeyp
     truth, names = {"exp0": 100.0, "exp1": 102.0, "np.tanh": 1.0}, ("exp0", "exp1", "np.tanh")
 
     def asked(least: int) -> list[tuple[bool, list[str]]]:
-        monkeypatch.setattr("tensor_graphs.extract.search.LEAST", least)
+        monkeypatch.setattr("tensor_graphs.extract.known.LEAST", least)
         prices = Deepening(truth, dict.fromkeys(names, 1.1))
         choice = search(variants(2, tg.tanh(tg.exp(X))), prices, prices)
         assert set(chosen(choice)) == {"exp0", "np.tanh"} and choice.cost == 101.0 and choice.stopped == "measured"
@@ -383,7 +384,7 @@ def test_what_was_never_run_counts_as_much_as_it_may_take() -> None:
 
     def doubted(price: Priced, family: str = "pointwise", guessed: bool = True) -> float:
         space = (lambda call: [{}]) if guessed else None
-        return search_module._doubted(
+        return plans_module.doubted(
             replace(candidate, template=replace(candidate.template, space=space, family=family)), price
         )
 
@@ -413,7 +414,7 @@ def test_what_is_under_way_when_the_time_ends_is_not_waited_for() -> None:
 
 def test_a_librarys_long_kernel_is_near_what_is_expected() -> None:
     candidate = next(c for c in variants(1).candidates if not c.is_view)
-    long = search_module._doubted(candidate, Priced(127.0, 127.0, 3800.0, "bound"))
+    long = plans_module.doubted(candidate, Priced(127.0, 127.0, 3800.0, "bound"))
     assert 127 < long < 198  # what a generated product of the same size was measured to take
 
 
@@ -468,27 +469,31 @@ def test_when_the_time_is_up_what_the_plan_believes_is_measured_still() -> None:
     assert len(prices.asked) > 1
 
 
+class Cut(Surprising):
+    """Until the time is up, nothing comes of what is asked for but what is `quick`."""
+
+    quick: tuple[str, ...] = ("np.tanh",)
+
+    def measure(self, found: Iterable[Candidate], *, worth: Any = None, **more: Any) -> Sequence[Candidate]:
+        found = list(found)
+        self.asked.append(sorted(c.template.name for c in found))
+        while len(self.asked) == 1 and not worth.ended():
+            time.sleep(0.01)
+        self.known |= {call_key(c) for c in found if c.template.name in self.quick or len(self.asked) > 1}
+        return ()
+
+
 def test_what_the_end_of_the_time_cut_is_asked_for_again() -> None:
-    class Cut(Surprising):
-        """Nothing comes of what is asked for until the time is up."""
-
-        def measure(self, found: Iterable[Candidate], *, worth: Any = None, **more: Any) -> Sequence[Candidate]:
-            found = list(found)
-            self.asked.append([c.template.name for c in found])
-            if len(self.asked) > 1:
-                self.known |= {call_key(c) for c in found}
-            else:
-                while not worth.ended():
-                    time.sleep(0.01)
-            return ()
-
     prices = Cut({"exp0": 30.0, "exp1": 20.0}, {"exp0": 10.0, "exp1": 12.0})
-    choice = search(variants(2), prices, prices, seconds=0.35)
-    assert (
-        prices.asked == [["exp0"], ["exp0"], ["exp1"]]
-        and choice.sources == {"measured": 1}
-        and chosen(choice) == ["exp1"]
-    )
+    choice = search(variants(2, tg.tanh(tg.exp(X))), prices, prices, seconds=0.35)
+    assert prices.asked == [["exp0", "np.tanh"], ["exp0"], ["exp1"]]
+    assert choice.sources == {"measured": 2} and set(chosen(choice)) == {"exp1", "np.tanh"}
+
+
+def test_a_device_that_does_not_answer_is_not_waited_for_beyond_the_time() -> None:
+    prices = Cut({"exp0": 30.0}, {"exp0": 10.0, "exp1": 12.0})
+    choice = search(variants(2), prices, prices, seconds=0.05)
+    assert prices.asked == [["exp0"]] and choice.sources == {"predicted": 1} and choice.stopped == "budget"
 
 
 def test_libraries_are_measured_while_what_must_be_compiled_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,208 @@
+"""What a search has measured, and what it is to measure next of a plan: what much hangs on first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from .candidates import Hypergraph
+from .kernel import Candidate, Measurer, Priced, Vertex
+from .worth import Token, Worth, token
+
+CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
+RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
+NEXT = 2  # alternatives searched together with each kernel of the winner, if they may become faster than it is
+MUCH = 0.03  # of the plan's cost: less at stake waits for more
+LEAST = 16  # kernels of a round, if there are so many: it costs a solve, and at its end compilers wait for each other
+UNKNOWN = 4  # times its bound that is at stake where nothing else is known of a kernel of the winner
+HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
+# three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
+
+
+Later = Sequence[tuple[Candidate, bool]]  # and whether a first look is enough
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to measure next, by number, whether a first look is enough, and what may come after that."""
+
+    now: list[int] = field(default_factory=list)
+    look: bool = True
+    later: Later = ()
+
+    def after(self, first: Iterable[int]) -> Wanted:
+        """This, and something before it."""
+        return replace(self, now=list(dict.fromkeys([*first, *self.now])))
+
+
+@dataclass
+class Known:
+    """What a search has measured: calls that are `done`, and of them those that were only `looked` at and have schedules left."""
+
+    hypergraph: Hypergraph
+    measurer: Measurer | None
+    done: set[Token] = field(default_factory=set)
+    looked: set[Token] = field(default_factory=set)
+    under_way: dict[Token, tuple[Candidate, bool]] = field(default_factory=dict)  # and whether it is looked at
+
+    def hopes(self, prices: Sequence[Priced]) -> list[float]:
+        """What each candidate may cost at best, in µs."""
+        return [
+            p.low if self.is_open(c, p) else p.us * HOPE if token(c) in self.looked else p.us
+            for c, p in zip(self.hypergraph.candidates, prices)
+        ]
+
+    def hoped(self, i: int, price: Priced) -> bool:
+        """Whether a candidate counts for less than what is known of it."""
+        return price.source != "measured" or token(self.hypergraph.candidates[i]) in self.looked
+
+    def is_open(self, candidate: Candidate, price: Priced) -> bool:
+        """Whether a first look could still show the candidate to be cheaper: it was never measured, or so unevenly (on a busy
+        machine, say) that once more is worth it before it wins or loses by that number."""
+        if self.measurer is None or candidate.is_view or math.isinf(price.us) or token(candidate) in self.done:
+            return False
+        return price.source != "measured" or price.low < CERTAIN * price.us
+
+    def unmeasured(self, chosen: Iterable[int], prices: Sequence[Priced], least: float = 0.0) -> list[int]:
+        """What a plan believes without a measurement, the most µs in all first, as far as that is not less than a share of the plan."""
+        candidates, whole = self.hypergraph.candidates, sum(prices[i].us for i in chosen)
+        stakes = _summed(candidates, ((i, prices[i].us) for i in chosen if self.is_open(candidates[i], prices[i])))
+        return [i for i in sorted(stakes, key=lambda i: -stakes[i]) if stakes[i] >= least * whole]
+
+    def beside(self, dear: Iterable[int], prices: Sequence[Priced]) -> list[int]:
+        """Of each of some dear candidates, the next few that make the same without a compiler: if it surprises, one of them is next."""
+        candidates, made = self.hypergraph.candidates, self.hypergraph.numbered.made
+        rivals: dict[int, list[int]] = {made[i]: [] for i in dear}
+        for i, (c, p) in enumerate(zip(candidates, prices) if rivals else ()):
+            if made[i] in rivals and c.template.space is None and self.is_open(c, p):
+                rivals[made[i]].append(i)
+        near = (sorted(rivals[made[i]], key=lambda j: prices[j].us)[: NEXT + 1] for i in dear)
+        return list(_largest(candidates, dict.fromkeys((j for found in near for j in found), 1.0)))
+
+    def cut(self, prices: Sequence[Priced]) -> bool:
+        """What the end of the time kept from being measured may be asked for again. Whether that is all that was: then nothing answers."""
+        unknown = (c for c, p in zip(self.hypergraph.candidates, prices) if p.source != "measured" and p.us < math.inf)
+        asked = bool(self.done)
+        self.done -= set(map(token, unknown))
+        return asked and not self.done
+
+    def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> Wanted:
+        """What to measure next: first looks while kernels of the winner had none, but what has little at stake is looked at when
+        what has much was searched. And what may come after that."""
+        if self.measurer is None:
+            return Wanted(look=False)
+        candidates, much = self.hypergraph.candidates, MUCH * sum(prices[i].us for i in chosen)
+        open_ = [self.is_open(c, p) for c, p in zip(candidates, prices)]
+        looks = _lacking(self.hypergraph, chosen, prices, open_)
+        searches = self._unfinished(self.measurer, chosen, prices)
+        for least, stakes, look in [
+            (least, *one) for least in (much, 0.0) for one in ((looks, True), (searches, False))
+        ]:
+            if now := _first(stakes, least):
+                later = [(candidates[i], look) for i in stakes if i not in now]
+                later += [(candidates[i], False) for i in searches if look]
+                return Wanted(sorted(now, key=lambda i: look and candidates[i].template.space is not None), look, later)
+        return Wanted(look=False)
+
+    def _unfinished(self, measurer: Measurer, chosen: Sequence[int], prices: Sequence[Priced]) -> dict[int, float]:
+        """Chosen candidates that were measured, but not to the end, with what is at stake in µs, most first: they were only looked
+        at, a search was cut, or found them hopeless beside others. Behind each, what was only looked at and may be faster."""
+        candidates, made = self.hypergraph.candidates, self.hypergraph.numbered.made
+        stakes = _summed(candidates, ((i, (1 - HOPE) * prices[i].us) for i in chosen))
+        dearest = sorted(stakes, key=lambda i: -stakes[i])
+        unique, ended = {token(candidates[i]): i for i in dearest}, self.done - self.looked
+        open_ = {i for key, i in unique.items() if key not in ended and measurer.unfinished(candidates[i])}
+        rivals: dict[int, list[int]] = {}
+        for i, candidate in enumerate(candidates) if open_ else ():
+            if token(candidate) in self.looked:
+                rivals.setdefault(made[i], []).append(i)
+        found: dict[int, float] = {}
+        for i in dearest:
+            if i in open_:
+                found[i] = stakes[i]
+            for j in sorted(rivals.get(made[i], ()), key=lambda j: prices[j].us)[: NEXT + 1]:
+                if prices[j].us * HOPE < prices[i].us and unique.setdefault(token(candidates[j]), j) == j:
+                    found.setdefault(j, stakes[i])
+        return found
+
+    def measure(self, wanted: Sequence[Candidate], worth: Worth, look: bool, later: Later) -> None:
+        """Have candidates measured until the time is up; `later` may come after them. What takes longest, of these and of those
+        before, is left under way while there are other things to measure."""
+        assert self.measurer is not None
+        for candidate, _ in self.under_way.values():
+            worth.taken(candidate)
+        asked = {**self.under_way, **{token(c): (c, look) for c in wanted}}
+        self.looked -= asked.keys()
+        some = _until(worth, wanted, self.done)
+        left = self.measurer.measure(
+            some, worth=worth, look=look, later=later, leave=bool(wanted) and not worth.ended()
+        )
+        self.under_way = {token(c): asked[token(c)] for c in left}
+        for key in asked.keys() & self.done - self.under_way.keys():
+            if asked[key][1] and self.measurer.unfinished(asked[key][0]):
+                self.looked.add(key)
+
+
+def _until(worth: Worth, wanted: Iterable[Candidate], done: set[Token]) -> Iterator[Candidate]:
+    """Candidates one by one, noted as done, until the time is up."""
+    for candidate in wanted:
+        if worth.ended():
+            return
+        done.add(token(candidate))
+        worth.taken(candidate)
+        yield candidate
+
+
+def _lacking(
+    hypergraph: Hypergraph, chosen: Iterable[int], prices: Sequence[Priced], open_: Sequence[bool]
+) -> dict[int, float]:
+    """Open candidates of the winner, and those of their open rivals that may take less than the winner is expected to: with what is
+    at stake in µs, most first; equal calls once. Of the winner's own that is what they may cost, of rivals what they may save."""
+    candidates = hypergraph.candidates
+    makers: dict[Vertex, list[int]] = {}
+    for i, c in enumerate(candidates):
+        if open_[i]:
+            for v in c.outputs:
+                makers.setdefault(v, []).append(i)
+    wanted = [i for i in chosen if open_[i]]
+    stakes = _summed(candidates, ((i, min(prices[i].high, UNKNOWN * prices[i].us)) for i in wanted))
+    beside: dict[int, float] = {}
+    for i in wanted:
+        for v in candidates[i].outputs:
+            better = [j for j in makers[v] if prices[j].low <= prices[i].us]
+            for j in sorted(better, key=lambda j: prices[j].low)[:RIVALS]:
+                beside[j] = max(beside.get(j, 0.0), prices[i].us - prices[j].low)
+    known = {token(candidates[i]) for i in stakes}
+    beside = {j: stake for j, stake in beside.items() if token(candidates[j]) not in known}
+    found = {**stakes, **_largest(candidates, beside)}
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def _first(stakes: Mapping[int, float], much: float) -> list[int]:
+    """What has much at stake, and the next of the others where that is little work for a round; none where nothing has much."""
+    large = sum(stake >= much for stake in stakes.values())
+    return list(stakes)[: max(large, LEAST)] if large else []
+
+
+def _summed(candidates: Sequence[Candidate], stakes: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Stakes of candidates, summed over those with equal calls, of which the first stands for all."""
+    first: dict[Token, int] = {}
+    found: dict[int, float] = {}
+    for i, stake in stakes:
+        i = first.setdefault(token(candidates[i]), i)
+        found[i] = found.get(i, 0.0) + stake
+    return found
+
+
+def _largest(candidates: Sequence[Candidate], stakes: Mapping[int, float]) -> dict[int, float]:
+    """The largest stake of each call."""
+    found: dict[Token, int] = {}
+    for i, stake in stakes.items():
+        key = token(candidates[i])
+        if stake > stakes.get(found.setdefault(key, i), 0.0):
+            found[key] = i
+    return {i: stakes[i] for i in found.values()}
+
+
+__all__ = ["MUCH", "RIVALS", "Known", "Wanted"]

@@ -1,0 +1,171 @@
+"""The plans of a search: what is hoped for, what would be returned now, what needs no compiler; each within what is left of the time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ..errors import ExtractionError, NoPlanError
+from .budgets import Budget
+from .candidates import Hypergraph
+from .clock import Clock
+from .collection import no_collection
+from .kernel import Candidate, Priced
+from .known import MUCH, Known, Wanted
+from .problem import Extraction
+from .rows import Rows
+from .solve import solve
+from .warm import warm_solve
+
+QUICK_S = 0.1  # seconds of a solve that more measuring follows: more rounds find more than longer solves (of the same seconds)
+LAST_S = 0.25  # seconds that a solve has whatever else: without any it would end with a greedy plan
+BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
+BELIEVING = 0.1  # share of the time that may be spent on what would be returned now, beside what is hoped for
+CLOSE_S = 1.5  # seconds, and at most as many as the whole search has, for measuring what the plan believes in the end
+# Times what is expected that an unmeasured kernel may take: a library's, and a generated one of a family that is guessed well.
+KNOWN, GUESSED = 4, 6
+SURE, LATE_US = 1.3, 10.0  # a library's large product is near what the machine can do: so many times, and µs
+SIMPLE = ("pointwise", "reduction")
+UNTRIED = 4  # times the most it may take that a product with schedules counts that was never run: they were guessed, and may not even compile
+
+
+@dataclass
+class Plans:
+    """The plans of one search: each is solved for from the one before, within what is left of the time."""
+
+    hypergraph: Hypergraph
+    budgets: Sequence[Budget]
+    seconds: float  # of the whole search
+    limits: Sequence[float]  # seconds of a solve: of the first try, and of the next
+    deterministic: bool
+    stop: Callable[[], bool]
+    clock: Clock
+    chosen: list[int] = field(default_factory=list)
+    trusted: list[int] = field(default_factory=list)  # what would be returned now
+    believing: float = 0.0  # seconds that it took to find that
+    start: float = field(default_factory=time.monotonic)
+    until: float = -math.inf
+
+    def ended(self) -> bool:
+        """Whether nothing more is to be measured but what is believed."""
+        return self.stop() or time.monotonic() - self.start > self.seconds
+
+    def close(self) -> None:
+        """From now on only what is believed is to be measured, for a little longer."""
+        self.until = time.monotonic() + min(CLOSE_S, self.seconds)
+
+    def closed(self) -> bool:
+        """Whether nothing at all is to be measured any more."""
+        return self.stop() or time.monotonic() > self.until
+
+    def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
+        """The cheapest plan at the given costs, from a known one. NoPlanError if there is none, or none was found in time."""
+        pressed = self.stop()  # before: then this solve is what the best so far is made by
+        if not self.deterministic:
+            left = 0.0 if pressed else (1 + BEYOND) * self.seconds - (time.monotonic() - self.start)
+            limit = max(min(LAST_S, limit), min(limit, left))
+        halted = None if pressed else self.stop
+        with self.clock.running("solve"):
+            return _solve(self.hypergraph, cost, limit, self.deterministic, self.budgets, known, halted)
+
+    def next(
+        self, known: Known, prices: Sequence[Priced], hopes: Sequence[float]
+    ) -> tuple[Extraction, Wanted]:  # fmt: skip
+        """A plan at the costs that are hoped for, and what to measure for it: with more time only where the search would end, or where
+        budgets are not kept within less."""
+        for limit in self.limits:
+            try:
+                self.chosen, found = self.solve(hopes, limit, self.chosen)
+            except NoPlanError:
+                if not self.budgets or limit == self.limits[-1]:
+                    raise
+                continue
+            wanted = known.lacking(self.chosen, prices)
+            if wanted.now or known.under_way or found.optimal:
+                break
+        return found, wanted
+
+    def uncompiled(self, known: Known, prices: Sequence[Priced]) -> list[int]:
+        """What was not measured of the cheapest plan of kernels that no compiler must be waited for, where others are to be measured
+        as well: what is known of them soon is what all others are compared with, and all there is where the time is short."""
+        candidates = self.hypergraph.candidates
+        waiting = [c.template.space is not None and p.source != "measured" for c, p in zip(candidates, prices)]
+        if not any(waiting):
+            return []
+        try:
+            self.trusted, _ = self.solve([math.inf if wait else p.us for wait, p in zip(waiting, prices)], LAST_S, ())
+        except NoPlanError:
+            return []
+        return known.unmeasured(self.trusted, prices)
+
+    def believed(self, known: Known, prices: Sequence[Priced]) -> list[int]:
+        """What has much at stake and was not measured of the plan that would be returned now, and what may take its place; nothing where
+        asking has taken too much of the time."""
+        began = time.monotonic()
+        if self.believing > BELIEVING * (began - self.start):
+            return []
+        try:
+            self.trusted, _ = self.solve(self.doubted(prices), self.limits[0], self.trusted)
+        except NoPlanError:
+            return []
+        finally:
+            self.believing += time.monotonic() - began
+        much = known.unmeasured(self.trusted, prices, MUCH)
+        return list(dict.fromkeys([*much, *known.beside(much, prices)]))
+
+    def surest(self, known: Known, prices: Sequence[Priced], wanted: Wanted, first: bool) -> Wanted:
+        """What is wanted, after what is believed: of the plan that would be returned now, or, at first, of the one without compilers."""
+        if not first:
+            sure = self.believed(known, prices)
+        elif not (wanted.look and (sure := self.uncompiled(known, prices))):
+            return wanted
+        if not sure:
+            return wanted
+        candidates = self.hypergraph.candidates
+        waiting = [i for i in wanted.now if not wanted.look or (first and candidates[i].template.space is not None)]
+        later = [*((candidates[i], wanted.look) for i in waiting), *wanted.later]
+        return Wanted([i for i in wanted.now if i not in set(waiting)], later=later).after(sure)
+
+    def doubted(self, prices: Sequence[Priced]) -> list[float]:
+        """What each candidate may take where nothing more is measured."""
+        return [doubted(c, p) for c, p in zip(self.hypergraph.candidates, prices)]
+
+    def without_hope(self, prices: Sequence[Priced], hoped: Extraction, limit: float) -> Extraction:
+        """The plan where the time is up: what was not measured counts as much as it may take. The bound is that of the prices that
+        were hoped for."""
+        self.chosen, found = self.solve(self.doubted(prices), limit, self.chosen)
+        bound = min(found.lower_bound, hoped.lower_bound)
+        return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
+
+
+def doubted(candidate: Candidate, price: Priced) -> float:
+    """What a candidate may take if it is not measured before it is used: a library's little more than is expected, what was generated
+    without a product some more, and with one far more."""
+    if price.source == "measured":
+        return price.us
+    if candidate.is_view or candidate.template.space is None:
+        return min(price.high, SURE * price.us + min((KNOWN - SURE) * price.us, LATE_US))
+    return min(price.high, GUESSED * price.us) if candidate.template.family in SIMPLE else price.high * UNTRIED
+
+
+@no_collection()
+def _solve(
+    hypergraph: Hypergraph, cost: Sequence[float], seconds: float, deterministic: bool, budgets: Sequence[Budget],
+    known: Sequence[int], stop: Callable[[], bool] | None = None,
+) -> tuple[list[int], Extraction]:  # fmt: skip
+    try:
+        rows, found = warm_solve(
+            lambda prices: Rows(hypergraph, prices, budgets), hypergraph, cost, partial(solve, stop=stop), seconds=seconds,
+            deterministic=deterministic, known=known,
+        )  # fmt: skip
+    except ExtractionError as error:
+        if budgets and not error.message.startswith("a root"):
+            raise NoPlanError(f"no plan: {error.message}", where=error.where, hint=error.hint) from None
+        raise NoPlanError(f"no kernels cover the outputs: {error.message}", hint="allow another backend") from None
+    return rows.ordered(found), found
+
+
+__all__ = ["LAST_S", "QUICK_S", "Plans", "doubted"]
