@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import TypeVar
 
 from .candidates import Hypergraph
 from .kernel import Candidate, Measurer, Priced, Vertex
@@ -20,6 +22,7 @@ HOPE = 0.75  # of its time after a first look: what a kernel may take when its s
 # three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
 
 
+T = TypeVar("T")
 Later = Sequence[tuple[Candidate, bool]]  # and whether a first look is enough
 
 
@@ -48,10 +51,10 @@ class Known:
 
     def hopes(self, prices: Sequence[Priced]) -> list[float]:
         """What each candidate may cost at best, in µs."""
-        return [
-            p.low if self.is_open(c, p) else p.us * HOPE if token(c) in self.looked else p.us
-            for c, p in zip(self.hypergraph.candidates, prices)
-        ]
+        return each(
+            self.hypergraph, prices,
+            lambda c, p: p.low if self.is_open(c, p) else p.us * HOPE if token(c) in self.looked else p.us,
+        )  # fmt: skip
 
     def hoped(self, i: int, price: Priced) -> bool:
         """Whether a candidate counts for less than what is known of it."""
@@ -82,9 +85,9 @@ class Known:
 
     def cut(self, prices: Sequence[Priced]) -> bool:
         """What the end of the time kept from being measured may be asked for again. Whether that is all that was: then nothing answers."""
-        unknown = (c for c, p in zip(self.hypergraph.candidates, prices) if p.source != "measured" and p.us < math.inf)
+        calls = ((self.hypergraph.candidates[i], prices[i]) for i in self.hypergraph.calls[0])
         asked = bool(self.done)
-        self.done -= set(map(token, unknown))
+        self.done -= {token(c) for c, p in calls if p.source != "measured" and p.us < math.inf}
         return asked and not self.done
 
     def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> Wanted:
@@ -93,7 +96,7 @@ class Known:
         if self.measurer is None:
             return Wanted(look=False)
         candidates, much = self.hypergraph.candidates, MUCH * sum(prices[i].us for i in chosen)
-        open_ = [self.is_open(c, p) for c, p in zip(candidates, prices)]
+        open_ = each(self.hypergraph, prices, self.is_open)
         looks = _lacking(self.hypergraph, chosen, prices, open_)
         searches = self._unfinished(self.measurer, chosen, prices)
         for least, stakes, look in [
@@ -142,6 +145,14 @@ class Known:
         for key in asked.keys() & self.done - self.under_way.keys():
             if asked[key][1] and self.measurer.unfinished(asked[key][0]):
                 self.looked.add(key)
+
+
+def each(hypergraph: Hypergraph, prices: Sequence[Priced], of: Callable[[Candidate, Priced], T]) -> list[T]:
+    """Something of each candidate and its price; asked once for equal calls, and once for all views."""
+    candidates, (calls, which) = hypergraph.candidates, hypergraph.calls
+    views = islice((i for i, k in enumerate(which) if k < 0), 1)
+    found = [of(candidates[i], prices[i]) for i in chain(calls, views)]
+    return [found[k] for k in which]
 
 
 def _until(worth: Worth, wanted: Iterable[Candidate], done: set[Token]) -> Iterator[Candidate]:
@@ -205,4 +216,4 @@ def _largest(candidates: Sequence[Candidate], stakes: Mapping[int, float]) -> di
     return {i: stakes[i] for i in found.values()}
 
 
-__all__ = ["MUCH", "RIVALS", "Known", "Wanted"]
+__all__ = ["MUCH", "RIVALS", "Known", "Wanted", "each"]

@@ -14,7 +14,7 @@ from .candidates import Hypergraph
 from .clock import Clock
 from .collection import no_collection
 from .kernel import Candidate, Priced
-from .known import MUCH, Known, Wanted
+from .known import MUCH, Known, Wanted, each
 from .problem import Extraction
 from .rows import Rows
 from .solve import solve
@@ -91,8 +91,7 @@ class Plans:
     def uncompiled(self, known: Known, prices: Sequence[Priced]) -> list[int]:
         """What was not measured of the cheapest plan of kernels that no compiler must be waited for, where others are to be measured
         as well: what is known of them soon is what all others are compared with, and all there is where the time is short."""
-        candidates = self.hypergraph.candidates
-        waiting = [c.template.space is not None and p.source != "measured" for c, p in zip(candidates, prices)]
+        waiting = each(self.hypergraph, prices, lambda c, p: c.template.space is not None and p.source != "measured")
         if not any(waiting):
             return []
         try:
@@ -131,7 +130,7 @@ class Plans:
 
     def doubted(self, prices: Sequence[Priced]) -> list[float]:
         """What each candidate may take where nothing more is measured."""
-        return [doubted(c, p) for c, p in zip(self.hypergraph.candidates, prices)]
+        return each(self.hypergraph, prices, doubted)
 
     def without_hope(self, prices: Sequence[Priced], hoped: Extraction, limit: float) -> Extraction:
         """The plan where the time is up: what was not measured counts as much as it may take. The bound is that of the prices that

@@ -29,7 +29,7 @@ from .late import Prices
 from .plans import LAST_S, QUICK_S, Plans
 from .problem import Extraction
 from .rows import Rows
-from .worth import Worth
+from .worth import Places, Worth
 
 LITTLE = 0.01  # of the plan's cost: what is believed of less need not be measured before it is returned
 
@@ -112,6 +112,7 @@ class _Search:
     def __post_init__(self) -> None:
         with self.clock.running("price"):
             self.pricing = Prices(self.hypergraph, self.pricer, later=self.known.measurer is not None)
+            self.places = Places(self.hypergraph)
 
     def ask(self) -> list[Priced]:
         """What is known of all candidates now."""
@@ -155,7 +156,8 @@ class _Search:
             what = f"{'measuring' if wanted.look else 'searching'} {len(wanted.now)} kernels"
             self.progress(f"{when}: {sum(hopes[i] for i in self.plans.chosen):.1f} µs, {what}")
         with self.clock.running("measure"):
-            worth = Worth(self.hypergraph, self.pricer, self.prices, ended, limited=bool(self.plans.budgets))
+            limited = bool(self.plans.budgets)
+            worth = Worth(self.hypergraph, self.pricer, self.prices, ended, limited, self.places)
             useful = [i for i in wanted.now if hopes[i] <= worth(candidates[i])]
             self.known.measure([candidates[i] for i in useful or wanted.now], worth, wanted.look, wanted.later)
 

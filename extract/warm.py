@@ -73,8 +73,7 @@ def warm_solve(
     rows = make(cost)
     hint = start_of(rows, hypergraph, known) if known else None
     found = solve(rows.problem, time_limit=seconds, deterministic=deterministic, hint=hint)
-    age = ages(hypergraph)
-    if found.optimal or known or not (steps := rungs(age)):
+    if found.optimal or known or not (steps := rungs(age := ages(hypergraph))):
         return rows, found
     alone, best = found.cost, rows.ordered(found)
     ends = time.perf_counter() + SMALLER * seconds

@@ -22,22 +22,29 @@ def token(candidate: Candidate) -> Token:
     return id(candidate.template), id(candidate.call)
 
 
+class Places:
+    """Where calls are in a hypergraph: by their token, and by what they make."""
+
+    def __init__(self, hypergraph: Hypergraph) -> None:
+        self.of: dict[Token, list[int]] = {}
+        self.alike: dict[int, list[int]] = {}  # what is made: the candidates that make it
+        for i, (candidate, made) in enumerate(zip(hypergraph.candidates, hypergraph.numbered.made)):
+            self.of.setdefault(token(candidate), []).append(i)
+            self.alike.setdefault(made, []).append(i)
+
+
 class Worth:
     """Bounds that tighten while candidates are measured: `taken` notes that one is under way, calling gives its bound in µs.
     `ended`: nothing is worth measuring any more. `limited`: plans must keep budgets, for which a dear kernel may be needed: then
-    there are no bounds."""
+    there are no bounds. `places`: those of the hypergraph, if they are known."""
 
     def __init__(
         self, hypergraph: Hypergraph, pricer: Pricer, prices: Sequence[Priced],
-        ended: Callable[[], bool] = lambda: False, limited: bool = False,
+        ended: Callable[[], bool] = lambda: False, limited: bool = False, places: Places | None = None,
     ) -> None:  # fmt: skip
         self.hypergraph, self.pricer, self.ended, self.limited = hypergraph, pricer, ended, limited
         self.certain = [p.us if p.source == "measured" else math.inf for p in prices]
-        self.places: dict[Token, list[int]] = {}
-        self.alike: dict[int, list[int]] = {}  # what is made: the candidates that make it
-        for i, candidate in enumerate(hypergraph.candidates):
-            self.places.setdefault(token(candidate), []).append(i)
-            self.alike.setdefault(hypergraph.numbered.made[i], []).append(i)
+        self.places = places or Places(hypergraph)
         self._waiting: list[Candidate] = []
         self._tree: list[float] | None = None
 
@@ -52,14 +59,14 @@ class Worth:
         if self.limited:
             return math.inf
         self._refresh()
-        return max(self._at(i) for i in self.places[token(candidate)])
+        return max(self._at(i) for i in self.places.of[token(candidate)])
 
     def _refresh(self) -> None:
         prices = self.pricer.price(self._waiting) if self._waiting else []
         for candidate, price in zip(list(self._waiting), prices):
             if price.source == "measured" or price.us == math.inf:
                 self._waiting.remove(candidate)
-                for i in self.places[token(candidate)]:
+                for i in self.places.of[token(candidate)]:
                     self.certain[i] = price.us
                 self._tree = None
         if self._tree is None:
@@ -71,7 +78,7 @@ class Worth:
         assert tree is not None
         outputs = numbered.bundles[made - len(numbered.vertices)] if made >= len(numbered.vertices) else (made,)
         rivals = [
-            self.certain[i] + sum(tree[v] for v in numbered.needs[i] if v not in reads) for i in self.alike[made]
+            self.certain[i] + sum(tree[v] for v in numbered.needs[i] if v not in reads) for i in self.places.alike[made]
             if self.certain[i] < math.inf and token(self.hypergraph.candidates[i]) != own
         ]  # fmt: skip
         return min([sum(tree[v] for v in outputs), *rivals])
