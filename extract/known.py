@@ -98,7 +98,7 @@ class Known:
         candidates, much = self.hypergraph.candidates, MUCH * sum(prices[i].us for i in chosen)
         open_ = each(self.hypergraph, prices, self.is_open)
         looks = _lacking(self.hypergraph, chosen, prices, open_)
-        searches = self._unfinished(self.measurer, chosen, prices)
+        searches = self.unfinished(chosen, prices)
         for least, stakes, look in [
             (least, *one) for least in (much, 0.0) for one in ((looks, True), (searches, False))
         ]:
@@ -108,10 +108,12 @@ class Known:
                 return Wanted(sorted(now, key=lambda i: look and candidates[i].template.space is not None), look, later)
         return Wanted(look=False)
 
-    def _unfinished(self, measurer: Measurer, chosen: Sequence[int], prices: Sequence[Priced]) -> dict[int, float]:
+    def unfinished(self, chosen: Sequence[int], prices: Sequence[Priced]) -> dict[int, float]:
         """Chosen candidates that were measured, but not to the end, with what is at stake in µs, most first: they were only looked
         at, a search was cut, or found them hopeless beside others. Behind each, what was only looked at and may be faster."""
-        candidates, made = self.hypergraph.candidates, self.hypergraph.numbered.made
+        measurer, candidates, made = self.measurer, self.hypergraph.candidates, self.hypergraph.numbered.made
+        if measurer is None:
+            return {}
         stakes = _summed(candidates, ((i, (1 - HOPE) * prices[i].us) for i in chosen))
         dearest = sorted(stakes, key=lambda i: -stakes[i])
         unique, ended = {token(candidates[i]): i for i in dearest}, self.done - self.looked

@@ -24,6 +24,7 @@ QUICK_S = 0.1  # seconds of a solve that more measuring follows: more rounds fin
 LAST_S = 0.25  # seconds that a solve has whatever else: without any it would end with a greedy plan
 BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
 BELIEVING = 0.1  # share of the time that may be spent on what would be returned now, beside what is hoped for
+DEEPER = 0.6  # share of the time after which what would be returned is searched, though there may be others to look at
 CLOSE_S = 1.5  # seconds, and at most as many as the whole search has, for measuring what the plan believes in the end
 # Times what is expected that an unmeasured kernel may take: a library's, and a generated one of a family that is guessed well.
 KNOWN, GUESSED = 4, 6
@@ -115,6 +116,14 @@ class Plans:
         much = known.unmeasured(self.trusted, prices, MUCH)
         return list(dict.fromkeys([*much, *known.beside(much, prices)]))
 
+    def deeper(self, known: Known, prices: Sequence[Priced]) -> list[int]:
+        """What the plan that would be returned hangs on and was only looked at, when most of the time has gone: what is hoped for may
+        have kernels to be looked at for ever, and searching the few dearest is little work."""
+        if time.monotonic() - self.start < DEEPER * self.seconds:
+            return []
+        stakes, much = known.unfinished(self.trusted, prices), MUCH * sum(prices[i].us for i in self.trusted)
+        return [i for i in self.trusted if stakes.get(i, 0.0) >= much]
+
     def surest(self, known: Known, prices: Sequence[Priced], wanted: Wanted, first: bool) -> Wanted:
         """What is wanted, after what is believed: of the plan that would be returned now, or, at first, of the one without compilers."""
         if not first:
@@ -122,7 +131,8 @@ class Plans:
         elif not (wanted.look and (sure := self.uncompiled(known, prices))):
             return wanted
         if not sure:
-            return wanted
+            later = [*((self.hypergraph.candidates[i], wanted.look) for i in wanted.now), *wanted.later]
+            return Wanted(now, False, later) if (now := self.deeper(known, prices)) and not first else wanted
         candidates = self.hypergraph.candidates
         waiting = [i for i in wanted.now if not wanted.look or (first and candidates[i].template.space is not None)]
         later = [*((candidates[i], wanted.look) for i in waiting), *wanted.later]
