@@ -524,3 +524,16 @@ def test_libraries_are_measured_while_what_must_be_compiled_is_priced(monkeypatc
     monkeypatch.setattr(Late, "on_record", lambda self, candidate: candidate.template.name == "np.exp")
     begun.set()
     assert chosen(search(graph, alone, alone)) == ["exp0"], "nothing else covers the outputs: it is waited for"
+
+
+@pytest.mark.parametrize("share", [0.0, 2.0])
+def test_late_in_a_search_what_the_plan_hangs_on_is_searched_though_others_were_not_looked_at(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensor_graphs.extract.plans.DEEPER", share)
+    names = [f"exp{i}" for i in range(40)]
+    prices = Deepening({n: 10.0 + i / 10 for i, n in enumerate(names)}, dict.fromkeys(names, 1.2))
+    choice = search(variants(40), prices, prices)
+    assert chosen(choice) == ["exp0"] and choice.cost == 10.0
+    early = prices.looks.index(False) < prices.looks.count(True)
+    assert early == (share < 1.0) and prices.asked[prices.looks.index(False)][0] == "exp0"
