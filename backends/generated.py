@@ -182,6 +182,10 @@ class Generated(Template):
         """Arithmetic of the terms."""
         return graph_flops(self.roots)
 
+    def written(self, call: Call) -> Call:
+        """The call with its result as this kernel lays it out."""
+        return call if self.layout is None else replace(call, output=Operand(call.output.type, self.layout(call)))
+
     def effort(self, call: Call) -> float:
         """Arithmetic of a call: that of the terms, and what the schedule computes more than once."""
         found = self.lower(call)
@@ -395,8 +399,7 @@ def template_of(
     suffix = ("_last" if last else "") + (f"_{precision.name}" if precision.loss else "")
 
     def applies(call: Call) -> bool:
-        written = Operand(call.output.type, channels_last(call)) if last else call.output
-        return made[0].lower(replace(call, output=written)) is not None
+        return made[0].lower(made[0].written(call)) is not None
 
     template = Generated(
         name=f"{emitter.name}.{family}{suffix}", backend=emitter.name, loss=precision.loss, rate=precision.rate,
@@ -562,7 +565,7 @@ class Generator:
         """See whether templates apply to calls, in several processes; a step at a time."""
         by_template: dict[Generated, list[Call]] = {}
         for template, call in asked:
-            if _lying(call) not in template.lowered:
+            if _lying(template.written(call)) not in template.lowered:
                 by_template.setdefault(template, []).append(call)
         forms = {t: (turned, last, p.number) for (_, turned, last, p), t in self.known.items() if t in by_template}
 

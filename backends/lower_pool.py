@@ -21,7 +21,7 @@ from functools import partial
 from ..costdb.device import cores
 from .lower_worker import HEAD, Job, Reply, message
 
-MOST = 8  # processes
+MOST = 16  # processes
 PART, AHEAD = 4, 2  # jobs of a message, messages that a process has at once
 WORTH = 100  # jobs of a batch from which on starting processes is worth it: about a second of work
 PATIENCE_S = 30.0  # for one job: a process that takes longer is given up

@@ -221,13 +221,14 @@ class _Builder:
         kernels: dict[int, list[Candidate]] = {}
         todo: Iterable[int] = range(len(matches))
         while todo:
-            fresh: list[Vertex] = []
+            written: list[Vertex] = []
             for i in chain(
                 self._polled(i for i in todo if i < plain), self._prepared([i for i in todo if i >= plain], matches)
             ):
                 kernels[i] = self._bound(matches[i])
                 if matches[i].template.layout is not None:
-                    fresh += [c.output for c in kernels[i] if self._is_new(c.output)]
+                    written += [c.output for c in kernels[i]]
+            fresh = [v for v in written if self._is_new(v)]  # not before: all are bound over the layouts that they were prepared for
             known = {c: len(s) for c, s in self.layouts.items()}
             views += self._views(list(fresh))
             grown = {v.cls for v in fresh} | {c for c, s in self.layouts.items() if len(s) != known.get(c)}
