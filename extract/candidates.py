@@ -228,7 +228,8 @@ class _Builder:
                 kernels[i] = self._bound(matches[i])
                 if matches[i].template.layout is not None:
                     written += [c.output for c in kernels[i]]
-            fresh = [v for v in written if self._is_new(v)]  # not before: all are bound over the layouts that they were prepared for
+            # Not before: all are bound over the layouts that they were prepared for
+            fresh = [v for v in written if self._is_new(v)]
             known = {c: len(s) for c, s in self.layouts.items()}
             views += self._views(list(fresh))
             grown = {v.cls for v in fresh} | {c for c, s in self.layouts.items() if len(s) != known.get(c)}
