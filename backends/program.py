@@ -315,7 +315,8 @@ class Program:
 
     # ------------------------------------------------------------ saving
     def save(self, folder: str | Path) -> Path:
-        """Write the program as a folder, all or nothing; an older program there is replaced.
+        """Write the program as a folder, all or nothing; an older program there is replaced. States are saved as they start, not
+        as they are now.
 
         UsageError if something else is there, or if it cannot be written.
         """
@@ -346,7 +347,8 @@ class Program:
 
 
 def load_program(folder: str | Path, *, device: str | None = None) -> Program:
-    """A saved program, without any search. Running it runs its `program.py`: load only what you trust.
+    """A saved program, without any search. Running it runs its `program.py`: load only what you trust. Its `report` is None: what
+    was found is in the folder's report.json, and `tensor-graphs explain FOLDER` tells it.
 
     A program made for a GPU runs on one of that name; `device` ("cuda", "cuda:1") runs it on any.
     BadModelError if the folder is incomplete or was changed since it was saved, BadWeightsError for its weights,

@@ -72,7 +72,11 @@ def _as_module(function: Callable[..., Any]) -> Any:
     if not callable(function):
         raise UsageError(f"a {type(function).__name__} is neither an nn.Module nor a function")
     module = torch.nn.Module()
-    module.forward = function
+    try:
+        inspect.signature(function)
+        module.forward = function
+    except ValueError:  # a builtin of Torch's that does not say what it takes
+        module.forward = lambda *args, **named: function(*args, **named)
     return module.eval()
 
 
@@ -84,8 +88,12 @@ def first_line(error: BaseException) -> str:
 
 def _export_error(error: BaseException, title: str) -> ExportError:
     text = str(error)
-    hint = "branches and loops over tensor values cannot be captured; compute both sides and use torch.where"
-    if "data-dependent" in text:
+    hint = "does it run on these examples? Branches and loops over tensor values cannot be captured: compute both sides, torch.where"
+    if "Unsupported input type" in text:
+        hint = "the examples of a module are tensors: torch.from_numpy(array)"
+    elif "ScriptModule" in text:
+        hint = "give the module that was scripted or traced"
+    elif "data-dependent" in text:
         hint = (
             "sizes and branches that depend on values cannot be captured; compute all cases and choose by torch.where"
         )

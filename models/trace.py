@@ -43,6 +43,7 @@ def trace(
 
     args = [leaf(title, value) for title, value in zip(_names(function, len(example_tensors)), example_tensors)]
     kwargs = {key: leaf(key, value) for key, value in (example_kwargs or {}).items()}
+    _refuse_missing(function, args, kwargs)
     try:
         returned = function(*args, **kwargs)
     except TypeError as error:  # Torch's functions, and some of NumPy's, take their own arrays only
@@ -64,6 +65,19 @@ def trace(
                          hint="pass them as arguments")  # fmt: skip
     graph.check()
     return graph
+
+
+def _refuse_missing(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """UsageError where the examples are not the arguments that a function takes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin that does not say
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{_title(function)} cannot be called with {len(args)} examples: {error}",
+                         hint="example_inputs has one for each argument") from None  # fmt: skip
 
 
 def _title(function: Callable[..., Any]) -> str:

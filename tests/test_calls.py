@@ -10,7 +10,7 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.backends.arguments import unfolded
-from tensor_graphs.errors import ShapeError, UsageError
+from tensor_graphs.errors import ExportError, ShapeError, TooLargeError, UsageError
 
 QUICK: dict[str, Any] = {"backend": "numpy", "measure": False, "budget": 5.0}
 
@@ -135,3 +135,51 @@ def test_own_rules_that_are_wrong_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(error, match=said):
             tg.optimize(x + 1.0, **QUICK, rules=[rule])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": -1}, "seed=-1"),
+        ({"dims": {"T": "a"}}, "no sizes"),
+        ({"fixed": {"T": 2.5}}, "no sizes"),
+        ({"dims": {"T": 4}, "fixed": {"T": 5}}, "twice"),
+    ],
+)
+def test_seeds_and_sizes_that_mean_nothing_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        tg.optimize(tg.input("x", (tg.dim("T", max=8), 2)) * 2, **{**QUICK, **options})
+
+
+def test_examples_that_are_not_what_is_called_are_named() -> None:
+    with pytest.raises(UsageError, match=r"0 examples: missing .* 'a'"):
+        tg.optimize(lambda a: a * 2, **QUICK)
+    torch = pytest.importorskip("torch")
+    for example, said in ((np.ones((2, 3), np.float32), "torch.from_numpy"), (torch.ones(2, 5), "does it run")):
+        with pytest.raises(ExportError) as raised:
+            tg.optimize(torch.nn.Linear(3, 4), (example,), **QUICK)
+        assert said in str(raised.value.hint)
+    scripted = torch.jit.script(torch.nn.Linear(3, 4))
+    with pytest.raises(ExportError) as raised:
+        tg.optimize(scripted, (torch.ones(2, 3),), **QUICK)
+    assert "scripted" in str(raised.value.hint)
+
+
+def test_functions_of_torchs_that_are_builtins() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([-2.0, 0.0, float("nan")])
+    program = tg.optimize(torch.sign, (x,), **QUICK)
+    assert program(x).tolist() == torch.sign(x).tolist() == [-1, 0, 0]
+
+
+def test_what_the_machine_does_not_hold_is_named_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = tg.input("x", (1 << 22, 1 << 20)) * 2
+    with pytest.raises(TooLargeError, match=f"take {2 * (4 << 42)} bytes"):
+        tg.optimize(huge, **QUICK)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise MemoryError("Unable to allocate")
+
+    monkeypatch.setattr("tensor_graphs.verify.sample_inputs", full)
+    with pytest.raises(TooLargeError, match=r"Unable to allocate; the largest value, float32\[3, 4\], takes 48 bytes"):
+        tg.optimize(tg.sum(tg.input("x", (3, 4))), **QUICK)

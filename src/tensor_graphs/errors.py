@@ -63,7 +63,8 @@ class BadWeightsError(BadModelError):
 
 
 class TooLargeError(BadModelError):
-    """A tensor whose size overflows or exceeds what the machine holds; found by arithmetic, before any allocation."""
+    """A tensor whose size overflows, or that the machine does not hold: found by arithmetic before any allocation where that can
+    be, else in place of a MemoryError."""
 
     code = "too-large"
 

@@ -56,9 +56,10 @@ from .prices import CostPricer
 from .progress import Progress
 from .remember import Memory, Remembered, content_digest, key_of_search, listing, still_good, text_digest
 from .report import BlockReport, Report, kernel_rows
+from .room import memory_errors_named, refuse_too_large
 from .rules import ALL
 from .session import Options, Session, beside_ours, kept_warnings, open_store, store_of, store_root
-from .source import as_graph, bound, sizes_of
+from .source import as_graph, bound, refuse_no_sizes, sizes_of
 from .symbolic import Symbolic, why_fixed
 from .verify import (
     Reference,
@@ -384,6 +385,11 @@ def _optimized(
     """`optimize` within a session."""
     with session.stage("load", str(source) if isinstance(source, str | Path) else ""), kept_warnings(session):
         given = fixed if isinstance(fixed, Mapping) else {}
+        refuse_no_sizes(given)
+        if both := sorted(set(given) & set(dims or {})):
+            raise UsageError(
+                f"the sizes of {both} are given twice", hint="in dims a dimension stays free, in fixed it has this size"
+            )
         graph = as_graph(
             source, example_inputs, params=params, dims=given, dynamic_shapes=dynamic_shapes, example_kwargs=example_kwargs,
             trust=trust,
@@ -406,16 +412,19 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
     before = list(session.warnings)
     held = memory.load(options.budget) if memory is not None and not options.again else None
     prepared = prepare(session, graph, dims, begin=held is None)
-    if memory is not None and held is not None:
-        known = _recalled(session, graph, prepared, backends, memory, held)
-        if known is not None:
-            return known
-        session.warnings = before
-    program = _searched(session, graph, prepared, backends)
-    if memory is not None and not (session.progress.stopped or session.kept) and program.plan is not None:
-        verified = content_digest(graph.params) if program.report.verification else ""
-        memory.write(program.plan, program.report, program.source, options.budget, verified, store_root(options))
-    return program
+    if not on_gpu(backends):
+        refuse_too_large(prepared.graph)
+    with memory_errors_named(prepared.graph):
+        if memory is not None and held is not None:
+            known = _recalled(session, graph, prepared, backends, memory, held)
+            if known is not None:
+                return known
+            session.warnings = before
+        program = _searched(session, graph, prepared, backends)
+        if memory is not None and not (session.progress.stopped or session.kept) and program.plan is not None:
+            verified = content_digest(graph.params) if program.report.verification else ""
+            memory.write(program.plan, program.report, program.source, options.budget, verified, store_root(options))
+        return program
 
 
 def backends_of(options: Options) -> list[Backend]:

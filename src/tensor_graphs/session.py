@@ -66,6 +66,8 @@ class Options:
                 raise UsageError(f"{name}={getattr(self, name)!r}", hint=f"{name} is {meant}")
         if not self.budget >= 0:
             raise UsageError(f"a budget of {self.budget} seconds", hint="give a number from 0 on")
+        if self.seed < 0:
+            raise UsageError(f"seed={self.seed}", hint="give an integer from 0 on")
         allowed_error(self.tolerance, 0.0, "float32")  # refuses what is none
 
     @property

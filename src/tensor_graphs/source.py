@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,16 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
             raise (problem if ours else error) from None
 
 
+def refuse_no_sizes(sizes: Mapping[str, int] | None) -> None:
+    """UsageError for sizes that are no integers."""
+    if wrong := {n: s for n, s in (sizes or {}).items() if not isinstance(s, Integral) or isinstance(s, bool)}:
+        raise UsageError(f"no sizes: {wrong}", hint="give each dimension an integer")
+
+
 def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
     """Sizes by the graph's names of its free dimensions: a file's names need not be identifiers. UsageError for others."""
     free = graph.free_dims
+    refuse_no_sizes(sizes)
     found = {n if n in free else re.sub(r"\W+", "_", n).strip("_"): s for n, s in (sizes or {}).items()}
     _refuse_unknown("no dimension is called", found, free)
     return found

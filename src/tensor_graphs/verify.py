@@ -25,6 +25,7 @@ from .egraph.interpret import evaluate, expand_all
 from .egraph.widen import NARROW
 from .errors import UsageError
 from .extract.clock import Halted
+from .room import in_and_out
 
 Array = np.ndarray[Any, Any]
 Tolerance = str | float
@@ -259,7 +260,7 @@ def verify(
     `enough`: asked before each seed but the first; where it says so the rest is left out, and the verdict says that. `poll` is
     called before every operation of a reference run: Halted there ends the verification, before the first seed's end by Halted.
     """
-    size = _in_and_out(graph)
+    size = in_and_out(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
     if tolerance == "exact" or (device and not _fits(device, planned * size)):
         device = ""
@@ -287,17 +288,12 @@ def verify(
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
 
 
-def _in_and_out(graph: Graph) -> int:
-    """Bytes of inputs, states and results."""
-    return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
-
-
 def first_reference(
     graph: Graph, device: str, *, seed: int = 0, poll: Callable[[], object] = lambda: None
 ) -> dict[int, Reference]:  # fmt: skip
     """What `verify` compares with on its first input, computed on a device before there is a program: `references` for it. Empty where
     that has no room. Halted by `poll`."""
-    if not _fits(device, 3 * _in_and_out(graph)):
+    if not _fits(device, 3 * in_and_out(graph)):
         return {}
     import torch
 

@@ -1,0 +1,48 @@
+"""Room on the host: what certainly does not fit is refused by arithmetic, and what found no room is named with its bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .egraph.graph import Graph
+from .errors import TooLargeError
+
+_HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
+
+
+def host_bytes() -> int:
+    """Bytes of memory that this process can ever have: the machine's, or its container's where that is less."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return found
+
+
+def in_and_out(graph: Graph) -> int:
+    """Bytes of inputs, states and results, which a program holds all at once."""
+    return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
+
+
+def refuse_too_large(graph: Graph) -> None:
+    """TooLargeError for a graph of known sizes whose inputs and results alone do not fit into this machine."""
+    if (needed := in_and_out(graph)) > (have := host_bytes()):
+        raise TooLargeError(
+            f"inputs and results take {needed} bytes, this machine has {have}", where=graph.name, hint=_HINT
+        )
+
+
+@contextmanager
+def memory_errors_named(graph: Graph) -> Iterator[None]:
+    """TooLargeError in place of a MemoryError."""
+    try:
+        yield
+    except MemoryError as error:
+        largest = max((n.type for n in graph.nodes()), key=lambda kind: kind.nbytes)
+        what = f"{error or 'an allocation failed'}; the largest value, {largest}, takes {largest.nbytes} bytes"
+        raise TooLargeError(f"memory ran out: {what}", where=graph.name, hint=_HINT) from error
+
+
+__all__ = ["host_bytes", "in_and_out", "memory_errors_named", "refuse_too_large"]
