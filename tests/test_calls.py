@@ -183,3 +183,10 @@ def test_what_the_machine_does_not_hold_is_named_with_its_bytes(monkeypatch: pyt
     monkeypatch.setattr("tensor_graphs.verify.sample_inputs", full)
     with pytest.raises(TooLargeError, match=r"Unable to allocate; the largest value, float32\[3, 4\], takes 48 bytes"):
         tg.optimize(tg.sum(tg.input("x", (3, 4))), **QUICK)
+
+
+def test_what_is_no_e_graph_and_no_setting_is_named() -> None:
+    with pytest.raises(UsageError, match="a dict is no e-graph"):
+        tg.extract({"nodes": {}})
+    with pytest.raises(UsageError, match="foo"), tg.settings.override(foo=1):
+        pass

@@ -259,13 +259,17 @@ def read(path: str | Path) -> EGraphFile:
 
 def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", deterministic: bool = False) -> Extraction:
     """Solve an e-graph: a path to egraph-serialize JSON, a `Problem`, or what `tg.saturate` returned (its kernels at
-    their known prices). Returns the `Extraction`: cost, lower_bound, gap, optimal, choice."""
+    their known prices). Returns the `Extraction`: cost, lower_bound, gap, optimal, choice. UsageError for anything else."""
     from .extract.solve import solve
 
     if isinstance(source, Explorer):
         problem = Rows(source.choice.hypergraph, [p.us for p in source.choice.prices]).problem
+    elif isinstance(source, str | Path):
+        problem = read_egraph(source)
+    elif isinstance(source, Problem):
+        problem = source
     else:
-        problem = source if isinstance(source, Problem) else read_egraph(source)
+        raise UsageError(f"a {type(source).__name__} is no e-graph", hint="give a path, or what tg.saturate returned")
     return solve(problem, time_limit=time_limit, method=method, deterministic=deterministic)  # type: ignore[arg-type]
 
 

@@ -881,12 +881,13 @@ def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: M
           dims: Mapping[str, int] | None = None, backend: str | None = None, max_gap: float = 0.5,
           diversity: float = 0.0, costdb: str | Path | None = None, limits: Limits | None = None,
           memory_limit: float | None = None, error_budget: float | None = None,
-          effort: int = 1, rules: Sequence[Rule] = ()) -> Iterator[RunnablePlan]:  # fmt: skip
-    """Distinct complete plans in rising estimated cost, each runnable. `diversity`: least share of each one's kernels that
-    every earlier plan does without. `memory_limit`, `error_budget`, `effort`, `rules`: as for `optimize`; all plans keep them."""
+          effort: int = 1, rules: Sequence[Rule] = (), budget: float = 60.0) -> Iterator[RunnablePlan]:  # fmt: skip
+    """Up to `count` distinct complete plans in rising estimated cost, each runnable, up to (1 + `max_gap`) times the cheapest.
+    `diversity`: least share of each one's kernels that every earlier plan does without. `memory_limit`, `error_budget`, `effort`,
+    `rules`: as for `optimize`; all plans keep them. `budget`: seconds for rewriting, as for `saturate`."""
     explorer = saturate(
         source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits,
-        memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=rules,
+        memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=rules, budget=budget,
     )  # fmt: skip
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
     seen: list[set[Any]] = []

@@ -51,7 +51,9 @@ def current() -> Settings:
 
 @contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Use other settings inside a `with` block: `with settings.override(backend="numpy"): ...`."""
+    """Use other settings inside a `with` block: `with settings.override(backend="numpy"): ...`. UsageError for unknown ones."""
+    if unknown := sorted(changes.keys() - {f.name for f in fields(Settings)}):
+        raise UsageError(f"no settings are called {unknown}", hint=f"they are {[f.name for f in fields(Settings)]}")
     token = _override.set(replace(current(), **changes))
     try:
         yield current()
