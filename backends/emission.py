@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from hashlib import sha256
 from typing import Any
 
@@ -10,6 +9,7 @@ from ..errors import UsageError
 from ..extract.kernel import Plan, Template
 from .emit import Emitted, emit
 from .emit_cuda import emit_cuda
+from .execute import execute
 
 EMITTERS = {"cpu": emit, "cuda": emit_cuda}
 
@@ -35,12 +35,10 @@ def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
 
 
 def executed(source: str, name: str) -> dict[str, Any]:
-    """What a source defines. Its lines can be looked up (tracebacks show them; Triton reads its kernels' text)."""
+    """What a source defines."""
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
-    file = f"<{title} {sha256(source.encode()).hexdigest()[:12]}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}"}
-    exec(compile(source, file, "exec"), space)
+    execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
     return space
 
 

@@ -6,7 +6,6 @@ cache.
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 from ..egraph.dims import concrete
 from ..egraph.ops import Type
 from ..extract.kernel import Call, Operand, Template, output_names
+from .execute import execute
 
 _PLAIN = "from __future__ import annotations\n\nimport math\nfrom math import inf, nan\n\nimport torch\n"
 _TRITON = _PLAIN + "import triton\nimport triton.language as tl\n"
@@ -79,11 +79,9 @@ def kernel_text(template: Template, call: Call) -> KernelText:
 
 
 def module_of(found: KernelText) -> ModuleType:
-    """The module of a text, executed. Its lines can be looked up: Triton reads its kernels' text."""
+    """The module of a text, executed."""
     module = ModuleType(f"kernel_{found.digest}")
-    file = f"<{module.__name__}>"
-    linecache.cache[file] = (len(found.text), None, found.text.splitlines(keepends=True), file)
-    exec(compile(found.text, file, "exec"), vars(module))
+    execute(found.text, f"<{module.__name__}>", vars(module))
     return module
 
 
