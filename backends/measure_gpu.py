@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, islice
+from threading import Thread
 from typing import Any
 
 from ..costdb import tuned
@@ -46,7 +47,7 @@ ALIKE = 2  # best schedules of kernels like one that are tried in it
 AGAIN = 8  # schedules of a kernel where one like it was searched
 AHEAD = 48  # schedules under way at once: some for each compiler, so that none waits for the device
 OPEN = 20  # kernels under way at once, each with memory on the device; as many may wait for one like them
-LEAVE = 4  # one of so many kernels may be left under way where others can be begun
+LEAVE = 2  # one of so many kernels may be left under way where others can be begun: the device has them while a plan is solved for
 RUN_S = 15.0  # most seconds of one job
 PROCESSES = 2  # with the device: one gets ready what it will run while the other one's runs
 HANDED = 2  # jobs that each has at once: one that it does, and the next
@@ -86,9 +87,10 @@ class Try:
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A try of a kernel is compiled, or the device has done a `job`: with that try, or (None) the last one with the kernel."""
+    """A try of a kernel is compiled, or the device has done a `job`: with that try, or (None) the last one with the kernel. Without a
+    kernel: whoever waits is to look around."""
 
-    kernel: Measured
+    kernel: Measured | None
     one: Try | None
     job: Future[None] | None = None
 
@@ -192,6 +194,9 @@ class GpuMeasurer:
         self._kept = 0.0  # when rows went there last
         self._measuring = 0.0  # seconds in all
         self._ended: Callable[[], bool] | None = None  # whether the time for measuring is up
+        self._behind: Thread | None = None  # goes on with what was left under way while the next plan is solved for
+        self._called_back = False  # whether it is to stop
+        self._fault: BaseException | None = None  # what has stopped it
         self._calibrating: Future[Reply] | None = None  # the device, by a process that has nothing else to do
         self._calibrated = False  # whether it was seen to that the device is
         self._worked = False  # whether a job on the device is done
@@ -213,10 +218,11 @@ class GpuMeasurer:
         and again for the µs up to which more measuring of a candidate is of use. With `look`, searches end with their first
         guesses. `later` are candidates that may be measured next (and whether they are looked at): what their searches begin
         with is compiled while compilers are idle. With `leave`, it returns when but a few kernels are under way, and gives their
-        candidates: they are measured on in the next call."""
+        candidates: they are measured on meanwhile and in the next call, at whose end their rows are durable."""
         self.start()
         began = time.monotonic()
         try:
+            self._call_back()
             self._measure(
                 iter(candidates), progress or (lambda done: None), worth, look, self._beginnings(later), leave
             )
@@ -233,7 +239,42 @@ class GpuMeasurer:
             flush = getattr(self.sink, "flush", None)
             if flush is not None:
                 flush()
-        return [k.candidate for k in self._under_way if k.candidate is not None]
+        left = [k.candidate for k in self._under_way if k.candidate is not None]
+        if leave and left:
+            self._behind = Thread(target=self._go_on, args=(worth,), name="measuring", daemon=True)
+            self._behind.start()
+        return left
+
+    def _go_on(self, worth: Worth | None) -> None:
+        """Take in what happens to what is under way, and hand out what follows from it, until called back."""
+        try:
+            while self._under_way and not self._called_back:
+                self._over(self._step(worth, iter(())))
+        except _Ended:
+            pass  # the next call will see it too
+        except BaseException as error:
+            self._fault = error
+
+    def _call_back(self) -> None:
+        """Have nobody else deal with what is under way; raises what happened to whoever did."""
+        if self._behind is None:
+            return
+        self._called_back = True
+        self._events.put(Event(None, None))
+        self._behind.join()
+        self._behind, self._called_back = None, False
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
+    def _over(self, kernel: Measured | None) -> int:
+        """A kernel that is measured to the end, if it is one, is not under way any more; how many that are."""
+        if kernel is None:
+            return 0
+        self._count(kernel)
+        self._under_way.remove(kernel)
+        self._rows += rows_of(kernel)
+        return 1
 
     def _measure(
         self, source: Iterator[Candidate], progress: Callable[[int], None], worth: Worth | None, look: bool,
@@ -263,10 +304,8 @@ class GpuMeasurer:
                 kernel = self._step(worth, later)
             except _Ended:
                 return self._given_up()
-            if kernel is not None:
-                self._count(kernel)
-                under_way.remove(kernel)
-                self._keep(rows_of(kernel))
+            if self._over(kernel):
+                self._keep([])
                 done += 1
                 progress(done)
 
@@ -367,6 +406,7 @@ class GpuMeasurer:
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement of a call in the schedule that it names, not stored."""
+        self._call_back()
         self._drop()
         self._until(None)
         kernel = Measured(template, call)
@@ -382,6 +422,7 @@ class GpuMeasurer:
 
     def calibrate(self, seconds: float = 4.0) -> list[Row]:
         """Measure what bounds every kernel here, and store it; the rows. WorkerError where the device gives none."""
+        self._call_back()
         reply = self.processes[0].ask({"job": "calibrate", "seconds": seconds}, START_S)
         if not reply["ok"]:
             raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
@@ -391,6 +432,8 @@ class GpuMeasurer:
 
     def close(self) -> None:
         """End all processes."""
+        with contextlib.suppress(Exception):
+            self._call_back()
         self._writer.shutdown(wait=False, cancel_futures=True)
         for process in self.processes:
             process.close()
@@ -423,7 +466,7 @@ class GpuMeasurer:
     def _search(self, template: Template, call: Call) -> ScheduleSearch | None:
         """The search of a kernel: it begins with what was best in others like it, and is shorter where one of them was searched."""
         search = search_of(template, call, self.schedules, getattr(self.sink, "snapshot", None))
-        known = self._alike.get(_kind(template, call), {})
+        known = dict(self._alike.get(_kind(template, call), {}))  # as it is now: another thread may add to it
         if search is not None and search.fits is not None and known:
             best = (dict(key) for key in sorted(known, key=lambda key: (known[key], key)))
             search.like = list(islice(filter(search.fits, best), ALIKE))
@@ -463,6 +506,8 @@ class GpuMeasurer:
         self._hand_out()
         event = self._next(later)
         kernel, one = event.kernel, event.one
+        if kernel is None:
+            return None
         if event.job is not None:
             if event.job not in self._handed:
                 return None  # of a kernel that was given up

@@ -131,9 +131,11 @@ class Known:
                     found.setdefault(j, stakes[i])
         return found
 
-    def measure(self, wanted: Sequence[Candidate], worth: Worth, look: bool, later: Later) -> None:
-        """Have candidates measured until the time is up; `later` may come after them. What takes longest, of these and of those
-        before, is left under way while there are other things to measure."""
+    def measure(
+        self, wanted: Sequence[Candidate], worth: Worth, look: bool, later: Later, leave: bool = True
+    ) -> None:  # fmt: skip
+        """Have candidates measured until the time is up; `later` may come after them. With `leave`, what takes longest, of these and of
+        those before, is left under way while there are other things to measure."""
         assert self.measurer is not None
         for candidate, _ in self.under_way.values():
             worth.taken(candidate)
@@ -141,7 +143,7 @@ class Known:
         self.looked -= asked.keys()
         some = _until(worth, wanted, self.done)
         left = self.measurer.measure(
-            some, worth=worth, look=look, later=later, leave=bool(wanted) and not worth.ended()
+            some, worth=worth, look=look, later=later, leave=leave and bool(wanted) and not worth.ended()
         )
         self.under_way = {token(c): asked[token(c)] for c in left}
         for key in asked.keys() & self.done - self.under_way.keys():

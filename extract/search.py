@@ -140,18 +140,18 @@ class _Search:
             else:
                 wanted = plans.surest(known, prices, wanted, self.rounds == 1)
             self.pricing.go_on()
-            self.measure(f"round {self.rounds}", wanted, hopes, plans.ended)
+            self.measure(f"round {self.rounds}", wanted, hopes)
             if not plans.ended():
                 return True
             if known.under_way:  # it is given up
-                self.measure("", Wanted(look=False), hopes, plans.ended)
+                self.measure("", Wanted(look=False), hopes)
             self.ask()
         self.over = True
         return False
 
-    def measure(self, when: str, wanted: Wanted, hopes: Sequence[float], ended: Callable[[], bool]) -> None:
-        """Have candidates measured: those of use, if any is."""
-        candidates = self.hypergraph.candidates
+    def measure(self, when: str, wanted: Wanted, hopes: Sequence[float], *, last: bool = False) -> None:
+        """Have candidates measured: those of use, if any is. At `last` none is left under way."""
+        candidates, ended = self.hypergraph.candidates, self.plans.closed if last else self.plans.ended
         if self.progress and wanted.now:
             what = f"{'measuring' if wanted.look else 'searching'} {len(wanted.now)} kernels"
             self.progress(f"{when}: {sum(hopes[i] for i in self.plans.chosen):.1f} µs, {what}")
@@ -159,7 +159,8 @@ class _Search:
             limited = bool(self.plans.budgets)
             worth = Worth(self.hypergraph, self.pricer, self.prices, ended, limited, self.places)
             useful = [i for i in wanted.now if hopes[i] <= worth(candidates[i])]
-            self.known.measure([candidates[i] for i in useful or wanted.now], worth, wanted.look, wanted.later)
+            now = [candidates[i] for i in useful or wanted.now]
+            self.known.measure(now, worth, wanted.look, wanted.later, leave=not last)
 
     def close(self, seconds: float) -> None:
         """Settle for what is certain. What the plan believes is measured still, as long as that is little; a last solve has so many
@@ -173,7 +174,7 @@ class _Search:
         for limit in (LAST_S, seconds)[not self.over :]:
             self.found = plans.without_hope(self.prices, self.found, limit)
             while not plans.closed() and (believed := known.unmeasured(plans.chosen, self.prices, LITTLE)):
-                self.measure("at last", Wanted(believed), known.hopes(self.prices), plans.closed)
+                self.measure("at last", Wanted(believed), known.hopes(self.prices), last=True)
                 self.found = plans.without_hope(self.ask(), self.found, LAST_S)
 
     def choice(self) -> Choice:

@@ -321,8 +321,9 @@ def test_when_the_time_is_up_what_was_tried_is_kept_and_the_rest_is_not_waited_f
     assert {r.kind for r in kept} == {"timing", "accuracy"}
 
 
-def test_the_last_kernels_of_a_round_go_on_beside_the_next() -> None:
+def test_the_last_kernels_of_a_round_go_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose compiler has not ended is left under way, and measured when a later call waits for it."""
+    monkeypatch.setattr("tensor_graphs.backends.measure_gpu.LEAVE", 4)
     compilers, kept = Compilers(lambda call: call.schedule["BLOCK"] < 128), Rows()
     one = lambda i: candidate(
         replace(timed(lambda call: 5.0, space=lambda call: [{"BLOCK": 2**i}]), name=f"block{2**i}")
@@ -336,6 +337,38 @@ def test_the_last_kernels_of_a_round_go_on_beside_the_next() -> None:
         compilers.answer()
         assert not measurer.measure([]) and {r.key.name for r in kept} >= {"block4", "block128"}
         assert len(compilers.asked) == 6
+
+
+def test_what_is_left_under_way_goes_on_before_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its device is not idle while a plan is solved for; what happens to it meanwhile is told in the next call."""
+    monkeypatch.setattr("tensor_graphs.backends.measure_gpu.LEAVE", 4)
+
+    class Failing(Quick):
+        broken = False
+
+        def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
+            if self.broken:
+                raise WorkerError("gone")
+            return super().ask(job, timeout)
+
+    one = lambda i: candidate(replace(timed(lambda call: 5.0, space=lambda call: [{"BLOCK": i}]), name=f"block{i}"))
+    for broken in (False, True):
+        compilers, kept, device = Compilers(lambda call: call.schedule["BLOCK"] < 128), Rows(), Failing()
+        with GpuMeasurer(kept, device="cpu", worker=device) as measurer:  # type: ignore[arg-type]
+            measurer.pool = compilers  # type: ignore[assignment]
+            assert len(measurer.measure(map(one, (8, 16, 32, 128)), leave=True)) == 1
+            device.broken = broken
+            compilers.answer()
+            until = time.monotonic() + 10.0
+            while (measurer._under_way if not broken else measurer._fault is None) and time.monotonic() < until:
+                time.sleep(0.01)
+            assert "block128" not in {r.key.name for r in kept}, "rows are added by whoever calls"
+            if broken:
+                with pytest.raises(WorkerError, match="gone"):
+                    measurer.measure([])
+                continue
+            assert not measurer._under_way and not measurer.measure([])
+            assert "block128" in {r.key.name for r in kept}
 
 
 def test_idle_compilers_get_what_a_search_may_want_next() -> None:
