@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -69,6 +69,11 @@ class Query:
 
     key: KernelKey
     work: Work
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """What its key has of each label."""
+        return {name: _label(self.key.columns, name) for name in _LABEL_DISTANCE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,7 @@ class _Group:
         """For every query the factor over its bound (low, middle, high) and the number of neighbours used."""
         features = _features([(query.work.flops, query.work.bytes) for query in queries])
         labels = {
-            name: np.array([codes.get(_label(query.key.columns, name), -1) for query in queries])
+            name: np.array([codes.get(query.labels[name], -1) for query in queries])
             for name, codes in self._codes.items()
         }
         distances = self._distances(features, labels)
@@ -222,10 +227,10 @@ class _Group:
         kernel."""
         seen = min(map(_narrowest, self._codes["rows"]), default=_WIDEST)
         found = np.zeros(len(queries))
-        for at in np.flatnonzero(rows < 0):
-            query = queries[int(at)]
-            if self._by_arithmetic(query):
-                found[at] = math.log(max(1.0, seen / _narrowest(_label(query.key.columns, "rows"))))
+        for at in np.flatnonzero(rows < 0).tolist():
+            own = _narrowest(queries[at].labels["rows"])
+            if own < seen and self._by_arithmetic(queries[at]):
+                found[at] = math.log(seen / own)
         return found
 
     def _by_arithmetic(self, query: Query) -> bool:
@@ -318,6 +323,7 @@ def _rows(strides: str, shapes: str, dtypes: str) -> str:
     return ",".join(map(str, found))
 
 
+@lru_cache(maxsize=1 << 10)
 def _narrowest(rows: str) -> int:
     """The least of a text of `_rows`."""
     return min(map(int, rows.split(",")), default=_WIDEST) if rows else _WIDEST

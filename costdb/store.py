@@ -72,7 +72,8 @@ class Store:
 
     def failures(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[FailureRecord]]:
         """Digest to recorded failures, oldest first, of those keys that have any."""
-        found = {digest: self.snapshot.failures(digest) for digest in map(_digest, keys)}
+        snapshot = self.snapshot
+        found = {digest: snapshot.failures(digest) for digest in map(_digest, keys) if snapshot.has(digest, "failure")}
         return {digest: records for digest, records in found.items() if records}
 
     def accuracies(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[AccuracyRecord]]:
