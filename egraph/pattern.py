@@ -178,6 +178,9 @@ _INTEGER = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floo
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le"}
 
 
+_NAMED = {"inf": float("inf"), "nan": float("nan")}  # numbers that Python spells as names
+
+
 def _number(node: ast.expr) -> float | None:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         inner = _number(node.operand)
@@ -192,8 +195,8 @@ def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
     if number is not None:
         return Literal(float(number))
     match node:
-        case ast.Name(id="inf"):
-            return Literal(float("inf"))
+        case ast.Name(id=name) if name in _NAMED:
+            return Literal(_NAMED[name])
         case ast.Name(id=name):
             return known.get(name) or Var(name)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
@@ -238,8 +241,8 @@ def _attr(node: ast.expr, text: str) -> Attr:
     match node:
         case ast.Constant(value=value) if isinstance(value, int | float | str | bool):
             return Value(value)
-        case ast.Name(id="inf"):
-            return Value(float("inf"))
+        case ast.Name(id=name) if name in _NAMED:
+            return Value(_NAMED[name])
         case ast.Name(id=name):
             return Name(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):

@@ -17,6 +17,7 @@ from ..egraph import dtypes
 from ..egraph.dims import Expr
 from ..egraph.graph import Tensor
 from ..errors import UnsupportedError
+from . import identities as of
 from .sizes import size_tensor
 
 _RANK = {"bool": 0, "int": 1, "float": 2}
@@ -272,17 +273,11 @@ def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
     return floating(lambda x: t.log(x) * (1.0 / _log(base)))
 
 
-def asinh(x: Tensor) -> Tensor:
-    """log(x + sqrt(x**2 + 1)), odd and without cancellation"""
-    a = t.abs(x)
-    return t.sign(x) * t.log1p(a + t.div(a * a, t.sqrt(a * a + 1.0) + 1.0))
-
-
 def atan2(y: Value, x: Value) -> Tensor:
-    """The angle of the point (x, y)"""
+    """The angle of the point (x, y); a zero x has no sign"""
     b, a = (as_float(v) for v in lift(y, x))
-    half = t.where(t.lt(b, 0), t.full((1,) * a.rank, -pi, a.dtype), t.full((1,) * a.rank, pi, a.dtype))
-    base = t.where(t.logical_and(t.eq(a, 0), t.eq(b, 0)), t.full((1,) * a.rank, 0.0, a.dtype), t.atan(t.div(b, a)))
+    half = t.where(signbit(b), t.full((1,) * a.rank, -pi, a.dtype), t.full((1,) * a.rank, pi, a.dtype))
+    base = t.where(t.eq(a, 0), t.sign(b) * (pi / 2), t.atan(t.div(b, a)))
     return t.where(t.lt(a, 0), base + half, base)
 
 
@@ -302,19 +297,13 @@ def ldexp(x: Value, y: Value) -> Tensor:
 
 IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "tan": lambda x: t.div(t.sin(x), t.cos(x)),
-    "sinh": lambda x: (t.expm1(x) - t.expm1(-x)) * 0.5,
-    "cosh": lambda x: (t.exp(x) + t.exp(-x)) * 0.5,
-    "asin": lambda x: t.atan(t.div(x, t.sqrt((1.0 - x) * (1.0 + x)))),
-    "acos": lambda x: pi / 2 - t.atan(t.div(x, t.sqrt((1.0 - x) * (1.0 + x)))),
-    "asinh": asinh,
-    "acosh": lambda x: t.log(x + t.sqrt((x - 1.0) * (x + 1.0))),
-    "atanh": lambda x: (t.log1p(x) - t.log1p(-x)) * 0.5,
+    "sinh": of.sinh, "cosh": of.cosh, "asin": of.asin, "acos": of.acos, "asinh": of.asinh, "acosh": of.acosh, "atanh": of.atanh,
     "exp2": lambda x: t.exp(x * _log(2.0)),
     "erfc": lambda x: 1.0 - t.erf(x),
     "frac": lambda x: x - trunc(x),
     "deg2rad": lambda x: x * (pi / 180),
     "rad2deg": lambda x: x * (180 / pi),
-}
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------- activations

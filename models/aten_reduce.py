@@ -162,7 +162,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
     def both(a: Tensor, b: Tensor) -> Tensor:
         top = t.maximum(a, b)
-        safe = t.where(t.eq(top, float("-inf")), 0.0, top)
+        safe = t.where(t.is_inf(top), 0.0, top)
         return t.log(t.exp(a - safe) + t.exp(b - safe)) + safe
 
     return running(as_float(x), dim, both, float("-inf")) if x.rank else x

@@ -12,63 +12,8 @@ from ..egraph import api as t
 from ..egraph import composite as c
 from ..egraph import dtypes
 from ..egraph.graph import Tensor
+from . import identities as of
 from .onnx_node import Node, Result, operator, resolve, simple
-
-
-def keep_zero_sign(x: Tensor, y: Tensor) -> Tensor:
-    """y with the sign of x (of an odd function computed on |x|)."""
-    return t.mul(y, t.sign(x))
-
-
-def _asin(x: Tensor) -> Tensor:
-    # 2 atan(x / (1 + sqrt(1 - x²))) keeps its accuracy at both ends of [-1, 1]
-    return t.atan(x / (t.sqrt((1.0 - x) * (x + 1.0)) + 1.0)) * 2.0
-
-
-def _acos(x: Tensor) -> Tensor:
-    return t.atan(t.sqrt((1.0 - x) / (x + 1.0))) * 2.0
-
-
-LARGE = 8.0  # an argument from which on functions have a form that does not overflow before its value does
-
-
-def _half_exp(a: Tensor) -> Tensor:
-    """exp(a) / 2, finite where it is no larger than the dtype's largest number."""
-    root = t.exp(a * 0.5)
-    return root * 0.5 * root
-
-
-def _sinh(x: Tensor) -> Tensor:
-    a = t.abs(x)
-    e, far = t.expm1(t.minimum(a, LARGE)), t.exp(-a) * 0.5
-    return keep_zero_sign(x, t.where(t.lt(a, LARGE), (e + e / (e + 1.0)) * 0.5, _half_exp(a) - far))
-
-
-def _cosh(x: Tensor) -> Tensor:
-    a = t.abs(x)
-    return _half_exp(a) + t.exp(-a) * 0.5
-
-
-def _asinh(x: Tensor) -> Tensor:
-    a = t.abs(x)
-    low = t.minimum(a, 1.0)
-    near = t.log1p(low + low * low / (t.sqrt(low * low + 1.0) + 1.0))
-    return keep_zero_sign(x, t.where(t.lt(a, 1.0), near, _log_of_sum(t.maximum(a, 1.0), 1.0)))
-
-
-def _acosh(x: Tensor) -> Tensor:
-    d = t.minimum(x, LARGE) - 1.0
-    return t.where(t.lt(x, LARGE), t.log1p(d + t.sqrt(d * (d + 2.0))), _log_of_sum(t.maximum(x, LARGE), -1.0))
-
-
-def _log_of_sum(x: Tensor, one: float) -> Tensor:
-    """log(x + sqrt(x**2 + one)) for x >= 1, no square of which overflows."""
-    r = t.recip(x)
-    return t.log(x) + t.log1p(t.sqrt(r * r * one + 1.0))
-
-
-def _atanh(x: Tensor) -> Tensor:
-    return t.log1p(x * 2.0 / (1.0 - x)) * 0.5
 
 
 def _not_bits(x: Tensor) -> Tensor:
@@ -79,8 +24,8 @@ simple({
     "Abs": t.abs, "Neg": t.neg, "Sign": t.sign, "Exp": t.exp, "Log": t.log, "Sqrt": t.sqrt, "Reciprocal": t.recip,
     "Tanh": t.tanh, "Erf": t.erf, "Sin": t.sin, "Cos": t.cos, "Atan": t.atan, "Floor": t.floor, "Ceil": t.ceil,
     "Round": t.round, "IsNaN": t.is_nan, "Not": t.logical_not,
-    "Tan": lambda x: t.sin(x) / t.cos(x), "Asin": _asin, "Acos": _acos, "Sinh": _sinh, "Asinh": _asinh,
-    "Cosh": _cosh, "Acosh": _acosh, "Atanh": _atanh, "BitwiseNot": _not_bits,
+    "Tan": lambda x: t.sin(x) / t.cos(x), "Asin": of.asin, "Acos": of.acos, "Sinh": of.sinh, "Asinh": of.asinh,
+    "Cosh": of.cosh, "Acosh": of.acosh, "Atanh": of.atanh, "BitwiseNot": _not_bits,
     "Sigmoid": c.sigmoid, "Softplus": c.softplus, "Mish": c.mish, "HardSwish": c.hard_swish,
     "Softsign": lambda x: x / (t.abs(x) + 1.0),
 }, 1)  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.match import Matcher
-from tensor_graphs.egraph.pattern import parse_guard, parse_term
+from tensor_graphs.egraph.pattern import build, parse_guard, parse_term
 from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view import EGraphView, view_of
@@ -118,3 +118,15 @@ def test_all_matches_are_found(graph: Graph) -> None:
         found = find(view, f"{op}(mul(a, b), c)")
         assert {(c, b["a"], b["b"], b["c"]) for c, b in found} == naive(view, op)
         assert len(found) == len(naive(view, op))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -0.0, 1e-45])
+def test_numbers_come_back_from_the_text_of_a_kernel(value: float) -> None:
+    x = t.input("x", (2,))
+    term = parse_term(
+        f"maximum(pad(x, axis=0, lo=0, hi=1, value={value}), full(value={value}, shape=(3,), dtype='float32'))"
+    )
+    for made in build(term, {"x": x}, {}).args:
+        assert np.array_equal(made.attr("value"), value, equal_nan=True)
+        assert np.signbit(made.attr("value")) == np.signbit(value)
+    assert not np.isnan(value) or np.isnan(build(parse_term("x + nan"), {"x": x}, {}).args[1].attr("value"))

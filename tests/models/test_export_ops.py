@@ -110,6 +110,12 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
         "nan_to_num_values": lambda x: torch.nan_to_num(x, 1.0, 2.0, 3.0), "fmax": lambda x: torch.fmax(x, x.flip(1)),
         "fmin": lambda x: torch.fmin(x, x.flip(1)), "relu": F.relu, "maximum": lambda x: torch.maximum(x, x.flip(0)),
         "amax": lambda x: x.amax(1), "isnan_int": lambda x: torch.isnan(torch.ones(2, dtype=torch.int64)), "sign": lambda x: x.sign(),
+        **{name: _on(getattr(torch, name), 0) for name in ("sinh", "cosh", "tanh", "asinh", "acosh", "asin", "acos", "atanh")},
+        "median": lambda x: x.median(1)[0], "logcumsumexp": lambda x: x.logcumsumexp(1),
+    }),
+    "far values": ((torch.tensor([[-0.0, 0.0, -1.0, 1e20, -1e20, 3e38], [-3e38, 80.0, -80.0, -1e4, 0.3, 1e-30]]),), {
+        **{name: _on(getattr(torch, name), 0) for name in ("sinh", "cosh", "asinh", "acosh", "asin", "acos", "atanh")},
+        "atan2": lambda x: torch.atan2(x, x.flip(1)),
     }),
     "integers": ((_ints(9, 3, 4, low=-9), _ints(5, 3, 4, low=1), _ints(2, 3, 4).bool()), {
         "add": lambda i, j, b: i + j, "div": lambda i, j, b: i / j, "floor_divide": lambda i, j, b: i // j,
