@@ -25,6 +25,8 @@ LAST_S = 0.25  # seconds that a solve has whatever else: without any it would en
 BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
 BELIEVING = 0.1  # share of the time that may be spent on what would be returned now, beside what is hoped for
 DEEPER = 0.6  # share of the time after which what would be returned is searched, though there may be others to look at
+DEAREST = 4  # kernels that are so searched together
+LITTLE = 0.01  # of the plan's cost: what may be believed of less, or be gained, hardly matters
 CLOSE_S = 1.5  # seconds, and at most as many as the whole search has, for measuring what the plan believes in the end
 # Times what is expected that an unmeasured kernel may take: a library's, and a generated one of a family that is guessed well.
 KNOWN, GUESSED = 4, 6
@@ -121,8 +123,10 @@ class Plans:
         have kernels to be looked at for ever, and searching the few dearest is little work."""
         if time.monotonic() - self.start < DEEPER * self.seconds:
             return []
-        stakes, much = known.unfinished(self.trusted, prices), MUCH * sum(prices[i].us for i in self.trusted)
-        return [i for i in self.trusted if stakes.get(i, 0.0) >= much]
+        stakes, whole = known.unfinished(self.trusted, prices), sum(prices[i].us for i in self.trusted)
+        own = set(self.trusted)
+        found = [i for i in stakes if i in own and stakes[i] >= LITTLE * whole][:DEAREST]
+        return found if sum(stakes[i] for i in found) >= MUCH * whole else []
 
     def surest(self, known: Known, prices: Sequence[Priced], wanted: Wanted, first: bool) -> Wanted:
         """What is wanted, after what is believed: of the plan that would be returned now, or, at first, of the one without compilers."""
@@ -177,4 +181,4 @@ def _solve(
     return rows.ordered(found), found
 
 
-__all__ = ["LAST_S", "QUICK_S", "Plans", "doubted"]
+__all__ = ["LAST_S", "LITTLE", "QUICK_S", "Plans", "doubted"]

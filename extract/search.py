@@ -26,12 +26,10 @@ from .kbest import k_best
 from .kernel import Measurer, Priced, Pricer
 from .known import Known, Wanted
 from .late import Prices
-from .plans import LAST_S, QUICK_S, Plans
+from .plans import LAST_S, LITTLE, QUICK_S, Plans
 from .problem import Extraction
 from .rows import Rows
 from .worth import Places, Worth
-
-LITTLE = 0.01  # of the plan's cost: what is believed of less need not be measured before it is returned
 
 
 @dataclass
