@@ -105,13 +105,15 @@ def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
     if rounding_mode == "trunc":
         if dtypes.is_float(a.dtype):
             return trunc(t.div(a, b))
-        return t.sign(a) * t.sign(b) * t.floordiv(t.abs(a), t.abs(b))
+        return of.whole_quotient(a, b)
     return t.div(as_float(a), as_float(b))
 
 
 def fmod(x: Value, y: Value) -> Tensor:
     """The remainder with the sign of x"""
     a, b = lift(x, y)
+    if not dtypes.is_float(a.dtype):
+        return of.whole_remainder(a, b)
     return t.mul(t.sign(a), t.mod(t.abs(a), t.abs(b)))
 
 

@@ -1,4 +1,4 @@
-"""Elementary functions by those that are ops, each without an overflow before its value has one, and accurate near its zeros."""
+"""Functions by those that are ops: elementary ones, each without an overflow before its value has one, and accurate near its zeros; quotients of integers."""
 
 from __future__ import annotations
 
@@ -68,4 +68,24 @@ def atanh(x: Tensor) -> Tensor:
     return t.log1p(x * 2.0 / (1.0 - x)) * 0.5
 
 
-__all__ = ["acos", "acosh", "asin", "asinh", "atanh", "cosh", "keep_zero_sign", "sinh"]
+def whole_quotient(x: Tensor, y: Tensor) -> Tensor:
+    """x / y of integers towards zero, as in C: one more where floor went below an inexact negative quotient"""
+    quotient = t.floordiv(x, y)
+    if x.dtype.startswith("uint"):
+        return quotient
+    inexact = t.logical_and(t.ne(t.mul(quotient, y), x), t.lt(quotient, 0))
+    return t.add(quotient, t.cast(inexact, x.dtype))
+
+
+def whole_remainder(x: Tensor, y: Tensor) -> Tensor:
+    """What that leaves, with the sign of x; nothing is made of the least integer's absolute value"""
+    rest = t.mod(x, y)
+    if x.dtype.startswith("uint"):
+        return rest
+    apart = t.logical_and(t.ne(rest, 0), t.logical_xor(t.lt(x, 0), t.lt(y, 0)))
+    return t.where(apart, t.sub(rest, y), rest)
+
+
+__all__ = [
+    "acos", "acosh", "asin", "asinh", "atanh", "cosh", "keep_zero_sign", "sinh", "whole_quotient", "whole_remainder",
+]  # fmt: skip

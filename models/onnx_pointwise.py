@@ -56,19 +56,16 @@ def _div(n: Node) -> Result:
     x, y = n.x(0), n.x(1)
     if dtypes.is_float(x.dtype):
         return t.div(x, y)
-    quotient = t.floordiv(x, y)
-    if x.dtype.startswith("uint"):
-        return quotient
-    # towards zero, as in C: one more where floor went below an inexact negative quotient
-    inexact = t.logical_and(t.ne(t.mul(quotient, y), x), t.lt(quotient, 0))
-    return t.add(quotient, t.cast(inexact, x.dtype))
+    return of.whole_quotient(x, y)
 
 
 @operator("Mod")
 def _mod(n: Node) -> Result:
     x, y = n.x(0), n.x(1)
-    if not n.attr("fmod", 0) or x.dtype.startswith("uint"):
+    if not n.attr("fmod", 0):
         return t.mod(x, y)
+    if not dtypes.is_float(x.dtype):
+        return of.whole_remainder(x, y)
     size = t.mod(t.abs(x), t.abs(y))
     return t.where(t.lt(x, 0), t.neg(size), size)
 

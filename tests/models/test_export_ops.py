@@ -120,7 +120,8 @@ FAMILIES: dict[str, tuple[tuple[Any, ...], dict[str, Case]]] = {
     "integers": ((_ints(9, 3, 4, low=-9), _ints(5, 3, 4, low=1), _ints(2, 3, 4).bool()), {
         "add": lambda i, j, b: i + j, "div": lambda i, j, b: i / j, "floor_divide": lambda i, j, b: i // j,
         "trunc": lambda i, j, b: torch.div(i, j, rounding_mode="trunc"), "mod": lambda i, j, b: i % j,
-        "fmod": lambda i, j, b: torch.fmod(i, j), "float_scalar": lambda i, j, b: i * 0.5, "bool_add": lambda i, j, b: b + 1,
+        "fmod": lambda i, j, b: torch.fmod(i, j), "fmod_least": lambda i, j, b: torch.fmod(i - 2**63, j - 3 + 2 * (j == 3)),
+        "trunc_least": lambda i, j, b: torch.div(i + 9 - 2**63, j - 7, rounding_mode="trunc"), "float_scalar": lambda i, j, b: i * 0.5, "bool_add": lambda i, j, b: b + 1,
         "bool_sum": lambda i, j, b: b.sum(), "bool_float": lambda i, j, b: 1.0 - b.float(), "sum": lambda i, j, b: i.sum(1),
         "int32": lambda i, j, b: i.to(torch.int32) + 1, "int32_sum": lambda i, j, b: i.to(torch.int32).sum(),
         "cumsum_bool": lambda i, j, b: b.cumsum(1), "prod": lambda i, j, b: j.prod(1), "abs": lambda i, j, b: i.abs(),
