@@ -17,6 +17,7 @@ from .kernel import Candidate, Priced, Pricer
 
 MANY = 2000  # calls from which on they are priced later: fewer take less than a round does
 VIEW_US = 0.01  # a view is made when the program is bound; the price only breaks ties towards fewer of them
+POLL_S = 0.05  # between looks at the clock
 _VIEW, _LATE = Priced(VIEW_US, VIEW_US, VIEW_US, "measured"), Priced(math.inf, math.inf, math.inf, "bound")
 
 
@@ -51,11 +52,13 @@ class Prices:
             self._thread = Thread(target=self._prepare, args=(late,), name="prices", daemon=True)
             self._thread.start()
 
-    def wait(self) -> bool:
-        """Have all ready; whether any was not."""
+    def wait(self, ended: Callable[[], bool] = lambda: False) -> bool:
+        """Have all ready, unless the time ends before; whether something is now that was not."""
+        while self._late and self._thread is not None and self._thread.is_alive():
+            if ended():
+                return False
+            self._thread.join(POLL_S)
         late = bool(self._late)
-        if self._thread is not None:
-            self._thread.join()
         self._late.clear()
         return late
 
@@ -66,7 +69,7 @@ class Prices:
     @no_collection()
     def __call__(self) -> list[Priced]:
         """One price per candidate; infinite for those that come later."""
-        if self._thread is not None and not self._thread.is_alive():
+        if self._thread is not None and not self._thread.is_alive() and not self._ended:
             self._late.clear()
         calls, which = self.hypergraph.calls
         asked = [self.hypergraph.candidates[i] for k, i in enumerate(calls) if k not in self._late]

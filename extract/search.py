@@ -131,7 +131,9 @@ class _Search:
                 return True
             raise
         if known.measurer is None or not (wanted.now or known.under_way):
-            return self.pricing.wait()
+            more = self.pricing.wait(plans.ended)
+            self.over = self.pricing.partial
+            return more
         if not plans.ended():
             if self.pricing.partial:
                 wanted = wanted.after(known.unmeasured(plans.chosen, prices))

@@ -537,3 +537,26 @@ def test_late_in_a_search_what_the_plan_hangs_on_is_searched_though_others_were_
     assert chosen(choice) == ["exp0"] and choice.cost == 10.0
     early = prices.looks.index(False) < prices.looks.count(True)
     assert early == (share < 1.0) and prices.asked[prices.looks.index(False)][0] == "exp0"
+
+
+def test_what_is_not_priced_when_the_search_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensor_graphs.extract.late.MANY", 2)
+
+    class Endless(Prices):
+        ready = 0
+
+        def on_record(self, candidate: Candidate) -> bool:
+            return False
+
+        def prepare(self, found: Iterable[Candidate]) -> None:
+            for self.ready, _ in enumerate(found, 1):
+                time.sleep(0.05)
+
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            assert self.ready > 30 or not any(c.template.space is not None for c in found)
+            return super().price(found)
+
+    prices = Endless({f"exp{i}": 10.0 + i for i in range(40)})
+    graph = compiled(variants(40), *(f"exp{i}" for i in range(38)))
+    choice = search(graph, prices, prices, seconds=0.2)
+    assert chosen(choice) == ["exp38"] and choice.sources == {"measured": 1} and choice.stopped == "budget"
