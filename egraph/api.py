@@ -553,6 +553,13 @@ def _shape_args(shape: tuple[Any, ...]) -> tuple[Dim, ...]:
     return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else tuple(shape)
 
 
+def _inverted(x: Tensor) -> Tensor:
+    """`~x`: of integers bit by bit."""
+    if dtypes.is_float(x.dtype):
+        raise UsageError(f"~ of {x.dtype}", hint="tg.logical_not, or compare first")
+    return logical_not(x) if x.dtype == "bool" else sub(neg(x), 1)
+
+
 _METHODS: dict[str, Any] = {
     "__add__": add, "__radd__": _swapped(add), "__sub__": sub, "__rsub__": _swapped(sub),
     "__mul__": mul, "__rmul__": _swapped(mul), "__truediv__": div, "__rtruediv__": _swapped(div),
@@ -562,7 +569,7 @@ _METHODS: dict[str, Any] = {
     "__mod__": mod, "__rmod__": _swapped(mod), "__abs__": abs,
     "__lt__": lt, "__le__": le, "__gt__": gt, "__ge__": ge,
     "__and__": logical_and, "__rand__": logical_and, "__or__": logical_or, "__ror__": logical_or,
-    "__xor__": logical_xor, "__rxor__": logical_xor, "__invert__": logical_not,
+    "__xor__": logical_xor, "__rxor__": logical_xor, "__invert__": _inverted,
     "__getitem__": getitem, "__len__": _length, "__array__": _as_values, "__float__": _as_values, "__int__": _as_values,
     "sum": sum, "mean": mean, "max": max, "min": min, "astype": cast,
     "transpose": lambda x, *perm: permute(x, _shape_args(perm)) if perm else transpose(x),  # type: ignore[arg-type]

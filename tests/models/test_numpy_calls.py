@@ -115,7 +115,7 @@ def test_sums_of_integers_are_kept_in_64_bits(dtype):
 
 def test_shifts():
     x = np.array([1, 255, 128], np.uint8)
-    shifted = lambda x: [x >> 1, x << 3, np.uint8(2) << x // 60, np.right_shift(x, 8)]
+    shifted = lambda x: [~x, x >> 1, x << 3, np.uint8(2) << x // 60, np.right_shift(x, 8)]
     agrees(lambda x: [*shifted(x), np.fmax(x, x[::-1]), np.fmax(x, np.arange(3))], x)
 
 
