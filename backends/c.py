@@ -7,7 +7,7 @@ same memory as NumPy's and Torch's kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -100,13 +100,14 @@ class C(Generator):
         return self._template(roots, ())
 
     def generated(
-        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], limit: float = 0.0
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], limit: float = 0.0,
+        enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """See `Generator`; regions with products only where there are narrow ones."""
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
         # threads share rows of any number, which need no statistics in memory
         self.reaches = tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
-        return super().generated(view, given, types, limit)
+        return super().generated(view, given, types, limit, enough)
 
     def _templates(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, precision: Precision

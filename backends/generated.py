@@ -10,7 +10,7 @@ import importlib.util
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
@@ -464,22 +464,24 @@ class Generator:
         return "" if torch.cuda.is_available() else "no CUDA device"
 
     def generated(
-        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], limit: float = 0.0
+        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], limit: float = 0.0,
+        enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """(template, classes that it makes, operands' classes) of the regions that a kernel can be generated for: of those
         that make one value from the same others, the `BODIES` with the least arithmetic and the smallest kernels. Then
-        those that compute several values together (extract/together.py). `limit`: what kernels may lose by rounding operands."""
+        those that compute several values together (extract/together.py). `limit`: what kernels may lose by rounding operands.
+        Where `enough` says so no more are looked for, but those that have been found are there."""
         self.precisions = within(limit, getattr(self.emitter, "precisions", ()))
         self.limit = limit
         regions = Regions(view, given, reaches=self.reaches)
         if self.several:
             for whole in (Whole(regions), Whole(regions, rows=False)):
-                for group, template in self._at_once(whole, types):
+                for group, template in self._at_once(whole, types, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole.rows:
                     regions.settled, regions.unstarted = whole.settled, whole.unstarted
         regions = regions.grown
-        kept = list(self._lowered(regions, types))
+        kept = list(self._lowered(regions, types, enough))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
         for region, template in kept:
             if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
@@ -488,10 +490,12 @@ class Generator:
             once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # not for each precision
             together = Together(regions, list(once.values()), self.device == "cuda")
             for several in (together, Onward(together)):
-                for group, template in self._lowered(several, types):
+                for group, template in self._lowered(several, types, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
 
-    def _at_once(self, whole: Whole, types: Sequence[Type]) -> Iterator[tuple[Region | Group, Generated]]:
+    def _at_once(
+        self, whole: Whole, types: Sequence[Type], enough: Callable[[], bool]
+    ) -> Iterator[tuple[Region | Group, Generated]]:
         """The large parts that a kernel can be generated for, each with its templates as soon as it is read: they may be all that
         there is time for. What none can be generated for is handed back, to be cut."""
         images = "conv" in whole.view.op
@@ -501,16 +505,19 @@ class Generator:
                 yield region, template
             if isinstance(region, Group) and not found:
                 whole.refused(region)
+            if enough():
+                return
 
     def _lowered(
-        self, found: Regions | Together | Onward, types: Sequence[Type]
+        self, found: Regions | Together | Onward, types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[tuple[Region | Group, Generated]]:
         """The regions or groups that a kernel can be generated for, each with its template."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view
         images = "conv" in view.op
-        asked = [_asked(region, view, types) for region in (found.all if isinstance(found, Regions) else found)]
-        for region, call, weights in self._ahead(asked, images):
+        grown = found.until(enough) if isinstance(found, Regions) else () if enough() else found
+        asked = [_asked(region, view, types) for region in grown]
+        for region, call, weights in self._ahead(asked, images, enough):
             operands = frozenset(c for _, c in region.leaves)
             for template, effort, size in self.answers(region, call, weights, images):
                 layouts = bool(template.prep), template.layout is not None, template.precision
@@ -520,8 +527,9 @@ class Generator:
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
 
-    def _ahead(self, asked: Sequence[Asked], images: bool) -> Iterator[Asked]:
-        """The same, each when other processes have lowered it (lower_pool.py), or have left it to this one."""
+    def _ahead(self, asked: Sequence[Asked], images: bool, enough: Callable[[], bool]) -> Iterator[Asked]:
+        """The same, each when other processes have lowered it (lower_pool.py), or have left it to this one. From where there is
+        `enough` on, those that were lowered before."""
         pool = default_pool()
         names = pool.names if self.name in pool.names else (self.name,)
 
@@ -539,10 +547,13 @@ class Generator:
 
         new = [fresh(one, self) for one in asked]
         batch = pool.batch([partial(job, one) for one, first in zip(asked, new) if first])
+        late = False
         for one, first in zip(asked, new):
-            if first:
-                take_in(one[0].terms, batch.take(), self.key(*one, images, self.limit))
-            yield one
+            late, key = late or enough(), self.key(*one, images, self.limit)
+            if first and not late:
+                take_in(one[0].terms, batch.take(), key)
+            if not late or key in self.answered:
+                yield one
 
     def key(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, limit: float

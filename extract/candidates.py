@@ -212,7 +212,7 @@ class _Builder:
         own, kernels over those: until nothing is new."""
         matches = [m for t in self._polled(self.kernels) for m in self._matches(t)]
         plain = len(matches)
-        matches += self._until_enough(self._generated(), bound=False)
+        matches += self._polled(self._generated())
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
             for c in match.operands:
@@ -253,10 +253,15 @@ class _Builder:
                 raise Halted
             yield item
 
-    def _until_enough(self, items: Iterable[T], bound: bool = True) -> Iterator[T]:
-        """What has to do with generated kernels, item by item, as long as more of them are wanted."""
+    def _found_enough(self) -> bool:
+        """Whether no more kernels are to be generated."""
+        self.left_out |= self.enough(False)
+        return self.left_out or self.stop()
+
+    def _until_enough(self, items: Iterable[T]) -> Iterator[T]:
+        """Generated kernels that are looked at in layouts, item by item, as long as there is time for that."""
         for item in self._polled(items):
-            if self.enough(bound):
+            if self.enough(True):
                 self.left_out = True
                 return
             yield item
@@ -274,7 +279,9 @@ class _Builder:
         own = self.view.own
         views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
         for view, generate in product(views, self.generators):
-            for template, made, operands in generate(view, frozenset(self.given), self.types):
+            for template, made, operands in generate(
+                view, frozenset(self.given), self.types, enough=self._found_enough
+            ):
                 if (key := (id(template), made, operands)) not in seen:
                     seen.add(key)
                     first, *more = made

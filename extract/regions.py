@@ -14,7 +14,7 @@ else: that of rows too few or too long for one kernel, that of keys which every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
@@ -144,6 +144,7 @@ class Regions:
     unstarted: set[int] = field(default_factory=set)  # those of them that no region starts from
     shared: set[int] = field(default_factory=set)  # of which they are, and that is read beside them
     seen: set[Tensor] = field(default_factory=set)  # terms of the class that is looked at
+    _so_far: list[Region] = field(default_factory=list)
     _tensors: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     _below: dict[int, set[int]] = field(default_factory=dict)
@@ -415,10 +416,15 @@ class Regions:
         key = self.given, self.reaches, frozenset(self.settled), frozenset(self.unstarted)
         return kept.setdefault(key, self)
 
+    def until(self, enough: Callable[[], bool]) -> list[Region]:
+        """Every region, or those that were grown before `enough` said so; each is grown once."""
+        while not enough() and (region := next(self._growing, None)) is not None:
+            self._so_far.append(region)
+        return self._so_far
+
     @cached_property
-    def all(self) -> list[Region]:
-        """Every region, grown once."""
-        return list(self)
+    def _growing(self) -> Iterator[Region]:
+        return iter(self)
 
     def __iter__(self) -> Iterator[Region]:
         """Every region, each term once; statistics that regions read are made by regions as well."""

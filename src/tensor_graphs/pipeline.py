@@ -158,7 +158,8 @@ def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Seque
     least = MATCHING_LEAST * min(LEAST_S, LEAST * session.options.budget) if on_gpu(backends) else 0.0
     until = session.now() + least
     stop = lambda: pressed() or (session.left <= kept and session.now() >= until and not session.options.deterministic)
-    timed = on_gpu(backends) and not session.options.deterministic
+    alone = all(t.family in ("view", "copy") for b in backends for t in b.templates)  # without what is generated
+    timed = on_gpu(backends) and not (alone or session.options.deterministic)
     enough = lambda bound: (
         timed and session.left <= GENERATING[bound] * session.options.budget and session.now() >= until
     )
@@ -171,7 +172,7 @@ def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Seque
         session.cut.append("kernels of the rewritten graph" if not graphs else "kernels of all that rewriting found")
     if any(g.stats.get("left_out") for g in graphs):
         session.cut.append("some of the kernels that could be generated")
-    return graphs or [hypergraph(session, view_of(work), backends)]
+    return graphs or [hypergraph(session, view_of(work), backends, enough=enough)]
 
 
 @dataclass(frozen=True)

@@ -281,8 +281,13 @@ def test_when_enough_was_generated_the_libraries_kernels_are_there() -> None:
     assert every["triton"] and not whole.stats["left_out"]
     assert none == unbound == {**every, "triton": 0}
     assert cut.stats["left_out"] and unlooked.stats["left_out"] and cut.roots == whole.roots
-    counts = []
-    for most in range(16):
-        looks = itertools.count()
-        counts.append(found(lambda bound, looks=looks, most=most: bound and next(looks) >= most)[0]["triton"])
-    assert counts == sorted(counts) and counts[0] == 0 and any(0 < n < every["triton"] for n in counts)
+    for asked in (True, False):  # what was found until then is there
+        counts = []
+        for most in range(32):
+            looks = itertools.count()
+
+            def enough(bound: bool, looks: Any = looks, most: int = most, asked: bool = asked) -> bool:
+                return bound is asked and next(looks) >= most
+
+            counts.append(found(enough)[0]["triton"])
+        assert counts == sorted(counts) and counts[0] == 0 and any(0 < n < every["triton"] for n in counts), asked
