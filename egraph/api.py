@@ -439,7 +439,8 @@ def windows(x: Tensor, axis: int, size: int, stride: int = 1, dilation: int = 1)
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """NumPy's basic indexing: ints, slices, None and `...`; one integer tensor, array or list gathers along its axis."""
+    """NumPy's basic indexing: ints, slices, None and `...`; one integer tensor, array or list gathers along its axis, negative
+    places counted from the end (`gather` itself reads the first element there)."""
     keys = [_known_key(k) for k in (key if isinstance(key, tuple) else [key])]
     used = builtins.sum(1 for k in keys if k is not None and k is not Ellipsis)
     if used > x.rank:
@@ -461,7 +462,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         if isinstance(k, Tensor):
             if k.dtype == "bool":
                 raise UsageError("how many elements a mask picks depends on values", hint="tg.where(mask, x, 0)")
-            x = gather(x, k, axis)
+            x = gather(x, from_end(k, x.shape[axis]), axis)
         elif isinstance(k, slice):
             x = _slice_key(x, axis, k)
         else:
@@ -483,6 +484,20 @@ def _known_key(key: Any) -> Any:
     if isinstance(key, bool | str | float):
         raise UsageError(f"{key!r} is no index", hint="an int, a slice, None, ..., or an array of ints")
     return int(key) if isinstance(key, np.integer) else key
+
+
+def from_end(index: Tensor, size: Dim) -> Tensor:
+    """Places along an axis with negative ones counted from its end; positions are none."""
+    known = index.data
+    if index.dtype.startswith("u") or index.op in ("iota", "argmax", "argmin", "argsort"):
+        return index
+    if (index.op == "full" and index.attr("value") >= 0) or (
+        known is not None and (known.size == 0 or known.min() >= 0)
+    ):
+        return index
+    index = index if index.dtype in ("int32", "int64") else cast(index, "int64")
+    end = size if isinstance(size, int) else sum(ones((size,), "int64"))
+    return where(lt(index, 0), add(index, end), index)
 
 
 def _index(key: np.ndarray[Any, Any], size: Dim) -> Tensor:

@@ -205,7 +205,16 @@ def _take(a: Any, indices: Any, axis: int | None = None) -> Tensor:
 
 
 def _take_along(arr: Any, indices: Any, axis: int = -1) -> Tensor:
-    return t.gather_elements(t.as_tensor(arr), t.as_tensor(indices), axis)
+    x = t.as_tensor(arr)
+    along = t.axis_of(axis, x.rank)
+    index = t.from_end(t.as_tensor(indices), x.shape[along])
+    if index.rank != x.rank:
+        raise ShapeError(f"np.take_along_axis of rank {x.rank} with indices of rank {index.rank}")
+    sides = [i if j == 1 else j for i, j in zip(x.shape, index.shape)]  # those beside the axis broadcast
+    wide = t.broadcast_to(x, [d if a == along else s for a, (d, s) in enumerate(zip(x.shape, sides))])
+    return t.gather_elements(
+        wide, t.broadcast_to(index, [index.shape[along] if a == along else s for a, s in enumerate(sides)]), along
+    )
 
 
 def _where(condition: Any, *values: Any) -> Tensor:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph import api as t
+from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import ShapeError, UsageError
 from tensor_graphs.models.numpy_calls import FUNCTIONS, METHODS, REDUCTIONS, UFUNCS
@@ -123,6 +124,18 @@ def test_operators_take_arrays_on_either_side():
     agrees(lambda x: (Y * x + 2**x - x @ Y.T.copy() @ Y) / Y, X)
     agrees(lambda x: [Y - x, 7 % x, 7 // x, (x > 0.4) ^ B, B & (x > 0.2), [1.0, 2.0, 3.0, 4.0] + x], X)
     agrees(lambda x: np.add.accumulate(x, axis=1) + len(x) * x.size, X)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
+def test_places_that_are_inputs_count_from_the_end_too(dtype):
+    wide = np.arange(2000, dtype=np.float32).reshape(1000, 2)
+    i = np.array([-1, 0, 99, -100] if dtype[0] == "i" else [255, 0, 99, 100]).astype(dtype)
+    agrees(lambda x, i: [x[i], x.T[:, i], np.take(x, i, axis=0), np.take_along_axis(x, i[:, None], 0)], wide, i)
+    rows = t.dim("R", max=9)
+    x, places = t.input("x", (rows, 2)), t.input("i", (3,), "int64")
+    given = {"x": wide[:7], "i": np.array([-7, -1, 2])}
+    (found,) = evaluate(Graph.of(x[places]).bind({"R": 7}), given)
+    np.testing.assert_array_equal(found, wide[:7][given["i"]])
 
 
 def test_arrays_as_indices():
