@@ -22,7 +22,7 @@ from .backends.direct import direct_plan
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
 from .backends.program import Program
-from .backends.registry import describe, eager, on_gpu, select, storing_narrow
+from .backends.registry import backend, describe, eager, on_gpu, select, storing_narrow
 from .backends.views import view_strides
 from .costdb.device import gpu_facts
 from .costdb.store import Store
@@ -421,6 +421,12 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
             if known is not None:
                 return known
             session.warnings = before
+        if (
+            options.backend == "auto"
+            and not (options.exact or on_gpu(backends))
+            and (why := backend("c").unavailable())
+        ):
+            session.warnings.append(f"no kernels in C: {why}")
         program = _searched(session, graph, prepared, backends)
         if memory is not None and not (session.progress.stopped or session.kept) and program.plan is not None:
             verified = content_digest(graph.params) if program.report.verification else ""

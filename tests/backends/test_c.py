@@ -18,12 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import c, c_helpers, c_math, c_source, kir, kir_numpy
 from tensor_graphs.backends.c import generated
 from tensor_graphs.backends.emit import library_text
 from tensor_graphs.backends.kir_lower import kernel_of
-from tensor_graphs.backends.registry import backend, select
+from tensor_graphs.backends.registry import backend, on_gpu, select
 from tensor_graphs.backends.sample import sample
 from tensor_graphs.backends.single import expected, laid, meaning, random_values, run_outputs, run_template
 from tensor_graphs.egraph import composite, dtypes
@@ -422,7 +423,6 @@ def test_large_kernels_are_shared_by_threads_and_give_the_same() -> None:
 
 # ---------------------------------------------------------------- programs, processes, machines
 def program() -> Any:
-    import tensor_graphs as tg
 
     x, w = tg.input("ctypes", (8, 64)), tg.param("address", (64,))
     root = tg.softmax(tg.gelu(x) * w, axis=1) + 1.0
@@ -454,6 +454,10 @@ def test_without_a_compiler_there_are_no_kernels_in_c(monkeypatch: pytest.Monkey
         assert "c" not in [b.name for b in select("auto")]
         with pytest.raises(RuntimeError, match="set CC"):
             c_helpers.c_library("int f(void) { return 1; }\n")
+        if not on_gpu(select("auto")):
+            for _ in range(2):  # the second time its plan is remembered
+                made = tg.optimize(tg.exp(tg.input("x", (3,))), backend="auto", budget=5.0, costdb=tmp_path / "store")
+                assert ["C compiler" in w for w in made.report.warnings] == [True]
     finally:
         monkeypatch.undo()
         c._unavailable.cache_clear()
