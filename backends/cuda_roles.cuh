@@ -226,27 +226,36 @@ struct Roles {
             end_puts();
         }
     }
-    // The same where the copy unit cannot write, as rows begin anywhere: each warp writes its own, two columns at a time.
+    // The same where the copy unit cannot write, as rows begin anywhere: each warp writes its own, two columns at a time. Several rows
+    // are read before the first is written, or each would wait for shared memory alone.
     template <class Y> DEVICE void write_piece(Address piece, Y* to, long long apart, int rows, int columns) const {
+        constexpr int AT_ONCE = 8;
         const int lane = threadIdx.x % 32, first = threadIdx.x % 128 / 32 * 16;
         meet_warp();
 #pragma unroll
         for (int i = 0; i < HEIGHTS; ++i)
-#pragma unroll 4
-            for (int r = 0; r < 16; ++r) {
-                const int row = i * 64 + first + r;
-                if (row >= rows) break;
-                const Address line = piece + row * 128;
-                unsigned word = held_word(line + (lane / 4 ^ r % 8) * 16 + lane % 4 * 4);
-                Y* at = to + row * apart;
-                int left = columns - 2 * lane;
-                if ((unsigned long long)at % 4) {  // words begin with odd columns
-                    if (lane == 0 && left > 0) at->bits = word;
-                    word = word >> 16 | held_word(line + ((lane + 1) / 4 % 8 ^ r % 8) * 16 + (lane + 1) % 4 * 4) << 16;
-                    ++at, left = lane == 31 && left > 1 ? 1 : left - 1;
+#pragma unroll 1
+            for (int begin = i * 64 + first; begin < i * 64 + first + 16; begin += AT_ONCE) {
+                unsigned words[AT_ONCE], next[AT_ONCE];
+#pragma unroll
+                for (int r = 0; r < AT_ONCE; ++r) {
+                    const Address line = piece + (begin + r) * 128;
+                    words[r] = held_word(line + (lane / 4 ^ (begin + r) % 8) * 16 + lane % 4 * 4);
+                    next[r] = held_word(line + ((lane + 1) / 4 % 8 ^ (begin + r) % 8) * 16 + (lane + 1) % 4 * 4);
                 }
-                if (left > 1) *reinterpret_cast<unsigned*>(at + 2 * lane) = word;
-                else if (left == 1) at[2 * lane].bits = word;
+#pragma unroll
+                for (int r = 0; r < AT_ONCE; ++r) {
+                    if (begin + r >= rows) break;
+                    Y* at = to + (begin + r) * apart;
+                    int left = columns - 2 * lane;
+                    if ((unsigned long long)at % 4) {  // words begin with odd columns
+                        if (lane == 0 && left > 0) at->bits = words[r];
+                        words[r] = words[r] >> 16 | next[r] << 16;
+                        ++at, left = lane == 31 && left > 1 ? 1 : left - 1;
+                    }
+                    if (left > 1) *reinterpret_cast<unsigned*>(at + 2 * lane) = words[r];
+                    else if (left == 1) at[2 * lane].bits = words[r];
+                }
             }
     }
     DEVICE static void end_results() {
