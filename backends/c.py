@@ -100,7 +100,11 @@ class C(Generator):
         return self._template(roots, ())
 
     def generated(
-        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], limit: float = 0.0,
+        self,
+        view: EGraphView,
+        given: frozenset[int],
+        types: Sequence[Type],
+        limit: float = 0.0,
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """See `Generator`; regions with products only where there are narrow ones."""

@@ -464,7 +464,11 @@ class Generator:
         return "" if torch.cuda.is_available() else "no CUDA device"
 
     def generated(
-        self, view: EGraphView, given: frozenset[int], types: Sequence[Type], limit: float = 0.0,
+        self,
+        view: EGraphView,
+        given: frozenset[int],
+        types: Sequence[Type],
+        limit: float = 0.0,
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """(template, classes that it makes, operands' classes) of the regions that a kernel can be generated for: of those
