@@ -146,10 +146,19 @@ class Plans:
         """What each candidate may take where nothing more is measured."""
         return each(self.hypergraph, prices, doubted)
 
-    def without_hope(self, prices: Sequence[Priced], hoped: Extraction, limit: float) -> Extraction:
-        """The plan where the time is up: what was not measured counts as much as it may take. The bound is that of the prices that
-        were hoped for."""
-        self.chosen, found = self.solve(self.doubted(prices), limit, self.chosen)
+    def without_hope(
+        self, prices: Sequence[Priced], hoped: Extraction, limit: float, *, settled: bool = False
+    ) -> Extraction:  # fmt: skip
+        """The plan where the time is up: what was not measured counts as much as it may take; where things are `settled`, no more of it
+        is taken than the last plan has, if there is such a plan. The bound is that of the prices that were hoped for."""
+        cost, own = self.doubted(prices), set(self.chosen)
+        sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
+        try:
+            self.chosen, found = self.solve(sure if settled else cost, limit, self.chosen)
+        except NoPlanError:
+            if not settled:
+                raise
+            self.chosen, found = self.solve(cost, limit, self.chosen)
         bound = min(found.lower_bound, hoped.lower_bound)
         return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
 

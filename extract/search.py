@@ -169,13 +169,15 @@ class _Search:
         self.pricing.end()
         if not self.over and not any(known.hoped(i, self.prices[i]) for i in plans.chosen):
             return
-        if not (self.over and known.cut(self.prices)):
+        answered = not (self.over and known.cut(self.prices))
+        if answered:
             plans.close()
-        for limit in (LAST_S, seconds)[not self.over :]:
-            self.found = plans.without_hope(self.prices, self.found, limit)
+        for n, limit in enumerate((LAST_S, seconds)[not self.over :]):
+            settled = answered and n > 0 and plans.closed()
+            self.found = plans.without_hope(self.prices, self.found, limit, settled=settled)
             while not plans.closed() and (believed := known.unmeasured(plans.chosen, self.prices, LITTLE)):
                 self.measure("at last", Wanted(believed), known.hopes(self.prices), last=True)
-                self.found = plans.without_hope(self.ask(), self.found, LAST_S)
+                self.found = plans.without_hope(self.ask(), self.found, LAST_S, settled=plans.closed())
 
     def choice(self) -> Choice:
         """What was found."""

@@ -560,3 +560,22 @@ def test_what_is_not_priced_when_the_search_ends_is_left(monkeypatch: pytest.Mon
     graph = compiled(variants(40), *(f"exp{i}" for i in range(38)))
     choice = search(graph, prices, prices, seconds=0.2)
     assert chosen(choice) == ["exp38"] and choice.sources == {"measured": 1} and choice.stopped == "budget"
+
+
+def test_when_no_time_is_left_for_measuring_a_surprise_is_replaced_by_what_was_measured() -> None:
+    """exp0 and exp1 surprise in the last measuring there is time for: exp3, which is known, is taken, not exp2, which may as well."""
+
+    class Last(Surprising):
+        def measure(self, found: Iterable[Candidate], **more: Any) -> Sequence[Candidate]:
+            found = list(found)
+            self.asked.append([c.template.name for c in found])
+            self.known |= {call_key(c) for c in found}
+            time.sleep(0.25)
+            return ()
+
+    graph, believed = variants(4), {"exp0": 10.0, "exp1": 12.0, "exp2": 14.0}
+    prices = Last({"exp0": 90.0, "exp1": 100.0, "exp2": 100.0, "exp3": 60.0}, believed)
+    prices.known = {call_key(c) for c in graph.candidates if c.template.name == "exp3"}
+    choice = search(graph, prices, prices, seconds=0.1)
+    assert prices.asked[0] == ["exp0"] and choice.sources == {"measured": 1}
+    assert chosen(choice) == ["exp3"] and choice.cost == 60.0
