@@ -48,7 +48,7 @@ class Suite:
 
     def child(self, options: argparse.Namespace) -> None:
         """Measure one of them in this process."""
-        faulthandler.dump_traceback_later(2.5 * options.budget + 10, repeat=True)  # says where what is stopped hung
+        faulthandler.dump_traceback_later(4 * options.budget + 20)  # says where what is stopped hung
         share_the_gpu()
         full = self.full[options.child]
         work = self.tiny[options.child] if options.small else full

@@ -6,7 +6,7 @@ load → simplify → widen → blocks → saturate → glue → candidates → 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from .extract import budgets
 from .extract.ahead import SOLVERS, STORE, load_ahead
 from .extract.candidates import Hypergraph, candidates
 from .extract.clock import Halted
+from .extract.collection import frozen
 from .extract.kernel import Backend, Plan, Template
 from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, search
@@ -596,7 +597,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         if options.verify:
             session.reserved = expected_seconds(prepared.graph, graph_flops(list(work.roots)), on_gpu(backends))
         known = ahead()  # nothing else is to run on the device while kernels are timed
-        with open_store(session, store):
+        with open_store(session, store), frozen() if on_gpu(backends) else nullcontext():
             pricer, found, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
                 found, first = _cheapest(session, graphs, pricer, measurer)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
-from tensor_graphs.extract.collection import no_collection
+from tensor_graphs.extract.collection import frozen, no_collection
 
 
 def test_collection_pauses_and_goes_on() -> None:
@@ -32,5 +33,34 @@ def test_what_was_made_counts_as_old_and_what_was_frozen_stays_so() -> None:
         with no_collection():
             pass
         assert gc.get_freeze_count() == before > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_what_is_frozen_for_a_while_is_collected_afterwards() -> None:
+    class Ring:
+        """Something that refers to itself."""
+
+    ring = Ring()
+    ring.self = ring  # type: ignore[attr-defined]
+    gone = weakref.ref(ring)
+    with frozen():
+        assert gc.get_freeze_count()
+        with no_collection():
+            pass
+        del ring
+        gc.collect()
+        assert gone() is not None and gc.get_freeze_count(), "an inner pause does not thaw"
+    assert not gc.get_freeze_count()
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_a_program_has_frozen_stays_so() -> None:
+    gc.freeze()
+    try:
+        with frozen():
+            pass
+        assert gc.get_freeze_count()
     finally:
         gc.unfreeze()
