@@ -104,8 +104,7 @@ def render(records: dict[str, Record]) -> str:
         "written over the measured rate (of bfloat16, of float32 without TF32, or half the first where a tolerance is given); blank where a call reads part of its weights; products of weights alone are folded into one by ours. Errors are relative to "
         "float64 (Frobenius). Rows of float32 without a tolerance: nobody rounds to TF32 (peers run with `allow_tf32` off for products and "
         "convolutions, ours does not unasked). Rows with one: it is what ours was given, and peers run with `allow_tf32` on for both."
-        " Warm seconds near the cold ones, at 74efc62: the plan of the first search was not remembered (kernels that another "
-        "process had read had another text; mended since, not timed again)."
+        " Warm seconds near the cold ones: at 74efc62 the plan of the first search was not remembered in some rows (mended since)."
     )
     machines = dict.fromkeys(
         f"- {r['machine']}, {r['toolchain']}, budget {r.get('budget', 0):g} s" for r in found if "machine" in r
