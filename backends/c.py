@@ -7,7 +7,7 @@ same memory as NumPy's and Torch's kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -17,8 +17,8 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
-from ..extract.kernel import Call, Template
-from ..extract.regions import PRODUCTS, REACHES, Region
+from ..extract.kernel import Call
+from ..extract.regions import PRODUCTS, REACHES, Reach, Region
 from ..extract.together import Group
 from .c_helpers import HELPERS, c_library
 from .c_source import emit
@@ -99,19 +99,10 @@ class C(Generator):
             import torch  # noqa: F401  (its threads)
         return self._template(roots, ())
 
-    def generated(
-        self,
-        view: EGraphView,
-        given: frozenset[int],
-        types: Sequence[Type],
-        limit: float = 0.0,
-        enough: Callable[[], bool] = lambda: False,
-    ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """See `Generator`; regions with products only where there are narrow ones."""
+    def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
+        """With products only where there are narrow ones; threads share rows of any number, which need no statistics in memory."""
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
-        # threads share rows of any number, which need no statistics in memory
-        self.reaches = tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
-        return super().generated(view, given, types, limit, enough)
+        return tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
 
     def _templates(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, precision: Precision

@@ -442,7 +442,6 @@ class Generator:
     templates: tuple[Template, ...] = ()
     known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], Generated] = field(default_factory=dict)
     several: bool = False
-    reaches: tuple[Reach, ...] = REACHES
     vectors: int = 1
     precisions: tuple[Precision, ...] = (IEEE,)
     limit: float = 0.0  # what kernels may lose, as they were asked for last
@@ -463,6 +462,10 @@ class Generator:
 
         return "" if torch.cuda.is_available() else "no CUDA device"
 
+    def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
+        """How far regions of a view go."""
+        return REACHES
+
     def generated(
         self,
         view: EGraphView,
@@ -477,7 +480,7 @@ class Generator:
         Where `enough` says so no more are looked for, but those that have been found are there."""
         self.precisions = within(limit, getattr(self.emitter, "precisions", ()))
         self.limit = limit
-        regions = Regions(view, given, reaches=self.reaches)
+        regions = Regions(view, given, reaches=self.reaches(view))
         if self.several:
             for whole in (Whole(regions), Whole(regions, rows=False)):
                 for group, template in self._at_once(whole, types, enough):
@@ -640,7 +643,7 @@ class Generator:
         images = images and not call.more
         if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
             inner = self._template(region.terms, laid, True, precision)
-            written = replace(call, output=Operand(call.output.type, channels_last(call)))
+            written = inner.written(call)
             if inner.lower(written) is not None:
                 yield inner, written
         yield from turned

@@ -19,6 +19,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..costdb.device import machine_memory
 from ..egraph import api as t
 from ..egraph import dims as _dims
 from ..egraph import dtypes
@@ -70,14 +71,6 @@ def load_onnx(
     except (BadModelError, UnsupportedError) as error:
         error.where = error.where or str(file)
         raise
-
-
-def machine_memory() -> int:
-    """Physical memory in bytes, 2**40 where the platform does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 1 << 40
 
 
 # ---------------------------------------------------------------- reading and checking
@@ -559,4 +552,4 @@ def support_table() -> str:
 if __name__ == "__main__":
     sys.stdout.write(support_table())
 
-__all__ = ["load_onnx", "machine_memory", "support_table"]
+__all__ = ["load_onnx", "support_table"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .costdb.device import machine_memory
 from .egraph.graph import Graph
 from .errors import TooLargeError
 
@@ -15,7 +15,7 @@ _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
 
 def host_bytes() -> int:
     """Bytes of memory that this process can ever have: the machine's, or its container's where that is less."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = machine_memory()
     with suppress(OSError, ValueError):  # no such file, or "max"
         found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return found
