@@ -191,3 +191,17 @@ def test_the_table_of_models_names_what_failed(benchmark_module: Callable[[str],
     assert "| 9.0 |" in row and "| 12.0 | 10.0 | 3.00 | 0.90 | 29 / 58 / 1.5 | 3 |" in row and "| 3 / 5 | 5.0 |" in row
     text = module.render({r["name"]: r for r in (broken, found)})
     assert "- failed: unet_fp16_b2: ours: NoPlanError: none" in text and "- gpt2_t128: a x3" in text
+
+
+def test_products_of_odd_sizes_stand_beside_those_over_padded_weights(benchmark_module: Callable[[str], Any]) -> None:
+    odd = benchmark_module("gpu_odd_sizes")
+    (name, work), *_ = odd.PRODUCTS.items()
+    assert name == "1000x768x50257" and odd.TINY.keys() == odd.PRODUCTS.keys()
+    (x,), (w,) = odd.TINY[name].arguments("cpu")
+    case = object.__new__(odd.Product)
+    case.sets, case.exact, case.calls = [[x, w]], [x.double() @ w.double()], {}
+    case.record, case.work, case.write = {"name": name, "variants": {}}, work, lambda: None
+    case.padded()
+    assert all(found["error"] < 1e-2 for found in case.record["variants"].values())
+    case.record["variants"]["padded"]["us"] = 12.0
+    assert "| 1000×768×50257 | 0.0 |  | 12.0 |  |" in odd.render({name: case.record})
