@@ -65,6 +65,16 @@ def test_the_table_compares_with_the_best_peer(bench: Any) -> None:
     assert gpu.rested(rested) == "16.0 / 9.0" and gpu.rested({"ours": {"rested_us": 9.0}}) == ""
 
 
+def test_what_was_wanted_is_judged_in_both_states_where_power_holds_the_clock_down(bench: Any) -> None:
+    gpu, _ = bench
+    ours = {"us": 13.0, "rested_us": 11.0, "capped": 0.9, "rested_capped": 0.0}
+    assert gpu.reached(ours, 12.0) == " yes rested, **no** at the power limit"
+    assert gpu.reached({**ours, "us": 12.0}, 12.0) == " yes"
+    for other in ({"capped": 0.2}, {"rested_us": 12.5}, {"rested_capped": 0.9}):
+        assert gpu.reached({**ours, **other}, 12.0) == " **no**"
+    assert gpu.reached({"us": 13.0, "rested_us": 11.0}, 12.0) == " **no**", "a record that does not know is not excused"
+
+
 def test_the_table_says_how_a_plan_was_found(bench: Any) -> None:
     gpu, _ = bench
     kernels = [
