@@ -6,12 +6,15 @@ import contextlib
 import json
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cached_property
 from typing import IO, Any
 
+from ..extract.clock import Clock
 from ..extract.kernel import Call
+from .compile_server import READY
 from .kernel_text import KernelText, call_json
 from .measure import started
 
@@ -33,6 +36,7 @@ class CompilePool:
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Reply]] = {}
         self._count = 0
+        self.clock = Clock()  # when compilers were loaded, and worked
 
     def start(self) -> None:
         """Let the compiler load while there are other things to do; `submit` would do it too."""
@@ -72,7 +76,9 @@ class CompilePool:
             self._process = started("tensor_graphs.backends.compile_server", _ENVIRONMENT, arguments)
             assert self._process.stdout is not None
             self._waiting = {}
-            threading.Thread(target=_listen, args=(self._process.stdout, self._waiting), daemon=True).start()
+            threading.Thread(
+                target=_listen, args=(self._process.stdout, self._waiting, self.clock), daemon=True
+            ).start()
         return self._process
 
     def close(self) -> None:
@@ -88,11 +94,16 @@ class CompilePool:
             process.stdin.close()
 
 
-def _listen(pipe: IO[str], waiting: dict[int, Future[Reply]]) -> None:
+def _listen(pipe: IO[str], waiting: dict[int, Future[Reply]], clock: Clock) -> None:
     """Hand replies to those who wait; at the end of the pipe, nobody waits on."""
+    began = time.monotonic()
     with contextlib.suppress(ValueError, OSError):
         for line in pipe:
-            reply = json.loads(line)
+            reply, now = json.loads(line), time.monotonic()
+            if reply["id"] == READY:
+                clock.spent("start", began, now)
+                continue
+            clock.spent("compile", now - reply.get("seconds", 0.0), now)
             found = waiting.pop(reply["id"], None)
             if found is not None:
                 found.set_result(reply)

@@ -24,6 +24,7 @@ from . import compile_worker
 from .measure_worker import die_with_parent, own_output
 
 CHUNK = 1 << 16
+READY = 0  # the number of no job: everything is loaded
 
 Job = Mapping[str, Any]
 
@@ -119,7 +120,11 @@ class Server:
         if compiler.job is not None:
             lost = {"id": compiler.job["id"], "ok": False, "status": status, "stage": "compile",
                     "message": message or f"the compiler ended with code {code}"}  # fmt: skip
-            self._reply(json.dumps(lost).encode())
+            self.say(lost)
+
+    def say(self, reply: Mapping[str, Any]) -> None:
+        """Write a reply."""
+        self._reply(json.dumps(reply).encode())
 
     def _reply(self, line: bytes) -> None:
         rest = line + b"\n"
@@ -158,7 +163,9 @@ def main() -> None:
     die_with_parent()
     out = own_output()
     compile_worker.begin(int(sys.argv[2]))
-    Server(0, out.fileno(), int(sys.argv[1])).run()
+    server = Server(0, out.fileno(), int(sys.argv[1]))
+    server.say({"id": READY})
+    server.run()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -42,7 +43,15 @@ class GpuProcess:
 
     def start(self) -> None:
         """Let the process start while there are other things to do."""
-        self.worker.start()
+        if not self.worker.alive:
+            began = time.monotonic()
+            self.worker.start()
+            self._hand.submit(self._started, began)
+
+    def _started(self, began: float) -> None:
+        """Note when it answers; what is the matter, if anything is, is said by the first kernel."""
+        self.ask({"job": "ready"}, START_S)
+        self.clock.spent("start", began, time.monotonic())
 
     def interrupt(self) -> None:
         """End it in the middle of a job: the next job has another."""

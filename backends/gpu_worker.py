@@ -4,7 +4,7 @@
     try   one schedule of it: run, check, a first few samples
     time  one that was tried: all samples, cold and hot; check again
     close a kernel: frees its memory
-    calibrate, describe: the device
+    calibrate, describe: the device; ready: nothing is asked but an answer
 
 Before a schedule is timed it must be right: outputs and scratch begin as NaN between guarded margins, inputs must be as
 they were. Generated kernels must give the same again after some runs, bit by bit: one that races may be right now and then. A
@@ -417,6 +417,7 @@ def _calibrate(job: Mapping[str, Any]) -> dict[str, Any]:
 
 _JOBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "open": _open, "close": _close, "try": _try, "time": _time, "calibrate": _calibrate, "describe": lambda job: facts(_device()),
+    "ready": lambda job: {},
 }  # fmt: skip
 
 

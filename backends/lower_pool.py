@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..costdb.device import cores
+from ..extract.clock import Clock
 from .lower_worker import HEAD, Job, Reply, message
 
 MOST = 16  # processes
@@ -36,6 +37,7 @@ class _Process:
     into: bytearray = field(default_factory=bytearray)
     busy: dict[int, None] = field(default_factory=dict)  # jobs that it has
     messages: int = 0
+    since: float = 0.0  # when it had none
 
     def write(self) -> None:
         """As much as the pipe takes."""
@@ -110,6 +112,7 @@ class LowerPool:
     def __init__(self, size: int) -> None:
         self.size, self.names = size, ()
         self._count = 0  # jobs so far
+        self.clock = Clock()  # when processes worked
         self._processes: list[_Process] = []
         self._selector = selectors.DefaultSelector()
 
@@ -155,6 +158,7 @@ class LowerPool:
         """Take in what is done, and hand out what is next."""
         for p in [*self._processes]:
             while p.messages < AHEAD and (jobs := batch.next()):
+                p.since = p.since if p.messages else time.monotonic()
                 p.out += message(jobs)
                 p.busy |= dict.fromkeys(n for n, _ in jobs)
                 p.messages += 1
@@ -164,7 +168,12 @@ class LowerPool:
             self._safely(key.data, partial(self._received, key.data, batch))
 
     def _received(self, process: _Process, batch: Batch) -> None:
-        for number, found in process.read():
+        read = process.read()
+        if read:
+            now = time.monotonic()
+            self.clock.spent("read", process.since, now)
+            process.since = now
+        for number, found in read:
             if number in process.busy:
                 del process.busy[number]
                 batch.found[number] = found

@@ -376,6 +376,12 @@ class GpuMeasurer:
             seconds.update({f"{name}_s": seconds for name, seconds in process.clock.seconds.items()})
         return {**seconds, "pool_s": (self.pool.workers if self.pool else 0) * self._measuring, **self.counts}
 
+    @property
+    def clocks(self) -> list[tuple[str, Clock]]:
+        """Who took part, and what each did when."""
+        devices = [(f"device {n}", process.clock) for n, process in enumerate(self.processes, 1)]
+        return [("measuring", self.clock), *([("compilers", self.pool.clock)] if self.pool else []), *devices]
+
     def unfinished(self, candidate: Candidate) -> bool:
         """Whether a measured candidate has schedules that are worth measuring, as one has whose search was cut."""
         if candidate.is_view or candidate.template.space is None:

@@ -1,4 +1,4 @@
-"""Where the time goes: seconds by name."""
+"""Where the time goes: seconds by name, and when they were spent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+JOIN_S = 0.05  # a pause between two spans of one name that is not shown: there are hundreds of short ones
+
 
 class Halted(Exception):
     """Work was ended before it had a result, by whoever was polled meanwhile."""
@@ -14,13 +16,24 @@ class Halted(Exception):
 
 @dataclass
 class Clock:
-    """Wall-clock seconds by name, in the order in which the names first came up."""
+    """Wall-clock seconds by name, in the order in which the names first came up; and the spans of `time.monotonic` in which they
+    were spent, those that follow each other at once as one."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, name: str, seconds: float) -> None:
         """Count seconds (negative ones take back) under a name."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def spent(self, name: str, start: float, end: float) -> None:
+        """Count what lay between two moments under a name."""
+        self.add(name, end - start)
+        known = self.spans.setdefault(name, [])
+        if known and start - known[-1][1] < JOIN_S:
+            first, last = known.pop()
+            start, end = min(start, first), max(end, last)
+        known.append((start, end))
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -29,7 +42,7 @@ class Clock:
         try:
             yield
         finally:
-            self.add(name, time.monotonic() - start)
+            self.spent(name, start, time.monotonic())
 
 
-__all__ = ["Clock", "Halted"]
+__all__ = ["JOIN_S", "Clock", "Halted"]

@@ -75,15 +75,19 @@ def search(
     budgets: Sequence[Budget] = (),
     progress: Callable[[str], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    clock: Clock | None = None,
 ) -> Choice:
     """The cheapest known set of kernels that keeps the budgets. Measures through `measurer` (none: prices only) for at
     most `seconds`; what the plan believes in the end is measured in at most `CLOSE_S` more, and solving may take a little longer
     (`BEYOND`, `LAST_S`; when `deterministic`, always all it needs). `stop` is polled: nothing is measured any more, and a solve under
     way ends with the best so far. `doubt`: kernels were to be measured, and cannot be; what was not counts as much as it may take.
+    `clock`: where its seconds are noted.
 
     NoPlanError if some output cannot be made by the backends' kernels, or not within the budgets.
     """
-    clock = Clock(dict.fromkeys(("price", "solve", "measure"), 0.0))
+    clock = clock or Clock()
+    for name in ("price", "solve", "measure"):
+        clock.add(name, 0.0)
     limits = (solve_seconds,) if measurer is None or deterministic else (min(QUICK_S, solve_seconds), solve_seconds)
     plans = Plans(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
     made = _Search(hypergraph, pricer, Known(hypergraph, measurer), plans, clock, progress)

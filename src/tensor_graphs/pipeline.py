@@ -45,7 +45,7 @@ from .explorer import Explorer
 from .extract import budgets
 from .extract.ahead import SOLVERS, STORE, load_ahead
 from .extract.candidates import Hypergraph, candidates
-from .extract.clock import Halted
+from .extract.clock import Clock, Halted
 from .extract.collection import frozen
 from .extract.kernel import Backend, Plan, Template
 from .extract.plan import plan_of
@@ -283,8 +283,10 @@ def choose(
         again = "measure" in session.clock.seconds  # the first search has its least time, however late it is
         if measurer is not None and not (again or isinstance(measurer, CpuMeasurer)):
             seconds = max(seconds, min(LEAST_S, LEAST * session.options.budget))
+        clock = Clock()
+        session.clocks.append(("search", clock))
         return search(
-            graph, pricer, measurer, seconds=seconds, deterministic=session.options.deterministic, doubt=doubt,
+            graph, pricer, measurer, seconds=seconds, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=[*_budgets(session.options, pricer), *limits],
         )  # fmt: skip
@@ -444,11 +446,12 @@ def backends_of(options: Options) -> list[Backend]:
 def measuring_begun(session: Session) -> Iterator[None]:
     """What measures on a GPU starts its processes before the model is loaded: that takes seconds, as loading and rewriting do."""
     options = session.options
-    backends = backends_of(options)
-    if on_gpu(backends):
-        store = store_of(session)
-        measurer = measurer_of(options, backends, store)
-        session.begun = None if measurer is None else (store, measurer)
+    with session.clock.running("start"):
+        backends = backends_of(options)
+        if on_gpu(backends):
+            store = store_of(session)
+            measurer = measurer_of(options, backends, store)
+            session.begun = None if measurer is None else (store, measurer)
     try:
         yield
     finally:
@@ -514,7 +517,8 @@ def _recalled(
         memory.write(found.plan, report, program.source, float(held["budget"]), verified, store_root(options))
     if not verified:
         report.verification = None
-    report.measured_now, report.remembered, report.seconds = 0, True, session.clock.seconds
+    report.measured_now, report.remembered = 0, True
+    report.seconds, report.timeline = session.clock.seconds, session.timeline
     report.warnings += [w for w in session.warnings if w not in report.warnings]
     program.report = report
     _attached(program, prepared, symbolic)
@@ -589,6 +593,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     store = begun[0] if begun else store_of(session)
     measurer = begun[1] if begun else measurer_of(options, backends, store)
     if measurer is not None and not isinstance(measurer, CpuMeasurer):
+        lower_pool.default_pool().clock = Clock()
         lower_pool.default_pool().begin()  # takes as long as rewriting does
     try:
         view, blocks, views = saturated(session, work)
@@ -626,6 +631,8 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     report.seconds, report.cut = session.clock.seconds, list(dict.fromkeys(session.cut))
     if measurer is not None and not isinstance(measurer, CpuMeasurer):
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
+        session.clocks += [("readers", lower_pool.default_pool().clock), *measurer.clocks]
+    report.timeline = session.timeline
     program.report = report
     if session.kept:
         attach(program, prepared.narrow)
@@ -647,11 +654,12 @@ def _referring(
     light = expected_seconds(prepared.graph, flops, True) < LIGHT_S
     if not on_gpu(backends) or not gpu_facts() or not options.verify or options.exact or not light:
         return dict
-    poll = session.polled()
+    poll, clock = session.polled(), Clock()
+    session.clocks.append(("reference", clock))
     found: list[dict[int, Reference]] = []
 
     def compute() -> None:
-        with suppress(Exception):
+        with suppress(Exception), clock.running("compute"):
             found.append(first_reference(prepared.graph, "cuda", seed=options.seed, poll=poll))
 
     thread = Thread(target=compute, name="reference", daemon=True)

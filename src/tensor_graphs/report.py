@@ -8,6 +8,8 @@ from html import escape
 from typing import Any
 
 from .extract.kernel import Plan, Priced, Template
+from .timeline import Rows
+from .timeline import html as timeline_html
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Report:
     verification: dict[str, Any] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     measuring: dict[str, float] = field(default_factory=dict)  # on a GPU: seconds by part, and counts
+    timeline: Rows = field(default_factory=dict)  # seconds since the call at which each part of it was under way
     cut: list[str] = field(default_factory=list)  # what the budget, or Ctrl-C, left out
     searched: dict[str, Any] = field(default_factory=dict)  # limits, effort, and the most rounds that a block had
     snapshot: str = ""
@@ -196,7 +199,8 @@ class Report:
             ["rule", "matches", "ms"],
             [(n, str(m), f"{1000 * s:.1f}") for n, (m, s) in sorted(self.rules.items(), key=lambda r: -r[1][1])[:40]],
         )
-        parts = (("Kernels", kernels), ("Blocks", blocks), ("Rules by time", rules))
+        when = timeline_html(self.timeline)
+        parts = (("Kernels", kernels), ("Blocks", blocks), ("Rules by time", rules), ("Timeline", when))
         return body + "".join(f"<details><summary>{t}</summary>{html}</details>" for t, html in parts)
 
     def html(self) -> str:

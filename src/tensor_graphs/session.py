@@ -23,6 +23,7 @@ from .extract.clock import Clock, Halted
 from .progress import Progress
 from .rules import ALL
 from .symbolic import Symbolic
+from .timeline import Rows, timeline
 from .verify import Tolerance, allowed_error
 
 LATE = 0.25  # of the budget: what looking for a plan within tolerance may take beyond it
@@ -94,8 +95,11 @@ class Session:
     )
     kept: bool = False  # whether the graph runs as it is written, for nothing faster was found in the time
 
+    clocks: list[tuple[str, Clock]] = field(default_factory=list)  # of others who take part, for the timeline
+
     def __post_init__(self) -> None:
         self.start = self.now()
+        self.began = time.monotonic()
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
@@ -103,6 +107,11 @@ class Session:
         self.progress.say(name, message)
         with self.clock.running(name):
             yield
+
+    @property
+    def timeline(self) -> Rows:
+        """What was done when, by whom."""
+        return timeline(self.began, [("stage", self.clock), *self.clocks])
 
     @property
     def left(self) -> float:
