@@ -22,12 +22,13 @@ from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.measure import CpuMeasurer
 from tensor_graphs.backends.measure import Timing as Measured
 from tensor_graphs.costdb.key import Work
-from tensor_graphs.costdb.schema import Timing
+from tensor_graphs.costdb.schema import Failure, Timing
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.composite import rms_norm, softmax
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.errors import TensorGraphsError
 from tensor_graphs.plan_file import plan_from_json, plan_to_json, priced_steps
+from tensor_graphs.progress import Progress
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((24, 24)).astype(np.float32)
@@ -127,7 +128,8 @@ def test_a_plan_that_is_wrong_for_other_weights_is_searched_again(home: Path, mo
         return replace(verdict, outputs=tuple(replace(o, allowed=-1.0) for o in verdict.outputs))
 
     monkeypatch.setattr(pipeline, "verify", failing)
-    assert not optimized(params={"w": 2 * W, "g": G}).report.remembered
+    report = optimized(params={"w": 2 * W, "g": G}).report
+    assert not report.remembered and "accurate" in report.memory[0] and "accurate" in str(report)
 
 
 @pytest.mark.usefixtures("quick")
@@ -139,7 +141,32 @@ def test_what_was_measured_to_be_slower_is_searched_again(home: Path) -> None:
         for s, call in priced_steps(first.plan)
     ]  # fmt: skip
     store.add(slow)
-    assert not optimized().report.remembered
+    said: list[tuple[str, str]] = []
+    report = optimized(progress=Progress(lambda *line: said.append(line))).report
+    assert not report.remembered and "µs when it was found" in report.memory[0] and ("recall", report.memory[0]) in said
+    assert optimized().report.memory == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_predicted_otherwise_by_now_says_nothing_against_a_plan(home: Path) -> None:
+    """Predictions change with whatever else is measured: a plan of kernels that nobody had time to measure is as good as it was."""
+    first = optimized()
+    plan = first.plan
+    guess = lambda cost: replace(cost, source="predicted", us=1e-6)  # far less than what is predicted without any row
+    guessed = replace(plan, steps=tuple(replace(s, cost=guess(s.cost)) for s in plan.steps))
+    empty = Store(home / "empty")
+    remember.refuse_dearer(guessed, empty)
+    with pytest.raises(remember.Stale, match="not in the cost store"):
+        remember.refuse_dearer(plan, empty)
+
+
+@pytest.mark.usefixtures("quick")
+def test_kernels_that_failed_since_are_not_taken_again(home: Path) -> None:
+    first = optimized()
+    ((step, call), *_) = priced_steps(first.plan)
+    Store(home / "elsewhere").add([Failure(key=key_of(step.template, call), work=Work(0, 0), status="fault")])
+    with pytest.raises(remember.Stale, match=f"{step.template.name}.* has failed since"):
+        remember.refuse_dearer(first.plan, Store(home / "elsewhere"))
 
 
 @pytest.mark.usefixtures("quick")
@@ -163,7 +190,8 @@ def test_a_cut_search_goes_on_with_a_larger_budget_only(home: Path) -> None:
     data["report"]["search_stopped"], data["budget"] = "budget", 30.0
     path.write_text(json.dumps(data))
     assert optimized(budget=20.0).report.remembered
-    assert not optimized(budget=40.0).report.remembered
+    longer = optimized(budget=40.0).report
+    assert not longer.remembered and "cut short within 30 s" in longer.memory[0]
     assert optimized(budget=90.0).report.remembered  # that one ended
 
 
@@ -202,7 +230,7 @@ def test_damaged_files_and_other_kernels_are_as_if_there_were_none(home: Path) -
     ):  # fmt: skip
         path.write_text(text)
         found = optimized()
-        assert not found.report.remembered and found.source == first.source, text[:80]
+        assert not found.report.remembered and found.source == first.source and found.report.memory, text[:80]
 
 
 @pytest.mark.usefixtures("quick")

@@ -55,7 +55,7 @@ from .extract.work import graph_flops
 from .origin import attach
 from .prices import CostPricer
 from .progress import Progress
-from .remember import Memory, Remembered, content_digest, key_of_search, listing, still_good, text_digest
+from .remember import Memory, Remembered, Stale, content_digest, key_of_search, listing, refuse_dearer, text_digest
 from .report import BlockReport, Report, kernel_rows
 from .room import memory_errors_named, refuse_too_large
 from .rules import ALL
@@ -414,16 +414,17 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
     with kept_warnings(session):
         memory = memory_of(options, graph, dims, backends)
     before = list(session.warnings)
-    held = memory.load(options.budget) if memory is not None and not options.again else None
+    held = _held(session, memory)
     prepared = prepare(session, graph, dims, begin=held is None)
     if not on_gpu(backends):
         refuse_too_large(prepared.graph)
     with memory_errors_named(prepared.graph):
         if memory is not None and held is not None:
-            known = _recalled(session, graph, prepared, backends, memory, held)
-            if known is not None:
-                return known
-            session.warnings = before
+            try:
+                return _recalled(session, graph, prepared, backends, memory, held)
+            except Stale as reason:
+                session.warnings = before
+                session.refused(reason)
         if (
             options.backend == "auto"
             and not (options.exact or on_gpu(backends))
@@ -433,7 +434,10 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
         program = _searched(session, graph, prepared, backends)
         if memory is not None and not (session.progress.stopped or session.kept) and program.plan is not None:
             verified = content_digest(graph.params) if program.report.verification else ""
-            memory.write(program.plan, program.report, program.source, options.budget, verified, store_root(options))
+            root = store_root(options)
+            if why := memory.write(program.plan, program.report, program.source, options.budget, verified, root):
+                session.memory.append(f"this plan is not kept: {why}")
+        program.report.memory = session.memory
         return program
 
 
@@ -484,16 +488,24 @@ def memory_of(
     return Memory.of(key_of_search(graph, sorted((dims or {}).items()), backends, chosen))
 
 
+def _held(session: Session, memory: Memory | None) -> Mapping[str, Any] | None:
+    """What was kept of an earlier search; None where there is nothing, or it is not to be used."""
+    if memory is None or session.options.again:
+        return None
+    try:
+        return memory.load(session.options.budget)
+    except Stale as reason:
+        session.refused(reason)
+        return None
+
+
 def _recalled(
     session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend], memory: Memory, held: Mapping[str, Any]
-) -> Program | None:  # fmt: skip
-    """The program of an earlier search, verified for these weights; None where it is not what it was any more. What that search
+) -> Program:  # fmt: skip
+    """The program of an earlier search, verified for these weights; Stale where it is not what it was any more. What that search
     had no time for, verification on all inputs and timing, is made up for."""
     options = session.options
-    known = _rebuilt(session, graph, prepared, backends, held)
-    if known is None:
-        return None
-    found, program, symbolic = known
+    found, program, symbolic = _rebuilt(session, graph, prepared, backends, held)
     report, verified = found.report, found.verified if options.verify else ""
     content = content_digest(graph.params) if options.verify else ""
     partly = [c for c in report.cut if c.startswith("verification")]
@@ -505,7 +517,10 @@ def _recalled(
             report.cut.append("verification")
         else:
             if verdict is None:
-                return None
+                raise Stale(
+                    "it is not accurate enough "
+                    + ("for these weights" if content != found.verified else "on more inputs")
+                )
             report.verification, verified = verdict.to_json(), content
             report.cut += [verdict.cut] if verdict.cut else []
         program.reset()
@@ -527,21 +542,22 @@ def _recalled(
 
 def _rebuilt(
     session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend], held: Mapping[str, Any]
-) -> tuple[Remembered, Program, Symbolic | None] | None:
-    """What a file remembers, and its program; None where kernels, prices or the program's text have changed since."""
+) -> tuple[Remembered, Program, Symbolic | None]:
+    """What a file remembers, and its program; Stale where kernels, prices or the program's text have changed since."""
     options = session.options
     with session.stage("recall"):
         symbolic = for_every_size(session, graph, prepared, backends) if held["plan"].get("sizes") else None
         whole = renamed(prepared.graph, prepared.work) if symbolic is None else symbolic.graph
         found = Remembered.of(dict(held), whole)
-        if found is None or bool(found.plan.sizes) != (symbolic is not None):
-            return None
+        if bool(found.plan.sizes) != (symbolic is not None):
+            raise Stale("it is one for other sizes")
         if found.store != listing(store_root(options)):
             with open_store(session) as store:
-                if not still_good(found.plan, store):
-                    return None
+                refuse_dearer(found.plan, store)
         program = Program(found.plan)
-        return (found, program, symbolic) if text_digest(program.source) == found.source else None
+        if text_digest(program.source) != found.source:
+            raise Stale("its program reads otherwise than the one that was verified")
+        return found, program, symbolic
 
 
 def _verified_again(

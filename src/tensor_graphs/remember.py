@@ -42,6 +42,10 @@ WORSE = 1.1  # times what a plan cost, from which on the store is taken to have 
 MOST = 256  # plans that are kept: the latest used
 
 
+class Stale(Exception):
+    """A plan that was kept is not taken again; its text says why, as the end of a sentence about the plan."""
+
+
 # ---------------------------------------------------------------- the key
 def key_of_search(graph: Graph, sizes: object, backends: Sequence[Backend], options: Mapping[str, Any]) -> str:
     """A name for a search: equal only where everything that its result depends on is."""
@@ -98,13 +102,15 @@ class Remembered:
     store: str  # the listing of the cost store after the search
 
     @staticmethod
-    def of(data: Json, graph: Graph) -> Remembered | None:
-        """As a plan of a graph; None where a kernel is not what it was any more, or the file is damaged."""
+    def of(data: Json, graph: Graph) -> Remembered:
+        """As a plan of a graph; Stale where a kernel is not what it was any more, or the file is damaged."""
         try:
             plan, report = plan_from_json(data["plan"], graph), Report.of_json(data["report"])
             return Remembered(plan, report, str(data["source"]), str(data["verified"]), str(data["store"]))
-        except (KeyError, TypeError, ValueError, AttributeError, TensorGraphsError):
-            return None
+        except TensorGraphsError as error:
+            raise Stale(f"it cannot be made anew: {error.message}") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Stale(f"its file is damaged: {type(error).__name__}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -119,20 +125,25 @@ class Memory:
         return Memory(settings.home() / FOLDER / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
-        """What the file holds; None where there is none, it is damaged, or its search was cut by a smaller budget than this."""
+        """What the file holds; None where there is none. Stale where it is damaged, or its search was cut by a smaller budget than
+        this."""
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
             whole = data["report"]["search_stopped"] == "measured" and not data["report"]["cut"]
-            ended = whole or data["budget"] >= budget
-            if data["format"] != FORMAT or not ended:
-                return None
+            ended, given = whole or data["budget"] >= budget, data["budget"]
+            if data["format"] != FORMAT:
+                raise ValueError(f"format {data['format']}")
             os.utime(self.path)
-        except (OSError, ValueError, KeyError, TypeError):
+        except FileNotFoundError:
             return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Stale(f"its file cannot be read: {type(error).__name__}: {error}") from None
+        if not ended:
+            raise Stale(f"its search was cut short within {given:g} s, and there are {budget:g} s now")
         return dict(data)
 
-    def write(self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path) -> bool:
-        """Remember a plan, found with a store as it is now; whether it was one that a file can hold and a disk took."""
+    def write(self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path) -> str:
+        """Remember a plan, found with a store as it is now. Where no file can hold it, or no disk took it: why."""
         try:
             written = plan_to_json(plan)
             data: Json = {
@@ -141,13 +152,15 @@ class Memory:
             }  # fmt: skip
             again = plan_from_json(json.loads(json.dumps(written)), plan.graph)
             if emit_for(again).source != source:
-                return False
+                return "its program reads otherwise when it is made anew"
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             shards.write_atomically(self.path, json.dumps(data, separators=(",", ":")).encode())
             self._make_room()
-        except (OSError, TensorGraphsError):
-            return False
-        return True
+        except TensorGraphsError as error:
+            return error.message
+        except OSError as error:
+            return f"{error.strerror or error}"
+        return ""
 
     def _make_room(self) -> None:
         files = sorted(self.path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
@@ -166,10 +179,19 @@ def listing(root: Path) -> str:
     return blake2b("\n".join(sorted(s.name for s in shards.find(root))).encode(), digest_size=16).hexdigest()
 
 
-def still_good(plan: Plan, store: Store) -> bool:
-    """Whether the store prices a plan's kernels about as it did: what was measured is, and all together are no dearer."""
+def refuse_dearer(plan: Plan, store: Store) -> None:
+    """Stale unless the store prices a plan's kernels about as it did: what was measured is, and all together are no dearer."""
     found = priced_steps(plan)
     places = [Candidate(s.template, Vertex(-1, call.output.strides), (), call) for s, call in found]
     prices = CostPricer(store).price(places)
-    lost = any(p.source != "measured" and s.cost.source == "measured" for p, (s, _) in zip(prices, found))
-    return not lost and sum(p.us for p in prices) <= WORSE * sum(s.cost.us for s, _ in found)
+    pairs = [(p, s) for p, (s, _) in zip(prices, found)]
+    if failed := {s.template.name for p, s in pairs if p.source == "failed" != s.cost.source}:
+        raise Stale(f"{', '.join(sorted(failed))} has failed since")
+    if lost := {s.template.name for p, s in pairs if p.source != "measured" == s.cost.source}:
+        raise Stale(f"what was measured of {', '.join(sorted(lost))} is not in the cost store any more")
+    before = sum(s.cost.us for _, s in pairs)
+    now = sum(
+        p.us if p.source == "measured" else s.cost.us for p, s in pairs
+    )  # predictions move with what else is measured
+    if now > WORSE * before:
+        raise Stale(f"its kernels are known to take {now:.1f} µs by now, {before:.1f} µs when it was found")

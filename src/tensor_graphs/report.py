@@ -75,6 +75,7 @@ class Report:
     optimism_us: float = 0.0
     search_stopped: str = ""
     remembered: bool = False  # whether the plan was found by an earlier search
+    memory: list[str] = field(default_factory=list)  # why it was not, where there was one; why this one is not kept
     latency_before_us: float | None = None
     latency_after_us: float | None = None
     verification: dict[str, Any] | None = None
@@ -174,7 +175,7 @@ class Report:
             rows.append(("cut", f"the time was up: {', '.join(self.cut)}"))
         if self.source:
             rows.append(("source", self.source))
-        return rows + [("note", w) for w in self.warnings]
+        return [*rows, *(("memory", why) for why in self.memory), *(("note", w) for w in self.warnings)]
 
     def __str__(self) -> str:
         return "\n".join(f"{label:>8}  {text}" for label, text in self.rows())

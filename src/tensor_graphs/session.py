@@ -93,6 +93,9 @@ class Session:
     begun: tuple[Store, CpuMeasurer | GpuMeasurer] | None = (
         None  # what measures on a GPU, if its processes started ahead
     )
+    memory: list[str] = field(
+        default_factory=list
+    )  # why no plan of an earlier search was taken, and this one is not kept
     kept: bool = False  # whether the graph runs as it is written, for nothing faster was found in the time
 
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # of others who take part, for the timeline
@@ -131,6 +134,11 @@ class Session:
     def _past(self, share: float) -> bool:
         """Whether the budget and a share of it more are gone, or nobody wants to wait."""
         return self.progress.stopped or (self.left <= -share * self.options.budget and not self.options.deterministic)
+
+    def refused(self, reason: Exception) -> None:
+        """Say why the plan of an earlier search is not taken again."""
+        self.memory.append(f"the plan of an earlier search is not used: {reason}")
+        self.progress.say("recall", self.memory[-1])
 
     def interrupted(self) -> Callable[[], bool]:
         """Whether Ctrl-C came since this was asked for: it ends the stage under way, and what later ones could leave out."""
