@@ -24,7 +24,8 @@ from .c import BACKEND
 from .c_source import PARALLEL as WORTH
 from .c_source import work
 from .emit import literal
-from .generated import PROBE, Generated, spelled, template_of
+from .generated import Generated, spelled, template_of
+from .kir import PROBE
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")

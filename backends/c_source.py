@@ -23,7 +23,7 @@ from math import prod
 
 from .c_expr import CALLS, Spelling, position
 from .index import Axis, Index, index
-from .kir import NEUTRAL, Builder, Expr, Kernel, Store, Unfusable, below_maximum, walk
+from .kir import NEUTRAL, Builder, Expr, Kernel, Store, Unfusable, below_maximum, if_fusable, walk
 from .tiling import shape_of
 
 SINGLE = Spelling({
@@ -154,10 +154,8 @@ class _Writer:
     @cached_property
     def _joined(self) -> Mapping[Axis, Axis]:
         """Reduction axes that run over the elements of the innermost axis."""
-        try:
-            return {r: a for r, a in shape_of(self.kernel, products=False).joined.items() if a == self.inner}
-        except Unfusable:
-            return {}
+        shape = if_fusable(shape_of, self.kernel, products=False)
+        return {r: a for r, a in shape.joined.items() if a == self.inner} if shape is not None else {}
 
     def _alike(self, e: Expr) -> Expr:
         """The expression over the innermost axis, where its own free axis runs over the same elements."""

@@ -20,7 +20,6 @@ from .cuda_windows import Strip, emit_windows
 from .generated import (
     CARRYING,
     COUNTING,
-    PROBE,
     Generated,
     Generator,
     Launch,
@@ -29,7 +28,7 @@ from .generated import (
     split_axis,
     template_of,
 )
-from .kir import Kernel, Unfusable
+from .kir import PROBE, Kernel, Unfusable, if_fusable
 from .kir_split import split
 from .precision import IEEE, THREE, Precision
 from .tiling import Shape, shape_of
@@ -66,11 +65,7 @@ class CudaEmitter:
             return shape.kind == "windows" and windows_fit(kernel, schedule)
         if not legal(schedule, shape) or (schedule.get("split", 1) > 1 and not splits):
             return False
-        try:
-            self.launches(Lowered(kernel, shape, ()), schedule, "probe")
-        except Unfusable:
-            return False
-        return True
+        return if_fusable(self.launches, Lowered(kernel, shape, ()), schedule, PROBE) is not None
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
         """See cuda_source.py, cuda_roles.py, cuda_tiles.py and cuda_windows.py."""

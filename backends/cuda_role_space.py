@@ -15,7 +15,7 @@ from math import ceil, prod
 
 from .cuda_role_library import COLUMNS, GROUP, PIECE
 from .cuda_roles import DEPTH, Roles, emit_roles, readable
-from .kir import Kernel, Unfusable
+from .kir import PROBE, Kernel, if_fusable
 from .tiling import MULTIPROCESSORS, Shape
 
 ROWS, COLUMNS_ = 17, 64  # least rows and columns of a product that roles are worth measuring for
@@ -77,11 +77,7 @@ def _legal(shape: Shape, schedule: Mapping[str, int]) -> bool:
 
 
 def _written(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
-    try:
-        emit_roles(kernel, shape, Roles.of(schedule), "probe")
-    except Unfusable:
-        return False
-    return True
+    return if_fusable(emit_roles, kernel, shape, Roles.of(schedule), PROBE) is not None
 
 
 @lru_cache(maxsize=1024)

@@ -23,7 +23,7 @@ from .cuda_source import Function
 from .cuda_text import CTYPES, CudaLaunch
 from .descriptors import Box, as_one, box
 from .index import Axis, Index
-from .kir import Expr, Kernel, Store, Unfusable
+from .kir import PROBE, Expr, Kernel, Store, Unfusable, if_fusable
 from .tiling import MULTIPROCESSORS, Shape
 
 DEPTH = 64  # elements of the sum in a stage: 128 bytes, over which lines of shared memory are exchanged
@@ -115,11 +115,7 @@ def emit_roles(kernel: Kernel, shape: Shape, roles: Roles, name: str) -> CudaLau
 
 def readable(kernel: Kernel, shape: Shape, roles: Roles) -> bool:
     """Whether the sides of a product can be brought by these tiles."""
-    try:
-        _Roles(kernel, shape, roles, "probe")
-    except Unfusable:
-        return False
-    return True
+    return if_fusable(_Roles, kernel, shape, roles, PROBE) is not None
 
 
 class _Roles(Function):

@@ -18,7 +18,7 @@ from ..egraph import dtypes
 from .cuda_layout import Along, Layout, Warps, slope, together
 from .cuda_rank import COUNT, Few, Pass, Product, Reduced, Rows, Schedule, ranked
 from .index import Axis, Index
-from .kir import Kernel, Unfusable, walk
+from .kir import Kernel, Unfusable, if_fusable, walk
 from .tiling import Shape, padded
 
 ROWS = 4  # most rows that are multiplied without a matrix unit
@@ -169,9 +169,8 @@ def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
         for x in (x for f in (*d.left, *d.right) for x in walk([f]) if x.op == "load" and main in x.axes):
             if dtypes.itemsize(x.value[3]) != 2 or not together(x.value[1], main, 8, 2):
                 return None
-    try:
-        own = _short(kernel, shape, main)
-    except Unfusable:
+    own = if_fusable(_short, kernel, shape, main)
+    if own is None:
         return None
     matrices = sum(e.axis == main and bool(d.cols & {*shape.cols}) for e, d in shape.dots.items())
     batch = prod(a.size for a in shape.batch)

@@ -15,7 +15,7 @@ from itertools import product
 from math import ceil, prod
 
 from .cuda_tiles import ROOM, Tiles, emit_tiles
-from .kir import Kernel, Unfusable
+from .kir import PROBE, Kernel, if_fusable
 from .precision import Precision
 from .tiling import MULTIPROCESSORS, Shape, padded
 
@@ -60,13 +60,8 @@ def tiles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
     sizes = [v for k, v in schedule.items() if k not in ("stages", "precision")]
     if any(v < 1 or v & (v - 1) for v in sizes) or not 2 <= schedule["stages"] <= 6:
         return False
-    if not _whole(Tiles.of(schedule)):
-        return False
-    try:
-        emit_tiles(kernel, shape, Tiles.of(schedule), "probe")
-    except Unfusable:
-        return False
-    return True
+    tiles = Tiles.of(schedule)
+    return _whole(tiles) and if_fusable(emit_tiles, kernel, shape, tiles, PROBE) is not None
 
 
 def _whole(t: Tiles) -> bool:

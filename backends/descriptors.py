@@ -10,11 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from ..egraph import dtypes
 from .index import Axis, Index, atom_range, index
 
 MOST_AXES = 5
 LONGEST = 256  # elements of a box along one dimension
 BYTES = 16  # that strides and the box's rows are multiples of
+
+
+def padded_row(size: int, dtype: str) -> int:
+    """Elements of the least row of whole 16 bytes that holds so many: from one such row on, all begin where boxes and vectors may."""
+    step = max(1, BYTES // dtypes.itemsize(dtype))
+    return -(-size // step) * step
 
 
 def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()) -> bool:

@@ -29,7 +29,7 @@ from ..extract.whole import Whole
 from ..extract.work import graph_flops
 from .images import channels_last, filters, laid_out, prepared, uneven
 from .index import Axis
-from .kir import Buffer, Kernel, Unfusable, walk
+from .kir import PROBE, Buffer, Kernel, Unfusable, if_fusable, walk
 from .kir_loops import rolled
 from .kir_lower import kernel_of
 from .kir_scale import base_two, beside_softmax, scaled_early
@@ -74,9 +74,6 @@ class Launch(Protocol):
     def call(self, names: Mapping[str, str]) -> str:
         """The statement, over the names of buffers."""
         ...
-
-
-PROBE = "probe"  # the name under which a kernel's text is written to see whether there is one
 
 
 class Emitter(Protocol):
@@ -330,11 +327,7 @@ def _can_split(kernel: Kernel, shape: Shape) -> bool:
     """Whether the longest reduction can be cut into parts."""
     if not shape.outer or (axis := split_axis(shape)).size % 2:
         return False
-    try:
-        split(kernel, axis, 2)
-    except Unfusable:
-        return False
-    return True
+    return if_fusable(split, kernel, axis, 2) is not None
 
 
 def _code(template: Generated, call: Call) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from math import prod
 
-from .gluon_images import DEPTHS, emit_images, images_of
+from .gluon_images import DEPTHS, images_of
 from .gluon_source import GROUP, WIDE_RESULT, WIDEST, emit_roles, widths
-from .kir import Kernel, Unfusable
+from .kir import PROBE, Kernel, if_fusable
 from .tiling import MULTIPROCESSORS, Shape, padded
 from .triton_fits import SHARED, Schedule
 from .triton_space import tiling_of
@@ -101,10 +101,8 @@ def images_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> boo
         return False
     if 2 * schedule["stages"] * depth * (tall + across) + BEHIND > SHARED:
         return False
-    try:
-        found = images_of(kernel, schedule, "probe", shape)
-        emit_images(kernel, schedule, "probe", shape)
-    except Unfusable:
+    found = if_fusable(images_of, kernel, schedule, PROBE, shape)
+    if found is None or if_fusable(found.launch) is None:
         return False
     return schedule["m"] == (tall if found.positions == shape.rows else across)
 
@@ -140,8 +138,4 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
     turned = 0 if columns == width > WIDE_RESULT and not schedule.get("pieces") else columns // 2
     if 2 * (tiling.m * (width + turned) + schedule["stages"] * keys * (width + columns)) > SHARED:
         return False
-    try:
-        emit_roles(kernel, tiling, "probe", shape)
-    except Unfusable:
-        return False
-    return True
+    return if_fusable(emit_roles, kernel, tiling, PROBE, shape) is not None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ..egraph.dims import concrete
-from ..egraph.dtypes import itemsize
 from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
 from ..extract.kernel import Call, Strides, contiguous
-from .descriptors import BYTES
+from .descriptors import padded_row
 from .kir import Buffer
 
 HALVES = frozenset(("bfloat16", "float16"))
@@ -19,14 +18,16 @@ WORTH = 4  # rows are padded where that adds no more than this part of them
 def even(size: int, dtype: str) -> int:
     """Elements from a row of so many to the next one, so that each begins at a multiple of 16 bytes; its size, where padding
     would add too much to it."""
-    step = max(1, BYTES // itemsize(dtype))
-    padded = -(-size // step) * step
+    padded = padded_row(size, dtype)
     return padded if (padded - size) * WORTH <= size else size
 
 
 def uneven(kind: Type) -> bool:
     """Whether a weight is a matrix of 16 bits whose rows begin where neither the copy unit nor loads of several elements can."""
-    return kind.rank == 2 and kind.dtype in HALVES and concrete(kind.shape)[1] * itemsize(kind.dtype) % BYTES != 0
+    if kind.rank != 2 or kind.dtype not in HALVES:
+        return False
+    _, columns = concrete(kind.shape)
+    return padded_row(columns, kind.dtype) != columns
 
 
 def laid_out(weight: Buffer, call: Call) -> Buffer:

@@ -29,8 +29,19 @@ Strides = tuple[int, ...]
 WINDOW = "w"  # names of axes that run over the elements of a window begin so: other axes move the window
 
 
+PROBE = "probe"  # the name under which a kernel's text is written to see whether there is one
+
+
 class Unfusable(Exception):
     """The term has something that a generated kernel cannot hold; the message says what."""
+
+
+def if_fusable(make: Callable[..., T], *args: Any, **named: Any) -> T | None:
+    """What `make` gives, None where it is Unfusable."""
+    try:
+        return make(*args, **named)
+    except Unfusable:
+        return None
 
 
 class Expr:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
 from .index import Axis, Index, index
-from .kir import Buffer, Builder, Unfusable
+from .kir import Buffer, Builder, if_fusable
 from .kir_read import Reader
 
 
@@ -79,9 +79,7 @@ def _slowest(
     strides = tuple(int(n == axis) for n in range(whole.rank))
     view = Buffer(whole.dtype, concrete(whole.shape), strides)
     reader = Reader(Builder(), {**operands, whole: WHOLE}, {**buffers, WHOLE: view})
-    try:
-        reader.value(space, tuple(index(a) if a.size > 1 else index(0) for a in at))
-    except Unfusable:
+    if if_fusable(reader.value, space, tuple(index(a) if a.size > 1 else index(0) for a in at)) is None:
         return None
     steps = {
         (abs(step) * atom.size, abs(step), at.index(atom))

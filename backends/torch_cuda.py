@@ -17,7 +17,8 @@ from typing import Any
 
 from ..egraph import dtypes
 from ..egraph.ops import OPS
-from ..extract.kernel import Call, Strides, Template
+from ..extract.kernel import Call, Operand, Strides, Template
+from .descriptors import padded_row
 from .numpy import spell
 from .precision import LIBRARY_TF32, TF32
 from .torch import (
@@ -352,14 +353,20 @@ def _even_products(applies: Applies) -> list[Template]:
 
 def _uneven(call: Call) -> bool:
     """Whether a product of 16-bit floats has columns, or a sum, of no whole 16 bytes: more of them than are added."""
-    sizes = _shape(call.operands["w"])
-    return _halves(call) and any(s % 8 for s in sizes) and min(*sizes, _count(call.output)) >= 8
+    w = call.operands["w"]
+    return _halves(call) and bool(_odd(w)) and min(*_shape(w), _count(call.output)) >= padded_row(1, w.type.dtype)
+
+
+def _odd(matrix: Operand) -> list[int]:
+    """Sizes of a matrix that are no rows of whole 16 bytes."""
+    return [s for s in _shape(matrix) if padded_row(s, matrix.type.dtype) != s]
 
 
 def _even_room(call: Call) -> int:
     """Bytes for a result and rows of whole 16 bytes."""
-    sizes = [s for s in _shape(call.operands["w"]) if s % 8]
-    return sum(_count(call.output) * -(-s // 8) * 16 for s in sizes)
+    w = call.operands["w"]
+    beside = sum(padded_row(s, w.type.dtype) for s in _odd(w))
+    return _count(call.output) * beside * dtypes.itemsize(w.type.dtype)
 
 
 _PRODUCT = re.compile(r"torch\.(?:bmm|mm|addmm|baddbmm|matmul|_addmm_activation)\b")
