@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from ..egraph.dtypes import HALVES
 from .cuda_frame import Frame, Local, nest_of
 from .cuda_text import CTYPES, enclosed, integer, operation, spelled
 from .index import WIDE, Axis, Index
@@ -168,7 +169,7 @@ class Nest:
         local = own.scope.find(e)
         if local is not None:
             text = self.at(local)
-            if local.dtype in ("float16", "bfloat16"):
+            if local.dtype in HALVES:
                 text = f"wide({text})"
             if own.wide == "float64" and local.dtype in ("float16", "bfloat16", "float32"):
                 text = f"double({text})"
@@ -192,11 +193,11 @@ class Nest:
         if local is not None and local.dtype == dtype:
             return self.at(local)
         text = self.scalar(e, at)
-        if e.kind == "float" and self.emitter.wide == "float64" and dtype in ("float16", "bfloat16"):
+        if e.kind == "float" and self.emitter.wide == "float64" and dtype in HALVES:
             text = f"float({text})"
-        if e.kind != "float" and dtype in ("float16", "bfloat16"):
+        if e.kind != "float" and dtype in HALVES:
             text = f"float({text})"
-        floats = e.kind == "float" or dtype in ("float16", "bfloat16")
+        floats = e.kind == "float" or dtype in HALVES
         return f"stored<{CTYPES[dtype]}>({text})" if floats else f"{spelled(CTYPES[dtype])}({text})"
 
     def _named(self, e: Expr, text: str, at: int) -> str:

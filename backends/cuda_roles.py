@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ..egraph.dtypes import itemsize
+from ..egraph.dtypes import HALVES, itemsize
 from .cuda_frame import Local, Scope, nest_of
 from .cuda_layout import Along, Layout
 from .cuda_nest import Nest
@@ -179,7 +179,7 @@ class _Roles(Function):
     # ------------------------------------------------------------ boxes
     def _read(self, side: Sequence[Expr]) -> Expr:
         """The load that a side of a product is."""
-        if len(side) != 1 or side[0].op != "load" or side[0].args or side[0].value[3] not in ("bfloat16", "float16"):
+        if len(side) != 1 or side[0].op != "load" or side[0].args or side[0].value[3] not in HALVES:
             raise Unfusable("a side of a product that is no matrix of 16 bits")
         return side[0]
 

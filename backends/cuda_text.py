@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..egraph.dtypes import HALVES
 from .c_expr import Spelling
 from .index import WIDE, Index
 from .kir import Expr
@@ -78,7 +79,7 @@ COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
 def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozenset[str]) -> str:
     """The text of a pointwise operation over the texts of operands, in arithmetic of dtype `wide`, for results of some dtypes: where
     these are narrow, error functions are as exact as they need (short_erf.py)."""
-    short = ("coarse" if results == {"bfloat16"} else "short") if results <= {"bfloat16", "float16"} else ""
+    short = ("coarse" if results == {"bfloat16"} else "short") if results <= {*HALVES} else ""
     if short and wide == "float32" and e.op == "mul" and (x := gelu_of(e)) is not None:
         return f"op::{short}_gelu({text(x)})"
     args = [text(a) for a in e.args]

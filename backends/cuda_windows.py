@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
 
-from ..egraph.dtypes import itemsize
+from ..egraph.dtypes import HALVES, itemsize
 from .cuda_text import CTYPES, SPELLINGS, CudaLaunch, all_of, enclosed, integer, operation
 from .index import WIDE, Axis, Index, index
 from .kir import Builder, Expr, Kernel, Store, Unfusable, below_maximum, walk
@@ -290,7 +290,7 @@ class Unrolled:
         text = f"{name}.at[{const - first}]"
         if e.kind != "float":
             return text
-        text = f"wide({text})" if dtype in ("float16", "bfloat16") else text
+        text = f"wide({text})" if dtype in HALVES else text
         return f"double({text})" if self.wide == "float64" and dtype != "float64" else text
 
     def pointer(self, run: Run) -> str:
@@ -336,7 +336,7 @@ class Unrolled:
     def stored(self, e: Expr, dtype: str) -> str:
         """A value as it is stored."""
         text = self.text(e)
-        if e.kind == "float" and self.wide == "float64" and dtype in ("float16", "bfloat16"):
+        if e.kind == "float" and self.wide == "float64" and dtype in HALVES:
             text = f"float({text})"
         return f"stored<{CTYPES[dtype]}>({text})"
 

@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..egraph.dtypes import HALVES
 from .descriptors import describable
 from .gluon_source import GROUP, IMPORTS, REGISTERS
 from .index import Axis, Division, Index, atom_range, index
@@ -26,7 +27,6 @@ from .triton_source import Function
 from .triton_text import ITEMSIZE, TRITON, Launch, Tile, names_it
 
 DEPTHS = (64, 32)  # elements of the sum in a step: a line of shared memory
-HALVES = ("bfloat16", "float16")
 
 MORE_IMPORTS = """from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ..egraph.dims import concrete
+from ..egraph.dtypes import HALVES
 from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
 from ..extract.kernel import Call, Strides, contiguous
 from .descriptors import padded_row
 from .kir import Buffer
 
-HALVES = frozenset(("bfloat16", "float16"))
 WORTH = 4  # rows are padded where that adds no more than this part of them
 
 
@@ -62,7 +62,7 @@ def prepared(name: str) -> Callable[[Call], str]:
 
 
 def _narrow(dtype: str, call: Call) -> str:
-    halves = sorted({o.type.dtype for o in call.operands.values()} & HALVES)
+    halves = sorted({o.type.dtype for o in call.operands.values()} & {*HALVES})
     return halves[0] if halves and dtype == "float32" else dtype
 
 

@@ -54,7 +54,6 @@ from .views import VIEWS, spelled, view_strides
 
 Applies = Callable[[Call], bool]
 
-HALVES = ("float16", "bfloat16")
 _FLOAT = _of(*FLOATS)  # of one dtype or several: `row` asks for one where a kernel does not say otherwise
 
 
@@ -444,7 +443,7 @@ def _residual_last(call: Call) -> bool:
 
 
 def _halves(call: Call) -> bool:
-    return floats(call) <= set(HALVES)
+    return floats(call) <= {*dtypes.HALVES}
 
 
 def _all_but_weight(condition: Applies) -> Applies:
@@ -491,7 +490,7 @@ def _convolutions() -> list[Template]:
                 rounding = {**style, "applies": both(style["applies"], single), "loss": LIBRARY_TF32, "rate": TF32.rate}
                 found.append(row(f"conv{suffix}{order}{how}_tf32", pattern, _conv_code(tuned, bias, True), **rounding))
         if bias:
-            fused = {**last, "applies": both(last["applies"], lambda c: c.output.type.dtype in HALVES)}
+            fused = {**last, "applies": both(last["applies"], lambda c: c.output.type.dtype in dtypes.HALVES)}
             found.append(row("conv_bias_relu_last", f"relu({pattern})", _fused_conv(False), **fused))
             for side, form in (("", f"{pattern} + r"), ("_left", f"r + ({pattern})")):
                 style = {**fused, "applies": both(fused["applies"], _residual_last)}

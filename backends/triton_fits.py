@@ -192,7 +192,7 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
         sum(prod(padded(a.size) for a in e.axes - {*kernel.axes}) for e in inside),
         sum(prod(padded(a.size) for a in e.axes - {*kernel.axes}) for e in added)
         or max(1, sum(e.axis in shape.outer for e in shape.dots)),
-        not any(b.dtype in ("bfloat16", "float16") for b in kernel.buffers.values()),
+        not any(b.dtype in dtypes.HALVES for b in kernel.buffers.values()),
         (shape.kind == "attention" or (shape.kind == "contraction" and shape.m > 16)) and any(map(_boxed, loads)),
         tuple(
             Load(bool(e.axes & rows), bool(e.axes & cols), tuple(i for a, i in numbers.items() if a in e.axes),
@@ -234,7 +234,7 @@ def _added(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
 
 def _boxed(load: Expr) -> bool:
     """Whether a load of 16 bits can be read in boxes of the two axes along which it moves least."""
-    if load.args or load.value[3] not in ("bfloat16", "float16"):
+    if load.args or load.value[3] not in dtypes.HALVES:
         return False
     fast, *slow = sorted(dict(load.value[1].terms).values()) or [0]
     return describable((*slow[:1], fast), dtypes.itemsize(load.value[3]))

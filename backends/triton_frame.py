@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..egraph.dtypes import HALVES
 from .descriptors import Box
 from .index import Axis
 from .kir import Expr, Kernel
@@ -52,7 +53,7 @@ class Frame(Writer[Scope]):
             self.top.bound -= set(shape.cols)
         self.boxes: dict[tuple[Any, ...], str] = {}
         self.described: dict[str, tuple[str, Box]] = {}
-        self.narrow = all(kernel.buffers[x.buffer].dtype in ("bfloat16", "float16") for x in kernel.stores)
+        self.narrow = all(kernel.buffers[x.buffer].dtype in HALVES for x in kernel.stores)
         self.uses: dict[Expr, int] = {}
         self.reducing: set[Expr] = set()  # what has a reduction in it
         self.columns: dict[Expr, Expr] = {}  # values over the columns that their reductions run over

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ..egraph.dtypes import HALVES
 from .index import Axis
 from .kir import Expr, Unfusable, factors, walk
 from .tiling import Dot
@@ -86,7 +87,7 @@ class Products(Loads):
     def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
         """Both operands of one dtype: the narrow one that is in memory, else float32. What is computed is rounded to it, as the
         original did when it stored the value."""
-        narrow = [t.dtype for t in (a, b) if t.dtype in ("bfloat16", "float16")]
+        narrow = [t.dtype for t in (a, b) if t.dtype in HALVES]
         want = narrow[0] if narrow else self.narrowest()
         if want == "float64":
             raise Unfusable("a product in float64")
@@ -94,7 +95,7 @@ class Products(Loads):
 
     def narrowest(self) -> str:
         """The dtype of products of computed values: that of the narrowest operand in memory."""
-        floats = {b.dtype for name, b in self.kernel.buffers.items() if b.dtype in ("bfloat16", "float16")}
+        floats = {b.dtype for name, b in self.kernel.buffers.items() if b.dtype in HALVES}
         inputs = {e.value[3] for e in self.kernel.exprs if e.op == "load"}
         return next(iter(sorted(floats & inputs)), self.wide)
 
@@ -107,7 +108,7 @@ class Products(Loads):
         if not any(d.left == (f,) for d in self.shape.dots.values() for f in over):
             return None
         a, b = (self.value(f) for f in over)
-        narrow = a.dtype == b.dtype and a.dtype in ("bfloat16", "float16")
+        narrow = a.dtype == b.dtype and a.dtype in HALVES
         if not narrow or {a.dims, b.dims} != {("m", self.dim_of(axis))}:
             return None
         return (a, b) if 16 <= self.block["m"] <= FEW and self.block[self.dim_of(axis)] >= 16 else None

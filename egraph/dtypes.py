@@ -26,6 +26,7 @@ _TABLE: dict[str, tuple[str, int, int]] = {
     "float64": ("float", 8, 3),
 }
 DTYPES: tuple[str, ...] = tuple(_TABLE)
+HALVES = ("bfloat16", "float16")  # floats of 16 bits
 _CATEGORY_RANK = {"bool": 0, "int": 1, "float": 2}
 
 

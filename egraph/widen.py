@@ -8,15 +8,15 @@ meaning is the same. Casts to and from float64, integers and bool stay.
 
 from __future__ import annotations
 
+from .dtypes import HALVES
 from .graph import Graph, Tensor, make, rebuild
 
-NARROW = ("bfloat16", "float16")
 WIDE = "float32"
 
 
 def widen(graph: Graph) -> Graph:
     """The graph with 16-bit floats carried in float32; the graph itself where it has none."""
-    if all(n.dtype not in NARROW for n in graph.nodes()):
+    if all(n.dtype not in HALVES for n in graph.nodes()):
         return graph
     wide = rebuild(graph.roots, _change)
     return graph.with_roots([as_dtype(w, r.dtype) for w, r in zip(wide, graph.roots, strict=True)])
@@ -34,19 +34,19 @@ def as_dtype(x: Tensor, dtype: str) -> Tensor:
 def _change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
     """The node over widened operands."""
     attrs = dict(node.attrs)
-    if attrs.get("dtype") in NARROW and node.op not in ("input", "param", "state", "constant"):
+    if attrs.get("dtype") in HALVES and node.op not in ("input", "param", "state", "constant"):
         attrs["dtype"] = WIDE
     if node.op == "cast":
         return as_dtype(args[0], attrs["dtype"])
     if (
         node.op in ("gather", "gather_elements")
-        and node.dtype in NARROW
+        and node.dtype in HALVES
         and args[0].op == "cast"
-        and args[0].args[0].dtype in NARROW
+        and args[0].args[0].dtype in HALVES
     ):
         return as_dtype(make(node.op, (args[0].args[0], args[1]), attrs), WIDE)  # a table is gathered, then cast
     new = make(node.op, args, attrs, data=node.data)
-    return as_dtype(new, WIDE) if node.is_leaf and node.dtype in NARROW else new
+    return as_dtype(new, WIDE) if node.is_leaf and node.dtype in HALVES else new
 
 
 __all__ = ["as_dtype", "widen"]

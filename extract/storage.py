@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..egraph.dims import concrete
+from ..egraph.dtypes import HALVES
 from ..egraph.graph import LEAVES
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
-
-NARROW = ("bfloat16", "float16")
 
 
 def narrow_types(view: EGraphView) -> list[Type]:
@@ -25,7 +24,7 @@ def narrow_types(view: EGraphView) -> list[Type]:
     for i in leaves:
         dtype = view.types[int(view.cls[i])].dtype
         counts[dtype] = counts.get(dtype, 0) + 1
-    narrow = max((d for d in NARROW if d in counts), key=lambda d: counts[d], default=None)
+    narrow = max((d for d in HALVES if d in counts), key=lambda d: counts[d], default=None)
     if narrow is None:
         return list(view.types)
     kept = {*(int(view.cls[i]) for i in leaves), *view.roots}

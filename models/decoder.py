@@ -17,6 +17,7 @@ import numpy as np
 from ..egraph import api as t
 from ..egraph import composite as c
 from ..egraph.dims import Dim, dim
+from ..egraph.dtypes import HALVES
 from ..egraph.graph import Tensor
 from ..errors import BadModelError, UnsupportedError
 from .checkpoint import Config, Weights
@@ -52,7 +53,7 @@ def layer_norm(w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
 
 
 def _wide(dtype: str) -> str:
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return "float32" if dtype in HALVES else dtype
 
 
 def heads(x: Tensor, groups: int, each: int, size: int) -> Tensor:

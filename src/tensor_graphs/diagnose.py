@@ -13,11 +13,11 @@ from .backends.emission import device_of
 from .backends.single import meanings as kernel_meanings
 from .backends.single import run_outputs
 from .egraph import dtypes
+from .egraph.dtypes import HALVES
 from .egraph.graph import Graph, Tensor, make
 from .egraph.interpret import evaluate
 from .egraph.pattern import Var, build
 from .egraph.rule import Rule
-from .egraph.widen import NARROW
 from .errors import TensorGraphsError
 from .extract.kernel import Plan, Step
 from .verify import WRONG, allowed_error, index_bounds, misplaced, relative_error, sample_inputs
@@ -80,7 +80,7 @@ def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
 
 def _carried(value: Tensor, stored: bool) -> Tensor:
     """Where values lie in other dtypes than kernels' patterns reason about (storage.py), 16 bits stand for float32."""
-    return make("cast", (value,), {"dtype": "float32"}) if stored and value.dtype in NARROW else value
+    return make("cast", (value,), {"dtype": "float32"}) if stored and value.dtype in HALVES else value
 
 
 def step_meanings(step: Step, values: Mapping[int, Tensor]) -> list[Tensor]:

@@ -17,9 +17,9 @@ from .backends.exchange import is_torch, tensor_of
 from .backends.torch_reference import evaluate_tensors, torch_dtype
 from .egraph import dtypes
 from .egraph.dims import concrete
+from .egraph.dtypes import HALVES
 from .egraph.graph import Graph, Tensor
 from .egraph.interpret import expand_all
-from .egraph.widen import NARROW
 from .verify import index_bounds, random_indices, share
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def reference_tensors(
 
 def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
     """As `verify._kept`: in float32 beside numbers of 16 bits, unless one of them becomes infinite there."""
-    if dtype not in NARROW:
+    if dtype not in HALVES:
         return exact
     kept = exact.float()
     return kept if bool((kept.isfinite() == exact.isfinite()).all()) else exact

@@ -20,9 +20,9 @@ from .backends.exchange import array_of, is_torch
 from .costdb.device import gpu_facts
 from .egraph import dtypes
 from .egraph.dims import concrete
+from .egraph.dtypes import HALVES
 from .egraph.graph import Graph, Tensor
 from .egraph.interpret import evaluate, expand_all
-from .egraph.widen import NARROW
 from .errors import UsageError
 from .extract.clock import Halted
 from .room import in_and_out
@@ -355,7 +355,7 @@ def _reference(
 def _kept(exact: Array, dtype: str) -> Array:
     """A float64 run's result as it is kept: beside numbers of 16 bits, whose last place is 2**13 times as large or more, what
     float32 rounds away cannot be seen."""
-    if dtype not in NARROW:
+    if dtype not in HALVES:
         return exact
     with np.errstate(over="ignore"):
         kept = exact.astype(np.float32)

@@ -7,11 +7,11 @@ import pytest
 
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.dtypes import numpy_dtype
+from tensor_graphs.egraph.dtypes import HALVES, numpy_dtype
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.simplify import simplify
-from tensor_graphs.egraph.widen import NARROW, widen
+from tensor_graphs.egraph.widen import widen
 
 
 def layer(dtype: str) -> Graph:
@@ -36,7 +36,7 @@ def data(dtype: str) -> tuple[dict[str, object], dict[str, np.ndarray]]:
     return {"ids": rng.integers(0, 9, (2, 3)), "cache": rng.uniform(0, 1, (2, 3, 4)).astype(kind)}, params
 
 
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", HALVES)
 def test_the_meaning_in_float64_is_the_same(dtype: str) -> None:
     graph, (inputs, params) = layer(dtype), data(dtype)
     wide = widen(graph)
@@ -46,14 +46,14 @@ def test_the_meaning_in_float64_is_the_same(dtype: str) -> None:
         np.testing.assert_allclose(after, before, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", HALVES)
 def test_casts_are_at_the_edges_only(dtype: str) -> None:
     wide = widen(layer(dtype))
     edge = set(wide.roots)
     for node in wide.nodes():
         if node.op == "cast" and dtype in (node.dtype, node.args[0].dtype):
             assert node in edge or node.args[0].is_leaf or node.args[0].op == "gather"
-        elif node.dtype in NARROW:
+        elif node.dtype in HALVES:
             assert node.is_leaf or node.op == "gather"
     assert {n.op for n in wide.nodes()} >= {"rms_norm", "softmax", "state"}
 
