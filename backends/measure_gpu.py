@@ -21,8 +21,9 @@ from itertools import chain, count, islice
 from threading import Thread
 from typing import Any
 
+from .. import settings
 from ..costdb import tuned
-from ..costdb.device import cores, gpu_facts, gpu_machine
+from ..costdb.device import cores, gpu_facts, gpu_machine, machine_here
 from ..costdb.key import KernelKey, Work
 from ..costdb.roofline import CALIBRATION
 from ..costdb.schema import REGIMES, Accuracy, Row
@@ -30,7 +31,7 @@ from ..costdb.schema import Failure as FailureRow
 from ..costdb.schema import Timing as TimingRow
 from ..costdb.snapshot import Snapshot
 from ..costdb.source import source_hash
-from ..errors import WorkerError
+from ..errors import DeviceUnavailableError, WorkerError
 from ..extract.clock import Clock
 from ..extract.kernel import Call, Candidate, Template
 from ..extract.work import call_work
@@ -175,6 +176,8 @@ class GpuMeasurer:
         self, sink: Sink, *, device: str = "cuda", workers: int | None = None, schedules: int = SCHEDULES,
         timeout: float = RUN_S, worker: Worker | None = None,
     ) -> None:  # fmt: skip
+        if device == "cuda" and worker is None:
+            _refuse_elsewhere()
         self.sink, self.device, self.schedules = sink, device, schedules
         self.clock = Clock()  # what this object's thread has done, and waited for
         several = PROCESSES if device == "cuda" and worker is None else 1
@@ -707,6 +710,16 @@ def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, 
 def _capability(device: str) -> int:
     """What is compiled for: the architecture of the GPU, where there is one."""
     return int(gpu_facts().get("capability", CAPABILITY)) if device == "cuda" else CAPABILITY
+
+
+def _refuse_elsewhere() -> None:
+    """DeviceUnavailableError where plans are made for another GPU than the one here: times would be stored as that one's."""
+    wanted = gpu_machine() if settings.current().gpu else None  # else nothing is asked of the driver yet
+    if wanted is not None and wanted != (here := machine_here()):
+        raise DeviceUnavailableError(
+            f"plans are made for {wanted.device}, and kernels cannot be measured on {here.device} for it",
+            where="TENSOR_GRAPHS_GPU", hint="measure where that GPU is (tensor-graphs measure), or unset it",
+        )  # fmt: skip
 
 
 def _given_up(kernel: Measured) -> Failure:

@@ -751,6 +751,7 @@ def main() -> int:
     parser.add_argument("--together", type=int, default=1, help="workloads optimized side by side (timing stays alone)")
     parser.add_argument("--store", type=Path, help="folder of cost stores, one per workload (default: new ones)")
     parser.add_argument("--work", type=Path, default=HERE.parent / "out/bench/gpu", help="folder for caches and parts")
+    parser.add_argument("--results", type=Path, help="folder for records and the table (default: benchmarks/results)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: does everything run?")
     parser.add_argument("--small", action="store_true", help="small sizes")
     parser.add_argument("--render", action="store_true", help="only write the table again")
@@ -765,8 +766,10 @@ def main() -> int:
         child(options)
         return 0
     options.store = options.store or options.work / f"stores-{int(time.time())}"
-    if options.small or options.device == "cpu":  # not for the table
-        global RESULTS, TABLE
+    global RESULTS, TABLE
+    if options.results:
+        RESULTS, TABLE = options.results / "gpu", options.results / "gpu.md"
+    elif options.small or options.device == "cpu":  # not for the table
         RESULTS, TABLE = options.work / "small", options.work / "small.md"
     if options.explain:
         from benchmarks.workloads import WORKLOADS

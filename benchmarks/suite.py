@@ -132,6 +132,9 @@ class Suite:
         parser.add_argument(
             "--work", type=Path, default=HERE.parent / "out/bench" / self.name, help="folder for caches and parts"
         )
+        parser.add_argument(
+            "--results", type=Path, help="folder for records and the table (default: benchmarks/results)"
+        )
         parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: does everything run?")
         parser.add_argument("--small", action="store_true", help="small sizes")
         parser.add_argument("--render", action="store_true", help="only write the table again")
@@ -144,7 +147,9 @@ class Suite:
         if options.child:
             self.child(options)
             return 0
-        if options.small or options.device == "cpu":  # not for the table
+        if options.results:
+            self.records, self.table = options.results / f"{self.name}.json", options.results / f"{self.name}.md"
+        elif options.small or options.device == "cpu":  # not for the table
             self.records, self.table = options.work / "small.json", options.work / "small.md"
         if options.merge or options.render:
             self.merge(options.merge or ())

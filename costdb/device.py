@@ -95,6 +95,11 @@ def gpu_machine() -> Machine:
     return _gpu_machine(settings.current().gpu)
 
 
+def machine_here() -> Machine:
+    """The first GPU here, whatever plans are made for; else this CPU interpreting its kernels."""
+    return _gpu_machine("")
+
+
 @lru_cache(maxsize=8)
 def _gpu_machine(chosen: str) -> Machine:
     if chosen:

@@ -1,0 +1,203 @@
+"""Every class of generated kernels, as emitted programs without this package, alone and under NVIDIA's compute-sanitizer:
+
+    python tests/gpu/sanitizer.py FOLDER [--tools memcheck racecheck] [--jobs 8] [--seconds 240]
+
+Writes FOLDER/sanitizer.md, a table of class -> errors, and what was reported beside it. Exits with 1 where there is an error.
+Memory is asked of the driver for each tensor (no cache of Torch's), with a margin around it, so that what lies beside a tensor is
+nobody's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TOOLS = {
+    "memcheck": ("--padding", "512", "--leak-check", "no"), "racecheck": ("--racecheck-report", "all"), "synccheck": (), "initcheck": (),
+}  # fmt: skip
+REPORT = re.compile(
+    r"=========\s+(Invalid|Misaligned|Error: |Warning: |Race reported|Barrier error|Uninitialized|Address|Out-of-range)"
+)
+TOLD = re.compile(r"^(\S+): (\S+) (ok|wrong)$")
+BEGUN = re.compile(r"^(\S+): begun$")
+KEPT = 60  # lines of the reports of a tool that are kept
+
+
+@dataclass
+class Seen:
+    """What one pass over programs showed."""
+
+    right: dict[str, str] = field(default_factory=dict)  # program -> its error
+    wrong: dict[str, str] = field(default_factory=dict)  # program -> what happened
+    reports: Counter[str] = field(default_factory=Counter)  # program, or "" for what is nobody's -> errors
+    lines: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, other: Seen) -> None:
+        """Take another pass's."""
+        self.right |= other.right
+        self.wrong |= other.wrong
+        self.reports += other.reports
+        self.lines += other.lines
+
+
+def reported(output: str, owners: Mapping[str, str]) -> tuple[Counter[str], list[str]]:
+    """The errors in a sanitizer's output by program, and their lines. `owners`: program by kernel name; an error in another kernel
+    is nobody's."""
+    found: Counter[str] = Counter()
+    blocks: list[list[str]] = []
+    for line in output.splitlines():
+        if not line.startswith("========="):
+            continue
+        if REPORT.match(line):
+            blocks.append([])
+        if blocks and "SUMMARY" not in line:
+            blocks[-1].append(line)
+    for block in blocks:
+        names = re.findall(r"[A-Za-z_]\w*_[0-9a-f]{10}\w*", "\n".join(block))
+        found[next((owners[n] for n in names if n in owners), "")] += 1
+    return found, [line for block in blocks for line in block]
+
+
+def kernels_of(folder: Path) -> set[str]:
+    """The names of the generated kernels in a program's text."""
+    return set(re.findall(r"\b[a-z]+_[0-9a-f]{10}\w*", (folder / "program.py").read_text(encoding="utf-8")))
+
+
+def passed(folder: Path, names: Sequence[str], tool: str, until: float) -> Seen:
+    """Run programs one after the other in a process, under a tool if one is named; where it ends early, the one that ended it is to
+    blame, and another process goes on with the next."""
+    seen, left = Seen(), list(names)
+    command = [sanitizer(), "--tool", tool, "--report-api-errors", "no", *TOOLS[tool]] if tool else []
+    environment = {
+        **os.environ, "TRITON_CACHE_DIR": str(folder / "triton"), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": "",
+        "CUDA_MODULE_LOADING": "LAZY",
+    }  # fmt: skip
+    while left:
+        began, seconds = time.monotonic(), until - time.monotonic()
+        if seconds < 1:
+            seen.wrong |= dict.fromkeys(left, "not run: the time was up")
+            break
+        runs = [*command, sys.executable, str(HERE / "run_program.py"), *(str(folder / n) for n in left)]
+        try:
+            done = subprocess.run(runs, capture_output=True, text=True, env=environment, timeout=seconds, check=False)
+            output, ended = done.stdout + done.stderr, f"the process ended with code {done.returncode}"
+        except subprocess.TimeoutExpired as error:
+            parts = (error.stdout or b"", error.stderr or b"")
+            output, ended = (
+                "".join(p if isinstance(p, str) else p.decode(errors="replace") for p in parts),
+                "stopped: the time was up",
+            )
+        told = [m.groups() for line in output.splitlines() if (m := TOLD.match(line))]
+        seen.right |= {n: e for n, e, verdict in told if verdict == "ok"}
+        seen.wrong |= {n: f"error {e}" for n, e, verdict in told if verdict == "wrong"}
+        owners = {k: n for n in left for k in kernels_of(folder / n)}
+        errors, lines = reported(output, owners)
+        seen.reports += errors
+        seen.lines += lines
+        seen.seconds += time.monotonic() - began
+        behind = [n for n in left if n not in {n for n, *_ in told}]
+        if not behind:
+            break
+        begun = [m[1] for line in output.splitlines() if (m := BEGUN.match(line))]
+        guilty = begun[-1] if begun and begun[-1] in behind else behind[0]
+        last = [line for line in output.splitlines() if line.strip() and not line.startswith("=========")][-1:]
+        seen.wrong[guilty] = f"{ended}: {''.join(last)[:200]}"
+        left = behind[behind.index(guilty) + 1 :]
+    return seen
+
+
+def sanitizer() -> str:
+    """Where compute-sanitizer is; "" where it is not."""
+    found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    return found if Path(found).exists() else ""
+
+
+def table(classes: Mapping[str, Sequence[str]], seen: Mapping[str, Seen]) -> str:
+    """A row for each class: programs, the largest error, and for each tool how many errors it reported, or what went wrong."""
+    tools = [tool for tool in seen if tool]
+    rows = [f"| class | programs | largest error | {' | '.join(('alone', *tools))} |", "|---" * (4 + len(tools)) + "|"]
+    for name, programs in classes.items():
+        errors = [float(e) for p in programs if (e := seen[""].right.get(p))]
+        cells = [
+            name,
+            str(len(programs)),
+            f"{max(errors):.1e}" if errors else "",
+            *(cell(programs, one) for one in seen.values()),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    others = {tool: n for tool, one in seen.items() if (n := one.reports[""])}
+    if others:
+        rows += ["", f"In kernels of libraries: {', '.join(f'{tool} {n}' for tool, n in others.items())}."]
+    return "\n".join(rows) + "\n"
+
+
+def cell(programs: Sequence[str], one: Seen) -> str:
+    """What a pass says of a class."""
+    wrong = [f"{p}: {one.wrong[p]}" for p in programs if p in one.wrong]
+    count = sum(one.reports[p] for p in programs)
+    return "; ".join([*([f"**{count}**"] if count else []), *wrong]).replace("|", "/") or "0"
+
+
+def main() -> int:
+    """Write the programs, run them, write the table; 1 where something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tools", nargs="*", default=["memcheck", "racecheck"], choices=TOOLS)
+    parser.add_argument("--jobs", type=int, default=8, help="processes side by side")
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--only", help="part of the names of classes")
+    options = parser.parse_args()
+    until = time.monotonic() + options.seconds
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        return checked(options, Path(folder), until)
+
+
+def checked(options: argparse.Namespace, folder: Path, until: float) -> int:
+    """As `main`, with the programs in a folder."""
+    sys.path.insert(0, str(HERE))
+    import programs
+
+    classes = {n: p for n, p in programs.write(folder).items() if options.only is None or options.only in n}
+    print(f"{sum(map(len, classes.values()))} programs of {len(classes)} classes written")
+    if not sanitizer():
+        print("there is no compute-sanitizer here: programs are only run alone")
+        options.tools = []
+    names = [name for found in classes.values() for name in found]
+    seen: dict[str, Seen] = {}
+    for tool in ("", *options.tools):
+        began, seen[tool] = time.monotonic(), Seen()
+        with ThreadPoolExecutor(options.jobs) as pool:
+            shares = [names[i :: options.jobs] for i in range(options.jobs)]
+            for one in pool.map(partial(passed, folder, tool=tool, until=until), shares):
+                seen[tool].add(one)
+        reports = sum(seen[tool].reports.values())
+        print(
+            f"{tool or 'alone'}: {time.monotonic() - began:.0f} s, {len(seen[tool].wrong)} wrong, {reports} reports",
+            flush=True,
+        )
+        (options.folder / f"{tool or 'alone'}.txt").write_text("\n".join(seen[tool].lines[: KEPT * 20]) + "\n")
+        (options.folder / "sanitizer.md").write_text(table(classes, seen))
+    (options.folder / "sanitizer.json").write_text(json.dumps(classes, indent=1) + "\n")
+    bad = sum(len(one.wrong) + sum(n for p, n in one.reports.items() if p) for one in seen.values())
+    print(f"{len(classes)} classes, {len(names)} programs: {bad} errors under {', '.join(('no tool', *options.tools))}")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

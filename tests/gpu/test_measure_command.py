@@ -1,0 +1,171 @@
+"""`tensor-graphs measure` as a command, on a machine that can neither rewrite nor solve: kernels that go wrong in every way beside
+right ones; and a plan that was made without a GPU, of what was measured where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
+pytest.importorskip("triton", reason="generated kernels are Triton's")
+
+import tensor_graphs as tg
+from tensor_graphs.backends.jobs import write_jobs
+from tensor_graphs.backends.registry import backend, template
+from tensor_graphs.costdb.shards import find, read
+from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.ops import Type
+from tensor_graphs.extract.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.models.native import save_graph
+
+from . import faulty_kernels
+from .faulty_kernels import BACKEND as FAULTY
+
+NO_GPU = backend("torch_cuda").unavailable()
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "there is a GPU")]
+SOURCES = os.pathsep.join(str(Path(p)) for p in [Path(tg.__file__).parents[1]])
+
+BLOCKED = """import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("egglog", "ortools", "duckdb", "highspy"):
+            raise ImportError(f"{name} is not here")
+sys.meta_path.insert(0, Blocked())
+"""
+"""For all Python processes of a worker, those that it starts included."""
+
+
+def command(*arguments: str, seconds: float = 300, **environment: str) -> dict[str, Any]:
+    """The JSON document of a command that goes well, run with these variables."""
+    given = {**os.environ, **environment}
+    given.pop("TENSOR_GRAPHS_GPU_LOCK", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tensor_graphs", *arguments, "--json"], capture_output=True, text=True, timeout=seconds, env=given,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    return dict(json.loads(done.stdout))
+
+
+def worker(folder: Path) -> dict[str, str]:
+    """The environment of a worker: the backend of faulty kernels, and neither an e-graph nor a solver."""
+    site = folder / "site"
+    first = faulty_kernels.installed(site)
+    (site / "sitecustomize.py").write_text(BLOCKED)
+    return {"PYTHONPATH": first + SOURCES, "TENSOR_GRAPHS_HOME": str(folder / "worker"), "TENSOR_GRAPHS_GPU": ""}
+
+
+def added(kernel: Template, size: int = 1000) -> Candidate:
+    """A kernel that adds two lines."""
+    line = Operand(Type((size,), "float32"), contiguous((size,)))
+    x, y = kernel.operands
+    return Candidate(
+        kernel, Vertex(9, (1,)), ((x, Vertex(0, (1,))), (y, Vertex(1, (1,)))), Call({x: line, y: line}, line, {})
+    )
+
+
+def statuses(shards: Path) -> dict[str, Counter[str]]:
+    """Of each kernel in shards how many of its calls there are timings and accuracies of, and failures by status."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for shard in find(shards):
+        for row in read(shard.path).to_pylist():
+            found.setdefault(row["name"], set()).add((row["digest"], row["status"] or row["kind"]))
+    return {name: Counter(status for _, status in rows) for name, rows in found.items()}
+
+
+SEEN = {
+    "wrong": "wrong", "unfinished": "wrong", "outside": "wrong", "far": "fault", "hanging": "timeout", "broken": "compile-error",
+    "refusing": "compile-error", "crashing": "crash",
+}  # fmt: skip
+"""What each faulty kernel's failure is called, on a GPU."""
+REHEARSED = {**SEEN, "far": "crash", "broken": "error", "refusing": "error"}
+"""And in Triton's interpreter, where nothing is compiled before."""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+def test_a_faulty_kernel_costs_itself(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right kernels before, between and behind it are measured, its own row says what was the matter, and a second run has nothing
+    to do."""
+    from tensor_graphs.backends.registry import backends
+
+    monkeypatch.setitem(backends(), FAULTY.name, FAULTY)
+    kernels = {t.name: t for t in FAULTY.templates if device == "cuda" or t.name != "faulty.hanging"}
+    right, library = kernels.pop("faulty.right"), template("torch_cuda", "cuda.add")
+    todo: list[Candidate] = [added(right)]
+    for i, kernel in enumerate(kernels.values()):
+        todo += [added(kernel), added(right, 1001 + i), added(library, 1001 + i)]
+    if device == "cuda":
+        todo.append(added(library, 1 << 34))  # 192 GiB of operands and result
+    jobs, shards, environment = tmp_path / "jobs.jsonl", tmp_path / "shards", worker(tmp_path)
+    assert write_jobs(jobs, todo) == len(todo)
+    with jobs.open("a") as file:
+        file.write("not JSON\n" + json.dumps({"backend": "faulty", "template": "faulty.unheard-of"}) + "\n")
+    first = command("measure", str(jobs), "-o", str(shards), "--device", device, **environment)
+    assert first["measured"] == len(todo) and len(first["bad"]) == 2
+    found, wanted = statuses(shards), SEEN if device == "cuda" else REHEARSED
+    assert {n: found.pop(n) for n in kernels} == {n: Counter([wanted[n.partition(".")[2]]]) for n in kernels}
+    memory = found["cuda.add"].pop("memory", 0)
+    assert memory == (device == "cuda")
+    assert found[right.name]["timing"] == found[right.name]["accuracy"] == len(kernels) + 1
+    assert found[library.name] == Counter(timing=len(kernels), accuracy=len(kernels))
+    again = command("measure", str(jobs), "-o", str(shards), "--device", device, **environment)
+    assert (again["measured"], again["known"]) == (0, len(todo)) and not {"failure", "accuracy"} & set(again["rows"])
+
+
+def head(path: Path) -> None:
+    """A model's file: norm, product, softmax."""
+    x, g, w = (
+        tg.input("x", (16, 512), "bfloat16"),
+        tg.param("g", (512,), "bfloat16"),
+        tg.param("w", (512, 256), "bfloat16"),
+    )
+    save_graph(Graph.of(c.softmax(tg.matmul(c.rms_norm(x, g, eps=1e-6), w), axis=1), name="head"), path)
+
+
+@pytest.mark.parametrize("_", [pytest.param(0, marks=on_gpu, id="gpu")])
+def test_planned_without_a_gpu_and_measured_on_one(_: int, tmp_path: Path) -> None:
+    """Jobs, shards, and again, until a plan lacks nothing; then the plan is made of them, and nothing is measured for it."""
+    from tensor_graphs.costdb.device import gpu_machine
+
+    head(model := tmp_path / "model.safetensors")
+    store, environment = tmp_path / "store", worker(tmp_path)
+    planner = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "TENSOR_GRAPHS_GPU": "|".join(gpu_machine()),
+        "TENSOR_GRAPHS_HOME": str(tmp_path / "planner"),
+    }
+    counts: list[int] = []
+    for turn in range(6):
+        jobs, shards = tmp_path / f"jobs{turn}.jsonl", tmp_path / f"shards{turn}"
+        said = command(
+            "profile",
+            str(model),
+            "--backend",
+            "gpu",
+            "--costdb",
+            str(store),
+            "--jobs",
+            str(jobs),
+            "--paths",
+            "2",
+            **planner,
+        )
+        counts.append(said["jobs"])
+        if not counts[-1]:
+            break
+        found = command("measure", str(jobs), "-o", str(shards), "--schedules", "4", **environment)
+        assert found["measured"] == counts[-1] and not found["bad"] and found["gpu"] == planner["TENSOR_GRAPHS_GPU"]
+        command("db", "merge", str(shards), "--costdb", str(store), **planner)
+    assert counts[0] > 0 == counts[-1], counts
+    out = tmp_path / "out"
+    report = command("optimize", str(model), "--backend", "gpu", "--costdb", str(store), "--no-measure", "-o", str(out))
+    assert report["measured_now"] == 0 and report["verification"]["passed"]
+    assert set(report["priced"]) == {"measured"}, report["priced"]
