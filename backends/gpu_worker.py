@@ -33,7 +33,7 @@ from . import gpu_operands
 from .gpu_calibrate import calibrate
 from .gpu_device import Device, Run, device_of, facts
 from .kernel_text import KernelText, call_of_json, module_of
-from .measure_worker import Wrong, main
+from .measure_worker import Wrong, main, waiting
 from .torch_reference import evaluate, torch_dtype
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2}
@@ -430,8 +430,24 @@ def alone() -> Iterator[None]:
         return
     from filelock import FileLock
 
-    with FileLock(path, is_singleton=True).acquire(poll_interval=0.0005):  # one that is held is taken again at once
+    lock = FileLock(path, is_singleton=True)
+    free = _free(lock)
+    if not free:
+        waiting(True)
+        lock.acquire(poll_interval=0.0005)
+        waiting(False)
+    try:
         yield
+    finally:
+        lock.release()
+
+
+def _free(lock: Any) -> bool:
+    """Take the lock if nobody else has it (whoever has it, takes it again)."""
+    with contextlib.suppress(TimeoutError):
+        lock.acquire(blocking=False)
+        return True
+    return False
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:

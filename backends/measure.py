@@ -55,6 +55,8 @@ class Failure:
 
 CUT = "cut"  # the status of what was not waited for: no failure of its own, and none is stored
 GRACE_S, POLL_S = 1.0, 0.1  # seconds that a kernel under way is given when the time is up; between looks at the clock
+WAIT_S = 180.0  # most seconds that a child waits for others
+SHORT = 80  # characters of a line that says so, at most
 
 
 class _Cut(Exception):
@@ -109,7 +111,8 @@ class Worker:
         return self._parsed(line, process)
 
     def _reply(self, timeout: float) -> str | None:
-        """The next line; queue.Empty after `timeout` seconds, _Cut when nobody has needed it for GRACE_S."""
+        """The next line that is a reply; queue.Empty after `timeout` seconds, not counting those in which the child waits for others;
+        _Cut when nobody has needed it for GRACE_S."""
         until, cut = time.monotonic() + timeout, math.inf
         while True:
             now = time.monotonic()
@@ -118,10 +121,14 @@ class Worker:
             if now >= cut:
                 raise _Cut
             try:
-                return self._replies.get(timeout=max(0.0, min(until - now, POLL_S)))
+                line = self._replies.get(timeout=max(0.0, min(until - now, POLL_S)))
             except queue.Empty:
                 if time.monotonic() >= until:
                     raise
+                continue
+            if line is None or (waits := _waits(line)) is None:
+                return line
+            until = time.monotonic() + (WAIT_S if waits else timeout)
 
     def _parsed(self, line: str | None, process: subprocess.Popen[str]) -> dict[str, Any]:
         try:
@@ -187,6 +194,16 @@ def _listen(pipe: IO[str], replies: queue.Queue[str | None]) -> None:
         for line in pipe:
             replies.put(line)
     replies.put(None)
+
+
+def _waits(line: str) -> bool | None:
+    """What a line says of waiting for others; None where it is a reply."""
+    if len(line) > SHORT:
+        return None
+    try:
+        return dict(json.loads(line)).get("waits")
+    except (ValueError, TypeError):
+        return None
 
 
 def _thread_environment() -> dict[str, str]:

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TextIO
 from zlib import crc32
@@ -324,10 +324,24 @@ def main(
     if threads and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
     begin()
+
+    def said(number: int, what: Mapping[str, Any]) -> None:
+        out.write(json.dumps({"id": number, **what}) + "\n")
+        out.flush()
+
     for line in sys.stdin:
         job = json.loads(line)
-        out.write(json.dumps({"id": job["id"], **handle(job)}) + "\n")
-        out.flush()
+        _tell[:] = [partial(said, job["id"])]
+        said(job["id"], handle(job))
+
+
+_tell: list[Callable[[Mapping[str, Any]], None]] = []  # how the parent is told something, while there is a job
+
+
+def waiting(waits: bool) -> None:
+    """Tell the parent that this process waits for others, or that it goes on with its job: what is waited for is not the job's."""
+    for tell in _tell:
+        tell({"waits": waits})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import pytest
 
 from tensor_graphs.backends import gpu_worker
 from tensor_graphs.backends.compile_pool import CompilePool
+from tensor_graphs.backends.gpu_process import GpuProcess
 from tensor_graphs.backends.kernel_text import KernelText, call_json, call_of_json, kernel_text
 from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.measure import Timing
@@ -253,6 +254,25 @@ def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer) -> None:
         measurer.processes[0].timeout = 30.0
     kinds = {dict(r.key.schedule)["BLOCK"]: getattr(r, "status", r.kind) for r in made}
     assert kinds == {64: "crash", 128: "timeout", 256: "accuracy", 32: "accuracy"}
+
+
+def test_whoever_waits_for_a_hanging_kernel_is_not_to_blame() -> None:
+    """Two processes with the device: what one waits until the other is ended does not count against its own kernel."""
+    torch_add = Template("torch.add", "torch", "x + y", "torch.add({x}, {y}, out={out})")
+    hanging = Template("hanging", "torch", "x + y", "import time; time.sleep(99); torch.add({x}, {y}, out={out})")
+    first, second = (GpuProcess("cpu", seconds, among=2) for seconds in (4.0, 2.0))
+    try:
+        openings = [Measured(kernel, CALL).opening for kernel in (hanging, torch_add)]
+        for process, opening in zip((first, second), openings, strict=True):
+            assert process.ask(opening, 120.0)["ok"]
+            process.opened[int(opening["kernel"])] = set()
+        hangs = first._hand.submit(first.attempt, openings[0], 0, kernel_text(hanging, CALL))
+        time.sleep(1.0)
+        assert second.attempt(openings[1], 0, kernel_text(torch_add, CALL))["ok"]
+        assert hangs.result()["status"] == "timeout"
+    finally:
+        first.close()
+        second.close()
 
 
 def test_a_kernel_that_always_crashes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

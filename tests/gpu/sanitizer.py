@@ -27,7 +27,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TOOLS = {
-    "memcheck": ("--padding", "512", "--leak-check", "no"), "racecheck": ("--racecheck-report", "all"), "synccheck": (), "initcheck": (),
+    "memcheck": ("--padding", "512", "--leak-check", "no"), "racecheck": ("--racecheck-report", "analysis"), "synccheck": (), "initcheck": (),
 }  # fmt: skip
 REPORT = re.compile(
     r"=========\s+(Invalid|Misaligned|Error: |Warning: |Race reported|Barrier error|Uninitialized|Address|Out-of-range)"

@@ -1,0 +1,88 @@
+"""What sanitizer.py writes, runs and reads, without a sanitizer or a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="emitted programs work on Torch's tensors")
+pytest.importorskip("triton", reason="generated kernels are Triton's")
+
+from . import programs, run_program, sanitizer
+from .sanitizer import Seen, passed, reported, table
+
+FEW = ("pointwise", "pool")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
+    folder = tmp_path_factory.mktemp("programs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "CLASSES", {n: programs.CLASSES[n] for n in FEW})
+        return folder, programs.write(folder)
+
+
+def test_every_class_has_programs_of_some_emitter() -> None:
+    emitters = {
+        n: [e for e in programs.EMITTERS if any(True for _ in programs.programs(n, e))] for n in programs.CLASSES
+    }
+    assert all(emitters.values()) and {e for found in emitters.values() for e in found} == {*programs.EMITTERS}
+
+
+def test_emitted_programs_run_without_the_package(written: tuple[Path, dict[str, list[str]]]) -> None:
+    folder, classes = written
+    assert {*classes} == {f"{n} ({e})" for n in FEW for e in programs.EMITTERS}
+    names = [p for name, found in classes.items() if "triton" in name for p in found]
+    command = [sys.executable, run_program.__file__, "--device", "cpu", *(str(folder / n) for n in names)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["begun", "ok"] * len(names)
+
+
+MEMORY = """========= COMPUTE-SANITIZER
+triton.0.0: begun
+========= Invalid __global__ write of size 4 bytes
+=========     at rows_0123456789+0x70 in program.py:10
+=========     by thread (0,0,0) in block (0,0,0)
+=========
+========= Invalid __global__ read of size 2 bytes
+=========     at void at::native::copy<float>(float*)+0x30
+========= Error: Race reported between Write access at rows_0123456789_join+0x10 and Read access at rows_0123456789_join+0x90 [1 hazards]
+=========
+========= ERROR SUMMARY: 3 errors
+"""
+
+
+def test_errors_belong_to_the_program_whose_kernel_they_are_in() -> None:
+    errors, lines = reported(MEMORY, {"rows_0123456789": "a", "rows_0123456789_join": "b"})
+    assert errors == {"a": 1, "": 1, "b": 1} and len(lines) == 8
+    assert not reported("========= ERROR SUMMARY: 0 errors\n", {})[0]
+
+
+def test_a_program_that_ends_its_process_does_not_cost_the_others(
+    written: tuple[Path, dict[str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = written
+    fake = tmp_path / "run_program.py"
+    fake.write_text(
+        "import os, sys\nfor name in map(os.path.basename, sys.argv[1:]):\n    print(f'{name}: begun', flush=True)\n"
+        "    if name.startswith('triton'):\n        os._exit(9)\n    print(f'{name}: 1e-3', 'ok' if '33' not in name else 'wrong')\n"
+    )
+    monkeypatch.setattr(sanitizer, "HERE", tmp_path)
+    names = ["cuda.0.0", "triton.0.0", "triton.1.0", "cuda.1.0"]
+    for name in names:
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "program.py").touch()
+    seen = passed(folder, names, "", time.monotonic() + 60)
+    assert {*seen.right} == {"cuda.0.0", "cuda.1.0"} and {*seen.wrong} == {"triton.0.0", "triton.1.0"}
+    assert "code 9" in seen.wrong["triton.0.0"]
+    text = table({"one": names[:1], "two": names[1:2]}, {"": seen, "memcheck": Seen()})
+    assert "| one | 1 | 1.0e-03 | 0 | 0 |" in text and "triton.0.0: the process ended" in text
+    assert passed(folder, names, "", time.monotonic()).wrong == dict.fromkeys(names, "not run: the time was up")
