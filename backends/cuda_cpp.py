@@ -39,7 +39,7 @@ class CudaEmitter:
     """One function for each kernel; the parts of a split reduction are joined by the last block of each tile."""
 
     name: str = "nvrtc"
-    version: str = "5"
+    version: str = "6"
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
     precisions: tuple[Precision, ...] = (THREE,)  # beside that of the dtype; in TF32 the library is faster

@@ -11,12 +11,13 @@ DEVICE void narrow(float x, bf16& y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bi
 DEVICE void narrow(float x, f16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
 
 namespace op {
-// NaN is not lost; exponentials and quotients are good to two units in the last place, subnormal results may be 0.
+// NaN is not lost; exponentials, quotients and roots are good to two units in the last place, subnormal results may be 0.
 DEVICE float max(float a, float b) { float y; asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 DEVICE float min(float a, float b) { float y; asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 DEVICE float exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float div(float a, float b) { float y; asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 DEVICE float rsqrt(float x) { return rsqrtf(x); }
+DEVICE float sqrt(float x) { float y; asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float held_sum(float a, float b, float c) { float y; asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c)); return y; }  // a * b + c in [0, 1]
 DEVICE double rsqrt(double x) { return ::rsqrt(x); }
 }  // namespace op

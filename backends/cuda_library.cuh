@@ -72,7 +72,6 @@ DEVICE float log1p(float x) { return log1pf(x); }
 DEVICE double log1p(double x) { return ::log1p(x); }
 DEVICE float expm1(float x) { return expm1f(x); }
 DEVICE double expm1(double x) { return ::expm1(x); }
-DEVICE float sqrt(float x) { return sqrtf(x); }
 DEVICE double sqrt(double x) { return ::sqrt(x); }
 DEVICE float erf(float x) { return erff(x); }
 DEVICE double erf(double x) { return ::erf(x); }

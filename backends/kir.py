@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ..egraph import dtypes
 from .index import Axis, Index
-from .kir_simplify import SIMPLIFY
+from .kir_simplify import SIMPLIFY, folded
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class Builder:
         """A pointwise operation; numbers are folded and neutral elements dropped."""
         kind = "bool" if op in COMPARES and op not in ("and", "or", "xor") else args[-1].kind
         simple = SIMPLIFY.get(op)
-        found = simple(self, *args) if simple else None
+        found = (simple(self, *args) if simple else None) or folded(self, op, args, kind)
         return found if found is not None else self.make(op, args, None, kind)
 
     def mul(self, a: Expr, b: Expr) -> Expr:

@@ -5,9 +5,12 @@ decided where the ranges of indices decide them. A function per op, of the build
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..egraph.ops import OPS
 from .index import Index, index
 
 if TYPE_CHECKING:
@@ -16,6 +19,16 @@ if TYPE_CHECKING:
 
 def _number(e: Expr) -> Any:
     return e.value if e.op == "const" else None
+
+
+def folded(b: Builder, op: str, args: Sequence[Expr], kind: str) -> Expr | None:
+    """What an operation on numbers alone gives, where that is a finite number."""
+    known = OPS.get(op)
+    if known is None or known.numpy is None or any(a.op != "const" or a.kind != "float" for a in args):
+        return None
+    with np.errstate(all="ignore"):
+        value = known.numpy({}, *(np.float64(a.value) for a in args))
+    return b.const(value, kind) if np.isfinite(value) else None
 
 
 def _add(b: Builder, x: Expr, y: Expr) -> Expr | None:
@@ -100,6 +113,47 @@ def _pow(b: Builder, x: Expr, y: Expr) -> Expr | None:
     return b.pointwise(plain, (x,)) if plain else None
 
 
+SIGNS = 8  # factors in each other among which a sign is looked for
+
+
+def _unsigned(b: Builder, e: Expr, depth: int = SIGNS) -> Expr | None:
+    """A value without its sign, where it is written with one: a negated value or number, or a product or quotient with such a factor."""
+    if e.op == "neg":
+        return e.args[0]
+    if e.op == "const":
+        return b.const(-e.value, e.kind) if e.value < 0 else None
+    if e.op not in ("mul", "div") or not depth:
+        return None
+    x, y = e.args
+    if (bare := _unsigned(b, x, depth - 1)) is not None:
+        return b.pointwise(e.op, (bare, y))
+    return None if (bare := _unsigned(b, y, depth - 1)) is None else b.pointwise(e.op, (x, bare))
+
+
+def _odd(op: str) -> Callable[[Builder, Expr], Expr | None]:
+    """f(-x) is -f(x): both are then one computation, and a sign costs nothing."""
+
+    def simple(b: Builder, x: Expr) -> Expr | None:
+        bare = _unsigned(b, x) if x.kind == "float" else None
+        return None if bare is None else b.pointwise("neg", (b.pointwise(op, (bare,)),))
+
+    return simple
+
+
+def _even(op: str) -> Callable[[Builder, Expr], Expr | None]:
+    """f(-x) is f(x)."""
+
+    def simple(b: Builder, x: Expr) -> Expr | None:
+        bare = _unsigned(b, x) if x.kind == "float" else None
+        return None if bare is None else b.pointwise(op, (bare,))
+
+    return simple
+
+
+def _neg(b: Builder, x: Expr) -> Expr | None:
+    return x.args[0] if x.op == "neg" and x.kind == "float" else None
+
+
 def as_index(e: Expr) -> Index:
     """A whole number or an index as an index."""
     return e.value if e.op == "index" else index(int(e.value))
@@ -108,5 +162,6 @@ def as_index(e: Expr) -> Index:
 SIMPLIFY: dict[str, Callable[..., Expr | None]] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "where": _where,
     "lt": _compare(operator.lt), "le": _compare(operator.le),
-    "and": _and, "or": _or, "not": _not, "pow": _pow,
+    "and": _and, "or": _or, "not": _not, "pow": _pow, "neg": _neg,
+    **{op: _odd(op) for op in ("erf", "tanh", "sin", "atan")}, **{op: _even(op) for op in ("abs", "cos")},
 }  # fmt: skip

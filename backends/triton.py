@@ -62,7 +62,7 @@ class TritonEmitter:
     """One function for each kernel; a split reduction is two, or one whose last programs join."""
 
     name: str = "triton"
-    version: str = "8"
+    version: str = "9"
     setup: tuple[str, ...] = ("INTERPRETED", "begin_early", "counters", "described", "held", "larger", "smaller")
     needs: tuple[str, ...] = ("torch", "triton")
     precisions: tuple[Precision, ...] = (THREE, TWO_BRAINS, TF32)  # beside that of the dtype, the slower ones first

@@ -63,9 +63,10 @@ class Launch:
 
 #: NaN is not lost.
 _MAXIMUM, _MINIMUM = (f"tl.{name}({{0}}, {{1}}, tl.PropagateNan.ALL)" for name in ("maximum", "minimum"))
-#: pointwise op -> text over float32 operands
+#: pointwise op -> text over float32 operands. (Square roots, like quotients, good to a unit or two in the last place: rounded correctly,
+#: they are a branch and ten instructions.)
 CALLS = {
-    "neg": "-{0}", "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "sqrt": "tl.sqrt_rn({0})",
+    "neg": "-{0}", "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "sqrt": "tl.sqrt({0})",
     "rsqrt": "tl.rsqrt({0})", "recip": "1.0 / {0}", "erf": "tl.erf({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})",
     "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
     "div": "{0} / {1}", "maximum": _MAXIMUM, "minimum": _MINIMUM,

@@ -134,6 +134,7 @@ inline float min(float a, float b) { return a != a || a < b ? a : b; }
 inline float exp2(float x) { return exp2f(x); }
 inline float div(float a, float b) { return a / b; }
 inline float rsqrt(float x) { return 1.0f / sqrtf(x); }
+inline float sqrt(float x) { return sqrtf(x); }
 inline float held_sum(float a, float b, float c) { float y = a * b + c; return y > 0 ? y < 1 ? y : 1 : 0; }
 inline double rsqrt(double x) { return 1.0 / ::sqrt(x); }
 }  // namespace op

@@ -316,7 +316,7 @@ def host(multiprocessors: int) -> Iterator[None]:
         zeros=lambda shape, dtype, layout: _filled(shape, 0, dtype, layout), program_id=lambda axis: _here.program,
         load=_load, store=_store, where=_where, convert_layout=lambda x, layout: Tensor(x.data, layout),
         max=_reduced(np.max), reduce=_reduce, sum=_reduced(np.sum), maximum=_binary(np.maximum, max), minimum=_binary(np.minimum, min),
-        exp2=_unary(np.exp2), exp=_unary(np.exp), log=_unary(np.log), abs=_unary(np.abs), sqrt_rn=_unary(np.sqrt), rsqrt=_unary(lambda x: 1 / np.sqrt(x)),
+        exp2=_unary(np.exp2), exp=_unary(np.exp), log=_unary(np.log), abs=_unary(np.abs), sqrt=_unary(np.sqrt), rsqrt=_unary(lambda x: 1 / np.sqrt(x)),
         allocate_shared_memory=_allocate, shared_memory_descriptor=Shared, warp_specialize=_specialize, SliceLayout=_slice,
         **{n: _layout(n) for n in ("NVMMADistributedLayout", "BlockedLayout", "DotOperandLayout", "NVMMASharedLayout")},
     )  # fmt: skip

@@ -829,3 +829,20 @@ def test_guesses_for_small_products_wait_little() -> None:
     assert first["m"] == 64  # as many as the matrix unit takes
     for guess in (first, *others):
         assert guess["stages"] >= 6 and guess["k0"] * guess["stages"] >= 512 and "split" not in guess
+
+
+def test_functions_forget_signs_and_numbers_are_computed() -> None:
+    """An odd function of a value and of its negative is computed once, however the sign is written; so is what reads numbers alone."""
+    b = kir.Builder()
+    x, y = (b.load("x", index(Axis("i", 8)) + n, "float32", (), ()) for n in (0, 8))
+    half, minus = b.const(0.5), b.const(-0.5)
+    negated = [b.mul(b.pointwise("neg", (x,)), half), b.mul(minus, x), b.pointwise("neg", (b.mul(x, half),))]
+    for op in ("erf", "tanh", "sin", "atan"):
+        plain = b.pointwise(op, (b.mul(x, half),))
+        found = [b.pointwise(op, (e,)) for e in negated]
+        assert all(f.op == "neg" and {*f.args} <= {plain, b.pointwise(op, (b.mul(half, x),))} for f in found)
+    assert b.pointwise("cos", (b.pointwise("neg", (x,)),)) is b.pointwise("cos", (x,))
+    twice = b.pointwise("div", (b.pointwise("neg", (x,)), b.pointwise("neg", (y,))))
+    assert b.pointwise("erf", (twice,)) is b.pointwise("erf", (b.pointwise("div", (x, y)),))
+    assert b.pointwise("neg", (b.const(2.0),)) is b.const(-2.0) and b.pointwise("exp", (b.const(0.0),)) is b.const(1.0)
+    assert b.pointwise("log", (b.const(0.0),)).op == "log"  # not finite
