@@ -475,10 +475,11 @@ class Generator:
         self.limit = limit
         regions = Regions(view, given, reaches=self.reaches(view))
         if self.several:
-            for whole in (Whole(regions), Whole(regions, rows=False)):
+            first = Whole(regions)
+            for whole in (first, Whole(regions, written=True), Whole(regions, rows=False)):
                 for group, template in self._at_once(whole, types, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
-                if whole.rows:
+                if whole is first:
                     regions.settled, regions.unstarted = whole.settled, whole.unstarted
         regions = regions.grown
         kept = list(self._lowered(regions, types, enough))

@@ -16,7 +16,7 @@ from .kir import Buffer, Builder, Expr, Kernel, Store, Unfusable
 from .kir_axes import normalized
 from .kir_beside import Beside, side_by_side
 from .kir_halves import cut, halved
-from .kir_pieces import Piece, pieces
+from .kir_pieces import SHORT, Piece, pieces, written_out
 from .kir_read import Reader
 from .kir_simplify import as_index
 
@@ -94,6 +94,7 @@ def _of_pieces(
     lying = sorted(range(len(shape)), key=lambda n: -strides[n])
     axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
     reader = Reader(Builder(), operands, buffers)
+    reader.written_out = SHORT if written_out(apart) else 0
     stores = []
     for piece, name, part in zip(apart, names, _alike(reader, [p.term for p in apart], axes), strict=True):
         at = tuple(i + start for i, start in zip(part.at, piece.start, strict=True))

@@ -8,7 +8,7 @@ that what they share is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import gcd, prod
 from typing import NamedTuple
@@ -19,6 +19,8 @@ from ..egraph.ops import OPS
 
 MOST = 256  # pieces of a result
 WORTH = 3.0  # operations for each piece of an element, beyond which computing all of them for each is dear
+SHORT = 8  # elements of a reduction that is written out, of an axis that is cut into its elements
+WRITTEN = 2.0  # times as many operations that a kernel may become where reductions are written out
 
 
 class Piece(NamedTuple):
@@ -30,27 +32,67 @@ class Piece(NamedTuple):
 
 
 def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
-    """The pieces of some results, all with as many elements or one value along some axes; None where they have no such pieces or
-    little is computed in them."""
+    """The pieces of some results, all with as many elements or one value along some axes; None where they have no such pieces, or
+    where little is computed in them and one kernel can compute them otherwise."""
     nodes = topological(roots)
     if any(t.op in ("matmul", "conv", "scatter_elements") for t in nodes):
         return None
-    found = [p for t in roots for p in _cut(t)]
-    work = sum(OPS[t.op].flops for t in nodes if t.entry.kind in ("pointwise", "reduction") and t.op != "cast")
-    if len(found) == len(roots) or work < WORTH * len(found):
+    found = [_cut(t, _ends(t)) for t in roots]
+    if len(found) == sum(map(len, found)):
         return None
-    shapes = [concrete(p.term.shape) for p in found]
+    found = _of_one_size(roots, found)
+    work = sum(OPS[t.op].flops for t in nodes if t.entry.kind in ("pointwise", "reduction") and t.op != "cast")
+    apart = [p for each in found for p in each]
+    if work < WORTH * len(apart) and _alike(roots):
+        return None
+    return apart if _alike([p.term for p in apart]) else None
+
+
+def written_out(apart: Sequence[Piece]) -> bool:
+    """Whether the reductions of pieces are to be written out: they are short, and most is computed outside of them."""
+    nodes = topological([p.root for p in apart])
+    depths = [_depth(t) for t in nodes if t.entry.kind == "reduction"]
+    if not depths or max(depths) > SHORT:
+        return False
+    rows = max(prod(concrete(p.term.shape)) for p in apart)
+    times = [-(-prod(concrete(t.shape)) // rows) for t in nodes if t.entry.pointwise]
+    return sum(times) <= WRITTEN * len(times)
+
+
+def _depth(t: Tensor) -> int:
+    """How many elements each result of a reduction is made of."""
+    return prod(concrete(t.args[0].shape)) // max(prod(concrete(t.shape)), 1)
+
+
+def _of_one_size(roots: Sequence[Tensor], found: list[list[Piece]]) -> list[list[Piece]]:
+    """The pieces, those that are larger than the smallest ones cut along their last axes where these are short."""
+    size = min(prod(concrete(p.term.shape)) for each in found for p in each)
+
+    def smaller(root: Tensor, own: list[Piece]) -> list[Piece]:
+        shape, first = concrete(root.shape), root.rank
+        while prod(shape[:first]) > size and first:
+            first -= 1
+        if len(own) > 1 or prod(shape[:first]) != size or any(d > SHORT for d in shape[first:]):
+            return own
+        return _cut(root, {axis: {*range(1, shape[axis])} for axis in range(first, root.rank) if shape[axis] > 1})
+
+    return [smaller(root, own) for root, own in zip(roots, found, strict=True)]
+
+
+def _alike(terms: Sequence[Tensor]) -> bool:
+    """Whether all terms have as many elements as the largest one, or one value along some axes."""
+    shapes = [concrete(t.shape) for t in terms]
     widest = max(shapes, key=prod)
-    return found if all(prod(s) == prod(widest) or _within(s, widest) for s in shapes) else None
+    return all(prod(s) == prod(widest) or _within(s, widest) for s in shapes)
 
 
 def _within(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(own) == len(shape) and all(d in (1, whole) for d, whole in zip(own, shape))
 
 
-def _cut(root: Tensor) -> list[Piece]:
-    """The pieces of a result along the axes of the concatenations that it is made of, all of one size."""
-    shape, ends = concrete(root.shape), _ends(root)
+def _cut(root: Tensor, ends: Mapping[int, set[int]]) -> list[Piece]:
+    """The pieces of a result that end there along its axes, all of one size."""
+    shape = concrete(root.shape)
     steps = [gcd(size, *ends.get(axis, ())) for axis, size in enumerate(shape)]
     if not ends or prod(size // step for size, step in zip(shape, steps)) > MOST:
         return [Piece(root, root, (0,) * root.rank)]
@@ -64,37 +106,64 @@ def _cut(root: Tensor) -> list[Piece]:
     return found
 
 
+Axes = tuple[tuple[int, ...], ...]
+"""For each axis of a tensor, the axes of a root that it runs along: none, one, or several or parts of some (one then stands twice)."""
+
+
 def _ends(root: Tensor) -> dict[int, set[int]]:
-    """Where pieces meet, along each axis: of concatenations that pointwise operations read, and of those that these put together,
-    also as axes of one element come and go."""
+    """Where pieces meet, along each axis: of concatenations that pointwise operations and short reductions read, and of those that
+    these put together, also as axes of one element come and go. An axis that is put together with others is cut into its elements."""
     ends: dict[int, set[int]] = {}
-    seen: set[tuple[Tensor, tuple[int, ...]]] = set()
-    here = (0,) * root.rank
-    stack = [(root, tuple(range(root.rank)), here, False)]  # which axis of the root each axis is, where it begins there
+    shape = concrete(root.shape)
+    seen: set[tuple[Tensor, Axes, tuple[int, ...]]] = set()
+    alone: Axes = tuple((n,) if d > 1 else () for n, d in enumerate(shape))
+    stack = [(root, alone, (0,) * root.rank, False)]  # where the tensor begins along its axes
     while stack:
         t, axes, before, inside = stack.pop()
-        if (t, before) in seen:
+        if (t, axes, before) in seen:
             continue
-        seen.add((t, before))
-        if t.op == "concat" and axes[t.attr("axis")] >= 0:
-            (x, y), axis = t.args, axes[t.attr("axis")]
-            middle = before[axis] + concrete(x.shape)[t.attr("axis")]
-            ends.setdefault(axis, set()).add(middle)
-            after = (*before[:axis], middle, *before[axis + 1 :])
+        seen.add((t, axes, before))
+        if t.op == "concat":
+            (x, y), along = t.args, t.attr("axis")
+            whole = len(axes[along]) == 1
+            middle = before[along] + concrete(x.shape)[along] * whole
+            for n in axes[along]:
+                if whole or shape[n] <= SHORT:
+                    ends.setdefault(n, set()).update({middle} if whole else range(1, shape[n]))
+            after = (*before[:along], middle, *before[along + 1 :])
             stack += [(x, axes, before, True), (y, axes, after, True)]
-        elif t.op == "reshape" and (moved := _moved(t, axes)) is not None:
-            stack.append((t.args[0], moved, before, inside))
+        elif t.op == "reshape" and (moved := _moved(t, axes, before)) is not None:
+            stack.append((t.args[0], *moved, inside))
+        elif not inside and t.entry.kind == "reduction" and _depth(t) <= SHORT and t.op in WRITABLE:
+            kept = tuple(() if n in t.attr("axes") else along for n, along in enumerate(axes))
+            stack.append((t.args[0], kept, before, False))
         elif not inside and (t.entry.pointwise or t.op == "cast"):
             stack += [(a, axes, before, False) for a in t.args if a.shape == t.shape]
     return ends
 
 
-def _moved(t: Tensor, axes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Which axes of the root those of a reshaped tensor's operand are (-1: none); None where others than axes of one element
-    come or go."""
+WRITABLE = ("sum", "max", "min", "prod")
+
+
+def _moved(t: Tensor, axes: Axes, before: tuple[int, ...]) -> tuple[Axes, tuple[int, ...]] | None:
+    """The axes of a reshaped tensor's operand, and where it begins along them; None where that begins elsewhere than at 0 and more
+    than axes of one element come or go."""
     own, inner = concrete(t.shape), concrete(t.args[0].shape)
-    kept = [a for a, size in zip(axes, own) if size > 1]
-    if [d for d in own if d > 1] != [d for d in inner if d > 1]:
+    if [d for d in own if d > 1] == [d for d in inner if d > 1]:
+        rest = iter([(a, b) for a, b, d in zip(axes, before, own) if d > 1])
+        found = [next(rest) if d > 1 else ((), 0) for d in inner]
+        return tuple(a for a, _ in found), tuple(b for _, b in found)
+    if any(before):
         return None
-    rest = iter(kept)
-    return tuple(next(rest) if d > 1 else -1 for d in inner)
+    return tuple(_under(inner, own, axes)), (0,) * len(inner)
+
+
+def _under(inner: tuple[int, ...], own: tuple[int, ...], axes: Axes) -> Iterator[tuple[int, ...]]:
+    """For each axis before a reshape, the axes of the root of those after it with which it shares elements."""
+    spans = [(prod(own[n:]), prod(own[n + 1 :])) for n in range(len(own))]
+    for n in range(len(inner)):
+        high, low = prod(inner[n:]), prod(inner[n + 1 :])
+        meet = [(a, b, of) for (a, b), of in zip(spans, axes) if min(a, high) > max(b, low)]
+        found = tuple(r for *_, of in meet for r in of)
+        same = len(meet) == 1 and meet[0][:2] == (high, low)
+        yield found if same or len(found) > 1 else found * 2

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from typing import Any
 
 from ..egraph import dtypes
@@ -23,6 +24,7 @@ class Reader:
         self.b, self.of, self.buffers = builder, of, buffers
         self.memo: dict[tuple[Any, ...], Expr] = {}
         self.moved: dict[Tensor, Index] = {}  # by how much slices begin later
+        self.written_out = 0  # elements of a reduction up to which it is written out
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
         """The element of a tensor at an index."""
@@ -109,6 +111,8 @@ def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
         return r.value(t.args[0], at, guards)
     if 0 in sizes:
         raise Unfusable("an empty reduction")
+    if math.prod(sizes) <= r.written_out:
+        return _written_out(r, t, at, axes, guards)
     windows, x = 0, t.args[0]
     while x.op == "windows":
         windows, x = windows + 1, x.args[0]
@@ -117,6 +121,22 @@ def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     for a, i in zip(axes, unravelled(index(axis), sizes)):
         inner[a] = i
     return r.b.reduce(t.op, axis, r.value(t.args[0], tuple(inner), guards))
+
+
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+
+
+def _written_out(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], guards: tuple[Expr, ...]) -> Expr:
+    """A reduction, each of its elements an expression of its own."""
+    found: Expr | None = None
+    for place in product(*(range(concrete(t.args[0].shape)[a]) for a in axes)):
+        inner = list(at)
+        for a, k in zip(axes, place):
+            inner[a] = index(k)
+        x = r.value(t.args[0], tuple(inner), guards)
+        found = x if found is None else r.b.pointwise(COMBINE[t.op], (found, x))
+    assert found is not None
+    return found
 
 
 def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:

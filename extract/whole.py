@@ -39,6 +39,7 @@ LIGHT = 2.0  # times its elements of which slices of a value are computed, each 
 OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))  # what regions are made for
 LARGE = 16  # values of a part from which on it is of use: smaller ones are regions
 OPERANDS, RESULTS = 48, 24  # most of a part
+FEW, TIMES = 8, 16  # elements of a reduction that is short, times as many elements that a value may have beside others
 PIECES = (400, 32)  # values of the parts that a large one is cut into besides, for when it is slower than they are
 
 
@@ -63,10 +64,11 @@ class Part:
 @dataclass
 class Values:
     """What a view's cheapest e-nodes compute, as parts see it: which values belong to a part, and which to all that read them.
-    `rows`: whether reductions lie inside parts."""
+    `rows`: whether reductions lie inside parts; `written`: short ones, written out, and values of a few times as many elements as others."""
 
     regions: Regions
     rows: bool
+    written: bool = False
 
     @cached_property
     def order(self) -> list[int]:
@@ -85,11 +87,17 @@ class Values:
     def fits(self, cls: int) -> bool:
         """Whether a part can compute a class."""
         op = self.op(cls)
-        return self.rows if op in REDUCTIONS else (op in INDEXED or OPS[op].pointwise) and op not in OTHERS
+        if op in REDUCTIONS:
+            return self.short(cls) if self.written else self.rows
+        return (op in INDEXED or OPS[op].pointwise) and op not in OTHERS
 
     def reduces(self, cls: int) -> bool:
-        """Whether a class is a reduction that a part can compute."""
-        return self.rows and self.op(cls) in REDUCTIONS
+        """Whether a class is a reduction that a part can compute along an axis of its own."""
+        return self.rows and not self.written and self.op(cls) in REDUCTIONS
+
+    def short(self, cls: int) -> bool:
+        """Whether a class is a reduction of a few elements each."""
+        return self.op(cls) in REDUCTIONS and self.extent(cls)[1] <= FEW
 
     @cached_property
     def loose(self) -> dict[int, bool]:
@@ -298,6 +306,8 @@ class Partition:
         part = self.parts[number]
         if not self.values.fits(part.members[0]):
             return False
+        if self.values.written:
+            return self._times(cls, part)
         if self.values.reduces(cls):
             rows, depth, _ = extent = self.values.extent(cls)
             if part.extent is not None:
@@ -310,6 +320,11 @@ class Partition:
             open_ = part.depth == 1 and not part.wide
             return size in part.sizes() and (len(each) > 1 or each <= part.sizes() or open_)
         return size in part.sizes() or self._is_piece(cls, number)
+
+    def _times(self, cls: int, part: Part) -> bool:
+        """Whether all values of a part and this one are a few times as many elements as the smallest of them."""
+        sizes = {self.values.regions.elements(cls), *part.sizes()}
+        return all(n % min(sizes) == 0 and n <= TIMES * min(sizes) for n in sizes)
 
     def _is_piece(self, cls: int, number: int) -> bool:
         """Whether all values of a part so far are put together from such as this one."""
@@ -327,6 +342,10 @@ class Partition:
             if part.rows not in (rows, rows * depth, *part.wide):
                 part.wide = {part.rows}
             part.rows, part.depth = rows, depth
+        elif self.values.written:
+            sizes = {size, *part.sizes()}
+            part.rows = min(sizes)
+            part.wide = sizes - {part.rows}
         elif size not in part.sizes():
             part.wide, part.rows = {part.rows}, size
 
@@ -348,10 +367,12 @@ class Partition:
 @dataclass
 class Whole:
     """The parts of a view's graph, of which the cheapest e-nodes stand for its classes; as groups, the largest parts first.
-    `rows`: whether reductions lie inside parts."""
+    `rows`: whether reductions lie inside parts; `written`: short ones do, which kernels write out, and values of a few times as many
+    elements as others: those parts only that the other way leaves apart."""
 
     regions: Regions
     rows: bool = True
+    written: bool = False
     known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # a group's results -> its values
     todo: list[list[int]] = field(default_factory=list)
 
@@ -363,7 +384,7 @@ class Whole:
     @cached_property
     def values(self) -> Values:
         """What there is to compute."""
-        return Values(self.regions, self.rows)
+        return Values(self.regions, self.rows, self.written)
 
     @cached_property
     def partition(self) -> Partition:
@@ -373,7 +394,11 @@ class Whole:
     @cached_property
     def parts(self) -> list[Part]:
         """The parts that one kernel might compute, each with its values, operands first."""
-        return [p for p in self.partition.parts if p.members and self.values.fits(p.members[0])]
+        values = self.values
+        if self.written and not any(map(values.short, values.order)):
+            return []
+        found = [p for p in self.partition.parts if p.members and values.fits(p.members[0])]
+        return [p for p in found if any(map(values.short, p.members))] if self.written else found
 
     def __iter__(self) -> Iterator[Group]:
         """Every part that is of use, and what it is cut into."""

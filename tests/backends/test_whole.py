@@ -15,12 +15,12 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import kir, kir_numpy
 from tensor_graphs.backends.generated import DEEPEST, Generated, deep, spelled
 from tensor_graphs.backends.index import Axis, index
-from tensor_graphs.backends.kir_pieces import pieces
+from tensor_graphs.backends.kir_pieces import pieces, written_out
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.single import run_outputs
 from tensor_graphs.egraph.dims import concrete
 from tensor_graphs.egraph.graph import Graph, Tensor, topological
-from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.interpret import evaluate, expand_all
 from tensor_graphs.egraph.pattern import build, parse_terms, shared
 from tensor_graphs.egraph.simplify import simplify
 from tensor_graphs.egraph.view import view_of
@@ -109,9 +109,31 @@ PROGRAMS: dict[str, Callable[[], Terms]] = {
 }  # fmt: skip
 
 
-def whole_of(roots: Terms) -> Whole:
+def _turns(given_back: bool = True) -> Terms:
+    """Rows of three by three made of four, times three: put together, then summed over an axis of what was put together."""
+    q, v = x("q", 50, 4), x("v", 50, 3)
+    q = q / tg.sqrt(tg.sum(q * q, axis=-1, keepdims=True))
+    a, b, c, d = (q[:, n] for n in range(4))
+    rows = [1.0 - c * c - d * d, b * c - a * d, b * d + a * c, b * c + a * d, 1.0 - b * b - d * d, c * d - a * b,
+            b * d - a * c, c * d + a * b, 1.0 - b * b - c * c]  # fmt: skip
+    turn = tg.reshape(tg.stack(rows, axis=1), (50, 3, 3))
+    return [*([turn] if given_back else []), tg.sum(turn * v[:, None], axis=-1)]
+
+
+def _corners() -> Terms:
+    """Two results of two elements each, of which one is put together and the other one is the largest of pairs; and a norm."""
+    a, b = x("a", 30, 2), x("b", 30, 2)
+    size = tg.exp(a[:, 0] - b[:, 1]) * tg.tanh(a[:, 1] * b[:, 0])
+    both = tg.stack([tg.sin(size), size * a[:, 0]], axis=1)
+    return [both, tg.max(both * a, axis=1), tg.exp(both) * b]
+
+
+SHORT = {"turns": _turns, "turned": lambda: _turns(False), "corners": _corners}
+
+
+def whole_of(roots: Terms, **more: bool) -> Whole:
     view = view_of(simplify(Graph.of(roots)))
-    return Whole(Regions(view, given_classes(view)))
+    return Whole(Regions(view, given_classes(view)), **more)
 
 
 def kernel_for(group: Group) -> tuple[Generated, Call]:
@@ -122,17 +144,18 @@ def kernel_for(group: Group) -> tuple[Generated, Call]:
     return template, Call(leaves, first, {}, more=tuple(more))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [*PROGRAMS, *SHORT])
 def test_a_program_is_one_part_and_one_kernel(name: str) -> None:
-    """Which computes what the program does, by NumPy and by Triton's interpreter."""
-    roots = PROGRAMS[name]()
-    whole = whole_of(roots)
+    """Which computes what the program does, by NumPy and by Triton's interpreter; short reductions are written out."""
+    roots = {**PROGRAMS, **SHORT}[name]()
+    whole = whole_of(roots, written=name in SHORT)
     assert len(whole.parts) == 1
     group = whole.group(whole.parts[0].members)
     assert group is not None
     template, call = kernel_for(group)
     found = template.lower(call)
     assert found is not None
+    assert name not in SHORT or not found.kernel.reductions
     rng = np.random.default_rng(0)
     given = {n: rng.standard_normal(concrete(o.type.shape)).astype(np.float32) for n, o in call.operands.items()}
     want = evaluate(Graph.of(list(group.terms)), given, float64=True)
@@ -172,6 +195,17 @@ def test_loads_stay_ahead_of_stores(steps: int, most: int) -> None:
     assert sum(parts) == 2 * steps + 1 and most - 10 <= parts[0] <= most
     behind = [sum(parts[: n + 1]) for n in range(steps)]
     assert all(loaded >= min(2 * steps + 1, 2 * n + 60) for n, loaded in enumerate(behind))
+
+
+def test_sums_that_most_is_computed_in_are_not_written_out() -> None:
+    """The steps of a recurrence over states of four each, and programs without short sums: what is written out is no part."""
+    assert not whole_of(_recurrence(), written=True).parts
+    whole = whole_of(_scan(), written=True)
+    (part,) = (p for p in whole.parts if whole.weight(p.members) > 10)
+    group = whole.group(part.members)
+    assert group is not None
+    apart = pieces(expand_all(group.terms))
+    assert apart is not None and not written_out(apart)
 
 
 def test_results_with_little_to_compute_are_not_cut() -> None:
