@@ -264,7 +264,7 @@ class Case:
 
 
 @cache
-def _power() -> tuple[Any, Any] | None:
+def power_handle() -> tuple[Any, Any] | None:
     """The driver's library and its handle of the device here; None where it is not installed."""
     import torch
 
@@ -280,7 +280,7 @@ def _power() -> tuple[Any, Any] | None:
 
 def held_for_power() -> bool:
     """Whether the driver says that the clock is lower now than it could be because of power or heat."""
-    if (found := _power()) is None:
+    if (found := power_handle()) is None:
         return False
     nvml, handle = found
     try:

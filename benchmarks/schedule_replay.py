@@ -92,7 +92,11 @@ CASES: dict[str, tuple[Any, tuple[str, ...], Callable[[], Tensor]]] = {
 def kernel(case: str) -> tuple[Template, Call]:
     """A case's template, and the call of it."""
     emitter, laid, term = CASES[case]
-    root = term()
+    return kernel_of(emitter, laid, term())
+
+
+def kernel_of(emitter: Any, laid: tuple[str, ...], root: Tensor) -> tuple[Template, Call]:
+    """An emitter's kernel of a term of bfloat16, weights `laid` out anew as it likes, and the call of it."""
     template: Template = emitter.generated(root, laid)
     leaves = {str(n.attr("name")): n for n in topological([root]) if n.op == "input"}
     place = lambda n: Operand(Type(n.shape, "bfloat16"), contiguous(n.shape))

@@ -64,3 +64,12 @@ def test_the_search_comes_near_the_best_of_what_was_measured(bench: Any) -> None
     }
     assert len(ratios) == len(bench.CASES)
     assert max(ratios.values()) < 1.15 and math.prod(ratios.values()) ** (1 / len(ratios)) < 1.02, ratios
+
+
+def test_what_the_power_limit_leaves_is_told_beside_the_library(benchmark_module: Callable[[str], Any]) -> None:
+    power = benchmark_module("gpu_power")
+    case = next(iter(power.CASES))
+    row = lambda of, burst, us, mhz: {"schedule": of, "burst_us": burst, "us": us, "watts": 500.0, "mhz": mhz}
+    rows = [row("cuBLAS", 100.0, 120.0, 1500), row({"m": 1}, 90.0, 130.0, 1400), row({"m": 2}, 95.0, 125.0, 1600)] * 2
+    found = power.line(case, {"rows": rows, "flops": 8e10})
+    assert found == f"| {case} | 2 | 100 | 120 | 800 / 667 | 90 | 125 | 889 / 640 | 130 | 1400-1600 |"
