@@ -13,13 +13,12 @@ each of the two.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..egraph.dtypes import HALVES
 from .descriptors import describable
-from .gluon_source import GROUP, IMPORTS, REGISTERS
+from .gluon_text import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout
 from .index import Axis, Division, Index, atom_range, index
 from .kir import Expr, Kernel, Unfusable
 from .tiling import Shape, Tiling
@@ -28,9 +27,7 @@ from .triton_text import ITEMSIZE, TRITON, Launch, Tile, names_it
 
 DEPTHS = (64, 32)  # elements of the sum in a step: a line of shared memory
 
-MORE_IMPORTS = """from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-seen_as = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret"""
+DESCRIBING = "from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"
 
 
 @dataclass(frozen=True)
@@ -47,16 +44,12 @@ class Patch:
     @property
     def layout(self) -> str:
         """How a tile lies in shared memory."""
-        return _shared(self.block[-1], len(self.block))
+        return shared_layout(self.block[-1], len(self.block))
 
     @property
     def nbytes(self) -> int:
         """Bytes of a tile."""
         return 2 * math.prod(self.block)
-
-
-def _shared(columns: int, rank: int) -> str:
-    return f"gl.NVMMASharedLayout(swizzle_byte_width={2 * columns}, element_bitwidth=16, rank={rank})"
 
 
 @dataclass(frozen=True)
@@ -227,15 +220,14 @@ class Images:
         pointers = [n for n in self.kernel.buffers if any(names_it(line, n) for line in compute)]
         shared = [*rings, "full", "empty"]
         source = [
-            IMPORTS, MORE_IMPORTS, "", "",
+            IMPORTS, DESCRIBING, "", SEEING, "", "",
             "@gluon.jit", f"def {self.name}_compute({', '.join([*pointers, *shared])}, W: gl.constexpr):", *compute, "", "",
             "@gluon.jit", f"def {self.name}_copy({', '.join([*boxes, *shared])}):", *self._copy(), "", "",
             "@gluon.jit", f"def {self.name}({', '.join([*pointers, *boxes])}):", *self._kernel(pointers, boxes, rings, shared),
         ]  # fmt: skip
-        text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", "\n".join(source)) + "\n"
         grid = self.m // self.tall * (self.n // self.wide)
         patches = (self.image_patch, *self.filter_patches)
-        return ImageLaunch(self.name, text, grid, tuple(pointers), 4, self.stages, patches=patches)
+        return ImageLaunch(self.name, in_gluon(source), grid, tuple(pointers), 4, self.stages, patches=patches)
 
     def _place(self) -> list[str]:
         """Which tile a program has."""
@@ -248,12 +240,9 @@ class Images:
 
     def _compute(self) -> list[str]:
         count, steps = len(self.pieces), self.axis.size // self.depth
-        lines = [
-            f"    A{j}: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {n}, 16])"
-            for j, n in enumerate(self.pieces)
-        ]
+        lines = [f"    A{j}: gl.constexpr = {matrix_layout(n)}" for j, n in enumerate(self.pieces)]
         lines += [
-            f"    seen: gl.constexpr = {_shared(self.depth, 2)}",
+            f"    seen: gl.constexpr = {shared_layout(self.depth, 2)}",
             f"    STAGES: gl.constexpr = {self.stages}",
             *self._place(),
         ]

@@ -12,7 +12,9 @@ from itertools import product
 from math import prod
 
 from .gluon_images import DEPTHS, images_of
-from .gluon_source import GROUP, WIDE_RESULT, WIDEST, emit_roles, widths
+from .gluon_source import emit_roles
+from .gluon_text import GROUP
+from .gluon_tiles import WIDE_RESULT, WIDEST, widths
 from .kir import PROBE, Kernel, if_fusable
 from .tiling import MULTIPROCESSORS, Shape, padded
 from .triton_fits import SHARED, Schedule
