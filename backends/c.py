@@ -22,7 +22,8 @@ from ..extract.regions import PRODUCTS, REACHES, Reach, Region
 from ..extract.together import Group
 from .c_helpers import HELPERS, c_library
 from .c_source import emit
-from .generated import Generated, Generator, Launch, Lowered, Schedule, template_of
+from .generated import Generated, Launch, Lowered, Schedule, template_of
+from .generator import Generator
 from .kir import PROBE, Expr, Kernel, walk
 from .precision import Precision
 from .tiling import Shape

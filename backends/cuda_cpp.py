@@ -21,13 +21,13 @@ from .generated import (
     CARRYING,
     COUNTING,
     Generated,
-    Generator,
     Launch,
     Lowered,
     Schedule,
     split_axis,
     template_of,
 )
+from .generator import Generator
 from .kir import PROBE, Kernel, Unfusable, if_fusable
 from .kir_split import split
 from .precision import IEEE, THREE, Precision

@@ -6,11 +6,10 @@ operands lie. An `Emitter` says how a kernel of the IR is cut into tiles and wri
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
@@ -19,24 +18,16 @@ from typing import Any, Protocol
 
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
-from ..egraph.ops import Type
-from ..egraph.view import EGraphView
-from ..extract.kernel import SEPARATOR, Call, Operand, Template, contiguous, output_names
-from ..extract.onward import Onward
-from ..extract.regions import REACHES, Reach, Region, Regions
-from ..extract.together import Group, Together
-from ..extract.whole import Whole
+from ..extract.kernel import SEPARATOR, Call, Operand, Template, output_names
 from ..extract.work import graph_flops
-from .images import channels_last, filters, laid_out, prepared, uneven
+from .images import channels_last, laid_out, prepared
 from .index import Axis
 from .kir import PROBE, Buffer, Kernel, Unfusable, if_fusable, walk
 from .kir_loops import rolled
 from .kir_lower import kernel_of
 from .kir_scale import base_two, beside_softmax, scaled_early
 from .kir_split import COUNTERS, places, split
-from .lower_pool import default_pool
-from .lower_worker import Job, Reply, flat
-from .precision import IEEE, PRECISIONS, Precision, within
+from .precision import IEEE, Precision
 from .tiling import Shape, repeated, shape_of
 
 COUNTING = f'''_counters = {{}}
@@ -54,7 +45,6 @@ CARRYING = '''def carried(x, out):
 FORMS = ("roles", "boxes")  # what schedules have that not every kernel with the same loops can have
 WRITTEN_OUT = 256  # nodes of a term that is written without names
 NESTED = 24  # operations in each other in one that has them
-BODIES = 2  # ways to compute one value from the same others that are kept
 Schedule = dict[str, int]
 
 
@@ -228,7 +218,7 @@ class Generated(Template):
 
     def lower(self, call: Call) -> Lowered | None:
         """The kernel of a call, None where there is none."""
-        key = _lying(call)
+        key = lying(call)
         if key not in self.lowered:
             self.lowered[key] = self._lower(call)
         found = self.lowered[key]
@@ -259,7 +249,7 @@ class Generated(Template):
         return rounding(kernel, shape, splits, self.precision) if rounding and worth else ()
 
 
-def _lying(call: Call) -> Hashable:
+def lying(call: Call) -> Hashable:
     """How the operands and results of a call lie in memory."""
     places = (*call.operands.values(), *call.outputs)
     return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in places])
@@ -387,7 +377,7 @@ def template_of(
     anew at load; `last`: the result is written with channels innermost; `precision` is that of products of float32."""
     made: list[Generated] = []
     first, *others = [root] if isinstance(root, Tensor) else root
-    family = _family([first, *others])
+    family = family_of([first, *others])
     bases = [(str(t.args[0].attr("name")),) if _partial(t) else () for t in (first, *others)]
     suffix = ("_last" if last else "") + (f"_{precision.name}" if precision.loss else "")
 
@@ -410,7 +400,7 @@ def template_of(
     return template
 
 
-def _family(roots: Sequence[Tensor]) -> str:
+def family_of(roots: Sequence[Tensor]) -> str:
     nodes = topological(roots)
     ops = {t.op for t in nodes}
     if ops & {"attention", "masked_attention"}:
@@ -421,337 +411,3 @@ def _family(roots: Sequence[Tensor]) -> str:
         return "contraction"
     plain = (t.is_leaf or t.entry.pointwise or t.entry.kind == "view" or _partial(t) for t in nodes)
     return "pointwise" if all(plain) else "reduction"
-
-
-@dataclass
-class Generator:
-    """A backend that has nothing but what it generates for a view; `several`: also kernels with several outputs. `vectors` is
-    up to how many rows a product is bound by reading its weights, which are then also laid out anew: what one output needs is
-    contiguous."""
-
-    emitter: Emitter
-    helpers: Mapping[str, str]
-    device: str = "cuda"
-    templates: tuple[Template, ...] = ()
-    known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], Generated] = field(default_factory=dict)
-    several: bool = False
-    vectors: int = 1
-    precisions: tuple[Precision, ...] = (IEEE,)
-    limit: float = 0.0  # what kernels may lose, as they were asked for last
-    done: set[Hashable] = field(default_factory=set)  # regions that were asked for, with how their values lie
-    answered: dict[Hashable, Sequence[Answer]] = field(default_factory=dict)  # by the same, what computes them
-
-    @property
-    def name(self) -> str:
-        """The emitter's."""
-        return self.emitter.name
-
-    def unavailable(self) -> str:
-        """Why it cannot be used here; empty when it can."""
-        for module in self.emitter.needs:
-            if not _there(module):
-                return f"{module} is not installed"
-        import torch
-
-        return "" if torch.cuda.is_available() else "no CUDA device"
-
-    def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
-        """How far regions of a view go."""
-        return REACHES
-
-    def generated(
-        self,
-        view: EGraphView,
-        given: frozenset[int],
-        types: Sequence[Type],
-        limit: float = 0.0,
-        enough: Callable[[], bool] = lambda: False,
-    ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """(template, classes that it makes, operands' classes) of the regions that a kernel can be generated for: of those
-        that make one value from the same others, the `BODIES` with the least arithmetic and the smallest kernels. Then
-        those that compute several values together (extract/together.py). `limit`: what kernels may lose by rounding operands.
-        Where `enough` says so no more are looked for, but those that have been found are there."""
-        self.precisions = within(limit, getattr(self.emitter, "precisions", ()))
-        self.limit = limit
-        regions = Regions(view, given, reaches=self.reaches(view))
-        if self.several:
-            first = Whole(regions)
-            for whole in (first, Whole(regions, written=True), Whole(regions, rows=False)):
-                for group, template in self._at_once(whole, types, enough):
-                    yield template, group.classes, tuple(c for _, c in group.leaves)
-                if whole is first:
-                    regions.settled, regions.unstarted = whole.settled, whole.unstarted
-        regions = regions.grown
-        kept = list(self._lowered(regions, types, enough))
-        made = {(*r.classes, *_reads(r)) for r, _ in kept}
-        for region, template in kept:
-            if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
-                yield template, region.classes, tuple(c for _, c in region.leaves)
-        if self.several:
-            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # not for each precision
-            together = Together(regions, list(once.values()), self.device == "cuda")
-            for several in (together, Onward(together)):
-                for group, template in self._lowered(several, types, enough):
-                    yield template, group.classes, tuple(c for _, c in group.leaves)
-
-    def _at_once(
-        self, whole: Whole, types: Sequence[Type], enough: Callable[[], bool]
-    ) -> Iterator[tuple[Region | Group, Generated]]:
-        """The large parts that a kernel can be generated for, each with its templates as soon as it is read: they may be all that
-        there is time for. What none can be generated for is handed back, to be cut."""
-        images = "conv" in whole.view.op
-        for region, call, weights in (_asked(part, whole.view, types) for part in whole):
-            found = self.answers(region, call, weights, images)
-            for template, _, _ in found:
-                yield region, template
-            if isinstance(region, Group) and not found:
-                whole.refused(region)
-            if enough():
-                return
-
-    def _lowered(
-        self, found: Regions | Together | Onward, types: Sequence[Type], enough: Callable[[], bool]
-    ) -> Iterator[tuple[Region | Group, Generated]]:
-        """The regions or groups that a kernel can be generated for, each with its template."""
-        alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
-        view = found.view
-        images = "conv" in view.op
-        grown = found.until(enough) if isinstance(found, Regions) else () if enough() else found
-        asked = [_asked(region, view, types) for region in grown]
-        for region, call, weights in self._ahead(asked, images, enough):
-            operands = frozenset(c for _, c in region.leaves)
-            for template, effort, size in self.answers(region, call, weights, images):
-                layouts = bool(template.prep), template.layout is not None, template.precision
-                group = alike.setdefault((region.classes, operands, *layouts), [])
-                group.append((effort, size, template, region))
-        for group in alike.values():
-            for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
-                yield region, template
-
-    def _ahead(self, asked: Sequence[Asked], images: bool, enough: Callable[[], bool]) -> Iterator[Asked]:
-        """The same, each when other processes have lowered it (lower_pool.py), or have left it to this one. From where there is
-        `enough` on, those that were lowered before."""
-        pool = default_pool()
-        names = pool.names if self.name in pool.names else (self.name,)
-
-        def fresh(one: Asked, generator: Generator) -> bool:
-            """Whether it was not asked for yet; it is now."""
-            key = generator.key(*one, images, self.limit)
-            known = key in generator.done
-            generator.done.add(key)
-            return not known
-
-        def job(one: Asked) -> Job:
-            region, call, weights = one
-            wanted = [n for n in names if n == self.name or fresh(one, generator_of(n))]
-            return Job(tuple(wanted), flat(region.terms), (call,), weights, images, self.limit)
-
-        new = [fresh(one, self) for one in asked]
-        batch = pool.batch([partial(job, one) for one, first in zip(asked, new) if first])
-        late = False
-        for one, first in zip(asked, new):
-            late, key = late or enough(), self.key(*one, images, self.limit)
-            if first and not late:
-                take_in(one[0].terms, batch.take(), key)
-            if not late or key in self.answered:
-                yield one
-
-    def key(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, limit: float
-    ) -> Hashable:  # fmt: skip
-        """All that the templates of a region depend on."""
-        return region.terms, _lying(call), weights, images, limit
-
-    def answers(self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool) -> Sequence[Answer]:
-        """The templates that compute a region. Repeated layers ask the same many times."""
-        key = self.key(region, call, weights, images, self.limit)
-        found = self.answered.get(key)
-        if found is None:
-            found = self.answered[key] = [
-                (template, template.effort(own), template.size(own))
-                for template, own in self._in_all(region, call, weights, images)
-            ]
-        return found
-
-    def prepare(self, asked: Sequence[tuple[Generated, Call]]) -> Iterator[None]:
-        """See whether templates apply to calls, in several processes; a step at a time."""
-        by_template: dict[Generated, list[Call]] = {}
-        for template, call in asked:
-            if _lying(template.written(call)) not in template.lowered:
-                by_template.setdefault(template, []).append(call)
-        forms = {t: (turned, last, p.number) for (_, turned, last, p), t in self.known.items() if t in by_template}
-
-        def job(template: Generated) -> Job:
-            return Job((self.name,), flat(template.roots), tuple(by_template[template]), form=forms[template])
-
-        batch = default_pool().batch([partial(job, t) for t in by_template])
-        for template, calls in by_template.items():
-            take_in(tuple(template.roots), batch.take(), None)
-            for call in calls:
-                assert template.applies is not None
-                template.applies(call)
-            yield
-
-    def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """What a job asks for: all forms of a region; or calls of one form, which are answered by what they are lowered to."""
-        if job.form is None:
-            self.precisions = within(job.limit, getattr(self.emitter, "precisions", ()))
-            self.limit = job.limit
-            return self.answers(Group((), terms, (), ""), job.calls[0], job.weights, job.images)
-        transposed, last, number = job.form
-        template = self._template(terms, transposed, last, PRECISIONS[number])
-        for call in job.calls:
-            assert template.applies is not None
-            template.applies(call)
-        return []
-
-    def _in_all(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
-    ) -> Iterator[tuple[Generated, Call]]:
-        """The region's templates in the precision that is wanted, or as they are where it has none for them."""
-        multiplies = any(
-            t.op in ("matmul", "linear", "conv", "attention", "masked_attention") for t in topological(region.terms)
-        )
-        for precision in self.precisions if multiplies else (IEEE,):
-            found = list(self._templates(region, call, weights, images, precision))
-            yield from found or (self._templates(region, call, weights, images, IEEE) if precision.loss else ())
-
-    def _templates(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, precision: Precision
-    ) -> Iterator[tuple[Generated, Call]]:
-        """The region's template, and the call that it fits; that over transposed weights where a vector meets them; filters
-        are always laid out for it. Where there are convolutions, images are written in either layout."""
-        laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
-        plain = self._template(region.terms, laid, precision=precision)
-        lowered = plain.lower(call)
-        if lowered is None:
-            yield from self._turned(region, call, weights, None, precision)
-            return
-        turned = list(self._turned(region, call, weights, lowered, precision))
-        other = self._across.get(precision, precision)
-        if not turned and other is not precision and across(lowered):
-            yield from self._templates(region, call, weights, images, other)
-            return
-        if not any(precision in self._across or _evened(template, call) for template, _ in turned):
-            yield plain, call
-        images = images and not call.more
-        if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
-            inner = self._template(region.terms, laid, True, precision)
-            written = inner.written(call)
-            if inner.lower(written) is not None:
-                yield inner, written
-        yield from turned
-
-    @property
-    def _across(self) -> Mapping[Precision, Precision]:
-        """Precisions in which the matrix unit wants both sides along the sum, and what is used for sides that lie across it."""
-        found: Mapping[Precision, Precision] = getattr(self.emitter, "across", {})
-        return found
-
-    def _turned(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
-    ) -> Iterator[tuple[Generated, Call]]:
-        """The template over transposed weights, where few rows meet matrices, or the matrix unit reads float32, of which it takes
-        both sides along the sum only; of many rows, over those whose rows lie unevenly. Without it there may be no kernel at all."""
-        matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
-        odd = tuple(w for w in matrices if uneven(call.operands[w].type))
-        if plain is None:
-            chosen = matrices if 1 < _rows(region.terms) <= self.vectors else odd
-            if not chosen or _family(region.terms) != "contraction":
-                return
-            plain = self._template(region.terms, chosen, precision=precision).lower(call)
-        if plain is None or plain.shape.kind != "contraction":
-            return
-        chosen = matrices if plain.shape.m <= self.vectors or precision in self._across else odd
-        rights = {e.value[0] for d in plain.shape.dots.values() for f in d.right for e in walk([f]) if e.op == "load"}
-        turned = tuple(w for w in chosen if w in rights)
-        template = self._template(region.terms, turned, precision=precision)
-        if turned and template.lower(call) is not None:
-            yield template, call
-
-    def _template(
-        self,
-        terms: Tensor | Sequence[Tensor],
-        transposed: tuple[str, ...],
-        last: bool = False,
-        precision: Precision = IEEE,
-    ) -> Generated:
-        key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last, precision
-        if key not in self.known:
-            self.known[key] = template_of(self.emitter, key[0], transposed, last, precision)
-        return self.known[key]
-
-
-# A region, the call that computes it from row-major values, its weights; a template, the effort of its call, its expressions
-Asked = tuple[Region | Group, Call, tuple[str, ...]]
-Answer = tuple[Generated, float, int]
-
-
-def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type]) -> Asked:
-    weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
-    first, *more = (_operand(types[c]) for c in region.classes)
-    reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
-    return region, Call(reads, first, {}, more=tuple(more)), tuple(weights)
-
-
-def generator_of(name: str) -> Generator:
-    """The generator of that name."""
-    from .registry import backend
-
-    found = backend(name)
-    assert isinstance(found, Generator)
-    return found
-
-
-def take_in(terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
-    """Keep what another process has lowered of some terms, and what it says of the region that `key` stands for."""
-    for name, found, forms in reply:
-        generator = generator_of(name)
-        made = {form: generator._template(terms, *form[:2], PRECISIONS[form[2]]) for form in {f for f, *_ in found}}
-        for form, call, lowered in found:
-            made[form].lowered.setdefault(call, lowered)
-        if forms is not None:
-            generator.answered[key] = [(made[form], effort, size) for form, effort, size in forms]
-
-
-def _reads(region: Region | Group) -> tuple[int, ...]:
-    """The classes that a kernel for a region reads."""
-    return tuple(sorted({c for _, c in region.leaves}))
-
-
-def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
-    """The classes that a region computes of which its result is the same memory, looked at as other sizes or another type: what
-    makes such a class makes the result too."""
-    if not isinstance(region, Region):
-        return
-    inner, (cls,) = dict(region.inner), region.classes
-    term = region.term
-    while term.op in ("reshape", "cast") and term.args[0] in inner:
-        term = term.args[0]
-        if types[inner[term]].dtype != types[cls].dtype:
-            return
-        yield inner[term]
-
-
-def _evened(template: Generated, call: Call) -> bool:
-    """Whether a template reads a weight laid out anew that lies unevenly as it is."""
-    return any(uneven(call.operands[w].type) for w in template.prep)
-
-
-def _rows(terms: Sequence[Tensor]) -> int:
-    """The most rows of a product in some terms."""
-    products = (t for t in topological(terms) if t.op in ("matmul", "linear"))
-    return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
-
-
-@lru_cache(maxsize=4096)
-def _operand(kind: Type) -> Operand:
-    return Operand(kind, contiguous(concrete(kind.shape)))
-
-
-def _there(module: str) -> bool:
-    """Whether a module, or one inside a package, can be imported."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False

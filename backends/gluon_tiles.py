@@ -49,9 +49,7 @@ class AttentionTiles(Function):
         (self.axis,) = self.walked
         self.layouts: dict[tuple[str, ...], str] = {("m", self.axis.name): "S", ("m", "n"): "O"}
         self.away = False  # whether positions are those of what is stored
-        self.pieces = bool(
-            tiling.options.get("pieces")
-        )  # whether widths lie in two pieces where they are no powers of two
+        self.pieces = bool(tiling.options.get("pieces"))  # whether widths that are no powers of two lie in two that are
         self.first: dict[str, int] = {}  # where a piece begins along a dimension
         self.stored = "B"
         self.bounds: list[str] = []  # which tiles of the walked axis there are, for both roles
@@ -59,6 +57,7 @@ class AttentionTiles(Function):
         self.cut = False  # whether tiles beyond the last one are cut by a mask
         self.width = 0
         self.asked: list[str] = []  # the descriptors of queries that are copied too
+        self.turn = "0"  # which of a program's tiles it is, as text
         self.slots = 1  # places for the queries of a tile
         self.views: dict[int, str] = {}  # layouts of tiles that are seen as matrices, by columns
         self.factor: Tile | None = None  # of each row's scores, which are known without it

@@ -85,7 +85,8 @@ def template_of_job(job: Job, call: Call) -> Template:
 def _generated(job: Job, call: Call) -> Template:
     from ..egraph.api import input as placeholder
     from ..egraph.pattern import build, parse_terms
-    from .generated import Generator, template_of
+    from .generated import template_of
+    from .generator import Generator
     from .registry import backend
 
     maker = backend(job["backend"])

@@ -1,7 +1,7 @@
 """The child process that reads terms as kernels: which of them some backends can generate, in which forms, and what each is.
 
 A job is what `Generator` asks of one region: its terms, how operands and results lie, which operands are weights. It is answered
-by the same code that would run in the parent (generated.py), and what that made is sent back. Messages are pickles between two
+by the same code that would run in the parent (generator.py), and what that made is sent back. Messages are pickles between two
 processes of one program, over pipes that nobody else has; nothing of them lies in files.
 """
 
@@ -62,7 +62,7 @@ def built(found: Flat) -> tuple[Tensor, ...]:
 
 def answer(job: Job) -> Reply:
     """What the generators made of a job."""
-    from .generated import generator_of
+    from .generator import generator_of
 
     found: Reply = []
     for name in job.names:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from ..egraph.graph import Tensor
-from .generated import CARRYING, COUNTING, Generated, Generator, Launch, Lowered, Schedule, launches, template_of
+from .generated import CARRYING, COUNTING, Generated, Launch, Lowered, Schedule, launches, template_of
+from .generator import Generator
 from .gluon_images import emit_images
 from .gluon_source import emit_roles
 from .gluon_space import role_schedules, roles_fit

@@ -46,7 +46,7 @@ def main() -> None:
     from benchmarks.workloads import WORKLOADS
     from tensor_graphs import pipeline
     from tensor_graphs.backends.compile_pool import CompilePool
-    from tensor_graphs.backends.generated import Generator
+    from tensor_graphs.backends.generator import Generator
     from tensor_graphs.backends.measure_gpu import GpuMeasurer
     from tensor_graphs.backends.registry import select
     from tensor_graphs.backends.torch_cuda import TorchCudaBackend

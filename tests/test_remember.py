@@ -295,7 +295,7 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     from tensor_graphs.backends import gpu
-    from tensor_graphs.backends.generated import Generator
+    from tensor_graphs.backends.generator import Generator
     from tensor_graphs.backends.measure_gpu import GpuMeasurer
     from tensor_graphs.backends.program import Program
     from tensor_graphs.backends.registry import backend

@@ -309,8 +309,8 @@ def _filled(shape: list[int], value: float, dtype: Any, layout: Layout) -> Tenso
 @contextmanager
 def host(multiprocessors: int) -> Iterator[None]:
     """Gluon's modules replaced by these, and kernels emitted for so many multiprocessors."""
-    for whole in ("torch", "triton.language"):  # before modules are replaced: what is imported meanwhile is forgotten behind
-        pytest.importorskip(whole)
+    pytest.importorskip("torch")  # now: what is first imported below is forgotten behind, and a second time crashes
+    pytest.importorskip("triton.language")  # whole, before its modules are replaced
     language = SimpleNamespace(
         constexpr=int, float32=np.float32, float16=np.float16, int32=np.int32, int64="barrier", static_range=range,
         arange=lambda a, b, layout: Tensor(np.arange(a, b), layout), full=_filled,

@@ -16,7 +16,7 @@ import pytest
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import lower_pool
 from tensor_graphs.backends.cuda_cpp import BACKEND as CUDA
-from tensor_graphs.backends.generated import Generator
+from tensor_graphs.backends.generator import Generator
 from tensor_graphs.backends.index import Axis, index
 from tensor_graphs.backends.lower_pool import LowerPool
 from tensor_graphs.backends.lower_worker import Job, answer, built, flat
