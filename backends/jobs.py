@@ -27,8 +27,9 @@ from ..extract.kernel import Call, Candidate, Template, Vertex
 from .kernel_text import call_json, call_of_json
 from .keys import key_of
 from .measure import CpuMeasurer
-from .measure_gpu import SCHEDULES, GpuMeasurer, search_of
+from .measure_gpu import GpuMeasurer
 from .precision import IEEE, PRECISIONS
+from .tries import SCHEDULES, search_of
 
 FORMAT = 1
 LARGEST_BYTES = 1 << 28  # of a file of jobs

@@ -13,36 +13,28 @@ import math
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, islice
 from threading import Thread
-from typing import Any
 
 from .. import settings
-from ..costdb import tuned
+from ..costdb.calibrate import calibration_rows
 from ..costdb.device import cores, gpu_facts, gpu_machine, machine_here
-from ..costdb.key import KernelKey, Work
-from ..costdb.roofline import CALIBRATION
-from ..costdb.schema import REGIMES, Accuracy, Row
-from ..costdb.schema import Failure as FailureRow
-from ..costdb.schema import Timing as TimingRow
-from ..costdb.snapshot import Snapshot
-from ..costdb.source import source_hash
+from ..costdb.schema import Row
 from ..errors import DeviceUnavailableError, WorkerError
 from ..extract.clock import Clock
 from ..extract.kernel import Call, Candidate, Template
-from ..extract.work import call_work
 from .compile_pool import COMPILE_S, CompilePool, Reply
 from .gpu_process import START_S, GpuProcess
-from .kernel_text import KernelText, call_json, kernel_text
+from .kernel_text import kernel_text
 from .keys import key_of
 from .measure import CUT, POLL_S, Failure, Sink, Timing, Worker, ended_of
-from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedule
+from .schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule
+from .tries import GIVE_UP, SCHEDULES, Measured, Try, failed, kind_of, not_tried, rows_of, search_of
 
-SCHEDULES = COUNT  # of one kernel that are measured
 BEST, CLOSE = 2, 1.1  # of those tried that get the full protocol, and times the fastest one's time that they may take
 ALIKE = 2  # best schedules of kernels like one that are tried in it
 AGAIN = 8  # schedules of a kernel where one like it was searched
@@ -54,36 +46,11 @@ PROCESSES = 2  # with the device: one gets ready what it will run while the othe
 HANDED = 2  # jobs that each has at once: one that it does, and the next
 FREE = 3  # compilers that are left idle where nothing is wanted but what may be: what is wanted then finds one
 CAPABILITY = 90  # compiled for where no GPU is seen
-REGIME = "cold"  # of the times that searches go by
-
 CALIBRATE_S = 0.7
 KEEP_S = 0.5  # seconds for which rows may be in memory only
-FRAME = 16  # bytes of stack that are no spilled registers: alignment of a frame, a counter's address
-GIVE_UP = 3  # schedules of one kernel that fault, crash or hang before the others are not tried
 
 Worth = Callable[[Candidate], float]
-Ahead = tuple["Measured", Schedule]  # a schedule that may be wanted
-_numbers = count()
-
-
-@dataclass(eq=False)
-class Try:
-    """One schedule of a kernel on its way."""
-
-    call: Call
-    text: KernelText | None = None
-    compiled: Future[Reply] | None = None
-    failure: Failure | None = None
-    accuracy: dict[str, float] | None = None
-    cold: Sequence[float] = ()
-    hot: Sequence[float] = ()
-    clock_mhz: float = float("nan")
-    twin: Try | None = None  # an earlier schedule that gives the same binary
-
-    @property
-    def us(self) -> float:
-        """The middle one of the cold samples; infinite for a failure."""
-        return sorted(self.cold)[len(self.cold) // 2] if self.cold and self.failure is None else math.inf
+Ahead = tuple[Measured, Schedule]  # a schedule that may be wanted
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,71 +65,6 @@ class Event:
 
 class _Ended(Exception):
     """The time for measuring is up."""
-
-
-@dataclass(eq=False)
-class Measured:
-    """A kernel with the schedules that were tried, and those that are under way."""
-
-    template: Template
-    call: Call
-    tries: list[Try] = field(default_factory=list)
-    search: ScheduleSearch | None = None
-    candidate: Candidate | None = None
-    look: bool = False  # whether only a few guesses are tried
-    pending: int = 0  # tries that are not judged yet
-    broken: int = 0  # tries that ended the process with the device
-    spilling: list[tuple[int, Try]] = field(default_factory=list)  # bytes; tried only where all spill
-    binaries: dict[str, Try] = field(default_factory=dict)
-    process: GpuProcess | None = None  # the one that has it open
-    best: list[int] = field(default_factory=list)  # tries to be measured in full at the end
-    moves: tuple[int, list[Schedule]] = (-1, [])  # how much was known, and what its search would propose by that
-    number: int = field(default_factory=lambda: next(_numbers))
-
-    def __post_init__(self) -> None:
-        self.work = Work(*call_work(self.template, self.call))
-        self.digest = key_of(self.template, self.call).digest
-
-    @property
-    def opening(self) -> Reply:
-        """What the process with the device must be told of it."""
-        return {
-            "job": "open", "kernel": self.number, "pattern": self.template.pattern, "call": call_json(self.call),
-            "loss": self.template.loss,
-        }  # fmt: skip
-
-    def hoped(self) -> list[Schedule]:
-        """What its search may propose when all under way is judged."""
-        if self.search is not None and self.moves[0] != len(self.search.known):
-            self.moves = len(self.search.known), self.search.ahead()
-        return self.moves[1]
-
-    def judge(self, one: Try) -> bool:
-        """Whether a compiled try is worth running now; notes what failed, does not fit, is another's twin, or spills."""
-        reply = one.compiled.result() if one.compiled is not None else None
-        if one.failure is not None or reply is None:
-            return one.failure is None
-        if _failed(one, reply):
-            return False
-        if not reply["fits"]:
-            one.failure = Failure("resources", f"{reply['shared']} bytes of shared memory", "compile")
-        elif (twin := self.binaries.setdefault(reply["digest"], one)) is not one:
-            one.twin = twin
-        elif reply["spills"] > FRAME:
-            self.spilling.append((reply["spills"], one))
-        else:
-            return True
-        return False
-
-    def least_spilling(self) -> Try | None:
-        """The try that spills least, where nothing that does not spill has run; the others have failed."""
-        self.spilling.sort(key=lambda pair: pair[0])
-        clean = any(t.us < math.inf for t in self.tries)
-        least = None if clean or not self.spilling else self.spilling.pop(0)[1]
-        for spills, one in self.spilling:
-            one.failure = Failure("spills", f"{spills} bytes of registers spill per thread", "compile")
-        self.spilling.clear()
-        return least
 
 
 class GpuMeasurer:
@@ -338,12 +240,12 @@ class GpuMeasurer:
     def _following(self, source: Iterator[Candidate], held: deque[Candidate], look: bool) -> Candidate | None:
         """The next candidate. While there is enough to compile, a first look waits for that of a kernel like it, and a search for
         such a kernel's search: it will begin with its best schedules."""
-        busy = {_kind(k.template, k.call) for k in self._under_way}
+        busy = {kind_of(k.template, k.call) for k in self._under_way}
         busy -= self._alike.keys() if look else set()
-        free = next((c for c in held if _kind(c.template, c.call) not in busy), None)
+        free = next((c for c in held if kind_of(c.template, c.call) not in busy), None)
         if free is None:
             while len(held) < OPEN and (candidate := next(source, None)) is not None:
-                if _kind(candidate.template, candidate.call) not in busy:
+                if kind_of(candidate.template, candidate.call) not in busy:
                     return candidate
                 held.append(candidate)
             idle = self.pool is None or sum(k.pending for k in self._under_way) < self.pool.workers
@@ -409,7 +311,7 @@ class GpuMeasurer:
             return
         reply, self._calibrating = self._calibrating.result(), None
         if reply["ok"]:
-            self.sink.add(_calibration(reply))
+            self.sink.add(calibration_rows(reply["probes"]))
         elif reply["status"] != CUT:
             raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
 
@@ -435,7 +337,7 @@ class GpuMeasurer:
         reply = self.processes[0].ask({"job": "calibrate", "seconds": seconds}, START_S)
         if not reply["ok"]:
             raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
-        rows = _calibration(reply)
+        rows = calibration_rows(reply["probes"])
         self.sink.add(rows)
         return rows
 
@@ -475,7 +377,7 @@ class GpuMeasurer:
     def _search(self, template: Template, call: Call) -> ScheduleSearch | None:
         """The search of a kernel: it begins with what was best in others like it, and is shorter where one of them was searched."""
         search = search_of(template, call, self.schedules, getattr(self.sink, "snapshot", None))
-        known = dict(self._alike.get(_kind(template, call), {}))  # as it is now: another thread may add to it
+        known = dict(self._alike.get(kind_of(template, call), {}))  # as it is now: another thread may add to it
         if search is not None and search.fits is not None and known:
             best = (dict(key) for key in sorted(known, key=lambda key: (known[key], key)))
             search.like = list(islice(filter(search.fits, best), ALIKE))
@@ -620,11 +522,11 @@ class GpuMeasurer:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
             search.told(one.call.schedule, us)
             if us < math.inf:
-                known = self._alike.setdefault(_kind(kernel.template, kernel.call), {})
+                known = self._alike.setdefault(kind_of(kernel.template, kernel.call), {})
                 known[key] = min(us, known.get(key, us))
         if kernel.broken >= GIVE_UP:
             rest = [s for s in search.ranked if key_of_schedule(s) not in search.known]
-            kernel.tries += [Try(replace(kernel.call, schedule=dict(s)), failure=_given_up(kernel)) for s in rest]
+            kernel.tries += [Try(replace(kernel.call, schedule=dict(s)), failure=not_tried(kernel)) for s in rest]
             return []
         useful = worth(kernel.candidate) if worth is not None and kernel.candidate is not None else math.inf
         return search.more(useful, look=kernel.look)
@@ -648,11 +550,11 @@ class GpuMeasurer:
     def _try(self, kernel: Measured, one: Try) -> None:
         """Run one schedule: is it right, and how fast about?"""
         if kernel.broken >= GIVE_UP:
-            one.failure = _given_up(kernel)
+            one.failure = not_tried(kernel)
             return
         assert one.text is not None
         reply = self._process_of(kernel).attempt(kernel.opening, kernel.tries.index(one), one.text)
-        if not _failed(one, reply):
+        if not failed(one, reply):
             one.accuracy, one.cold = reply["accuracy"], reply["cold"]
         elif one.failure is not None and one.failure.status in ("fault", "crash", "timeout"):
             kernel.broken += 1
@@ -662,7 +564,7 @@ class GpuMeasurer:
         for i in kernel.best:
             one = kernel.tries[i]
             reply = self._process_of(kernel).measure(kernel.opening, i, one.text)
-            if not _failed(one, reply):
+            if not failed(one, reply):
                 one.accuracy, one.cold, one.hot = reply["accuracy"], reply["cold"], reply["hot"]
                 one.clock_mhz = reply["clock_mhz"]
         self._process_of(kernel).forget(kernel.number)
@@ -671,40 +573,6 @@ class GpuMeasurer:
                 one.failure, one.accuracy, one.cold, one.hot = (
                     one.twin.failure, one.twin.accuracy, one.twin.cold, one.twin.hot,
                 )  # fmt: skip
-
-
-def search_of(
-    template: Template, call: Call, most: int = SCHEDULES, snapshot: Snapshot | None = None
-) -> ScheduleSearch | None:
-    """The search of a kernel's schedules with what a store knows of it; None where there is nothing to choose."""
-    ranked = [] if template.space is None or call.schedule else [dict(s) for s in template.space(call)]
-    if not ranked:
-        return None
-    fits = None if template.fits is None else lambda s: template.fits(replace(call, schedule=s))  # type: ignore[misc]
-    if snapshot is None:
-        return ScheduleSearch(ranked[:most], fits, count=most)
-    key = key_of(template, call)
-    near = tuned.nearest(snapshot, key, Work(*call_work(template, call)), REGIME)
-    legal = [s for s in near if fits is not None and fits(s)]
-    known = dict(_known(snapshot, key, [*ranked[:most], *tuned.tried(snapshot, key)]))
-    return ScheduleSearch(ranked[:most], fits, [] if known else legal, most, known)
-
-
-def _kind(template: Template, call: Call) -> Hashable:
-    """What a kernel has in common with those whose schedules are good guesses for it (generated.py); else itself."""
-    alike = getattr(template, "alike", None)
-    return alike(call) if alike is not None else (template.identity, id(call))
-
-
-def _known(snapshot: Snapshot, key: KernelKey, schedules: Iterable[Mapping[str, int]]) -> Iterator[tuple[Key, float]]:
-    """What was measured of schedules, or failed."""
-    for schedule in schedules:
-        digest = key.with_schedule(schedule).digest
-        measured = snapshot.measurement(digest, REGIME)
-        if measured is not None:
-            yield key_of_schedule(schedule), measured.us
-        elif snapshot.has(digest, "failure"):
-            yield key_of_schedule(schedule), math.inf
 
 
 def _capability(device: str) -> int:
@@ -720,53 +588,3 @@ def _refuse_elsewhere() -> None:
             f"plans are made for {wanted.device}, and kernels cannot be measured on {here.device} for it",
             where="TENSOR_GRAPHS_GPU", hint="measure where that GPU is (tensor-graphs measure), or unset it",
         )  # fmt: skip
-
-
-def _given_up(kernel: Measured) -> Failure:
-    return Failure("not-tried", f"{kernel.broken} other schedules ended the process", "try")
-
-
-def _failed(one: Try, reply: Reply) -> bool:
-    if reply["ok"]:
-        return False
-    one.failure = Failure(reply["status"], reply["message"], reply.get("stage", ""))
-    return True
-
-
-# ---------------------------------------------------------------- rows
-def rows_of(kernel: Measured) -> list[Row]:
-    """Timing (cold, and hot where taken), accuracy and failure rows of a kernel's schedules."""
-    rows: list[Row] = []
-    for one in kernel.tries:
-        common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": kernel.work}
-        if one.failure is not None:
-            failure = one.failure
-            if failure.status == CUT:
-                continue
-            rows.append(FailureRow(status=failure.status, stage=failure.stage, message=failure.message, **common))
-            continue
-        for regime, samples in (("cold", one.cold), ("hot", one.hot)):
-            if samples:
-                rows.append(TimingRow(samples=samples, regime=regime, clock_mhz=one.clock_mhz, **common))
-        norms: dict[str, Any] = dict(one.accuracy or {"rel_fro": 0.0})
-        rows.append(Accuracy(**norms, **common))
-    return rows
-
-
-CALIBRATION_VERSION = "1"
-
-
-def _calibration(reply: Reply) -> list[Row]:
-    return [row for probe in reply["probes"] for row in calibration_rows(probe)]
-
-
-def calibration_rows(probe: Mapping[str, Any]) -> list[Row]:
-    """The rows of one probe: limits hold in every regime."""
-    machine = gpu_machine()
-    key = KernelKey(
-        kernel=f"{CALIBRATION}/{probe['name']}", name=probe["name"], family=CALIBRATION, backend="cuda",
-        emitter=CALIBRATION_VERSION, source=source_hash(f"{probe['name']}-{probe['flops']}-{probe['bytes']}", "text"),
-        dtypes=(probe["dtype"],), device=machine.device, driver=machine.driver, toolchain=machine.toolchain,
-    )  # fmt: skip
-    work = Work(probe["flops"], probe["bytes"])
-    return [TimingRow(key=key, work=work, samples=probe["samples"], regime=regime) for regime in REGIMES]

@@ -1,23 +1,24 @@
-"""Measure what bounds every CPU kernel: bandwidths, float32 arithmetic, and the overhead of one NumPy call."""
+"""Measure what bounds every CPU kernel: bandwidths, float32 arithmetic, and the overhead of one NumPy call. What bounds those of a
+GPU is measured where that is (backends/gpu_calibrate.py); here is what a store is told of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .device import cores, device_key, driver_key, toolchain_key
+from .device import cores, device_key, driver_key, gpu_machine, toolchain_key
 from .key import KernelKey, Work
 from .roofline import CALIBRATION, Roofline
-from .schema import Timing
+from .schema import REGIMES, Row, Timing
 from .source import source_hash
 
 if TYPE_CHECKING:
     from .store import Store
 
-VERSION = "1"
+VERSION, GPU_VERSION = "1", "1"
 _LARGE = 8 << 20  # float32 values: 32 MiB an array, so that a copy's two do not fit the usual last-level cache
 _SMALL = 32 << 10  # 128 KiB an array: stays in a core's second-level cache
 _ORDER = 768
@@ -53,6 +54,22 @@ def calibrate(store: Store, threads: int = 0) -> Roofline:
     """Measure this CPU, store the rows, and return the roofline that follows for NumPy in float32."""
     store.add(measure(threads))
     return store.predictor().rooflines.of(device_key(threads), "numpy")
+
+
+def calibration_rows(probes: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """The rows of a GPU's probes (name, dtype, flops, bytes, samples in µs): limits hold in every regime."""
+    return [row for probe in probes for row in _rows(probe)]
+
+
+def _rows(probe: Mapping[str, Any]) -> list[Row]:
+    machine = gpu_machine()
+    key = KernelKey(
+        kernel=f"{CALIBRATION}/{probe['name']}", name=probe["name"], family=CALIBRATION, backend="cuda",
+        emitter=GPU_VERSION, source=source_hash(f"{probe['name']}-{probe['flops']}-{probe['bytes']}", "text"),
+        dtypes=(probe["dtype"],), device=machine.device, driver=machine.driver, toolchain=machine.toolchain,
+    )  # fmt: skip
+    work = Work(probe["flops"], probe["bytes"])
+    return [Timing(key=key, work=work, samples=probe["samples"], regime=regime) for regime in REGIMES]
 
 
 def _key(name: str, threads: int) -> KernelKey:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .backends.keys import key_of
-from .backends.measure_gpu import SCHEDULES
 from .backends.schedule_search import key_of_schedule
+from .backends.tries import SCHEDULES
 from .costdb import tuned
 from .costdb.key import Work
 from .costdb.predict import Price, Query

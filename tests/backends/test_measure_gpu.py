@@ -27,12 +27,10 @@ from tensor_graphs.backends.measure_gpu import (
     AGAIN,
     ALIKE,
     GpuMeasurer,
-    Measured,
-    Try,
-    calibration_rows,
-    rows_of,
 )  # fmt: skip
 from tensor_graphs.backends.schedule_search import key_of_schedule
+from tensor_graphs.backends.tries import Measured, Try, rows_of
+from tensor_graphs.costdb.calibrate import calibration_rows
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.errors import WorkerError
@@ -580,8 +578,8 @@ def test_calibration_gives_rows_that_bound_prices(tmp_path: object, measurer: Gp
     assert {r.key.dtypes for r in made if r.key.name == "gemm"} == {("bfloat16",), ("float16",), ("float32",)}
     assert not store.check().bad_shards
     probe = {"name": "gemm", "dtype": "bfloat16", "flops": 8e14 / 1e6, "bytes": 1.0, "samples": [1.0] * 5}
-    store.add(calibration_rows(probe))
-    device = calibration_rows(probe)[0].key.device
+    store.add(rows := calibration_rows([probe]))
+    device = rows[0].key.device
     roofline = store.predictor("cold").rooflines.of(device, "triton", "bfloat16")
     assert roofline.flops_per_us == pytest.approx(8e8)
     assert store.predictor("cold").rooflines.of(device, "triton", "float32").flops_per_us < 8e8

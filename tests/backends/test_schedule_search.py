@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import cuda_cpp, triton_fits, triton_space
 from tensor_graphs.backends.kernel_text import kernel_text
-from tensor_graphs.backends.measure_gpu import Measured, Try, rows_of, search_of
 from tensor_graphs.backends.schedule_search import COUNT, LOOK, SEEDS, Schedule, ScheduleSearch, key_of_schedule, moves
+from tensor_graphs.backends.tries import Measured, Try, rows_of, search_of
 from tensor_graphs.backends.triton import generated
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph import composite
