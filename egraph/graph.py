@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from .ops import OPS, Attrs, Op, Type, check_attrs, infer
 LEAVES = ("input", "param", "state", "constant")
 
 _pool: weakref.WeakValueDictionary[tuple[Any, ...], Tensor] = weakref.WeakValueDictionary()
+_entering = threading.Lock()  # held for adding to it: two threads may make the same
 
 
 class Tensor:
@@ -170,7 +172,8 @@ def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, *, da
         found = object.__new__(Tensor)
         found.op, found.args, found.attrs, found.data, found._digest = op, tuple(args), full, data, None
         found.type = infer(entry, [a.type for a in args], dict(full))
-        _pool[key] = found
+        with _entering:
+            found = _pool.setdefault(key, found)
     return found
 
 

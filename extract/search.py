@@ -98,6 +98,20 @@ def search(
     return made.choice()
 
 
+@no_collection()
+def measure_ahead(
+    hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
+) -> int:  # fmt: skip
+    """Measure what a search would, for at most `seconds` or until `stop` says so, for a later search to know; how many candidates were
+    measured. NoPlanError as for `search`."""
+    plans = Plans(hypergraph, (), seconds, (QUICK_S, QUICK_S), False, stop, clock)
+    made = _Search(hypergraph, pricer, Known(hypergraph, measurer), plans, clock, None)
+    while made.round():
+        pass
+    made.pricing.end()
+    return len(made.known.done)
+
+
 @dataclass
 class _Search:
     """One search under way."""

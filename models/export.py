@@ -13,6 +13,7 @@ from typing import Any
 
 from ..egraph.graph import Graph
 from ..errors import ExportError, UsageError
+from ..extract.collection import no_collection
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .export_graph import MODES, overload_of
@@ -41,7 +42,7 @@ def load_module(
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
-    with torch.no_grad(), warnings.catch_warnings():
+    with no_collection(), torch.no_grad(), warnings.catch_warnings():  # (what it imports alone is a third faster so)
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)

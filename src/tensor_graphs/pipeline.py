@@ -49,9 +49,10 @@ from .extract.clock import Clock, Halted
 from .extract.collection import frozen
 from .extract.kernel import Backend, Plan, Template
 from .extract.plan import plan_of
-from .extract.search import Choice, alternatives, search
+from .extract.search import Choice, alternatives, measure_ahead, search
 from .extract.storage import narrow_types
 from .extract.work import graph_flops
+from .meanwhile import Meanwhile
 from .origin import attach
 from .prices import CostPricer
 from .progress import Progress
@@ -141,19 +142,28 @@ def hypergraph(
     """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for. Halted where `stop`
     says so; where `enough` does, no further ones are generated."""
     with session.stage("candidates", f"{len(view)} e-nodes"):
-        limit = spare(session.options.tolerance)
-        chosen = [_Exact(b) if session.options.exact else _Within(b, limit) for b in backends]
-        lower_pool.default_pool().names = tuple(b.name for b in backends if hasattr(b, "prepare"))
-        if session.symbolic is not None:
-            found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
-            return session.symbolic.hypergraph(found)
-        narrow = on_gpu(backends) and not session.options.exact  # a float32 of an exact program is one in memory too
-        return candidates(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
+        return _matched(session, view, backends, stop, enough)
 
 
-def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Sequence[Backend]) -> list[Hypergraph]:
+def _matched(
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool], enough: Callable[[bool], bool]
+) -> Hypergraph:  # fmt: skip
+    limit = spare(session.options.tolerance)
+    chosen = [_Exact(b) if session.options.exact else _Within(b, limit) for b in backends]
+    lower_pool.default_pool().names = tuple(b.name for b in backends if hasattr(b, "prepare"))
+    if session.symbolic is not None:
+        found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
+        return session.symbolic.hypergraph(found)
+    narrow = on_gpu(backends) and not session.options.exact  # a float32 of an exact program is one in memory too
+    return candidates(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
+
+
+def hypergraphs(
+    session: Session, work: Graph, view: EGraphView, backends: Sequence[Backend], own: Hypergraph | None = None
+) -> list[Hypergraph]:
     """Those of a search, the one with all that it found last: what less effort would have searched, the rewritten graph, and it
-    with its values in 16 bits. As many of them as there is time for, that of the graph as it came if there is none."""
+    with its values in 16 bits. As many of them as there is time for, that of the graph as it came (`own`, where it is known) if there
+    is none."""
     graphs: list[Hypergraph] = []
     pressed, kept = session.interrupted(), MATCHING * session.options.budget
     least = MATCHING_LEAST * min(LEAST_S, LEAST * session.options.budget) if on_gpu(backends) else 0.0
@@ -173,7 +183,30 @@ def hypergraphs(session: Session, work: Graph, view: EGraphView, backends: Seque
         session.cut.append("kernels of the rewritten graph" if not graphs else "kernels of all that rewriting found")
     if any(g.stats.get("left_out") for g in graphs):
         session.cut.append("some of the kernels that could be generated")
-    return graphs or [hypergraph(session, view_of(work), backends, enough=enough)]
+    return graphs or [own or hypergraph(session, view_of(work), backends, enough=enough)]
+
+
+def meanwhile(
+    session: Session, work: Graph, backends: Sequence[Backend], store: Store, measurer: GpuMeasurer, ready: Callable[[], object]
+) -> Meanwhile:  # fmt: skip
+    """Measure kernels of the graph as it is written while it is rewritten: those of libraries first, and when it is known what can be
+    generated for it, these. `ready` waits until nothing else runs on the device."""
+    options, pressed, clock = session.options, session.interrupted(), Clock()
+    session.clocks.append(("ahead", clock))
+    libraries = [b for b in backends if getattr(b, "generated", None) is None]
+    enough = lambda bound: session.left <= GENERATING[bound] * options.budget
+
+    def match(chosen: Sequence[Backend]) -> Hypergraph:
+        with clock.running("match"):
+            return _matched(session, view_of(work), chosen, pressed, enough)
+
+    def measure(graph: Hypergraph, enough: Callable[[], bool]) -> None:
+        ready()
+        stop = lambda: enough() or session.progress.stopped
+        measure_ahead(graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock)
+
+    steps = [libraries, backends] if 0 < len(libraries) < len(backends) else [backends]
+    return Meanwhile([partial(match, step) for step in steps], measure)
 
 
 @dataclass(frozen=True)
@@ -605,19 +638,28 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     options, symbolic = session.options, session.symbolic
     work = prepared.work if symbolic is None else symbolic.work
     begun, session.begun = session.begun, None
-    ahead = _referring(session, prepared, work, backends)
+    referred, ahead = _referring(session, prepared, work, backends)
     store = begun[0] if begun else store_of(session)
     measurer = begun[1] if begun else measurer_of(options, backends, store)
-    if measurer is not None and not isinstance(measurer, CpuMeasurer):
+    early: Meanwhile | None = None
+    if isinstance(measurer, GpuMeasurer):
         lower_pool.default_pool().clock = Clock()
         lower_pool.default_pool().begin()  # takes as long as rewriting does
+        early = meanwhile(session, work, backends, store, measurer, referred)
     try:
         view, blocks, views = saturated(session, work)
-        graphs = hypergraphs(session, work, view, backends)
+        if early is not None:
+            with session.stage("candidates"):
+                early.matched()
+        graphs = hypergraphs(session, work, view, backends, early.graph if early is not None else None)
         lower_pool.default_pool().close()  # what its processes know takes memory
         if options.verify:
             session.reserved = expected_seconds(prepared.graph, graph_flops(list(work.roots)), on_gpu(backends))
         known = ahead()  # nothing else is to run on the device while kernels are timed
+        if early is not None:
+            with session.stage("ahead"):
+                early.end()
+            session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in early.faults]
         with open_store(session, store), frozen() if on_gpu(backends) else nullcontext():
             pricer, found, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
@@ -632,6 +674,8 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
                 choice, program = acceptance.build(found)
             report = make_report(session, prepared, view, blocks, views, choice, backends, store)
     finally:
+        if early is not None:
+            early.end()
         lower_pool.default_pool().close()
         if measurer is not None:
             measurer.close()
@@ -663,13 +707,14 @@ LIGHT_S = 1.0  # seconds of verification that may run beside rewriting
 
 def _referring(
     session: Session, prepared: Prepared, work: Graph, backends: Sequence[Backend]
-) -> Callable[[], dict[int, Reference]]:  # fmt: skip
+) -> tuple[Callable[[], object], Callable[[], dict[int, Reference]]]:  # fmt: skip
     """Have what a program will be compared with computed on the GPU while rewriting needs the host, where that is little: the device
-    is ready then, too. What gives it; nothing where something was in its way, of which verification will tell."""
+    is ready then, too. What waits for it, and what gives it; nothing where something was in its way, of which verification will tell.
+    """
     options, flops = session.options, graph_flops(list(work.roots))
     light = expected_seconds(prepared.graph, flops, True) < LIGHT_S
     if not on_gpu(backends) or not gpu_facts() or not options.verify or options.exact or not light:
-        return dict
+        return lambda: None, dict
     poll, clock = session.polled(), Clock()
     session.clocks.append(("reference", clock))
     found: list[dict[int, Reference]] = []
@@ -686,7 +731,7 @@ def _referring(
             thread.join()
         return found[0] if found else {}
 
-    return result
+    return thread.join, result
 
 
 def _stays(session: Session, prepared: Prepared, unoptimized: Program, report: Report) -> bool:

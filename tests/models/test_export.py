@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 import zipfile
@@ -288,6 +289,18 @@ def test_autocast_off_and_no_grad_regions_are_inlined() -> None:
         return y + 1
 
     np.testing.assert_allclose(run(load_module(f, (X,)), (X,))[0], (X @ X.T + 1).numpy())
+
+
+def test_the_garbage_collector_waits_while_a_module_is_exported() -> None:
+    """What torch.export imports and makes stays alive; walking over it again and again takes a third of the time."""
+    seen = []
+
+    def f(x: Any) -> Any:
+        seen.append(gc.isenabled())
+        return x + 1
+
+    load_module(f, (X,))
+    assert seen and not any(seen) and gc.isenabled()
 
 
 # ---------------------------------------------------------------- errors

@@ -1,0 +1,192 @@
+"""What is measured while a graph is rewritten."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from threading import Barrier, Event, Thread
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs import accept, pipeline
+from tensor_graphs.backends import gpu as gpu_facts
+from tensor_graphs.backends.measure_gpu import GpuMeasurer
+from tensor_graphs.backends.program import Program
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+from tensor_graphs.backends.triton import Triton
+from tensor_graphs.costdb.store import Store
+from tensor_graphs.egraph.graph import Graph, make
+from tensor_graphs.errors import NoPlanError
+from tensor_graphs.extract.clock import Halted
+from tensor_graphs.meanwhile import Meanwhile
+from tensor_graphs.session import Options, Session
+
+WAIT_S = 60.0  # for what must happen
+
+
+def graph(name: str) -> Any:
+    return SimpleNamespace(name=name)
+
+
+def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end() -> None:
+    searched: dict[str, Event] = {"small": Event(), "large": Event()}
+    order: list[str] = []
+
+    def search(found: Any, enough: Callable[[], bool]) -> None:
+        order.append(f"{found.name} begins")
+        searched[found.name].set()
+        while not enough():
+            pass
+        order.append(f"{found.name} ends")
+
+    def large() -> Any:
+        assert searched["small"].wait(WAIT_S)
+        return graph("large")
+
+    early = Meanwhile([lambda: graph("small"), large], search)
+    early.matched()
+    assert early.graph is not None and early.graph.name == "large"
+    assert searched["large"].wait(WAIT_S)
+    early.end()
+    assert order == ["small begins", "small ends", "large begins", "large ends"] and early.faults == []
+    early.end()
+
+
+def test_what_fails_is_noted_and_what_was_there_before_stays() -> None:
+    def fail(error: Exception) -> Any:
+        raise error
+
+    nothing = lambda found, enough: None
+    for error, said in ((NoPlanError("none"), ["none"]), (KeyError(1), ["KeyError: 1"]), (Halted(), [])):
+        early = Meanwhile([lambda: graph("small"), partial(fail, error), lambda: graph("never")], nothing)
+        early.matched()
+        assert early.faults == said and early.graph is not None and early.graph.name == "small"
+        early.end()
+    early = Meanwhile([lambda: graph("small")], lambda found, enough: fail(NoPlanError("no kernels")))
+    early.matched()
+    early.end()
+    assert early.faults == ["no kernels"]
+
+
+def test_nothing_is_begun_after_the_end() -> None:
+    go, made = Event(), []
+
+    def slow() -> Any:
+        assert go.wait(WAIT_S)
+        return graph("slow")
+
+    early = Meanwhile([slow, lambda: made.append(1)], lambda found, enough: None)
+    ending = Thread(target=early.end)
+    ending.start()
+    while not early._over:
+        pass
+    go.set()
+    ending.join()
+    assert made == []
+
+
+def test_two_threads_make_the_same_tensors() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for round_ in range(20):
+            ready, found = Barrier(4), []
+
+            def build(ready: Barrier = ready, found: list[Any] = found, round_: int = round_) -> None:
+                ready.wait()
+                made = [make("input", (), {"name": f"r{round_}", "shape": (4,), "dtype": "float32"})]
+                for n in range(60):
+                    made.append(make("add" if n % 2 else "mul", (made[-1], made[0])))
+                found.append(made)
+
+            threads = [Thread(target=build) for _ in range(4)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            assert all(a is b for others in found[1:] for a, b in zip(found[0], others, strict=True))
+    finally:
+        sys.setswitchinterval(before)
+
+
+class Device:
+    """In place of a process with a GPU: everything is right, after times that are made up. `tried` is set by the first try."""
+
+    alive, ended = True, None
+
+    def __init__(self) -> None:
+        self.tried = Event()
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def ask(self, job: dict[str, Any], timeout: float = 0.0) -> dict[str, Any]:
+        if job["job"] == "try":
+            self.tried.set()
+        us = 5.0 + random.Random(str(job.get("text", job.get("index")))).random()
+        return {"ok": True, "accuracy": {"rel_fro": 0.0}, "cold": [us] * 3, "hot": [us] * 3, "clock_mhz": 0.0}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A GPU's backends on the CPU, with a device that is made up."""
+    pytest.importorskip("torch")
+    if not backend("torch_cuda").unavailable():
+        pytest.skip("there is a GPU")
+    found = Device()
+    for kind in (TorchCudaBackend, Triton):
+        monkeypatch.setattr(kind, "unavailable", lambda self: "")
+    monkeypatch.setattr(gpu_facts, "hardware", lambda: "rehearsal")
+    for module in (accept, pipeline):
+        monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr("tensor_graphs.timing.interleaved", lambda calls, **more: {"before": 10.0, "after": 10.0})
+
+    class Made(GpuMeasurer):
+        def __init__(self, store: Store) -> None:
+            super().__init__(store, device="cpu", worker=found)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "GpuMeasurer", Made)
+    return found
+
+
+X = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((16, 16)).astype(np.float32)
+
+
+def small() -> Graph:
+    return Graph.of(tg.softmax(tg.input("x", (8, 16)) @ tg.param("w", (16, 16)) * 0.5))
+
+
+def test_kernels_are_measured_before_the_graph_is_rewritten(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = pipeline.saturated
+
+    def saturated(*given: Any) -> Any:
+        assert device.tried.wait(WAIT_S)
+        return plain(*given)
+
+    monkeypatch.setattr(pipeline, "saturated", saturated)
+    program = tg.optimize(small(), params={"w": W}, backend="gpu", budget=120, costdb=tmp_path)
+    report = program.report
+    assert report.verification["passed"] and not any("ended early" in w for w in report.warnings)
+    assert report.timeline["ahead: measure"][0][0] < report.timeline["stage: candidates"][0][0]
+    exact = np.exp(0.5 * X @ W)
+    assert np.allclose(program(X), exact / exact.sum(axis=1, keepdims=True), rtol=1e-4)
+
+
+def test_without_time_for_the_rewritten_graph_what_was_matched_of_the_one_that_came_is_used() -> None:
+    session = Session(Options(backend="gpu", budget=0.0))
+    work = pipeline.prepare(session, small(), None).work
+    own, view = object(), pipeline.view_of(work)
+    assert pipeline.hypergraphs(session, work, view, pipeline.select("numpy"), own) == [own]  # type: ignore[arg-type]
+    assert session.cut == ["kernels of the rewritten graph"]
