@@ -34,7 +34,7 @@ class GpuProcess:
     def __init__(self, device: str, timeout: float, worker: Worker | None = None, among: int = 1) -> None:
         environment = {"TENSOR_GRAPHS_MEASURE_DEVICE": device}
         environment |= {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
-        environment |= {LOCK: os.environ.get(LOCK) or _own_lock()} if among > 1 else {}
+        environment |= {LOCK: os.environ.get(LOCK) or own_lock()} if among > 1 else {}
         self.timeout, self.clock = timeout, Clock()  # what jobs take
         self.worker = worker or Worker("tensor_graphs.backends.gpu_worker", environment=environment)
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="device")
@@ -119,7 +119,7 @@ class GpuProcess:
 
 
 @cache
-def _own_lock() -> str:
+def own_lock() -> str:
     """The file by which this process's children have the device to themselves, one at a time."""
     file, path = tempfile.mkstemp(prefix="tensor-graphs-gpu-", suffix=".lock")
     os.close(file)

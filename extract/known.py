@@ -145,7 +145,7 @@ class Known:
         left = self.measurer.measure(
             some, worth=worth, look=look, later=later, leave=leave and bool(wanted) and not worth.ended()
         )
-        self.under_way = {token(c): asked[token(c)] for c in left}
+        self.under_way = {token(c): asked[token(c)] for c in left if token(c) in asked}
         for key in asked.keys() & self.done - self.under_way.keys():
             if asked[key][1] and self.measurer.unfinished(asked[key][0]):
                 self.looked.add(key)

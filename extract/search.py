@@ -109,6 +109,7 @@ def measure_ahead(
     while made.round():
         pass
     made.pricing.end()
+    made.give_up()
     return len(made.known.done)
 
 
@@ -161,11 +162,15 @@ class _Search:
             self.measure(f"round {self.rounds}", wanted, hopes)
             if not plans.ended():
                 return True
-            if known.under_way:  # it is given up
-                self.measure("", Wanted(look=False), hopes)
+            self.give_up()
             self.ask()
         self.over = True
         return False
+
+    def give_up(self) -> None:
+        """Have nothing under way any more, now that the time is up."""
+        if self.known.under_way:
+            self.measure("", Wanted(look=False), self.known.hopes(self.prices))
 
     def measure(self, when: str, wanted: Wanted, hopes: Sequence[float], *, last: bool = False) -> None:
         """Have candidates measured: those of use, if any is. At `last` none is left under way."""

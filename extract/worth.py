@@ -59,7 +59,7 @@ class Worth:
         if self.limited:
             return math.inf
         self._refresh()
-        return max(self._at(i) for i in self.places.of[token(candidate)])
+        return max([self._at(i) for i in self.places.of.get(token(candidate), ())], default=0.0)
 
     def _refresh(self) -> None:
         prices = self.pricer.price(self._waiting) if self._waiting else []

@@ -23,6 +23,7 @@ from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
 from .backends.program import Program
 from .backends.registry import backend, describe, eager, on_gpu, select, storing_narrow
+from .backends.turns import Turns
 from .backends.views import view_strides
 from .costdb.device import gpu_facts
 from .costdb.store import Store
@@ -166,14 +167,11 @@ def hypergraphs(
     is none."""
     graphs: list[Hypergraph] = []
     pressed, kept = session.interrupted(), MATCHING * session.options.budget
-    least = MATCHING_LEAST * min(LEAST_S, LEAST * session.options.budget) if on_gpu(backends) else 0.0
-    until = session.now() + least
+    until = session.now() + (_least(session) if on_gpu(backends) and own is None else 0.0)
     stop = lambda: pressed() or (session.left <= kept and session.now() >= until and not session.options.deterministic)
     alone = all(t.family in ("view", "copy") for b in backends for t in b.templates)  # without what is generated
     timed = on_gpu(backends) and not (alone or session.options.deterministic)
-    enough = lambda bound: (
-        timed and session.left <= GENERATING[bound] * session.options.budget and session.now() >= until
-    )
+    enough = _found_enough(session) if timed else lambda bound: False
     try:
         for v in (*session.smaller, view):
             graphs.append(hypergraph(session, v, backends, stop, enough))
@@ -186,22 +184,32 @@ def hypergraphs(
     return graphs or [own or hypergraph(session, view_of(work), backends, enough=enough)]
 
 
+def _least(session: Session) -> float:
+    """Seconds that matching on a GPU has, however late it is."""
+    return MATCHING_LEAST * min(LEAST_S, LEAST * session.options.budget)
+
+
+def _found_enough(session: Session) -> Callable[[bool], bool]:
+    """What says that no more kernels are to be generated, or looked at in layouts: see `candidates`."""
+    until = session.now() + _least(session)
+    return lambda bound: session.left <= GENERATING[bound] * session.options.budget and session.now() >= until
+
+
 def meanwhile(
-    session: Session, work: Graph, backends: Sequence[Backend], store: Store, measurer: GpuMeasurer, ready: Callable[[], object]
+    session: Session, work: Graph, backends: Sequence[Backend], store: Store, measurer: GpuMeasurer
 ) -> Meanwhile:  # fmt: skip
     """Measure kernels of the graph as it is written while it is rewritten: those of libraries first, and when it is known what can be
-    generated for it, these. `ready` waits until nothing else runs on the device."""
+    generated for it, these."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     session.clocks.append(("ahead", clock))
     libraries = [b for b in backends if getattr(b, "generated", None) is None]
-    enough = lambda bound: session.left <= GENERATING[bound] * options.budget
+    enough = _found_enough(session)
 
     def match(chosen: Sequence[Backend]) -> Hypergraph:
         with clock.running("match"):
             return _matched(session, view_of(work), chosen, pressed, enough)
 
     def measure(graph: Hypergraph, enough: Callable[[], bool]) -> None:
-        ready()
         stop = lambda: enough() or session.progress.stopped
         measure_ahead(graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock)
 
@@ -638,14 +646,14 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     options, symbolic = session.options, session.symbolic
     work = prepared.work if symbolic is None else symbolic.work
     begun, session.begun = session.begun, None
-    referred, ahead = _referring(session, prepared, work, backends)
+    ahead = _referring(session, prepared, work, backends)
     store = begun[0] if begun else store_of(session)
     measurer = begun[1] if begun else measurer_of(options, backends, store)
     early: Meanwhile | None = None
     if isinstance(measurer, GpuMeasurer):
         lower_pool.default_pool().clock = Clock()
         lower_pool.default_pool().begin()  # takes as long as rewriting does
-        early = meanwhile(session, work, backends, store, measurer, referred)
+        early = meanwhile(session, work, backends, store, measurer)
     try:
         view, blocks, views = saturated(session, work)
         if early is not None:
@@ -655,11 +663,11 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         lower_pool.default_pool().close()  # what its processes know takes memory
         if options.verify:
             session.reserved = expected_seconds(prepared.graph, graph_flops(list(work.roots)), on_gpu(backends))
-        known = ahead()  # nothing else is to run on the device while kernels are timed
         if early is not None:
             with session.stage("ahead"):
                 early.end()
             session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in early.faults]
+        known = ahead()
         with open_store(session, store), frozen() if on_gpu(backends) else nullcontext():
             pricer, found, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
@@ -707,31 +715,36 @@ LIGHT_S = 1.0  # seconds of verification that may run beside rewriting
 
 def _referring(
     session: Session, prepared: Prepared, work: Graph, backends: Sequence[Backend]
-) -> tuple[Callable[[], object], Callable[[], dict[int, Reference]]]:  # fmt: skip
+) -> Callable[[], dict[int, Reference]]:  # fmt: skip
     """Have what a program will be compared with computed on the GPU while rewriting needs the host, where that is little: the device
-    is ready then, too. What waits for it, and what gives it; nothing where something was in its way, of which verification will tell.
-    """
+    is ready then, too. What gives it; nothing where something was in its way, of which verification will tell. While kernels are timed
+    it takes turns with that."""
     options, flops = session.options, graph_flops(list(work.roots))
     light = expected_seconds(prepared.graph, flops, True) < LIGHT_S
     if not on_gpu(backends) or not gpu_facts() or not options.verify or options.exact or not light:
-        return lambda: None, dict
-    poll, clock = session.polled(), Clock()
+        return dict
+    pressed, turns, clock = session.polled(), Turns(), Clock()
     session.clocks.append(("reference", clock))
     found: list[dict[int, Reference]] = []
 
+    def poll() -> None:
+        pressed()
+        turns()
+
     def compute() -> None:
-        with suppress(Exception), clock.running("compute"):
+        with suppress(Exception), clock.running("compute"), turns:
             found.append(first_reference(prepared.graph, "cuda", seed=options.seed, poll=poll))
 
     thread = Thread(target=compute, name="reference", daemon=True)
     thread.start()
 
     def result() -> dict[int, Reference]:
+        turns.hurried = True
         with session.stage("verify"):
             thread.join()
         return found[0] if found else {}
 
-    return thread.join, result
+    return result
 
 
 def _stays(session: Session, prepared: Prepared, unoptimized: Program, report: Report) -> bool:

@@ -593,3 +593,25 @@ def test_what_was_measured_ahead_is_not_measured_by_the_search() -> None:
     assert stopped.asked == []
     with pytest.raises(NoPlanError):
         measure_ahead(variants(0), Prices({}), prices, seconds=60.0, stop=lambda: False, clock=Clock())
+
+
+def test_nothing_is_under_way_any_more_when_measuring_ahead_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the end comes between two rounds: another search has other candidates."""
+    left: list[int] = []
+
+    class Leaving(Prices):
+        def measure(self, found: Iterable[Candidate], *, leave: bool = False, **_: Any) -> Sequence[Candidate]:
+            kept = [*found] if leave else []
+            left.append(len(kept))
+            return kept
+
+    plain, solves = plans_module.Plans.next, []
+
+    def solved(*given: Any) -> Any:
+        solves.append(1)
+        return plain(*given)
+
+    monkeypatch.setattr(plans_module.Plans, "next", solved)
+    prices, stop = Leaving({f"exp{i}": 10.0 - i for i in range(6)}), lambda: len(solves) > 1
+    measure_ahead(variants(6), prices, prices, seconds=60.0, stop=stop, clock=Clock())
+    assert len(left) == 2 and left[0] and not left[1]

@@ -48,6 +48,12 @@ def test_what_a_rival_reads_beside_is_paid_for() -> None:
     assert Worth(graph, None, priced(50.0, None, None, 4.0))(slow) == math.inf  # type: ignore[arg-type]
 
 
+def test_a_kernel_of_another_graph_is_of_no_use() -> None:
+    """What an earlier search has left under way may end in a later one."""
+    graph, other = hypergraph([0], [()], 1), hypergraph([0], [()], 1)
+    assert Worth(graph, None, priced(10.0))(other.candidates[0]) == 0.0  # type: ignore[arg-type]
+
+
 def test_bounds_tighten_while_kernels_are_measured() -> None:
     graph = hypergraph([0, 0], [(), ()], 1)
     first, second = graph.candidates
