@@ -119,7 +119,7 @@ def test_a_bottleneck_runs_through_generated_convolutions() -> None:
         h = c.batch_norm(h, *(param(f"{part}{i}", outer) for part in ("gain", "shift", "mean", "var")), eps=1e-5)
         h = c.relu(h if i < 2 else x + h)
     pooled = c.max_pool(h, kernel=(2, 2), strides=(2, 2), pads=(0, 0, 0, 0), dilations=(1, 1))
-    program = tg.optimize(Graph.of(pooled), params=params, backend="triton-only", measure=False, budget=20)
+    program = tg.optimize(Graph.of(pooled), params=params, backend="triton-only", measure=False, budget=600)
     assert program.report.verification["passed"]
     assert {s.template.backend for s in program.plan.steps if not s.is_view} == {"triton"}
     assert program.plan.kernels <= 3
