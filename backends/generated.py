@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
-from ..extract.kernel import SEPARATOR, Call, Operand, Template, output_names
+from ..extract.kernel import MAX_COMBINATIONS, SEPARATOR, Call, Operand, Template, output_names
 from ..extract.work import graph_flops
 from .images import channels_last, laid_out, prepared
 from .index import Axis
@@ -45,6 +45,7 @@ CARRYING = '''def carried(x, out):
 FORMS = ("roles", "boxes")  # what schedules have that not every kernel with the same loops can have
 WRITTEN_OUT = 256  # nodes of a term that is written without names
 NESTED = 24  # operations in each other in one that has them
+READ, LOOKS = 2000, 8  # nodes of a term that are read in all layouts together, layouts that are looked at anyway
 Schedule = dict[str, int]
 
 
@@ -163,6 +164,11 @@ class Generated(Template):
     def operands(self) -> tuple[str, ...]:
         """The terms' inputs, in order of first use."""
         return tuple(str(t.attr("name")) for t in topological(self.roots) if t.op == "input")
+
+    @cached_property
+    def combinations(self) -> int:
+        """Of its operands' layouts, how many are looked at: reading hundreds of operations takes a tenth of a second."""
+        return min(MAX_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
 
     @cached_property
     def work(self) -> float:

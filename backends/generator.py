@@ -90,7 +90,7 @@ class Generator:
                 for group, template in self._at_once(whole, types, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole is first:
-                    regions.settled, regions.unstarted = whole.settled, whole.unstarted
+                    regions.settled, regions.unstarted, regions.unread = whole.settled, whole.unstarted, whole.unread
         regions = regions.grown
         kept = list(self._lowered(regions, types, enough))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}

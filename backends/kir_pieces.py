@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, topological
 from ..egraph.ops import OPS
+from ..extract.vectors import vector_product
 
 MOST = 256  # pieces of a result
 WORTH = 3.0  # operations for each piece of an element, beyond which computing all of them for each is dear
@@ -35,7 +36,7 @@ def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
     """The pieces of some results, all with as many elements or one value along some axes; None where they have no such pieces, or
     where little is computed in them and one kernel can compute them otherwise."""
     nodes = topological(roots)
-    if any(t.op in ("matmul", "conv", "scatter_elements") for t in nodes):
+    if any(t.op in ("conv", "scatter_elements") or _of_matrices(t) for t in nodes):
         return None
     found = [_cut(t, _ends(t)) for t in roots]
     if len(found) == sum(map(len, found)):
@@ -52,7 +53,7 @@ def written_out(apart: Sequence[Piece]) -> bool:
     """Whether the reductions of pieces are to be written out: they are short, and most is computed outside of them."""
     nodes = topological([p.root for p in apart])
     depths = [_depth(t) for t in nodes if t.entry.kind == "reduction"]
-    if not depths or max(depths) > SHORT:
+    if not depths or max(depths) > SHORT or any(t.op == "matmul" for t in nodes):
         return False
     rows = max(prod(concrete(p.term.shape)) for p in apart)
     times = [-(-prod(concrete(t.shape)) // rows) for t in nodes if t.entry.pointwise]
@@ -84,6 +85,11 @@ def _alike(terms: Sequence[Tensor]) -> bool:
     shapes = [concrete(t.shape) for t in terms]
     widest = max(shapes, key=prod)
     return all(prod(s) == prod(widest) or _within(s, widest) for s in shapes)
+
+
+def _of_matrices(t: Tensor) -> bool:
+    """Whether a term is a product that wants tiles of its own."""
+    return t.op == "matmul" and vector_product(*(concrete(a.shape) for a in t.args)) is None
 
 
 def _within(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:

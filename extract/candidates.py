@@ -21,14 +21,13 @@ from ..egraph.view import EGraphView
 from ..errors import RuleError
 from .clock import Halted
 from .collection import no_collection
-from .kernel import Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
+from .kernel import MAX_COMBINATIONS, Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
 from .regions import GROWN
 from .scc import components
 from .whole import settled
 
 # More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
 MAX_LAYOUTS = 16  # per class, the row-major one included
-MAX_COMBINATIONS = 64  # of operand layouts per match
 TOGETHER = 2000  # matches that backends are asked about at once
 
 T = TypeVar("T")
@@ -480,7 +479,7 @@ class _Builder:
             for operand, vertices in zip(template.operands, options)
         ]
         outputs = [self._row_major(c) for c in (cls, *more)]
-        for picks in islice(_combinations(allowed), MAX_COMBINATIONS):
+        for picks in islice(_combinations(allowed), template.combinations):
             yield picks, [o[i] for o, i in zip(options, picks)], outputs
 
     def _find_forms(self, match: _Match) -> Iterator[_Form]:
@@ -536,11 +535,13 @@ class _Builder:
 
 def _combinations(options: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
     """One layout per operand, each combination once: all operands' first layouts, all their second, … (three slices of
-    one product are all views of it), then the mixed ones."""
+    one product are all views of it), then one operand in another than its first, then the mixed ones."""
     if not all(options):
         return
     alike = [tuple(o[min(k, len(o) - 1)] for o in options) for k in range(max(map(len, options), default=0))]
-    yield from dict.fromkeys([*alike, *islice(product(*options), 4 * MAX_COMBINATIONS)])
+    first = tuple(o[0] for o in options)
+    alone = [(*first[:n], other, *first[n + 1 :]) for n, o in enumerate(options) for other in o[1:]]
+    yield from dict.fromkeys([*alike, *alone, *islice(product(*options), 4 * MAX_COMBINATIONS)])
 
 
 def _normal(strides: Strides, shape: Sequence[int]) -> Strides:

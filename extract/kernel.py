@@ -21,6 +21,7 @@ from ..egraph.ops import Type
 from ..egraph.pattern import Attr, Term, parse_guard, parse_terms, variables
 
 Strides = tuple[int, ...]  # in elements
+MAX_COMBINATIONS = 64  # of operand layouts per match
 
 
 def contiguous(shape: Sequence[int]) -> Strides:
@@ -130,6 +131,11 @@ class Template:
     beside: tuple[tuple[str, ...], ...] = ()
     loss: float = 0.0
     rate: float = 1.0
+
+    @property
+    def combinations(self) -> int:
+        """Of its operands' layouts, how many are looked at."""
+        return MAX_COMBINATIONS
 
     def reused_by(self, output: int) -> tuple[str, ...]:
         """Operands whose buffer an output, by its number, may reuse."""

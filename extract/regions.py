@@ -142,6 +142,7 @@ class Regions:
         default_factory=set
     )  # classes that large kernels hold (whole.py): one form of each is looked at
     unstarted: set[int] = field(default_factory=set)  # those of them that no region starts from
+    unread: set[int] = field(default_factory=set)  # those that no region reads
     shared: set[int] = field(default_factory=set)  # of which they are, and that is read beside them
     seen: set[Tensor] = field(default_factory=set)  # terms of the class that is looked at
     _so_far: list[Region] = field(default_factory=list)
@@ -413,7 +414,7 @@ class Regions:
         """These regions, or the same ones that were asked for of this view before, as by another generator: growing them takes
         longer than all else that is done with repeated layers."""
         kept: dict[object, Regions] = self.view.__dict__.setdefault(GROWN, {})
-        key = self.given, self.reaches, frozenset(self.settled), frozenset(self.unstarted)
+        key = self.given, self.reaches, *map(frozenset, (self.settled, self.unstarted, self.unread))
         return kept.setdefault(key, self)
 
     def until(self, enough: Callable[[], bool]) -> list[Region]:
@@ -433,6 +434,8 @@ class Regions:
         while todo:
             statistics: dict[int, None] = {}
             for region in (r for cls in todo for r in self._of(cls)):
+                if not self.unread.isdisjoint(c for _, c in region.leaves):
+                    continue
                 if region.statistics:
                     statistics |= dict.fromkeys(region.statistics)
                     for c in region.statistics:

@@ -28,6 +28,7 @@ from ..egraph.ops import OPS
 from ..egraph.view import EGraphView
 from .regions import INDEXED, MAX_NODES, Regions
 from .together import Group
+from .vectors import vector_product
 
 REDUCTIONS = frozenset(
     ("sum", "max", "min", "prod", "mean", "logsumexp", "softmax", "log_softmax", "layer_norm", "rms_norm")
@@ -40,6 +41,7 @@ OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"
 LARGE = 16  # values of a part from which on it is of use: smaller ones are regions
 OPERANDS, RESULTS = 48, 24  # most of a part
 FEW, TIMES = 8, 16  # elements of a reduction that is short, times as many elements that a value may have beside others
+OPEN = 4  # results of a piece from which regions start: what is cut where much crosses is no place to begin
 PIECES = (400, 32)  # values of the parts that a large one is cut into besides, for when it is slower than they are
 
 
@@ -86,14 +88,25 @@ class Values:
 
     def fits(self, cls: int) -> bool:
         """Whether a part can compute a class."""
-        op = self.op(cls)
-        if op in REDUCTIONS:
+        if self._sums(cls):
             return self.short(cls) if self.written else self.rows
-        return (op in INDEXED or OPS[op].pointwise) and op not in OTHERS
+        op = self.op(cls)
+        return (op in INDEXED or OPS[op].pointwise or self._vector_product(cls) is not None) and op not in OTHERS
 
     def reduces(self, cls: int) -> bool:
         """Whether a class is a reduction that a part can compute along an axis of its own."""
-        return self.rows and not self.written and self.op(cls) in REDUCTIONS
+        return self.rows and not self.written and self._sums(cls)
+
+    def _sums(self, cls: int) -> bool:
+        product = self._vector_product(cls)
+        return self.op(cls) in REDUCTIONS or (product is not None and product[1] > 1)
+
+    def _vector_product(self, cls: int) -> tuple[int, int, int] | None:
+        """The extent of a product with a vector."""
+        if self.op(cls) != "matmul":
+            return None
+        left, right = (concrete(self.regions.view.types[k].shape) for k in self.kids(cls))
+        return vector_product(left, right)
 
     def short(self, cls: int) -> bool:
         """Whether a class is a reduction of a few elements each."""
@@ -152,7 +165,7 @@ class Values:
         """Operations for one element, of operands with it."""
         found: dict[int, float] = {}
         for c in self.order:
-            inside = self.fits(c) and self.op(c) not in REDUCTIONS
+            inside = self.fits(c) and not self.reduces(c)
             own = 0.0 if self.op(c) in VIEWS else OPS[self.op(c)].flops if inside else inf
             found[c] = own + sum(found.get(k, 0.0) for k in dict.fromkeys(self.kids(c)))
         return found
@@ -205,6 +218,8 @@ class Values:
 
     def extent(self, cls: int) -> tuple[int, int, int]:
         """(results, elements of each, distance of neighbouring elements) of a reduction."""
+        if (found := self._vector_product(cls)) is not None:
+            return found
         view, node = self.regions.view, self.regions.uses.choice[cls]
         shape, attrs = concrete(view.types[self.kids(cls)[0]].shape), dict(view.attrs[node])
         axes = [a % len(shape) for a in attrs.get("axes") or (attrs.get("axis", -1),)]
@@ -442,9 +457,21 @@ class Whole:
 
     @cached_property
     def unstarted(self) -> set[int]:
-        """Those of them that are no result of a part or a piece of one: no region need start from them."""
-        pieces = [p for members in self.large for p in [members, *self.pieces(members, PIECES[-1])]]
-        return self.settled - {c for p in pieces for c in self.results(p)} - {*self.view.roots}
+        """Those of them that are no result of a part, or of a piece with few results: no region need start from them."""
+        pieces = [p for members in self.large for p in self.pieces(members, PIECES[-1])]
+        cut = [r for p in pieces if len(r := self.results(p)) <= OPEN]
+        made = {c for results in (*map(self.results, self.large), *cut) for c in results}
+        return self.settled - made - {*self.view.roots}
+
+    @cached_property
+    def unread(self) -> set[int]:
+        """Those of them that no generated kernel makes, nor a view of what one makes: no region need read them."""
+        found = {c for members in self.large for c in members if c in self.unstarted}
+        for c in self.values.order:
+            if c in self.unstarted and self.values.loose.get(c):
+                if self.values.op(c) not in VIEWS or any(k in found for k in self.values.kids(c)):
+                    found.add(c)
+        return found
 
     def weight(self, members: Iterable[int]) -> float:
         """About how many statements some values are."""

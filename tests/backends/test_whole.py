@@ -51,6 +51,31 @@ def _scan() -> Terms:
     return [tg.stack(found, axis=1)]
 
 
+def _read_out(steps: int = 5) -> Terms:
+    """A scan whose states are read out by products with a vector, then gated."""
+    d, b, c, gate, a = x("d", 2, 8, steps), x("b", 2, steps, 4), x("c", 2, steps, 4), x("g", 2, 8, steps), x("a", 8, 4)
+    state: Tensor | None = None
+    found = []
+    for i in range(steps):
+        step = tg.softplus(d[:, :, i])[:, :, None]
+        fresh = step * b[:, i, None, :]
+        state = fresh if state is None else tg.exp(step * a) * state + fresh
+        found.append((state @ c[:, i, :, None])[:, :, 0])
+    return [(tg.stack(found, axis=2) + d) * tg.sigmoid(gate)]
+
+
+def _outer_states() -> Terms:
+    """Linear attention with decay: states are outer products, queries read them."""
+    q, k, v, w = x("q", 2, 5, 4), x("k", 2, 5, 4), x("v", 2, 5, 8), x("w", 4, 1)
+    state: Tensor | None = None
+    found = []
+    for i in range(5):
+        fresh = k[:, i, :, None] @ v[:, i, None, :]
+        state = fresh if state is None else tg.sigmoid(w) * state + fresh
+        found.append((q[:, i, None, :] @ state)[:, 0])
+    return [tg.stack(found, axis=1)]
+
+
 def _recurrence(steps: int = 7) -> Terms:
     f, z, h = x("f", 3, steps, 6), x("z", 3, steps, 6), x("h", 3, 6)
     found = []
@@ -105,7 +130,7 @@ def _chain(count: int) -> Terms:
 
 PROGRAMS: dict[str, Callable[[], Terms]] = {
     "scan": _scan, "recurrence": _recurrence, "nested stacks": _nested_stacks, "solver": _solver, "update": _update,
-    "bisection": _bisection, "chain": lambda: _chain(12),
+    "bisection": _bisection, "read-out": _read_out, "outer states": _outer_states, "chain": lambda: _chain(12),
 }  # fmt: skip
 
 
@@ -206,6 +231,28 @@ def test_sums_that_most_is_computed_in_are_not_written_out() -> None:
     assert group is not None
     apart = pieces(expand_all(group.terms))
     assert apart is not None and not written_out(apart)
+
+
+def test_nothing_starts_or_reads_inside_a_large_part() -> None:
+    """Of a part that is one kernel, small regions are those at its ends: its states are neither made nor read by others."""
+    (y,) = _read_out(24)
+    found = whole_of([t.matmul(t.reshape(y, (16, 24)), x("w", 24, 6))])
+    assert len(found.large) == 1 and len(found.unread) > 100
+    regions = found.regions
+    regions.settled, regions.unstarted, regions.unread = found.settled, found.unstarted, found.unread
+    assert not regions.unread & {*regions.given} and not regions.unread & {*found.results(found.large[0])}
+    seen = list(regions)
+    assert seen and not any(c in found.unread for r in seen for c in (r.cls, *(c for _, c in r.leaves)))
+
+
+def test_large_terms_are_looked_at_in_fewer_layouts() -> None:
+    few, many = (kernel_for(g)[0].combinations for n in (4, 60) if (g := _group_of(_recurrence(n))))
+    assert few > many >= 8
+
+
+def _group_of(roots: Terms) -> Group | None:
+    whole = whole_of(roots)
+    return whole.group(whole.parts[0].members)
 
 
 def test_results_with_little_to_compute_are_not_cut() -> None:

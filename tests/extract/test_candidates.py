@@ -18,8 +18,8 @@ from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.ops import OPS, Type
 from tensor_graphs.egraph.saturate import InProcess, Limits, saturate_block
 from tensor_graphs.egraph.view import view_of
-from tensor_graphs.extract.candidates import MAX_COMBINATIONS, MAX_LAYOUTS, Hypergraph, _Builder, candidates
-from tensor_graphs.extract.kernel import Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.extract.candidates import MAX_LAYOUTS, Hypergraph, _Builder, candidates
+from tensor_graphs.extract.kernel import MAX_COMBINATIONS, Candidate, Operand, Template, Vertex, contiguous
 from tensor_graphs.rules import ALL
 
 NUMPY = [backend("numpy")]
