@@ -31,7 +31,7 @@ from .sized_helpers import SIZED_HELPERS
 from .views import has_torch_view, torch_view
 
 RESERVED = frozenset(
-    ["np", "math", "inf", "nan", "warnings", "ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "Path", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
+    ["np", "math", "inf", "nan", "warnings", "ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
 ) | frozenset(keyword.kwlist)  # fmt: skip
 
 #: Small functions that the emitted source may contain; included with what they name themselves.
@@ -576,6 +576,7 @@ _STANDARD = {
     "Sequence": "collections.abc",
     "inf": "math",
     "nan": "math",
+    "Lock": "threading",
     "Any": "typing",
 }
 _INSTALLED = ("ml_dtypes", "numpy as np", "torch", "triton", "triton.language as tl")

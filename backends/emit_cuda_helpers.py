@@ -5,6 +5,7 @@ of these functions is copied into it: each may use `np`, `torch` and the others 
 from __future__ import annotations
 
 import inspect
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -99,13 +100,15 @@ class Replay:
         self.stream = stream
 
     def replay(self) -> Any:
-        """Run the recorded graph; the first time, run without one and record. Recording itself computes nothing."""
+        """Run the recorded graph; the first time, run without one and record. Recording itself computes nothing. Torch records one
+        graph at a time: a second one, in another thread, would end the process."""
         if self.graph is not None:
             self.graph.replay()
             return self.results
         first = self.launched()
         recorded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recorded, capture_error_mode="thread_local"):
+        alone = vars(torch.cuda).setdefault("_programs_recording", Lock())  # the same for all programs in a process
+        with alone, torch.cuda.graph(recorded, capture_error_mode="thread_local"):
             self.results = self.launched()
         self.graph = recorded
         return first

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from .. import settings
+from ..costdb.device import gpu_machine
 from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError
 
 
@@ -18,6 +20,14 @@ def hardware() -> str:
 
     major, minor = torch.cuda.get_device_capability()
     return f"{torch.cuda.get_device_name()} sm_{major}{minor}"
+
+
+def planned_for() -> str:
+    """The same of the GPU that plans are made for: the one that the setting `gpu` describes, else the one here."""
+    if not settings.current().gpu:
+        return hardware()
+    _, name, capability, *_ = f"{gpu_machine().device}::".split(":")
+    return f"{name} {capability.replace('sm', 'sm_')}"
 
 
 def check_hardware(wanted: str, where: str = "") -> None:
@@ -96,4 +106,4 @@ def facts() -> dict[str, str]:
     }
 
 
-__all__ = ["check_hardware", "check_room", "facts", "hardware", "named", "wait"]
+__all__ = ["check_hardware", "check_room", "facts", "hardware", "named", "planned_for", "wait"]

@@ -552,7 +552,7 @@ def _manifest(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest:
         tuple(_spec(n, term.type) for n, term in emitted.weights.items()),
         tuple(_spec(n, kind) for n, kind in emitted.states.items()),
         emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound, initial,
-        device_of(plan), gpu.hardware() if device_of(plan) == "cuda" else "",
+        device_of(plan), gpu.planned_for() if device_of(plan) == "cuda" else "",
         {name: (atom.min, atom.max, plan.sizes[name]) for name, atom in atoms_of(plan).items()},
     )  # fmt: skip
 

@@ -58,6 +58,12 @@ def backend(name: str) -> Backend:
     return known[name]
 
 
+def elsewhere(choice: str) -> bool:
+    """Whether a choice means kernels for the GPU that the setting `gpu` describes, and there is none here."""
+    on_one = any(n in BUILT_IN and backend(n).device == "cuda" for n in CHOICES.get(choice, ()))
+    return bool(settings.current().gpu) and on_one and bool(backend("torch_cuda").unavailable())
+
+
 def select(choice: str | None = None) -> list[Backend]:
     """The backends meant by "auto", "numpy", "torch", "gpu", "cuda", "triton" or a third party's name (None: the setting
     `backend`).
@@ -67,18 +73,19 @@ def select(choice: str | None = None) -> list[Backend]:
     "gpu" means the libraries' kernels on a GPU and all generated ones; "cuda" those generated as CUDA C++, "triton" those
     generated for Triton; "triton-only" draws on these alone, but for views and copies, and "generated" on both. "auto" is "gpu" where there is one,
     else NumPy with all of Torch and C that can be used here. DeviceUnavailableError if a
-    backend that was asked for by name cannot be used here.
+    backend that was asked for by name cannot be used here: those of a GPU `elsewhere` can, for plans.
     """
     name = choice or settings.current().backend
     if name == "auto" and not backend("torch_cuda").unavailable():
         name = "gpu"
     chosen = [backend(n) for n in CHOICES.get(name, ("numpy", name)) if n == name or n in backends()]
-    usable: list[Backend] = [b for b in chosen if not b.unavailable()]
+    planned = elsewhere(name)
+    usable: list[Backend] = [b for b in chosen if planned or not b.unavailable()]
     if any(b.name == "torch" for b in usable):
         usable = [_Restricted(b, _UNTHREADED) if b.name == "numpy" else b for b in usable]
     if name in ("triton-only", "generated"):
         usable = [_Restricted(b, _MOVES) if b.name == "torch_cuda" else b for b in usable]
-    if name != "auto":
+    if name != "auto" and not planned:
         for b in (
             chosen[:1] if name in ("gpu", "cuda", "generated") else chosen
         ):  # generated kernels are welcome on a GPU, not demanded

@@ -600,7 +600,7 @@ def finished(name: str, options: argparse.Namespace, until: float) -> bool:
     with _writing:
         TABLE.write_text(render())
         print(line(found), flush=True)
-    return "failed" in found
+    return "failed" in found or any("failed" in found["variants"].get(n, {}) for n in OURS)
 
 
 _writing = threading.Lock()

@@ -4,7 +4,7 @@
 #   PARTS="graph sanitizer" runs only these. FOLDER/summary.txt has a line for each part, FOLDER/sanitizer.md a table.
 # Parts of a lane follow each other, lanes run side by side; what asks for all of the memory runs alone, at the end.
 # Parts marked * need egglog and a solver; the others need PyTorch, Triton, NumPy, safetensors and pytest.
-# On one H200 with 16 cores all of it takes about four minutes.
+# On one H200 with 16 cores all of it takes some three minutes.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 out="${1:-gpu-smoke}"
@@ -43,26 +43,30 @@ lane_programs() {
     tests graph tests/backends/test_cuda_graph.py tests/gpu/test_generated_programs.py
     tests programs tests/backends/test_emit_cuda.py
     tests kernels $xdist tests/backends/test_torch_cuda.py
-    tests measure tests/backends/test_measure_gpu.py tests/gpu/test_measure_command.py # *
+}
+
+lane_measuring() {
+    tests measure -v --durations=4 tests/gpu/test_measure_command.py tests/backends/test_measure_gpu.py # *
 }
 
 lane_searches() {
     part doctor "$python" -c "from tensor_graphs.cli import main; main(['doctor'])" # *
     tests pipeline $xdist tests/test_gpu_pipeline.py # *
+}
+
+lane_benches() {
     bench bench-gpu bench-gpu "--only softmax_131072x128 --budget 12 --seconds 100" # *
+    bench bench-gpu-models bench-gpu-models "--only bert_base_fp16_b8_t128 --budget 15 --case-seconds 110 --seconds 120" # *
 }
 
 lane_tools() {
     part sanitizer "$python" tests/gpu/sanitizer.py "$out"
-    bench bench-gpu-models bench-gpu-models "--only bert_base_fp16_b8_t128 --budget 15 --case-seconds 110 --seconds 120" # *
 }
 
 part facts "$python" -c "from tensor_graphs.backends.gpu import facts; [print(k, v, sep=': ') for k, v in facts().items()]"
-lane_programs &
-lane_searches &
-lane_tools &
+for lane in programs measuring searches benches tools; do "lane_$lane" & done
 wait
-tests bad-input tests/gpu/test_bad_input.py # *
+tests bad-input -v --durations=4 tests/gpu/test_bad_input.py # *
 
 echo "all parts: $(($(date +%s) - began)) s" | tee -a "$out/summary.txt"
 ! grep -q "exit [1-9]" "$out/summary.txt"

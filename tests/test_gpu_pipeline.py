@@ -16,7 +16,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
-from tensor_graphs import accept, diagnose, pipeline, verify
+from tensor_graphs import accept, diagnose, pipeline, room, verify
 from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends import single
 from tensor_graphs.backends.cuda_cpp import Cuda
@@ -31,7 +31,7 @@ from tensor_graphs.egraph.dtypes import numpy_dtype
 from tensor_graphs.egraph.graph import Graph, topological
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.simplify import simplify
-from tensor_graphs.errors import DeviceUnavailableError, NoPlanError
+from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPlanError
 from tensor_graphs.explain import explain_steps
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
@@ -306,6 +306,14 @@ def test_on_a_gpu(_: int, dtype: str, choice: str) -> None:
     check(program, graph, params, dtype)
     timed = program.report.latency_after_us  # the first one's budget may end before: it starts the device, too
     assert "timing of the whole program" in program.report.cut if timed is None else timed > 0
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_what_cannot_fit_into_a_gpu_is_said_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "gpu_facts", lambda: {"memory_bytes": 10_000})
+    monkeypatch.setattr(pipeline, "_searched", lambda *given: pytest.fail("a search began"))
+    with pytest.raises(DeviceMemoryError, match="take 32768 bytes, the GPU has 10000"):
+        tg.optimize(tg.exp(tg.input("x", (64, 64))), backend="gpu", measure=False)
 
 
 @pytest.mark.usefixtures("rehearsal")

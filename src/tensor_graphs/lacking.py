@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from . import settings
 from .backends.jobs import write_jobs
-from .backends.registry import CHOICES, backend, select
-from .extract.kernel import Backend, Candidate
+from .backends.registry import select
+from .extract.kernel import Candidate
 from .extract.known import RIVALS
 from .extract.search import Choice, alternatives
 from .pipeline import choose, hypergraph, prepare, saturated
@@ -28,20 +28,13 @@ def write_lacking(
     """
     session = Session(Options(backend=name, budget=budget, costdb=costdb, measure=False), progress)
     graph = as_graph(model, dims=dims, trust=trust)
-    backends = meant(name)
+    backends = select("gpu" if name == "auto" and settings.current().gpu else name)
     prepared = prepare(session, graph, dims)
     view, _, _ = saturated(session, prepared.work)
     found = hypergraph(session, view, backends)
     with open_store(session) as store:
         choice = choose(session, found, CostPricer(store), None)
     return write_jobs(path, lacking(choice, plans))
-
-
-def meant(name: str) -> Sequence[Backend]:
-    """The backends meant by a name; those of a GPU elsewhere need not be usable here."""
-    if settings.current().gpu and name in ("auto", "gpu", "cuda", "triton", "triton-only", "generated"):
-        return [backend(n) for n in CHOICES["gpu" if name == "auto" else name]]
-    return select(name)
 
 
 def lacking(choice: Choice, plans: int) -> Iterator[Candidate]:

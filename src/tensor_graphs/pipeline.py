@@ -22,10 +22,10 @@ from .backends.direct import direct_plan
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
 from .backends.program import Program
-from .backends.registry import backend, describe, eager, on_gpu, select, storing_narrow
+from .backends.registry import backend, describe, eager, elsewhere, on_gpu, select, storing_narrow
 from .backends.turns import Turns
 from .backends.views import view_strides
-from .costdb.device import gpu_facts
+from .costdb.device import gpu_facts, gpu_machine
 from .costdb.store import Store
 from .egraph.blocks import Blocks, find_blocks
 from .egraph.empty import without_empty
@@ -41,7 +41,7 @@ from .egraph.union import saturate_in_stages
 from .egraph.view import EGraphView, glue, view_of
 from .egraph.widen import widen
 from .egraph.worker import default_pool
-from .errors import NoPlanError, ShapeError, UsageError, WorkerError
+from .errors import DeviceUnavailableError, NoPlanError, ShapeError, UsageError, WorkerError
 from .explorer import Explorer
 from .extract import budgets
 from .extract.ahead import SOLVERS, STORE, load_ahead
@@ -59,7 +59,7 @@ from .prices import CostPricer
 from .progress import Progress
 from .remember import Memory, Remembered, Stale, content_digest, key_of_search, listing, refuse_dearer, text_digest
 from .report import BlockReport, Report, kernel_rows
-from .room import memory_errors_named, refuse_too_large
+from .room import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
 from .rules import ALL
 from .session import Options, Session, beside_ours, kept_warnings, open_store, store_of, store_root
 from .source import as_graph, bound, refuse_no_sizes, sizes_of
@@ -457,8 +457,7 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
     before = list(session.warnings)
     held = _held(session, memory)
     prepared = prepare(session, graph, dims, begin=held is None)
-    if not on_gpu(backends):
-        refuse_too_large(prepared.graph)
+    (refuse_too_large_for_gpu if on_gpu(backends) else refuse_too_large)(prepared.graph)
     with memory_errors_named(prepared.graph):
         if memory is not None and held is not None:
             try:
@@ -483,7 +482,13 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
 
 
 def backends_of(options: Options) -> list[Backend]:
-    """The backends that kernels are drawn from; where every bit counts and nothing was said, NumPy's."""
+    """The backends that kernels are drawn from; where every bit counts and nothing was said, NumPy's. DeviceUnavailableError where
+    what is to be measured or verified needs a GPU that is elsewhere."""
+    if elsewhere(options.backend) and (options.measure or options.verify):
+        raise DeviceUnavailableError(
+            f"plans for {gpu_machine().device} can be made here, and neither measured nor verified", where="TENSOR_GRAPHS_GPU",
+            hint="measure=False, verify=False (--no-measure --no-verify), of what `measure` found there",
+        )  # fmt: skip
     return select("numpy" if options.exact and options.backend == "auto" else options.backend)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .costdb.device import machine_memory
+from .costdb.device import gpu_facts, machine_memory
 from .egraph.graph import Graph
-from .errors import TooLargeError
+from .errors import DeviceMemoryError, TooLargeError
 
 _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
 
@@ -34,6 +34,16 @@ def refuse_too_large(graph: Graph) -> None:
         )
 
 
+def refuse_too_large_for_gpu(graph: Graph) -> None:
+    """DeviceMemoryError for a graph of known sizes whose inputs and results alone do not fit into the GPU here, whatever else is
+    in its memory. Nothing is asked of it but its size."""
+    have = int(gpu_facts().get("memory_bytes", 0))  # none where it is only rehearsed
+    if have and (needed := in_and_out(graph)) > have:
+        raise DeviceMemoryError(
+            f"inputs and results take {needed} bytes, the GPU has {have}", where=graph.name, hint=_HINT
+        )
+
+
 @contextmanager
 def memory_errors_named(graph: Graph) -> Iterator[None]:
     """TooLargeError in place of a MemoryError."""
@@ -45,4 +55,4 @@ def memory_errors_named(graph: Graph) -> Iterator[None]:
         raise TooLargeError(f"memory ran out: {what}", where=graph.name, hint=_HINT) from error
 
 
-__all__ = ["host_bytes", "in_and_out", "memory_errors_named", "refuse_too_large"]
+__all__ = ["host_bytes", "in_and_out", "memory_errors_named", "refuse_too_large", "refuse_too_large_for_gpu"]

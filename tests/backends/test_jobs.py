@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="generated kernels are Triton's")
 
 import tensor_graphs as tg
 from tensor_graphs.backends import jobs
-from tensor_graphs.backends.registry import template
+from tensor_graphs.backends.registry import on_gpu, select, template
 from tensor_graphs.backends.triton import generated
 from tensor_graphs.cli import run
 from tensor_graphs.costdb.store import Store
@@ -148,3 +148,29 @@ def test_jobs_are_written_for_a_gpu_elsewhere(tmp_path: Path, monkeypatch: pytes
     assert run([*lacking, "--jobs", str(tmp_path / "more.jsonl")]) == 0
     more = [job for job in jobs.read_jobs(tmp_path / "more.jsonl") if not isinstance(job, str)]
     assert not {json.dumps(job) for job in more} & {json.dumps(job) for job in found}
+
+
+def test_a_program_is_planned_for_a_gpu_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is known of that GPU, neither measured nor verified here; it says which GPU it is for. What would need that GPU is
+    refused by name, and kernels of one here are not measured as its own."""
+    from tensor_graphs.backends import measure_gpu
+    from tensor_graphs.backends.program import load_program
+
+    if not select("auto") or on_gpu(select("auto")):
+        pytest.skip("there is a GPU here")
+    monkeypatch.setenv(
+        "TENSOR_GRAPHS_GPU", "gpu:NVIDIA H200:sm90:multiprocessors=132|nvidia-580|torch=2;cuda=13;triton=3"
+    )
+    given = {"backend": "gpu", "costdb": tmp_path / "store", "budget": 20.0}
+    y = tg.exp(tg.input("x", (8, 16))) * 2.0 + 1.0
+    program = tg.optimize(y, **given, measure=False, verify=False)
+    assert program.manifest.hardware == "NVIDIA H200 sm_90" and program.report.verification is None
+    folder = program.save(tmp_path / "program")
+    assert load_program(folder, device="cpu").manifest.device == "cuda"
+    with pytest.raises(DeviceUnavailableError, match="none can be used here"):
+        load_program(folder)
+    for more in ({"measure": False}, {"verify": False}):
+        with pytest.raises(DeviceUnavailableError, match=r"NVIDIA H200.*neither measured nor verified"):
+            tg.optimize(y, **given, **more)
+    with pytest.raises(DeviceUnavailableError, match=r"NVIDIA H200.*cannot be measured on"):
+        measure_gpu.GpuMeasurer(Store(tmp_path / "store"))

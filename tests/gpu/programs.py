@@ -3,6 +3,7 @@ sanitizer.py runs. Writing them needs neither a GPU nor a search."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,7 +192,20 @@ def write(folder: Path) -> dict[str, list[str]]:
                 outputs = {f"{i:02}": np.ascontiguousarray(w) for i, w in enumerate(wanted(template, call, given))}
                 save_file(outputs, target / "want.safetensors")
                 found.setdefault(f"{name} ({emitter})", []).append(target.name)
-    return found
+    return found | {CONTROL: [_control(folder)]}
+
+
+CONTROL = "roles that share nothing (control)"
+
+
+def _control(folder: Path) -> str:
+    """control.py as a saved program."""
+    target = folder / "control"
+    target.mkdir()
+    shutil.copy(Path(__file__).with_name("control.py"), target / "program.py")
+    save_file({}, target / "weights.safetensors")
+    save_file({"00": np.arange(8.0).repeat(128)}, target / "want.safetensors")
+    return target.name
 
 
 def kernel_names(name: str, emitter: str) -> set[str]:

@@ -32,6 +32,10 @@ TOOLS = {
 REPORT = re.compile(
     r"=========\s+(Invalid|Misaligned|Error: |Warning: |Race reported|Barrier error|Uninitialized|Address|Out-of-range)"
 )
+BEGINNING = re.compile(r"Read Thread .* at [A-Za-z_]\w*_[0-9a-f]{10}\w*\+0x([0-9a-f]+)")
+DISPATCH = 0x400
+"""A role of Triton's begins by reading, before this offset in the kernel, a byte that says what it is to do; the tool does not
+follow the barrier between writing and reading it. The control kernel, whose roles share nothing, is reported for the same."""
 TOLD = re.compile(r"^(\S+): (\S+) (ok|wrong)$")
 BEGUN = re.compile(r"^(\S+): begun$")
 KEPT = 60  # lines of the reports of a tool that are kept
@@ -44,6 +48,7 @@ class Seen:
     right: dict[str, str] = field(default_factory=dict)  # program -> its error
     wrong: dict[str, str] = field(default_factory=dict)  # program -> what happened
     reports: Counter[str] = field(default_factory=Counter)  # program, or "" for what is nobody's -> errors
+    given: Counter[str] = field(default_factory=Counter)  # program -> reports of how roles are given out
     lines: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -52,25 +57,29 @@ class Seen:
         self.right |= other.right
         self.wrong |= other.wrong
         self.reports += other.reports
+        self.given += other.given
         self.lines += other.lines
 
 
-def reported(output: str, owners: Mapping[str, str]) -> tuple[Counter[str], list[str]]:
+def reported(output: str, owners: Mapping[str, str]) -> Seen:
     """The errors in a sanitizer's output by program, and their lines. `owners`: program by kernel name; an error in another kernel
     is nobody's."""
-    found: Counter[str] = Counter()
-    blocks: list[list[str]] = []
+    seen, blocks = Seen(), list[list[str]]()
     for line in output.splitlines():
-        if not line.startswith("========="):
+        if not line.startswith("=========") or "Host Frame" in line or "host backtrace" in line:
             continue
         if REPORT.match(line):
             blocks.append([])
         if blocks and "SUMMARY" not in line:
             blocks[-1].append(line)
     for block in blocks:
-        names = re.findall(r"[A-Za-z_]\w*_[0-9a-f]{10}\w*", "\n".join(block))
-        found[next((owners[n] for n in names if n in owners), "")] += 1
-    return found, [line for block in blocks for line in block]
+        text = "\n".join(block)
+        names = re.findall(r"[A-Za-z_]\w*_[0-9a-f]{10}\w*", text)
+        owner = next((owners[n] for n in names if n in owners), "")
+        read = BEGINNING.search(text)
+        (seen.given if read and int(read[1], 16) < DISPATCH else seen.reports)[owner] += 1
+        seen.lines += block
+    return seen
 
 
 def kernels_of(folder: Path) -> set[str]:
@@ -106,9 +115,7 @@ def passed(folder: Path, names: Sequence[str], tool: str, until: float) -> Seen:
         seen.right |= {n: e for n, e, verdict in told if verdict == "ok"}
         seen.wrong |= {n: f"error {e}" for n, e, verdict in told if verdict == "wrong"}
         owners = {k: n for n in left for k in kernels_of(folder / n)}
-        errors, lines = reported(output, owners)
-        seen.reports += errors
-        seen.lines += lines
+        seen.add(reported(output, owners))
         seen.seconds += time.monotonic() - began
         behind = [n for n in left if n not in {n for n, *_ in told}]
         if not behind:
@@ -140,6 +147,8 @@ def table(classes: Mapping[str, Sequence[str]], seen: Mapping[str, Seen]) -> str
             *(cell(programs, one) for one in seen.values()),
         ]
         rows.append(f"| {' | '.join(cells)} |")
+    if any(one.given for one in seen.values()):
+        rows += ["", "+n: how Triton gives out roles is reported; see the control."]
     others = {tool: n for tool, one in seen.items() if (n := one.reports[""])}
     if others:
         rows += ["", f"In kernels of libraries: {', '.join(f'{tool} {n}' for tool, n in others.items())}."]
@@ -150,7 +159,9 @@ def cell(programs: Sequence[str], one: Seen) -> str:
     """What a pass says of a class."""
     wrong = [f"{p}: {one.wrong[p]}" for p in programs if p in one.wrong]
     count = sum(one.reports[p] for p in programs)
-    return "; ".join([*([f"**{count}**"] if count else []), *wrong]).replace("|", "/") or "0"
+    given = sum(one.given[p] for p in programs)
+    told = "; ".join([*([f"**{count}**"] if count else []), *wrong]).replace("|", "/") or "0"
+    return f"{told} +{given}" if given else told
 
 
 def main() -> int:

@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
@@ -18,10 +20,13 @@ pytest.importorskip("triton", reason="generated kernels are Triton's")
 
 import tensor_graphs as tg
 from tensor_graphs.backends.jobs import write_jobs
+from tensor_graphs.backends.program import load_program
 from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.costdb.shards import find, read
 from tensor_graphs.egraph import composite as c
+from tensor_graphs.egraph.dtypes import numpy_dtype
 from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.extract.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
 from tensor_graphs.models.native import save_graph
@@ -120,52 +125,46 @@ def test_a_faulty_kernel_costs_itself(device: str, tmp_path: Path, monkeypatch: 
     assert (again["measured"], again["known"]) == (0, len(todo)) and not {"failure", "accuracy"} & set(again["rows"])
 
 
-def head(path: Path) -> None:
-    """A model's file: norm, product, softmax."""
-    x, g, w = (
-        tg.input("x", (16, 512), "bfloat16"),
-        tg.param("g", (512,), "bfloat16"),
-        tg.param("w", (512, 256), "bfloat16"),
-    )
-    save_graph(Graph.of(c.softmax(tg.matmul(c.rms_norm(x, g, eps=1e-6), w), axis=1), name="head"), path)
+def head() -> Graph:
+    """Norm, product, softmax."""
+    x, g, w = (tg.input("x", (16, 512), HALF), tg.param("g", (512,), HALF), tg.param("w", (512, 256), HALF))
+    rng, kind = np.random.default_rng(0), numpy_dtype(HALF)
+    params = {"g": np.ones(512, kind), "w": (rng.standard_normal((512, 256)) / 22).astype(kind)}
+    graph = Graph.of(c.softmax(tg.matmul(c.rms_norm(x, g, eps=1e-6), w), axis=1), name="head")
+    return replace(graph, params=params)
+
+
+HALF = "bfloat16"
 
 
 @pytest.mark.parametrize("_", [pytest.param(0, marks=on_gpu, id="gpu")])
 def test_planned_without_a_gpu_and_measured_on_one(_: int, tmp_path: Path) -> None:
-    """Jobs, shards, and again, until a plan lacks nothing; then the plan is made of them, and nothing is measured for it."""
+    """Jobs, shards, and again, until a plan lacks nothing. Then the plan is made of them without a GPU, its program runs here, and
+    the same search here measures nothing and verifies."""
     from tensor_graphs.costdb.device import gpu_machine
 
-    head(model := tmp_path / "model.safetensors")
-    store, environment = tmp_path / "store", worker(tmp_path)
+    model, store, environment = tmp_path / "model.safetensors", tmp_path / "store", worker(tmp_path)
+    save_graph(graph := head(), model)
     planner = {
-        "CUDA_VISIBLE_DEVICES": "",
-        "TENSOR_GRAPHS_GPU": "|".join(gpu_machine()),
+        "CUDA_VISIBLE_DEVICES": "", "TENSOR_GRAPHS_GPU": "|".join(gpu_machine()),
         "TENSOR_GRAPHS_HOME": str(tmp_path / "planner"),
-    }
+    }  # fmt: skip
+    given = [str(model), "--backend", "gpu", "--costdb", str(store)]
     counts: list[int] = []
     for turn in range(6):
         jobs, shards = tmp_path / f"jobs{turn}.jsonl", tmp_path / f"shards{turn}"
-        said = command(
-            "profile",
-            str(model),
-            "--backend",
-            "gpu",
-            "--costdb",
-            str(store),
-            "--jobs",
-            str(jobs),
-            "--paths",
-            "2",
-            **planner,
-        )
-        counts.append(said["jobs"])
+        counts.append(command("profile", *given, "--jobs", str(jobs), "--paths", "1", **planner)["jobs"])
         if not counts[-1]:
             break
-        found = command("measure", str(jobs), "-o", str(shards), "--schedules", "4", **environment)
+        found = command("measure", str(jobs), "-o", str(shards), "--schedules", "2", **environment)
         assert found["measured"] == counts[-1] and not found["bad"] and found["gpu"] == planner["TENSOR_GRAPHS_GPU"]
         command("db", "merge", str(shards), "--costdb", str(store), **planner)
     assert counts[0] > 0 == counts[-1], counts
-    out = tmp_path / "out"
-    report = command("optimize", str(model), "--backend", "gpu", "--costdb", str(store), "--no-measure", "-o", str(out))
-    assert report["measured_now"] == 0 and report["verification"]["passed"]
-    assert set(report["priced"]) == {"measured"}, report["priced"]
+    planned = command("optimize", *given, "--no-measure", "--no-verify", "-o", str(tmp_path / "planned"), **planner)
+    assert set(planned["priced"]) == {"measured"}, planned["priced"]
+    x = np.random.default_rng(1).standard_normal((16, 512)).astype(numpy_dtype(HALF))
+    want = evaluate(graph, {"x": x}, params=graph.params, float64=True)[0]
+    got = load_program(tmp_path / "planned")(x)
+    assert np.linalg.norm(got.astype(float) - want) < 2e-2 * np.linalg.norm(want)
+    here = command("optimize", *given, "--no-measure", "-o", str(tmp_path / "here"))
+    assert here["measured_now"] == 0 and here["verification"]["passed"] and set(here["priced"]) == {"measured"}

@@ -36,7 +36,7 @@ def test_every_class_has_programs_of_some_emitter() -> None:
 
 def test_emitted_programs_run_without_the_package(written: tuple[Path, dict[str, list[str]]]) -> None:
     folder, classes = written
-    assert {*classes} == {f"{n} ({e})" for n in FEW for e in programs.EMITTERS}
+    assert {*classes} == {f"{n} ({e})" for n in FEW for e in programs.EMITTERS} | {programs.CONTROL}
     names = [p for name, found in classes.items() if "triton" in name for p in found]
     command = [sys.executable, run_program.__file__, "--device", "cpu", *(str(folder / n) for n in names)]
     done = subprocess.run(
@@ -56,14 +56,18 @@ triton.0.0: begun
 =========     at void at::native::copy<float>(float*)+0x30
 ========= Error: Race reported between Write access at rows_0123456789_join+0x10 and Read access at rows_0123456789_join+0x90 [1 hazards]
 =========
-========= ERROR SUMMARY: 3 errors
+========= Error: Potential RAW hazard detected at __shared__ 0x2849f in block (28,0,0) :
+=========     Write Thread (31,0,0) at rows_0123456789_join+0x5770 in program.py:274
+=========     Read Thread (352,0,0) at rows_0123456789_join+0x130 in program.py:274
+=========         Host Frame: launch [0x2099] in launcher.so
+========= ERROR SUMMARY: 4 errors
 """
 
 
 def test_errors_belong_to_the_program_whose_kernel_they_are_in() -> None:
-    errors, lines = reported(MEMORY, {"rows_0123456789": "a", "rows_0123456789_join": "b"})
-    assert errors == {"a": 1, "": 1, "b": 1} and len(lines) == 8
-    assert not reported("========= ERROR SUMMARY: 0 errors\n", {})[0]
+    seen = reported(MEMORY, {"rows_0123456789": "a", "rows_0123456789_join": "b"})
+    assert seen.reports == {"a": 1, "": 1, "b": 1} and seen.given == {"b": 1} and len(seen.lines) == 11
+    assert not reported("========= ERROR SUMMARY: 0 errors\n", {}).reports
 
 
 def test_a_program_that_ends_its_process_does_not_cost_the_others(

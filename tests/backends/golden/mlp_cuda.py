@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,15 @@ class Replay:
         self.stream = stream
 
     def replay(self) -> Any:
-        """Run the recorded graph; the first time, run without one and record. Recording itself computes nothing."""
+        """Run the recorded graph; the first time, run without one and record. Recording itself computes nothing. Torch records one
+        graph at a time: a second one, in another thread, would end the process."""
         if self.graph is not None:
             self.graph.replay()
             return self.results
         first = self.launched()
         recorded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recorded, capture_error_mode="thread_local"):
+        alone = vars(torch.cuda).setdefault("_programs_recording", Lock())  # the same for all programs in a process
+        with alone, torch.cuda.graph(recorded, capture_error_mode="thread_local"):
             self.results = self.launched()
         self.graph = recorded
         return first
