@@ -46,7 +46,7 @@ lane_programs() {
 }
 
 lane_measuring() {
-    tests measure -v --durations=4 tests/gpu/test_measure_command.py tests/backends/test_measure_gpu.py # *
+    tests measure -vvv --durations=4 tests/gpu/test_measure_command.py tests/backends/test_measure_gpu.py # *
 }
 
 lane_searches() {
@@ -66,7 +66,7 @@ lane_tools() {
 part facts "$python" -c "from tensor_graphs.backends.gpu import facts; [print(k, v, sep=': ') for k, v in facts().items()]"
 for lane in programs measuring searches benches tools; do "lane_$lane" & done
 wait
-tests bad-input -v --durations=4 tests/gpu/test_bad_input.py # *
+tests bad-input -vvv --durations=4 tests/gpu/test_bad_input.py # *
 
 echo "all parts: $(($(date +%s) - began)) s" | tee -a "$out/summary.txt"
 ! grep -q "exit [1-9]" "$out/summary.txt"
