@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import prod
@@ -127,7 +127,7 @@ class Generator:
         view = found.view
         images = "conv" in view.op
         grown = found.until(enough) if isinstance(found, Regions) else () if enough() else found
-        asked = [_asked(region, view, types) for region in grown]
+        asked = (_asked(region, view, types) for region in grown)
         for region, call, weights in self._ahead(asked, images, enough):
             operands = frozenset(c for _, c in region.leaves)
             for template, effort, size in self.answers(region, call, weights, images):
@@ -138,9 +138,9 @@ class Generator:
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
 
-    def _ahead(self, asked: Sequence[Asked], images: bool, enough: Callable[[], bool]) -> Iterator[Asked]:
-        """The same, each when other processes have lowered it (lower_pool.py), or have left it to this one. From where there is
-        `enough` on, those that were lowered before."""
+    def _ahead(self, grown: Iterable[Asked], images: bool, enough: Callable[[], bool]) -> Iterator[Asked]:
+        """The same, each when other processes have lowered it (lower_pool.py), which begin while there are more to come, or have left it
+        to this one. From where there is `enough` on, those that were lowered before."""
         pool = default_pool()
         names = pool.names if self.name in pool.names else (self.name,)
 
@@ -156,13 +156,17 @@ class Generator:
             wanted = [n for n in names if n == self.name or fresh(one, generator_of(n))]
             return Job(tuple(wanted), flat(region.terms), (call,), weights, images, self.limit)
 
-        new = [fresh(one, self) for one in asked]
-        batch = pool.batch([partial(job, one) for one, first in zip(asked, new) if first])
+        batch, asked = pool.growing(), list[tuple[Asked, bool]]()
+        for one in grown:
+            asked.append((one, fresh(one, self)))
+            if asked[-1][1]:
+                batch.add(partial(job, one))
+        batch.close()
         late = False
-        for one, first in zip(asked, new):
+        for one, first in asked:
             late, key = late or enough(), self.key(*one, images, self.limit)
-            if first and not late:
-                take_in(one[0].terms, batch.take(), key)
+            if first:
+                take_in(one[0].terms, batch.there() if late else batch.take(), key)
             if not late or key in self.answered:
                 yield one
 

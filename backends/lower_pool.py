@@ -1,7 +1,8 @@
 """Reading terms as kernels in several processes at once: the near side of lower_worker.py.
 
 Whoever has a list of jobs works on it from its beginning, processes from its end, until they meet: nothing waits for a process to
-start, and on a machine without idle cores nothing is lost. One thread does all: it looks after the processes between its own jobs.
+start, and on a machine without idle cores nothing is lost. While the list still grows, processes take what there is, in order. One thread
+does all: it looks after the processes between its own jobs.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class _Process:
     busy: dict[int, None] = field(default_factory=dict)  # jobs that it has
     messages: int = 0
     since: float = 0.0  # when it had none
+    heard: bool = False  # whether it has ever answered: it may still be starting
 
     def write(self) -> None:
         """As much as the pipe takes."""
@@ -77,12 +79,28 @@ class Batch:
     """Jobs under way, each of which is taken once, in their order; numbers count on from one batch to the next."""
 
     pool: LowerPool
-    jobs: Sequence[Callable[[], Job]]
     first: int
+    jobs: list[Callable[[], Job]] = field(default_factory=list)
     found: dict[int, Reply] = field(default_factory=dict)
+    grows: bool = True  # whether there may be more jobs
 
     def __post_init__(self) -> None:
-        self.taken, self.given = 0, len(self.jobs)  # from the beginning, from the end
+        self.taken = self.early = self.given = 0  # by the caller; while there were to be more; from the end
+
+    def add(self, job: Callable[[], Job]) -> None:
+        """One more job."""
+        self.jobs.append(job)
+        self.pool.added(self)
+
+    def close(self) -> None:
+        """These are all."""
+        self.grows, self.given = False, len(self.jobs)
+        self.pool.pump(self)
+
+    def there(self) -> Reply:
+        """What processes have made of the next job by now."""
+        self.taken += 1
+        return self.found.pop(self.first + self.taken - 1, [])
 
     def take(self) -> Reply:
         """What processes made of the next job; nothing where it is the caller's to do."""
@@ -90,15 +108,19 @@ class Batch:
         self.taken += 1
         self.pool.pump(self)
         until = time.monotonic() + PATIENCE_S
-        while number not in self.found and self.pool.has(number):
+        while number not in self.found and self.pool.waits_for(number):
             self.pool.pump(self, wait=True)
             if time.monotonic() > until:
                 self.pool.close()
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Jobs for a process, from the end: none that the caller will have come to by then."""
-        count = max(0, min(PART, self.given - self.taken - 1))
+        """Jobs for a process, from the end: none that the caller will have come to by then. While there are more to come, the first."""
+        if self.grows:
+            count = PART if len(self.jobs) - self.early >= PART else 0
+            self.early += count
+            return [(self.first + n, self.jobs[n]()) for n in range(self.early - count, self.early)]
+        count = max(0, min(PART, self.given - max(self.taken + 1, self.early)))
         self.given -= count
         return [(self.first + n, self.jobs[n]()) for n in range(self.given, self.given + count)]
 
@@ -141,23 +163,41 @@ class LowerPool:
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
         """Have jobs done, each made when it is sent; one batch at a time, the one before is over."""
-        for p in self._processes:
-            p.busy.clear()  # what is left of the one before is read and dropped
-        found = Batch(self, jobs, self._count)
+        found = self.growing()
+        found.jobs += jobs
         self._count += len(jobs)
         if len(jobs) >= WORTH:
             self.begin()
-            self.pump(found)
+        found.close()
         return found
 
-    def has(self, number: int) -> bool:
-        """Whether a process works on a job."""
-        return any(number in p.busy for p in self._processes)
+    def growing(self) -> Batch:
+        """The same, of jobs that are added one by one."""
+        for p in self._processes:
+            p.busy.clear()  # what is left of the one before is read and dropped
+        return Batch(self, self._count)
+
+    def added(self, batch: Batch) -> None:
+        """A job was added to a batch: processes have their part in it at once."""
+        self._count += 1
+        if len(batch.jobs) == WORTH:
+            self.begin()
+        if len(batch.jobs) % PART == 0:
+            self.pump(batch)
+
+    def waits_for(self, number: int) -> bool:
+        """Whether a process works on a job. One that has not even started has it no more."""
+        for p in self._processes:
+            if number in p.busy:
+                if p.heard:
+                    return True
+                del p.busy[number]
+        return False
 
     def pump(self, batch: Batch, wait: bool = False) -> None:
         """Take in what is done, and hand out what is next."""
         for p in [*self._processes]:
-            while p.messages < AHEAD and (jobs := batch.next()):
+            while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
                 p.since = p.since if p.messages else time.monotonic()
                 p.out += message(jobs)
                 p.busy |= dict.fromkeys(n for n, _ in jobs)
@@ -170,6 +210,7 @@ class LowerPool:
     def _received(self, process: _Process, batch: Batch) -> None:
         read = process.read()
         if read:
+            process.heard = True
             now = time.monotonic()
             self.clock.spent("read", process.since, now)
             process.since = now

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from math import inf, prod
 
 from ..egraph.api import input as placeholder
@@ -417,11 +418,14 @@ class Regions:
         key = self.given, self.reaches, *map(frozenset, (self.settled, self.unstarted, self.unread))
         return kept.setdefault(key, self)
 
-    def until(self, enough: Callable[[], bool]) -> list[Region]:
+    def until(self, enough: Callable[[], bool]) -> Iterator[Region]:
         """Every region, or those that were grown before `enough` said so; each is grown once."""
-        while not enough() and (region := next(self._growing, None)) is not None:
-            self._so_far.append(region)
-        return self._so_far
+        for place in count():
+            if place == len(self._so_far):
+                if enough() or (region := next(self._growing, None)) is None:
+                    return
+                self._so_far.append(region)
+            yield self._so_far[place]
 
     @cached_property
     def _growing(self) -> Iterator[Region]:

@@ -115,7 +115,7 @@ def test_terms_and_kernels_survive_the_pipe() -> None:
 def test_processes_that_die_leave_their_jobs_to_the_caller(pool: LowerPool) -> None:
     pool.begin()
     batch = pool.batch([lambda: Job(("triton",), flat([t.input("x0", (4,))]), ())] * 30)
-    assert pool.has(29)
+    assert any(29 in p.busy for p in pool._processes)
     for p in pool._processes:
         os.kill(p.process.pid, signal.SIGKILL)
         p.process.wait()
@@ -147,6 +147,28 @@ def test_nothing_of_one_batch_is_taken_for_the_next(pool: LowerPool) -> None:
     replies = [r for _ in range(20) for r in taken(second)]
     assert replies, "processes had a part in it"
     assert all("3.0" in str(pickle.loads(made)[0]) for _, found, _ in replies for *_, made in found if made)
+
+
+def test_processes_begin_while_there_are_more_jobs_to_come(pool: LowerPool) -> None:
+    """With the first ones, a few each until they have answered; the caller waits for none that has not, and at the end for none at all."""
+    x = t.input("x0", (8, 32))
+    operand = Operand(x.type, contiguous((8, 32)))
+    job = lambda: Job(("triton",), flat([t.exp(x * 2.0)]), (Call({"x0": operand}, operand, {}),))
+    part, batch = lower_pool.PART, pool.growing()
+    for _ in range(4 * part):
+        batch.add(job)
+    assert sorted(n for p in pool._processes for n in p.busy) == [*range(2 * part)]
+    first = pool._processes[0]
+    first.heard, number = False, next(iter(first.busy))
+    assert not pool.waits_for(number) and number not in first.busy, "it is the caller's again"
+    until = time.monotonic() + 60
+    while not all(p.heard for p in pool._processes) and time.monotonic() < until:
+        pool.pump(batch, wait=True)
+    assert batch.early == 4 * part and batch.found, "they go on with what comes next"
+    batch.add(job)
+    batch.close()
+    replies = [batch.take() for _ in range(4 * part)]
+    assert sum(map(bool, replies)) >= 3 * part and batch.there() == []
 
 
 def taken(batch: lower_pool.Batch) -> list[Any]:
