@@ -50,6 +50,28 @@ def convolution(
     return t.conv(x, w, b, strides=strides, pads=(*pads, *pads), dilations=dilations, groups=groups)
 
 
+def conv(
+    x: Tensor, w: Tensor, b: Tensor | None = None, stride: Ints = 1, padding: Ints | str = 0, dilation: Ints = 1,
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """A layer's convolution, whose padding may be a word: "valid" is none, "same" as much as keeps the sizes, the odd one behind"""
+    if not isinstance(padding, str):
+        return convolution(x, w, b, stride, padding, dilation, groups=groups)
+    n = w.rank - 2
+    if padding == "same":
+        whole = [d * (refuse_free(w.shape[2 + i], "a kernel size") - 1) for i, d in enumerate(_each(dilation, n))]
+        x = constant_pad(x, [v for total in reversed(whole) for v in (total // 2, total - total // 2)])
+    return convolution(x, w, b, stride, 0, dilation, groups=groups)
+
+
+def conv_transpose(
+    x: Tensor, w: Tensor, b: Tensor | None = None, stride: Ints = 1, padding: Ints = 0, output_padding: Ints = 0,
+    groups: int = 1, dilation: Ints = 1,
+) -> Tensor:  # fmt: skip
+    """A layer's transposed convolution"""
+    return convolution(x, w, b, stride, padding, dilation, True, output_padding, groups)
+
+
 def _dilated(x: Tensor, strides: Sequence[int]) -> Tensor:
     """stride - 1 zeros between neighbours of each spatial axis."""
     for i, stride in enumerate(strides):

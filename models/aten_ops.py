@@ -165,6 +165,7 @@ _VIEWS: dict[str, Builder] = {
     "expand_as": lambda x, other: t.broadcast_to(x, other.shape),
     **dict.fromkeys(("view_as", "reshape_as"), lambda x, other: t.reshape(x, other.shape)),
     "mT": t.transpose,
+    "numpy_T": lambda x: t.permute(x, tuple(reversed(range(x.rank)))),
     "copy": layout.copy,
     **dict.fromkeys(("clone", "contiguous", "detach", "alias", "lift_fresh", "lift_fresh_copy", "detach_", "detach_copy",
                      "alias_copy"), layout.same),
@@ -229,6 +230,8 @@ _REDUCTIONS: dict[str, Builder] = {
     "amin": r.over_axes(t.min),
     "max": t.max,
     "min": t.min,
+    "max.other": p.binary(t.maximum),
+    "min.other": p.binary(t.minimum),
     "max.dim": r.extreme(t.max, t.argmax),
     "min.dim": r.extreme(t.min, t.argmin),
     "any": t.any,
@@ -280,6 +283,8 @@ _CONTRACTIONS: dict[str, Builder] = {
     "dist": r.dist,
     "_cdist_forward": r.cdist,
     "convolution": nn.convolution,
+    **{f"conv{n}d.default padding": nn.conv for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d.{kind}": nn.conv_transpose for n, kind in ((1, "default"), (2, "input"), (3, "input"))},
 }
 
 _LAYERS: dict[str, Builder] = {

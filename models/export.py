@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..egraph.graph import Graph
@@ -18,6 +19,7 @@ from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .export_graph import MODES, overload_of
 from .export_sizes import read_exported
+from .export_writes import Writes, aliases, functional, writes_of
 
 
 def load_module(
@@ -42,7 +44,7 @@ def load_module(
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
-    with no_collection(), torch.no_grad(), warnings.catch_warnings():  # (what it imports alone is a third faster so)
+    with torch.no_grad(), warnings.catch_warnings(), no_collection(), _untraced():  # (imports alone are a third faster)
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
@@ -56,17 +58,34 @@ def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[
     """The graph of a `torch.export.ExportedProgram`. `sizes` names the free sizes of each tensor input, by axis."""
     import torch
 
-    if not _is_ready(program):
-        with torch.no_grad(), warnings.catch_warnings():
+    writes = writes_of(program) if _is_ready(program) else None
+    if writes is None:
+        with torch.no_grad(), warnings.catch_warnings(), no_collection(), _untraced():
             warnings.simplefilter("ignore")
             try:
                 program = program.run_decompositions(_decompositions(program))
             except Exception as error:
                 raise _export_error(error, name) from error
-    return read_exported(program, sizes, name)
+    return read_exported(program, sizes, name, writes or Writes())
 
 
 # ---------------------------------------------------------------- around torch.export
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """No node keeps the stack that it comes from, where this version of Torch leaves that out: a quarter of the time."""
+    import torch.fx.config as config
+
+    name = "do_not_emit_stack_traces"
+    before = getattr(config, name, None)
+    if before is not None:
+        setattr(config, name, True)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(config, name, before)
+
+
 def _as_module(function: Callable[..., Any]) -> Any:
     import torch
 
@@ -115,7 +134,7 @@ def _trains_batch_norm(program: Any) -> bool:
 
 
 def _is_ready(program: Any) -> bool:
-    """Whether every node has a builder and none mutates: decomposing, half of all the time, would change nothing."""
+    """Whether there is a builder for what every node computes or writes: decomposing, half of all the time, would change nothing."""
     import torch
 
     for module in program.graph_module.modules():
@@ -123,12 +142,8 @@ def _is_ready(program: Any) -> bool:
             if node.op != "call_function" or type(node.meta.get("val")).__name__ in ("SymInt", "SymBool", "SymFloat"):
                 continue
             overload = overload_of(node.target)
-            schema = getattr(node.target, "_schema", None)
-            if overload not in ("getitem", *MODES) and not any(
-                overload in known for known in (TABLE, IGNORED, cx.TABLE)
-            ):
-                return False
-            if schema is not None and schema.is_mutable and overload != "detach_.default":
+            known = any(overload in table for table in (TABLE, IGNORED, cx.TABLE)) or bool(functional(node.target))
+            if overload not in ("getitem", *MODES) and not known:
                 return False
     return not _trains_batch_norm(program)
 
@@ -144,16 +159,9 @@ def _decompositions(program: Any) -> Any:
         if packet == "batch_norm" and training:
             continue  # its running statistics change: only the functional form says so
         op = getattr(getattr(torch.ops.aten, packet, None), kind, None)
-        if op is not None and op in table and not _aliases(op):
+        if op is not None and op in table and not aliases(op):
             table.pop(op)
     return table
-
-
-def _aliases(op: Any) -> bool:
-    """Whether results may share memory with arguments, so that the functional form must replace it."""
-    return any(a.alias_info is not None for a in (*op._schema.arguments, *op._schema.returns)) or (
-        op._schema.name.removeprefix("aten::") in ("reshape", "contiguous", "to", "flatten", "narrow", "chunk")
-    )
 
 
 def _named_dims(shapes: Any) -> Any:

@@ -18,6 +18,7 @@ from . import aten_complex as cx
 from .aten_layout import Missing
 from .aten_ops import IGNORED, TABLE
 from .aten_pointwise import number
+from .export_writes import Writes, functional
 from .sizes import size_tensor
 from .torch_arrays import dtype_name, to_numpy
 
@@ -47,8 +48,10 @@ MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 class ExportReader:
     """One pass over an exported program's nodes, calling builders. Unsupported nodes are collected, not raised."""
 
-    def __init__(self, program: Any, sizes: Sequence[Mapping[int, str]], parts: Mapping[str, int]) -> None:
-        self.program, self.sizes = program, sizes
+    def __init__(
+        self, program: Any, sizes: Sequence[Mapping[int, str]], parts: Mapping[str, int], writes: Writes
+    ) -> None:
+        self.program, self.sizes, self.writes = program, sizes, writes
         self.parts = parts  # name of a size -> what it is to be a multiple of
         # name of a size -> what it is here, and its example (0: unknown)
         self.examples: dict[str, tuple[Dim, int]] = {}
@@ -59,9 +62,9 @@ class ExportReader:
         self._shared: dict[Any, Tensor] = {}
         signature = program.graph_signature
         self._specs = {s.arg.name: s for s in signature.input_specs if hasattr(s.arg, "name")}
-        self._mutated = {
-            s.target for s in signature.output_specs if s.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION")
-        }
+        updated = (s for s in signature.output_specs if s.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION"))
+        self._mutated = {*writes.buffers, *(s.target for s in updated)}
+        self._written: dict[str, Any] = {}  # what the buffers hold in the end
 
     def graph(self, name: str) -> Graph:
         """The graph; UnsupportedError with everything that was collected."""
@@ -79,6 +82,7 @@ class ExportReader:
                     outputs.append(self._output(value))
             else:
                 self._note(f"a program that writes into its {kind.removesuffix('_MUTATION').lower()} {spec.target!r}")
+        updates |= {name: self._written[name] for name in self.writes.buffers}
         if self.missing:
             hint = next(h for pattern, h in _HINTS.items() if any(re.search(pattern, m) for m in self.missing))
             raise UnsupportedError("operators without a builder", missing=self.missing, where=name, hint=hint)
@@ -116,16 +120,20 @@ class ExportReader:
         """The values that a graph module returns, its placeholders bound to `operands` or to the program's leaves."""
         env: dict[Any, Any] = {}
         given = iter(operands or ())
-        live = _live(module.graph)
+        live, names = _live(module.graph, self.writes.names), self.writes.names
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(given) if operands is not None else self._leaf(node)
             elif node.op == "get_attr":
                 env[node] = self._attribute(module, node.target)
             elif node.op == "output":
-                return [env.get(v, v) if not isinstance(v, list | tuple) else v for v in node.args[0]]
+                for origin in names.values():
+                    if origin.op == "placeholder":
+                        self._written[self._specs[origin.name].target] = env[origin]
+                found = [v if isinstance(v, list | tuple) else names.get(v, v) for v in node.args[0]]
+                return [v if isinstance(v, list | tuple) else env.get(v, v) for v in found]
             elif node in live:
-                env[node] = self._call(node, env)
+                env[names.get(node, node)] = self._call(node, env)
         raise BadModelError("the exported graph has no output")
 
     def _attribute(self, module: Any, target: str) -> Any:
@@ -260,7 +268,7 @@ class ExportReader:
         return build(*(t.cast(v, "float32") if isinstance(v, Tensor) else v for v in map(number, args)))
 
     def _apply(self, node: Any, args: Any, kwargs: Any, value: Any) -> Any:
-        overload = overload_of(node.target)
+        overload = functional(node.target) or overload_of(node.target)
         if overload in MODES:
             first = MODES[overload]
             if overload == "wrap_with_autocast" and args[2]:
@@ -299,7 +307,7 @@ class ExportReader:
 
     def _resolve(self, item: Any, env: Mapping[Any, Any]) -> Any:
         if type(item).__name__ == "Node":
-            return env[item]
+            return env[self.writes.names.get(item, item)]
         if isinstance(item, list | tuple):
             return [self._resolve(v, env) for v in item]
         if isinstance(item, dict):
@@ -309,11 +317,11 @@ class ExportReader:
         return item
 
 
-def _live(graph: Any) -> set[Any]:
-    """The nodes that the output depends on."""
+def _live(graph: Any, writes: Mapping[Any, Any]) -> set[Any]:
+    """The nodes that the output, and what is written, depend on."""
     found: set[Any] = set()
     for node in reversed(graph.nodes):
-        if node.op == "output" or node in found:
+        if node.op == "output" or node in found or node in writes:
             found.add(node)
             found.update(node.all_input_nodes)
     return found

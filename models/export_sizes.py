@@ -11,12 +11,13 @@ from ..egraph.dims import Dim
 from ..egraph.graph import Graph
 from ..errors import ShapeError
 from .export_graph import ExportReader
+from .export_writes import Writes
 
 #: Sizes are taken as multiples of at most this number.
 MAX_PART = 64
 
 
-def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str) -> Graph:
+def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, writes: Writes) -> Graph:
     """The graph. A model may mean something at some sizes only: a U-Net joins what it has halved and doubled again with what
     it had before. PyTorch keeps guards for that; here such a size is written as a multiple of another one, of the least number
     that divides the example's size and lets the model's sizes meet, with a warning that names it."""
@@ -24,7 +25,7 @@ def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str) -
     error: ShapeError | None = None
     loose: Graph | None = None  # what was read first, with reshapes that fit at some sizes only
     while True:
-        reader = ExportReader(program, sizes, parts)
+        reader = ExportReader(program, sizes, parts, writes)
         try:
             graph = reader.graph(name)
             apart = _reshapes_apart(graph)

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 import zipfile
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from tensor_graphs.errors import (  # noqa: E402
     UntrustedModelError,
     UsageError,
 )
-from tensor_graphs.models.export import load_module  # noqa: E402
+from tensor_graphs.models.export import from_exported, load_module  # noqa: E402
+from tensor_graphs.models.export_writes import writes_of  # noqa: E402
 from tensor_graphs.models.pt2 import load_pt2  # noqa: E402
 from tensor_graphs.models.torch_arrays import to_numpy, to_torch  # noqa: E402
 
@@ -488,3 +490,90 @@ def test_a_mask_that_is_not_saved_is_known() -> None:
         assert len(graph.leaves("constant")) == (not persistent)
         values = {"mask": to_numpy(module.mask)} if persistent else {}
         np.testing.assert_array_equal(run(graph, (x,), **values)[0], module(x).numpy())
+
+
+# ---------------------------------------------------------------- writes
+class Written(nn.Module):
+    """A module that writes in place; what is done is given."""
+
+    def __init__(self, does: Callable[[nn.Module, Any], Any]) -> None:
+        super().__init__()
+        self.does, self.layer = does, nn.Linear(3, 3)
+        self.register_buffer("kept", torch.arange(12.0).reshape(4, 3))
+
+    def forward(self, x: Any) -> Any:
+        """What was given to be done."""
+        return self.does(self, x)
+
+
+def caches(m: Any, x: Any) -> Any:
+    """Written twice, read as a whole between and in the end."""
+    k = m.kept.index_copy_(0, torch.tensor([1, 3]), x[:2])
+    first = k.expand(2, 4, 3).sum()
+    m.kept.mul_(2.0)
+    return first, k @ x.T, m.kept[1:]
+
+
+def sums(m: Any, x: Any) -> Any:
+    """What was just made is written, also by another name."""
+    y = m.layer(x)
+    z = y.relu_().detach_()
+    z.add_(1)
+    return y, z * 2
+
+
+PLAIN: dict[str, Callable[[Any, Any], Any]] = {
+    "a cache": caches, "a sum": sums,
+    "filled": lambda m, x: torch.zeros(4, 3).copy_(x[0]).masked_fill_(x > 0, 7.0).clamp_(max=5.0),
+    "of another type": lambda m, x: m.kept.add_(torch.ones(4, 3, dtype=torch.float64)) + x,
+    "read by nobody": lambda m, x: (m.kept.add_(x), x * 2)[1],
+    "a view that is done with": lambda m, x: (m.kept[:2].sum(), m.kept.add_(1.0))[0] + x,
+}  # fmt: skip
+SEEN: dict[str, Callable[[Any, Any], Any]] = {
+    "through a view": lambda m, x: (m.kept[1:].add_(1.0), m.kept * x)[1],
+    "beside a view": lambda m, x: (lambda view: (m.kept.add_(1.0), view * x[1:])[1])(m.kept[1:]),
+    "beside a view of a view": lambda m, x: (lambda view: (m.kept.add_(x), view * 2)[1])(m.kept.T[1:].detach()),
+    "what may be its operand": lambda m, x: (lambda y: (y.type_as(x).add_(1.0), y)[1])(x * 2),
+}
+
+
+@pytest.mark.parametrize("case", [*PLAIN, *SEEN])
+def test_what_is_written_in_place_is_seen_by_all_who_read_it(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As eager PyTorch does; without tracing the program again where no view sees the write."""
+    module, x = Written((PLAIN | SEEN)[case]).eval(), torch.randn(4, 3)
+    program = torch.export.export(module, (x,))
+    before = {n: to_numpy(b.clone()) for n, b in module.named_buffers()}
+    traced = []
+    plain = type(program).run_decompositions
+    monkeypatch.setattr(type(program), "run_decompositions", lambda *a, **k: traced.append(1) or plain(*a, **k))
+    graph = from_exported(program)
+    assert bool(traced) == (case in SEEN)
+    found = run(graph, (x,), **{n.attr("name"): before[n.attr("name")] for n in graph.leaves("state")})
+    with torch.no_grad():
+        wanted = module(x)
+        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    held = dict(module.named_buffers(remove_duplicate=False))
+    for value, expected in zip(found, [*wanted, *(held[n] for n in graph.updates)], strict=True):
+        np.testing.assert_allclose(value, to_numpy(expected), rtol=1e-5, atol=1e-6)
+    changed = {n for n, b in held.items() if n in before and not np.array_equal(to_numpy(b), before[n])}
+    assert changed == set(graph.updates)
+
+
+@pytest.mark.parametrize("layer", [
+    nn.Conv1d(4, 6, 4, padding="same", dilation=3), nn.Conv2d(4, 6, (2, 3), padding="same"), nn.Conv2d(4, 6, 3, padding="valid"),
+    nn.Conv2d(4, 4, 3, (2, 1), (1, 2), (1, 2), groups=4, bias=False), nn.Conv3d(4, 2, 2), nn.ConvTranspose1d(4, 6, 3, 2, 1, 1),
+    nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, dilation=2), nn.ConvTranspose3d(4, 2, 2, 2, groups=2),
+], ids=str)  # fmt: skip
+def test_convolutions_arrive_whole(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = layer.weight.dim() - 2
+    x = torch.randn(2, 4, *(7, 8, 6)[:rank])
+    program = torch.export.export(layer.eval(), (x,))
+    monkeypatch.setattr(type(program), "run_decompositions", lambda *a: pytest.fail("traced again"))
+    (found,) = run(from_exported(program), (x,))
+    np.testing.assert_allclose(found, layer(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_buffer_of_two_names_is_not_written_under_one() -> None:
+    module = Written(lambda m, x: (m.kept.add_(1.0), m.again * x)[1]).eval()
+    module.register_buffer("again", module.kept)
+    assert writes_of(torch.export.export(module, (torch.ones(4, 3),))) is None
