@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +308,8 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gpu, "hardware", lambda: "rehearsal")
     monkeypatch.setattr(accept, "Program", partial(Program, device="cpu"))
     monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
-    monkeypatch.setattr(pipeline, "GpuMeasurer", partial(GpuMeasurer, device="cpu", timeout=60.0))
+    made = partialmethod(GpuMeasurer.__init__, device="cpu", timeout=60.0)
+    monkeypatch.setattr(pipeline, "GpuMeasurer", type("Here", (GpuMeasurer,), {"__init__": made}))
     monkeypatch.setattr(pipeline, "_time_whole", lambda *a: None)
     source = t.exp(t.input("x", (40, 6))) * t.input("y", (40, 6))
     first = tg.optimize(source, backend="triton-only", budget=60)
