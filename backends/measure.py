@@ -260,6 +260,10 @@ class CpuMeasurer:
         """Never: there is nothing to choose about a kernel here."""
         return False
 
+    def further(self, candidate: Candidate) -> bool:
+        """Nor this."""
+        return False
+
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement, not stored."""
         reply = self.worker.ask({**encode(template, call), "seconds": self.seconds})

@@ -33,7 +33,7 @@ from .kernel_text import kernel_text
 from .keys import key_of
 from .measure import CUT, POLL_S, Failure, Sink, Timing, Worker, ended_of
 from .schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule
-from .tries import GIVE_UP, SCHEDULES, Measured, Try, failed, kind_of, not_tried, rows_of, search_of
+from .tries import SCHEDULES, Measured, Try, failed, kind_of, not_tried, rows_of, search_of
 
 BEST, CLOSE = 2, 1.1  # of those tried that get the full protocol, and times the fastest one's time that they may take
 ALIKE = 2  # best schedules of kernels like one that are tried in it
@@ -95,6 +95,7 @@ class GpuMeasurer:
         self._early: dict[tuple[str, Key], Try] = {}  # compiled before they were wanted
         self._ahead: Try | None = None  # the last of them
         self._alike: dict[Hashable, dict[Key, float]] = {}  # by kind of kernel: the least µs of schedules
+        self._most: dict[str, int] = {}  # schedules of kernels that are searched further than is usual
         self._rows: list[Row] = []  # measured, and not in the sink yet
         self._kept = 0.0  # when rows went there last
         self._measuring = 0.0  # seconds in all
@@ -294,6 +295,17 @@ class GpuMeasurer:
         search = self._search(candidate.template, candidate.call)
         return search is not None and bool(search.known) and search.unfinished
 
+    def further(self, candidate: Candidate) -> bool:
+        """Let a search that has measured all the schedules that it may go on with as many again; whether there are more. (One that
+        ended before, as what is of no use does, is left.)"""
+        if candidate.is_view or candidate.template.space is None:
+            return False
+        search = self._search(candidate.template, candidate.call)
+        if search is None or search.room > 0:
+            return False
+        self._most[key_of(candidate.template, candidate.call).digest] = search.count + self.schedules
+        return self.unfinished(candidate)
+
     def _calibrate_once(self) -> None:
         """Have the device calibrated where the store knows no limits of it: when it has nothing to do after the first kernels, for
         what libraries' kernels take says more."""
@@ -376,12 +388,13 @@ class GpuMeasurer:
 
     def _search(self, template: Template, call: Call) -> ScheduleSearch | None:
         """The search of a kernel: it begins with what was best in others like it, and is shorter where one of them was searched."""
-        search = search_of(template, call, self.schedules, getattr(self.sink, "snapshot", None))
+        most = self._most.get(key_of(template, call).digest, self.schedules) if self._most else self.schedules
+        search = search_of(template, call, most, getattr(self.sink, "snapshot", None))
         known = dict(self._alike.get(kind_of(template, call), {}))  # as it is now: another thread may add to it
         if search is not None and search.fits is not None and known:
             best = (dict(key) for key in sorted(known, key=lambda key: (known[key], key)))
             search.like = list(islice(filter(search.fits, best), ALIKE))
-            if len(known) >= self.schedules:
+            if len(known) >= self.schedules and most == self.schedules:
                 search.count = min(search.count, AGAIN)
         return search
 
@@ -524,9 +537,9 @@ class GpuMeasurer:
             if us < math.inf:
                 known = self._alike.setdefault(kind_of(kernel.template, kernel.call), {})
                 known[key] = min(us, known.get(key, us))
-        if kernel.broken >= GIVE_UP:
+        if why := kernel.given_up:
             rest = [s for s in search.ranked if key_of_schedule(s) not in search.known]
-            kernel.tries += [Try(replace(kernel.call, schedule=dict(s)), failure=not_tried(kernel)) for s in rest]
+            kernel.tries += [Try(replace(kernel.call, schedule=dict(s)), failure=not_tried(why)) for s in rest]
             return []
         useful = worth(kernel.candidate) if worth is not None and kernel.candidate is not None else math.inf
         return search.more(useful, look=kernel.look)
@@ -549,8 +562,8 @@ class GpuMeasurer:
     # ------------------------------------------------------------ with the device, in its thread
     def _try(self, kernel: Measured, one: Try) -> None:
         """Run one schedule: is it right, and how fast about?"""
-        if kernel.broken >= GIVE_UP:
-            one.failure = not_tried(kernel)
+        if why := kernel.given_up:
+            one.failure = not_tried(why)
             return
         assert one.text is not None
         reply = self._process_of(kernel).attempt(kernel.opening, kernel.tries.index(one), one.text)

@@ -25,8 +25,8 @@ COUNT = 16  # schedules of a kernel and shape that are measured
 SEEDS = 5  # ranked guesses that are measured first
 LOOK = 3  # of them in a first look
 ROUND = 7  # schedules proposed together after that: as many as compile side by side in the time that the slowest takes
-CENTRES = 2  # measured schedules whose neighbours are tried
-NEAR = 1.15  # times the fastest one's time that the second centre may take
+CENTRES = 2  # measured schedules whose neighbours are tried in turn
+NEAR = 1.15  # times the fastest one's time that others may take whose neighbours are tried
 SLACK = 0.75  # share above `worth` that is hoped for at first; less with every schedule measured. (On an H200 the best of five
 # guesses took 1.07 times as long as the best of 24 on average, 1.7 times at most.)
 FAR = 1.5  # times `worth` from which on a first guess ends a look. (On an H200 the first guess took at most 1.5 times as long as the
@@ -94,20 +94,22 @@ class ScheduleSearch:
     def more(self, worth: float = math.inf, *, look: bool = False) -> list[Schedule]:
         """The schedules to measure now, none when the search has ended; what was proposed before is told by now, or lost. With
         `look`, it ends with the first guesses, if anything is known then of how fast the kernel is."""
-        room = min(self.count - len(self.measured), 2 * self.count - len(self.known))
-        return self._noted(self._looked(worth) if look else self._wanted(worth), room)
+        return self._noted(self._looked(worth) if look else self._wanted(worth), self.room)
+
+    @property
+    def room(self) -> int:
+        """How many schedules more may be measured; of those that fail, as many again."""
+        return min(self.count - len(self.measured), 2 * self.count - len(self.known))
 
     @property
     def unfinished(self) -> bool:
         """Whether there is something to propose."""
-        room = min(self.count - len(self.measured), 2 * self.count - len(self.known))
-        return room > 0 and (any(map(self._open, self.ranked)) or bool(self._wanted(math.inf)))
+        return self.room > 0 and (any(map(self._open, self.ranked)) or bool(self._wanted(math.inf)))
 
     def ahead(self) -> list[Schedule]:
         """What may be proposed next, by what is known already: worth getting ready, not measuring. Nothing is noted."""
         under_way = len(self.proposed - self.known.keys())
-        room = min(self.count - len(self.measured), 2 * self.count - len(self.known)) - under_way
-        return self._wanted(math.inf)[: max(0, room)] if self.measured else []
+        return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
 
     def _looked(self, worth: float) -> list[Schedule]:
         """The best guess of each form; then the other first guesses, if what is known makes them worth it."""
@@ -156,11 +158,16 @@ class ScheduleSearch:
         return bool(found) and found[0][0] > worth * (1 + SLACK * (1 - len(found) / self.count))
 
     def _neighbours(self) -> Iterator[Schedule]:
-        """Legal, untried schedules one step from the fastest, in turn with those of the second one if it is near."""
+        """Legal, untried schedules one step from the fastest, in turn with those of the second one if it is near; then of the next two,
+        and so on."""
         found = self.measured
-        centres = [dict(key) for us, key in found[:CENTRES] if us <= NEAR * found[0][0]]
-        ways = [self._around(centre) for centre in centres]
+        near = iter([dict(key) for us, key in found if us <= NEAR * found[0][0]])
         seen: set[Key] = set()
+        while ways := [self._around(centre) for centre in islice(near, CENTRES)]:
+            yield from self._in_turn(ways, seen)
+
+    def _in_turn(self, ways: list[Iterator[Schedule]], seen: set[Key]) -> Iterator[Schedule]:
+        """One of each way, again and again; none twice."""
         while ways:
             for way in list(ways):
                 step = next(way, None)

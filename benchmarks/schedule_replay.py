@@ -3,7 +3,7 @@
 With `measure`, on a GPU: schedules of each case, its guesses and what lies around them, are timed as a search times them, and
 results/raw/schedules.json keeps (schedule, µs). Without, anywhere: the search runs against that table, in which it finds the
 time of what it proposes; what is not in the table does not exist. Printed is how much longer than the table's best the best
-takes after 1, 3 (a first look), 5, 8 and 16 schedules.
+takes after 1, 3 (a first look), 5, 8, 16 (a search) schedules and more, and how many are asked for where time is left for all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +31,7 @@ from tensor_graphs.extract.kernel import Call, Operand, Template, contiguous
 
 TABLE = Path(__file__).parent / "results/raw/schedules.json"
 COUNT = 150  # schedules of a case
-AFTER = (1, 3, 5, 8, 16)
+AFTER = (1, 3, 5, 8, 16, 32, 64)
 Times = dict[Key, float]
 
 
@@ -195,13 +196,16 @@ def main(arguments: Sequence[str]) -> None:
         measure(given.cases or CASES)
         return
     tables, logs = read(), [0.0] * len(AFTER)
-    print(f"| case | schedules | best µs | {' | '.join(f'after {n}' for n in AFTER)} |\n{'|---' * (3 + len(AFTER))}|")
+    print(
+        f"| case | schedules | best µs | asked for | {' | '.join(f'after {n}' for n in AFTER)} |\n{'|---' * (4 + len(AFTER))}|"
+    )
     for case, times in tables.items():
-        asked, best = replayed(times, searched(*kernel(case))[0]), min(times.values())
+        whole = partial(ScheduleSearch, count=len(times))
+        asked, best = replayed(times, searched(*kernel(case))[0], whole), min(times.values())
         ratios = [min(asked[:n]) / best for n in AFTER]
         logs = [a + math.log(r) / len(tables) for a, r in zip(logs, ratios)]
-        print(f"| {case} | {len(times)} | {best:.2f} | {' | '.join(f'{r:.3f}' for r in ratios)} |")
-    print(f"| all (geometric mean) | | | {' | '.join(f'{math.exp(v):.3f}' for v in logs)} |")
+        print(f"| {case} | {len(times)} | {best:.2f} | {len(asked)} | {' | '.join(f'{r:.3f}' for r in ratios)} |")
+    print(f"| all (geometric mean) | | | | {' | '.join(f'{math.exp(v):.3f}' for v in logs)} |")
 
 
 if __name__ == "__main__":

@@ -272,6 +272,10 @@ class Measurer(Protocol):
         """Whether a measured candidate has schedules that are still worth measuring."""
         ...
 
+    def further(self, candidate: Candidate) -> bool:
+        """Let the search of a candidate that ended with as many schedules as are usual go on; whether there are more."""
+        ...
+
 
 class Pricer(Protocol):
     """Prices candidates from measurements and predictions."""

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 from itertools import chain, islice
 from typing import TypeVar
 
 from .candidates import Hypergraph
 from .kernel import Candidate, Measurer, Priced, Vertex
-from .worth import Token, Worth, token
+from .worth import Places, Token, Worth, token
 
 CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
 RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
 NEXT = 2  # alternatives searched together with each kernel of the winner, if they may become faster than it is
 MUCH = 0.03  # of the plan's cost: less at stake waits for more
+LITTLE = 0.01  # of it: what may be believed of less, or be gained, hardly matters
 LEAST = 16  # kernels of a round, if there are so many: it costs a solve, and at its end compilers wait for each other
 UNKNOWN = 4  # times its bound that is at stake where nothing else is known of a kernel of the winner
 HOPE = 0.75  # of its time after a first look: what a kernel may take when its schedules have been searched. (On an H200 the best of
 # three guesses took 1.04 to 1.1 times as long as the best of 16 in Triton, 1.6 times in CUDA C++.)
+FURTHER = 0.97  # the same after a search of the usual length. (In the mean the best of 16 takes 0.9 % longer than the best there is, 11 % at most.)
+WORK = {True: 2, False: 13}  # schedules of a kernel that a first look measures, about, and the rest of its search
 
 
 T = TypeVar("T")
@@ -41,24 +45,38 @@ class Wanted:
 
 @dataclass
 class Known:
-    """What a search has measured: calls that are `done`, and of them those that were only `looked` at and have schedules left."""
+    """What a search has measured: calls that are `done`, and of them those that were only `looked` at, and that were `searched` as far as
+    is usual; both have schedules left."""
 
     hypergraph: Hypergraph
     measurer: Measurer | None
     done: set[Token] = field(default_factory=set)
     looked: set[Token] = field(default_factory=set)
+    searched: set[Token] = field(default_factory=set)
     under_way: dict[Token, tuple[Candidate, bool]] = field(default_factory=dict)  # and whether it is looked at
+    asked: dict[bool, int] = field(
+        default_factory=lambda: {True: 0, False: 0}
+    )  # schedules, about, in first looks and in searches
+    places: Places = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.hypergraph)
 
     def hopes(self, prices: Sequence[Priced]) -> list[float]:
         """What each candidate may cost at best, in µs."""
         return each(
             self.hypergraph, prices,
-            lambda c, p: p.low if self.is_open(c, p) else p.us * HOPE if token(c) in self.looked else p.us,
+            lambda c, p: p.low if self.is_open(c, p) else p.us * self.hope(c),
         )  # fmt: skip
+
+    def hope(self, candidate: Candidate) -> float:
+        """What share of its time a measured candidate may take when more of its schedules were."""
+        key = token(candidate)
+        return HOPE if key in self.looked else FURTHER if key in self.searched else 1.0
 
     def hoped(self, i: int, price: Priced) -> bool:
         """Whether a candidate counts for less than what is known of it."""
-        return price.source != "measured" or token(self.hypergraph.candidates[i]) in self.looked
+        return price.source != "measured" or self.hope(self.hypergraph.candidates[i]) < 1.0
 
     def is_open(self, candidate: Candidate, price: Priced) -> bool:
         """Whether a first look could still show the candidate to be cheaper: it was never measured, or so unevenly (on a busy
@@ -75,13 +93,15 @@ class Known:
 
     def beside(self, dear: Iterable[int], prices: Sequence[Priced]) -> list[int]:
         """Of each of some dear candidates, the next few that make the same without a compiler: if it surprises, one of them is next."""
-        candidates, made = self.hypergraph.candidates, self.hypergraph.numbered.made
-        rivals: dict[int, list[int]] = {made[i]: [] for i in dear}
-        for i, (c, p) in enumerate(zip(candidates, prices) if rivals else ()):
-            if made[i] in rivals and c.template.space is None and self.is_open(c, p):
-                rivals[made[i]].append(i)
-        near = (sorted(rivals[made[i]], key=lambda j: prices[j].us)[: NEXT + 1] for i in dear)
-        return list(_largest(candidates, dict.fromkeys((j for found in near for j in found), 1.0)))
+        candidates = self.hypergraph.candidates
+        ready = lambda j: candidates[j].template.space is None and self.is_open(candidates[j], prices[j])
+        near = (j for i in dear for j in self._nearest(i, prices, ready))
+        return list(_largest(candidates, dict.fromkeys(near, 1.0)))
+
+    def _nearest(self, i: int, prices: Sequence[Priced], which: Callable[[int], bool]) -> list[int]:
+        """Of a candidate and those that make the same, a few such ones, the cheapest first."""
+        alike = self.places.alike[self.hypergraph.numbered.made[i]]
+        return nsmallest(NEXT + 1, filter(which, alike), key=lambda j: prices[j].us)
 
     def cut(self, prices: Sequence[Priced]) -> bool:
         """What the end of the time kept from being measured may be asked for again. Whether that is all that was: then nothing answers."""
@@ -90,19 +110,17 @@ class Known:
         self.done -= {token(c) for c, p in calls if p.source != "measured" and p.us < math.inf}
         return asked and not self.done
 
-    def lacking(self, chosen: Sequence[int], prices: Sequence[Priced]) -> Wanted:
+    def lacking(self, chosen: Sequence[int], prices: Sequence[Priced], fill: bool = False) -> Wanted:
         """What to measure next: first looks while kernels of the winner had none, but what has little at stake is looked at when
-        what has much was searched. And what may come after that."""
+        what has much was searched. And what may come after that. With `fill`, a round has room for what hardly matters as well."""
         if self.measurer is None:
             return Wanted(look=False)
-        candidates, much = self.hypergraph.candidates, MUCH * sum(prices[i].us for i in chosen)
+        candidates, whole = self.hypergraph.candidates, sum(prices[i].us for i in chosen)
         open_ = each(self.hypergraph, prices, self.is_open)
         looks = _lacking(self.hypergraph, chosen, prices, open_)
         searches = self.unfinished(chosen, prices)
-        for least, stakes, look in [
-            (least, *one) for least in (much, 0.0) for one in ((looks, True), (searches, False))
-        ]:
-            if now := _first(stakes, least):
+        for part, stakes, look in [(part, *one) for part in (whole, 0.0) for one in ((looks, True), (searches, False))]:
+            if now := _first(stakes, MUCH * part, 0.0 if fill else LITTLE * part):
                 later = [(candidates[i], look) for i in stakes if i not in now]
                 later += [(candidates[i], False) for i in searches if look]
                 return Wanted(sorted(now, key=lambda i: look and candidates[i].template.space is not None), look, later)
@@ -111,25 +129,24 @@ class Known:
     def unfinished(self, chosen: Sequence[int], prices: Sequence[Priced]) -> dict[int, float]:
         """Chosen candidates that were measured, but not to the end, with what is at stake in µs, most first: they were only looked
         at, a search was cut, or found them hopeless beside others. Behind each, what was only looked at and may be faster."""
-        measurer, candidates, made = self.measurer, self.hypergraph.candidates, self.hypergraph.numbered.made
+        measurer, candidates = self.measurer, self.hypergraph.candidates
         if measurer is None:
             return {}
-        stakes = _summed(candidates, ((i, (1 - HOPE) * prices[i].us) for i in chosen))
+        share: Callable[[int], float] = lambda i: 1 - (FURTHER if token(candidates[i]) in self.searched else HOPE)
+        stakes = _summed(candidates, ((i, share(i) * prices[i].us) for i in chosen))
         dearest = sorted(stakes, key=lambda i: -stakes[i])
-        unique, ended = {token(candidates[i]): i for i in dearest}, self.done - self.looked
+        unique, ended = {token(candidates[i]): i for i in dearest}, self.done - self.looked - self.searched
         open_ = {i for key, i in unique.items() if key not in ended and measurer.unfinished(candidates[i])}
-        rivals: dict[int, list[int]] = {}
-        for i, candidate in enumerate(candidates) if open_ else ():
-            if token(candidate) in self.looked:
-                rivals.setdefault(made[i], []).append(i)
+        left = lambda j: self.hope(candidates[j]) < 1.0
         found: dict[int, float] = {}
-        for i in dearest:
+        for i in dearest if open_ else ():
             if i in open_:
                 found[i] = stakes[i]
-            for j in sorted(rivals.get(made[i], ()), key=lambda j: prices[j].us)[: NEXT + 1]:
-                if prices[j].us * HOPE < prices[i].us and unique.setdefault(token(candidates[j]), j) == j:
-                    found.setdefault(j, stakes[i])
-        return found
+            for j in self._nearest(i, prices, left):
+                gain = 1 - prices[j].us * self.hope(candidates[j]) / prices[i].us
+                if gain > 0 and unique.setdefault(token(candidates[j]), j) == j:
+                    found.setdefault(j, stakes[i] * min(1.0, gain / share(i)))
+        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
     def measure(
         self, wanted: Sequence[Candidate], worth: Worth, look: bool, later: Later, leave: bool = True
@@ -140,15 +157,20 @@ class Known:
         for candidate, _ in self.under_way.values():
             worth.taken(candidate)
         asked = {**self.under_way, **{token(c): (c, look) for c in wanted}}
+        self.asked[look] += WORK[look] * len(wanted)
         self.looked -= asked.keys()
+        self.searched -= asked.keys()
         some = _until(worth, wanted, self.done)
         left = self.measurer.measure(
             some, worth=worth, look=look, later=later, leave=leave and bool(wanted) and not worth.ended()
         )
         self.under_way = {token(c): asked[token(c)] for c in left if token(c) in asked}
         for key in asked.keys() & self.done - self.under_way.keys():
-            if asked[key][1] and self.measurer.unfinished(asked[key][0]):
+            candidate, looked = asked[key]
+            if looked and self.measurer.unfinished(candidate):
                 self.looked.add(key)
+            elif not looked and self.measurer.further(candidate):
+                self.searched.add(key)
 
 
 def each(hypergraph: Hypergraph, prices: Sequence[Priced], of: Callable[[Candidate, Priced], T]) -> list[T]:
@@ -173,7 +195,8 @@ def _lacking(
     hypergraph: Hypergraph, chosen: Iterable[int], prices: Sequence[Priced], open_: Sequence[bool]
 ) -> dict[int, float]:
     """Open candidates of the winner, and those of their open rivals that may take less than the winner is expected to: with what is
-    at stake in µs, most first; equal calls once. Of the winner's own that is what they may cost, of rivals what they may save."""
+    at stake in µs, most first; equal calls once. Of the winner's own that is what they may cost, of rivals what they may save: only one
+    of them will."""
     candidates = hypergraph.candidates
     makers: dict[Vertex, list[int]] = {}
     for i, c in enumerate(candidates):
@@ -186,18 +209,20 @@ def _lacking(
     for i in wanted:
         for v in candidates[i].outputs:
             better = [j for j in makers[v] if prices[j].low <= prices[i].us]
-            for j in sorted(better, key=lambda j: prices[j].low)[:RIVALS]:
-                beside[j] = max(beside.get(j, 0.0), prices[i].us - prices[j].low)
+            for n, j in enumerate(nsmallest(RIVALS, better, key=lambda j: prices[j].low), 1):
+                beside[j] = max(beside.get(j, 0.0), (prices[i].us - prices[j].low) / n)
     known = {token(candidates[i]) for i in stakes}
     beside = {j: stake for j, stake in beside.items() if token(candidates[j]) not in known}
     found = {**stakes, **_largest(candidates, beside)}
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
-def _first(stakes: Mapping[int, float], much: float) -> list[int]:
-    """What has much at stake, and the next of the others where that is little work for a round; none where nothing has much."""
+def _first(stakes: Mapping[int, float], much: float, little: float) -> list[int]:
+    """What has much at stake, and the next of the others where that is little work for a round, but what has too little; none where
+    nothing has much."""
     large = sum(stake >= much for stake in stakes.values())
-    return list(stakes)[: max(large, LEAST)] if large else []
+    some = sum(stake >= little for stake in stakes.values())
+    return list(stakes)[: max(large, min(LEAST, some))] if large else []
 
 
 def _summed(candidates: Sequence[Candidate], stakes: Iterable[tuple[int, float]]) -> dict[int, float]:
@@ -220,4 +245,4 @@ def _largest(candidates: Sequence[Candidate], stakes: Mapping[int, float]) -> di
     return {i: stakes[i] for i in found.values()}
 
 
-__all__ = ["MUCH", "RIVALS", "Known", "Wanted", "each"]
+__all__ = ["HOPE", "LITTLE", "MUCH", "RIVALS", "WORK", "Known", "Wanted", "each"]

@@ -14,7 +14,7 @@ from .candidates import Hypergraph
 from .clock import Clock
 from .collection import no_collection
 from .kernel import Candidate, Priced
-from .known import MUCH, Known, Wanted, each
+from .known import HOPE, LITTLE, MUCH, WORK, Known, Wanted, each
 from .problem import Extraction
 from .rows import Rows
 from .solve import solve
@@ -24,9 +24,9 @@ QUICK_S = 0.1  # seconds of a solve that more measuring follows: more rounds fin
 LAST_S = 0.25  # seconds that a solve has whatever else: without any it would end with a greedy plan
 BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
 BELIEVING = 0.1  # share of the time that may be spent on what would be returned now, beside what is hoped for
-DEEPER = 0.6  # share of the time after which what would be returned is searched, though there may be others to look at
+DEEPER = 0.6  # share of the time after which what would be returned is searched before all else, though there may be others to look at
+LONG_S = 0.7  # seconds of solving and pricing from which on a round is filled with kernels that hardly matter
 DEAREST = 4  # kernels that are so searched together
-LITTLE = 0.01  # of the plan's cost: what may be believed of less, or be gained, hardly matters
 CLOSE_S = 1.5  # seconds, and at most as many as the whole search has, for measuring what the plan believes in the end
 # Times what is expected that an unmeasured kernel may take: a library's, and a generated one of a family that is guessed well.
 KNOWN, GUESSED = 4, 6
@@ -49,6 +49,7 @@ class Plans:
     chosen: list[int] = field(default_factory=list)
     trusted: list[int] = field(default_factory=list)  # what would be returned now
     believing: float = 0.0  # seconds that it took to find that
+    rounds: int = 0
     start: float = field(default_factory=time.monotonic)
     until: float = -math.inf
 
@@ -79,6 +80,8 @@ class Plans:
     ) -> tuple[Extraction, Wanted]:  # fmt: skip
         """A plan at the costs that are hoped for, and what to measure for it: with more time only where the search would end, or where
         budgets are not kept within less."""
+        self.rounds += 1
+        spent: Callable[[str], float] = lambda name: self.clock.seconds.get(name, 0.0)
         for limit in self.limits:
             try:
                 self.chosen, found = self.solve(hopes, limit, self.chosen)
@@ -86,7 +89,7 @@ class Plans:
                 if not self.budgets or limit == self.limits[-1]:
                     raise
                 continue
-            wanted = known.lacking(self.chosen, prices)
+            wanted = known.lacking(self.chosen, prices, sum(map(spent, ("price", "solve"))) > LONG_S * self.rounds)
             if wanted.now or known.under_way or found.optimal:
                 break
         return found, wanted
@@ -118,15 +121,30 @@ class Plans:
         much = known.unmeasured(self.trusted, prices, MUCH)
         return list(dict.fromkeys([*much, *known.beside(much, prices)]))
 
-    def deeper(self, known: Known, prices: Sequence[Priced]) -> list[int]:
-        """What the plan that would be returned hangs on and was only looked at, when most of the time has gone: what is hoped for may
-        have kernels to be looked at for ever, and searching the few dearest is little work."""
-        if time.monotonic() - self.start < DEEPER * self.seconds:
+    def deeper(self, known: Known, prices: Sequence[Priced], looking: bool) -> list[int]:
+        """What the plan that would be returned hangs on and was only looked at, the few dearest, then what may take their place: while
+        others are looked at, where searching them leaves searches no more than their share, or most of the time has gone. (What is
+        hoped for may have kernels to be looked at for ever. The shares are as what searching may bring to what looking may.)"""
+        whole, late = self._whole(prices), time.monotonic() - self.start >= DEEPER * self.seconds
+        hoped = 0.0 if late else self._hoped(prices)
+        due: Callable[[int, float], bool] = lambda kernels, gain: (
+            (known.asked[False] + WORK[False] * kernels) * hoped <= known.asked[True] * gain
+        )
+        if not (late or looking) or not due(1, (1 - HOPE) * whole):  # asking more takes longer
             return []
-        stakes, whole = known.unfinished(self.trusted, prices), sum(prices[i].us for i in self.trusted)
-        own = set(self.trusted)
-        found = [i for i in stakes if i in own and stakes[i] >= LITTLE * whole][:DEAREST]
-        return found if sum(stakes[i] for i in found) >= MUCH * whole else []
+        stakes, own = known.unfinished(self.trusted, prices), set(self.trusted)
+        found = sorted((i for i in stakes if stakes[i] >= LITTLE * whole), key=lambda i: i not in own)[:DEAREST]
+        gain = sum(stakes[i] for i in found if i in own) or max((stakes[i] for i in found), default=0.0)
+        return found if gain >= MUCH * whole and due(len(found), gain) else []
+
+    def _whole(self, prices: Sequence[Priced]) -> float:
+        """What the plan that would be returned takes, in µs."""
+        return sum(prices[i].us for i in self.trusted)
+
+    def _hoped(self, prices: Sequence[Priced]) -> float:
+        """How much faster than that the plan that is hoped for may be by kernels that were never run."""
+        hoped = (p.us if p.source == "measured" else p.low for p in (prices[i] for i in self.chosen))
+        return max(0.0, self._whole(prices) - sum(hoped))
 
     def surest(self, known: Known, prices: Sequence[Priced], wanted: Wanted, first: bool) -> Wanted:
         """What is wanted, after what is believed: of the plan that would be returned now, or, at first, of the one without compilers."""
@@ -135,8 +153,11 @@ class Plans:
         elif not (wanted.look and (sure := self.uncompiled(known, prices))):
             return wanted
         if not sure:
-            later = [*((self.hypergraph.candidates[i], wanted.look) for i in wanted.now), *wanted.later]
-            return Wanted(now, False, later) if (now := self.deeper(known, prices)) and not first else wanted
+            if first or not (now := self.deeper(known, prices, wanted.look)):
+                return wanted
+            return Wanted(
+                now, False, [*((self.hypergraph.candidates[i], wanted.look) for i in wanted.now), *wanted.later]
+            )
         candidates = self.hypergraph.candidates
         waiting = [i for i in wanted.now if not wanted.look or (first and candidates[i].template.space is not None)]
         later = [*((candidates[i], wanted.look) for i in waiting), *wanted.later]
@@ -190,4 +211,4 @@ def _solve(
     return rows.ordered(found), found
 
 
-__all__ = ["LAST_S", "LITTLE", "QUICK_S", "Plans", "doubted"]
+__all__ = ["LAST_S", "QUICK_S", "Plans", "doubted"]

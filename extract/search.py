@@ -24,12 +24,12 @@ from .clock import Clock
 from .collection import no_collection
 from .kbest import k_best
 from .kernel import Measurer, Priced, Pricer
-from .known import Known, Wanted
+from .known import LITTLE, Known, Wanted
 from .late import Prices
-from .plans import LAST_S, LITTLE, QUICK_S, Plans
+from .plans import LAST_S, QUICK_S, Plans
 from .problem import Extraction
 from .rows import Rows
-from .worth import Places, Worth
+from .worth import Worth
 
 
 @dataclass
@@ -129,7 +129,6 @@ class _Search:
     def __post_init__(self) -> None:
         with self.clock.running("price"):
             self.pricing = Prices(self.hypergraph, self.pricer, later=self.known.measurer is not None)
-            self.places = Places(self.hypergraph)
 
     def ask(self) -> list[Priced]:
         """What is known of all candidates now."""
@@ -180,7 +179,7 @@ class _Search:
             self.progress(f"{when}: {sum(hopes[i] for i in self.plans.chosen):.1f} µs, {what}")
         with self.clock.running("measure"):
             limited = bool(self.plans.budgets)
-            worth = Worth(self.hypergraph, self.pricer, self.prices, ended, limited, self.places)
+            worth = Worth(self.hypergraph, self.pricer, self.prices, ended, limited, self.known.places)
             useful = [i for i in wanted.now if hopes[i] <= worth(candidates[i])]
             now = [candidates[i] for i in useful or wanted.now]
             self.known.measure(now, worth, wanted.look, wanted.later, leave=not last)

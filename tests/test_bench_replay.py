@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tensor_graphs.backends.schedule_search import COUNT, ScheduleSearch
 
 pytest.importorskip("torch")
 
@@ -57,11 +60,12 @@ def test_times_are_taken_as_a_search_takes_them(bench: Any, tmp_path: Path, monk
 
 
 def test_the_search_comes_near_the_best_of_what_was_measured(bench: Any) -> None:
-    """16 schedules of each case, against all that an H200 has timed around its guesses."""
-    ratios = {
-        case: min(bench.replayed(times, bench.searched(*bench.kernel(case))[0])) / min(times.values())
-        for case, times in bench.read().items()
-    }
+    """16 schedules of each case, against all that an H200 has timed around its guesses; where it goes on, the best of them."""
+    ratios, tables = {}, bench.read()
+    for case, times in tables.items():
+        asked = bench.replayed(times, bench.searched(*bench.kernel(case))[0], partial(ScheduleSearch, count=len(times)))
+        assert min(asked) == min(times.values()) and len(asked) < 0.6 * len(times)
+        ratios[case] = min(asked[:COUNT]) / min(times.values())
     assert len(ratios) == len(bench.CASES)
     assert max(ratios.values()) < 1.15 and math.prod(ratios.values()) ** (1 / len(ratios)) < 1.02, ratios
 

@@ -273,7 +273,8 @@ def test_whoever_waits_for_a_hanging_kernel_is_not_to_blame() -> None:
         second.close()
 
 
-def test_a_kernel_that_always_crashes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", ["crash", "wrong"])
+def test_a_kernel_that_always_crashes_or_is_wrong_is_given_up(status: str) -> None:
     """A process that dies at every schedule, told without any process."""
     asked: list[str] = []
 
@@ -286,14 +287,14 @@ def test_a_kernel_that_always_crashes_is_given_up(monkeypatch: pytest.MonkeyPatc
             asked.append(str(job["job"]))
             if job["job"] == "open":
                 return {"ok": True}
-            return {"ok": False, "status": "crash", "message": "gone"}
+            return {"ok": False, "status": status, "message": "gone"}
 
         def close(self) -> None: ...
 
     space = lambda call: [{"BLOCK": 2**i} for i in range(3, 10)]
     with GpuMeasurer(Rows(), device="cpu", worker=Dying()) as measurer:  # type: ignore[arg-type]
         found = rows(measurer, candidate(template(space=space)))
-    assert [r.status for r in found] == ["crash"] * 3 + ["not-tried"] * 4
+    assert [r.status for r in found] == [status] * 3 + ["not-tried"] * 4
     assert asked.count("try") == 3
 
 
@@ -437,6 +438,18 @@ def test_a_search_begins_with_what_was_best_in_kernels_like_it(measurer: GpuMeas
     assert again is not None and again.count == AGAIN, "a kernel like it was searched to the end"
     other = candidate(template())
     assert not measurer._search(other.template, other.call).like  # type: ignore[union-attr]
+
+
+def test_a_search_that_has_measured_all_it_may_can_go_on(tmp_path: Path) -> None:
+    plain = candidate(timed(lambda call: 5.0 if call.schedule["BLOCK"] == 64 else 4.0))
+    library = candidate(timed(lambda call: 3.0, space=None))
+    with GpuMeasurer(Store(tmp_path), device="cpu", worker=Quick(), schedules=2) as measurer:  # type: ignore[arg-type]
+        assert not measurer.further(plain), "nothing was measured"
+        measurer.measure([plain, library])
+        assert measurer.counts["schedules"] == 3 and not measurer.unfinished(plain)
+        assert measurer.further(plain) and measurer.unfinished(plain) and not measurer.further(library)
+        measurer.measure([plain])
+        assert measurer.counts["schedules"] == 4 and not measurer.further(plain), "there are no more"
 
 
 def test_kernels_that_are_alike_wait_for_each_other_while_there_is_enough_to_compile(measurer: GpuMeasurer) -> None:

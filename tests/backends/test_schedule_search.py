@@ -140,6 +140,13 @@ def test_what_was_best_in_kernels_like_it_is_all_of_a_first_look_and_begins_a_se
     assert failed.more(look=True)
 
 
+def test_where_moves_from_the_fastest_are_used_up_those_from_others_near_it_lead_on() -> None:
+    times = {1: 10.0, 2: 10.5, 4: 11.0, 8: 11.2, 16: 9.0, 32: 20.0, 64: 8.0}
+    legal = lambda s: set(s) == {"m"} and s["m"] in times
+    asked = run(ScheduleSearch([{"m": 1}], legal), lambda s: times[s["m"]])
+    assert [s["m"] for s in asked] == [1, 2, 4, 8, 16, 32], "what is far from the fastest leads nowhere"
+
+
 def test_moves_change_one_thing_and_can_be_undone() -> None:
     start = {"m": 16, "n": 32, "k0": 32, "k1": 32, "k2": 8, "stages": 3, "warps": 4}
     steps = list(moves(start))

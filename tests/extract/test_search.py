@@ -75,6 +75,9 @@ class Prices:
             )
         return rows
 
+    def further(self, candidate: Candidate) -> bool:
+        return False
+
     def unfinished(self, candidate: Candidate) -> bool:
         return False
 
@@ -276,6 +279,9 @@ class Deepening(Prices):
     def of(self, c: Candidate) -> float:
         return super().of(c) * (1.0 if call_key(c) in self.deep else self.slack.get(c.template.name, 1.0))
 
+    def further(self, candidate: Candidate) -> bool:
+        return False
+
     def unfinished(self, candidate: Candidate) -> bool:
         return call_key(candidate) in self.known - self.deep and candidate.template.name in self.slack
 
@@ -326,7 +332,12 @@ def test_what_has_little_at_stake_waits_until_what_has_much_was_searched(monkeyp
 
     both = ["exp0", "exp1"]
     assert asked(1) == [(True, both), (False, both), (True, ["np.tanh"]), (False, ["np.tanh"])]
-    assert asked(3) == [(True, [*both, "np.tanh"]), (False, [*both, "np.tanh"])], "there is room for it in a round"
+    last = [(False, both), (False, ["np.tanh"])]
+    assert asked(3) == [(True, [*both, "np.tanh"]), *last], (
+        "there is room for a look, a search of it brings hardly anything"
+    )
+    monkeypatch.setattr("tensor_graphs.extract.known.LITTLE", 0.001)
+    assert asked(3) == [(True, [*both, "np.tanh"]), (False, [*both, "np.tanh"])]
 
 
 def test_what_cannot_become_the_best_is_not_searched() -> None:
@@ -376,6 +387,24 @@ def test_rivals_are_measured_beside_the_winner_only_where_they_may_beat_what_is_
     prices = Prices({"exp0": 1.0, "exp1": 2.0, "exp2": 3.0, "exp3": 4.0})  # half of it at best, 1.1 times it expected
     assert chosen(search(variants(4), prices, prices)) == ["exp0"]
     assert prices.asked == [["exp0", "exp1"]]
+
+
+def test_of_several_rivals_each_counts_for_less_than_the_one_before() -> None:
+    class Near(Prices):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            rows = {"exp0": Priced(100.0, 90.0, 200.0, "predicted"), "np.exp": Priced(900.0, 900.0, 900.0, "measured")}
+            others = Priced(105.0, 95.0, 210.0, "predicted")
+            known = {call_key(c) for c in found} & self.known
+            return [
+                Priced(*[100.0] * 3, "measured") if call_key(c) in known else rows.get(c.template.name, others)
+                for c in found
+            ]
+
+    prices = Near({})
+    search(variants(9), prices, prices, stop=lambda: bool(prices.asked))
+    assert prices.asked[0][0] == "exp0" and len(prices.asked[0]) == 1 + 4, (
+        "one of them may bring 5 µs, the next half of that"
+    )
 
 
 def test_what_was_never_run_counts_as_much_as_it_may_take() -> None:
@@ -527,17 +556,53 @@ def test_libraries_are_measured_while_what_must_be_compiled_is_priced(monkeypatc
     assert chosen(search(graph, alone, alone)) == ["exp0"], "nothing else covers the outputs: it is waited for"
 
 
-@pytest.mark.parametrize("share", [0.0, 2.0])
-def test_late_in_a_search_what_the_plan_hangs_on_is_searched_though_others_were_not_looked_at(
-    share: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("late", "spread", "early"), [(0.0, 0.99, True), (2.0, 0.3, True), (2.0, 0.99, False)])
+def test_what_the_plan_hangs_on_is_searched_while_others_are_looked_at(
+    late: float, spread: float, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensor_graphs.extract.plans.DEEPER", share)
+    """Late in a search, and before as far as that may bring as much as looking at others."""
+    monkeypatch.setattr("tensor_graphs.extract.plans.DEEPER", late)
     names = [f"exp{i}" for i in range(40)]
     prices = Deepening({n: 10.0 + i / 10 for i, n in enumerate(names)}, dict.fromkeys(names, 1.2))
+    prices.spread = spread
     choice = search(variants(40), prices, prices)
     assert chosen(choice) == ["exp0"] and choice.cost == 10.0
-    early = prices.looks.index(False) < prices.looks.count(True)
-    assert early == (share < 1.0) and prices.asked[prices.looks.index(False)][0] == "exp0"
+    first = prices.looks.index(False)
+    assert (first < prices.looks.count(True)) == early and prices.asked[first][0] == "exp0"
+
+
+def test_where_time_is_left_the_kernels_of_the_plan_and_near_ones_are_searched_further() -> None:
+    """exp1 is the best of all when more of its schedules were measured than is usual; exp2, which is far, is left."""
+
+    class Further(Deepening):
+        """What was searched may go on once."""
+
+        def __init__(self, truth: dict[str, float], more: dict[str, float]) -> None:
+            super().__init__(truth, dict.fromkeys(truth, 1.1))
+            self.more, self.whole, self.open = more, set[Any](), set[Any]()
+
+        def of(self, c: Candidate) -> float:
+            return super().of(c) * (self.more.get(c.template.name, 1.0) if call_key(c) in self.whole else 1.0)
+
+        def unfinished(self, candidate: Candidate) -> bool:
+            return call_key(candidate) in self.open or super().unfinished(candidate)
+
+        def further(self, candidate: Candidate) -> bool:
+            more = candidate.template.name in self.more and call_key(candidate) not in self.whole
+            self.open |= {call_key(candidate)} if more else set()
+            return more
+
+        def measure(self, found: Iterable[Candidate], *, look: bool = False, **_: Any) -> Sequence[Candidate]:
+            found = list(found)
+            again = {call_key(c) for c in found} & self.open
+            self.whole |= again
+            self.open -= again
+            return super().measure(found, look=look)
+
+    prices = Further({"exp0": 10.0, "exp1": 10.1, "exp2": 12.0}, {"exp0": 0.995, "exp1": 0.98, "exp2": 0.5})
+    choice = search(variants(3), prices, prices)
+    assert chosen(choice) == ["exp1"] and choice.cost == pytest.approx(9.898) and choice.stopped == "measured"
+    assert {c.template.name for c in choice.hypergraph.candidates if call_key(c) in prices.whole} == {"exp0", "exp1"}
 
 
 def test_what_is_not_priced_when_the_search_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

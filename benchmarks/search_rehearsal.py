@@ -1,0 +1,213 @@
+"""What a search does with its seconds, without a GPU: `python -m benchmarks.search_rehearsal WORKLOAD [--seconds 26] [--backend gpu]
+[--device 1] [--slow 1] [--times STORE ...]`.
+
+The search, its plans and the order of what it measures are the real ones; compilers and the device only wait, as long as they were seen
+to take on an H200 with 32 cores. A kernel takes what the given cost stores know of it on whatever GPU, else a time made up from its
+bound and its name. Printed is what each round asked for and when, then the plan, and how many schedules of which kernels were
+measured. `--device 3`: the device takes three times as long for everything, as it seems to where others use it; `--slow 2`: a second
+lasts two, so that on a busy machine the thinking takes no larger part than elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from unittest import mock
+
+from benchmarks.workloads import WORKLOADS
+from tensor_graphs import pipeline
+from tensor_graphs.backends.generated import Generator
+from tensor_graphs.backends.gpu_process import GpuProcess
+from tensor_graphs.backends.keys import key_of
+from tensor_graphs.backends.measure_gpu import GpuMeasurer, Measured, Try
+from tensor_graphs.backends.registry import select
+from tensor_graphs.backends.torch_cuda import TorchCudaBackend
+from tensor_graphs.costdb.key import Work
+from tensor_graphs.costdb.store import Store
+from tensor_graphs.extract.candidates import Hypergraph
+from tensor_graphs.extract.kernel import Call, Template
+from tensor_graphs.extract.search import search
+from tensor_graphs.extract.work import call_work
+from tensor_graphs.prices import CostPricer
+from tensor_graphs.session import Options, Session
+from tensor_graphs.source import as_graph
+
+GPU = "gpu:NVIDIA H200:sm90:multiprocessors=132|none|none"
+WORKERS = 15  # compilers
+COMPILE_S = {"triton": 0.3, "nvrtc": 0.15}  # seconds of one schedule
+OPEN_S, LOAD_S, TRY_S, FULL_S = (
+    0.006,
+    0.015,
+    0.012,
+    0.045,
+)  # a kernel, a schedule beside others, alone on the device, and in full
+LONG = 150  # times what a kernel takes that a try of it has the device, and opening it
+GENERATED, LIBRARY, SPREAD = (
+    (1.05, 1.5),
+    (1.1, 2.5),
+    0.8,
+)  # made up: times the bound, at best; what other schedules take more
+LAUNCH_US = 1.5
+Known = dict[tuple[str, ...], float]
+
+
+class Compilers:
+    """Compilers that only wait."""
+
+    workers = WORKERS
+
+    def __init__(self, slow: float) -> None:
+        self.slow, self.busy = slow, 0
+        self._threads, self._numbers, self._lock = ThreadPoolExecutor(WORKERS), itertools.count(), Lock()
+
+    def start(self) -> None:
+        """Nothing is needed."""
+
+    def close(self) -> None:
+        """End them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def submit(self, text: Any, call: Call) -> Future[dict[str, Any]]:
+        """The resources of a text: it fits, and is like no other."""
+        with self._lock:
+            self.busy += 1
+        return self._threads.submit(self._compiled, COMPILE_S["triton" if "import triton" in text.text else "nvrtc"])
+
+    def _compiled(self, seconds: float) -> dict[str, Any]:
+        time.sleep(self.slow * seconds)
+        with self._lock:
+            self.busy -= 1
+        return {"ok": True, "fits": True, "spills": 0, "digest": str(next(self._numbers)), "seconds": seconds}
+
+
+class Silent:
+    """A process with the device that is asked nothing but to forget."""
+
+    alive, ended = True, None
+
+    def start(self) -> None:
+        """Nothing is needed."""
+
+    def close(self) -> None:
+        """Nothing was."""
+
+    def ask(self, job: dict[str, Any], timeout: float = 0.0) -> dict[str, Any]:
+        """It is done."""
+        return {"ok": True}
+
+
+class Times:
+    """µs of kernels: what stores know, else made up from what bounds them in a `store`."""
+
+    def __init__(self, stores: Sequence[Path], store: Store) -> None:
+        self.rooflines, self.known, self.made_up = store.predictor("cold").rooflines, Known(), 0
+        for snapshot in (Store(folder).snapshot for folder in stores):
+            for digest in snapshot.digests():
+                row, found = snapshot.first_row(digest), snapshot.measurement(digest, "cold")
+                if found is not None:
+                    self.known[_place(row)] = found.us
+
+    def of(self, template: Template, call: Call) -> float:
+        """Of a kernel in a schedule."""
+        key = key_of(template, call)
+        place = _place(key.columns)
+        if place in self.known:
+            return self.known[place]
+        self.made_up += 1
+        low, high = LIBRARY if template.space is None else GENERATED
+        bound = self.rooflines.of(key.device, key.backend, str(key.dtypes[0])).us(Work(*call_work(template, call)))
+        us = LAUNCH_US + bound * (low + (high - low) * random.Random("|".join(place[:3])).random())
+        return us * (1 + SPREAD * random.Random(place[3]).random() ** 2) if call.schedule else us
+
+
+def _place(columns: Any) -> tuple[str, ...]:
+    """A kernel in a schedule, wherever it runs."""
+    return tuple(str(columns[name]) for name in ("kernel", "shapes", "strides", "schedule"))
+
+
+class Rehearsed(GpuMeasurer):
+    """The measurer, whose compilers and device only wait. `device`: times what is usual that the device takes."""
+
+    def __init__(self, store: Store, times: Times, device: float, slow: float) -> None:
+        super().__init__(store, device="cpu", workers=0, worker=Silent())  # type: ignore[arg-type]
+        self.times, self.seconds, self.alone, self.open = times, device * slow, Lock(), set[int]()
+        self.processes = [GpuProcess("cpu", 1.0, Silent()) for _ in range(2)]  # type: ignore[arg-type]
+        self.pool = Compilers(slow)  # type: ignore[assignment]
+        self.tried = Counter[str]()
+
+    def _on_device(self, seconds: float, us: float) -> None:
+        with self.alone:
+            time.sleep(self.seconds * (seconds + LONG * us / 1e6))
+
+    def _try(self, kernel: Measured, one: Try) -> None:
+        us, process = self.times.of(kernel.template, one.call), self._process_of(kernel)
+        if kernel.number not in self.open:
+            self.open.add(kernel.number)
+            with process.clock.running("open"):
+                self._on_device(OPEN_S, us)
+        with process.clock.running("try"):
+            time.sleep(self.seconds * LOAD_S)
+            self._on_device(TRY_S, us)
+        one.accuracy, one.cold = {"rel_fro": 0.0}, [us] * 3
+        self.tried[f"{kernel.template.backend} {'looks' if kernel.look else 'searches'}"] += 1
+
+    def _finish(self, kernel: Measured) -> None:
+        for one in (kernel.tries[i] for i in kernel.best):
+            with self._process_of(kernel).clock.running("time"):
+                self._on_device(FULL_S, one.us)
+            one.hot = one.cold
+
+
+def hypergraph_of(workload: str, backend: str) -> Hypergraph:
+    """The candidates of a workload."""
+    work = WORKLOADS[workload]
+    inputs, weights = work.arguments("cpu")
+    there = lambda self: ""
+    with mock.patch.object(TorchCudaBackend, "unavailable", there), mock.patch.object(Generator, "unavailable", there):
+        session = Session(Options(backend=backend, budget=math.inf))
+        graph = as_graph(work.module(weights), tuple(inputs))
+        view, _, _ = pipeline.saturated(session, pipeline.prepare(session, graph, None).work)
+        return pipeline.hypergraph(session, view, select(backend))
+
+
+def main() -> None:
+    """Parse, search, print."""
+    parser = argparse.ArgumentParser(description="What a search does with its seconds, without a GPU.")
+    parser.add_argument("workload")
+    parser.add_argument("--seconds", type=float, default=26.0)
+    parser.add_argument("--backend", default="gpu")
+    parser.add_argument("--times", type=Path, nargs="*", default=[], help="cost stores of a GPU")
+    parser.add_argument("--device", type=float, default=1.0, help="times as long that the device takes")
+    parser.add_argument("--slow", type=float, default=1.0, help="times as long that a second lasts")
+    options = parser.parse_args()
+    os.environ.setdefault("TENSOR_GRAPHS_GPU", GPU)
+    graph = hypergraph_of(options.workload, options.backend)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        times, began = Times(options.times, store), time.monotonic()
+        say = lambda text: print(f"{(time.monotonic() - began) / options.slow:6.1f} s  {text}", flush=True)
+        with Rehearsed(store, times, options.device, options.slow) as measurer:
+            seconds = options.seconds * options.slow
+            choice = search(graph, CostPricer(store), measurer, seconds=seconds, progress=say)
+        say(f"{choice.cost:.2f} µs, {choice.rounds} rounds, {choice.stopped}")
+    for i in choice.chosen:
+        candidate, price = graph.candidates[i], choice.prices[i]
+        if not candidate.is_view:
+            print(f"{price.us:8.2f} µs {price.source} {candidate.template.name} {dict(price.schedule)}")
+    print("schedules", dict(measurer.tried), f"of them {times.made_up} with times that were made up")
+    print("seconds", {k: round(v / options.slow, 1) for k, v in measurer.spent.items() if k.endswith("_s")})
+
+
+if __name__ == "__main__":
+    main()
