@@ -193,8 +193,8 @@ def place(values: Any, operand: Operand, device: str) -> Any:
     return made
 
 
-def draw(name: str, operand: Operand, role: Role, device: str) -> torch.Tensor:
-    """Values for one operand in its layout, the same for the same name."""
+def draw(name: str, operand: Operand, role: Role, device: str, size: float = 1.0) -> torch.Tensor:
+    """Values for one operand in its layout, the same for the same name; numbers that no role makes near one, times `size`."""
     import torch
 
     shape, dtype = concrete(operand.type.shape), operand.type.dtype
@@ -208,7 +208,7 @@ def draw(name: str, operand: Operand, role: Role, device: str) -> torch.Tensor:
             shape, generator=generator, device=device, dtype=torch.float32
         )
         values = values.add_(0.5).mul_(role.near) if role.near else values.abs_().add_(0.1) if role.positive else values
-        values = values.mul_(role.scale).to(torch_dtype(dtype))
+        values = values.mul_(role.scale * (1.0 if role.near else size)).to(torch_dtype(dtype))
     return place(values, operand, device)
 
 

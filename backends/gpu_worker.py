@@ -40,6 +40,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-3, "bfloat16": 3e-2
 """Relative Frobenius error above which a kernel is wrong, by the narrowest float among operands and output: some ten times
 what rounding once costs. (Whether a program is accurate enough is judged on the program.)"""
 LOST = 20.0  # times what one operand's rounding loses, for a kernel that rounds operands of its own accord
+LEAST_SIZE = 1 / 16  # of the numbers in operands, if those of usual size are too large for what is computed of them
 _PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 NORMS = ("rel_fro", "max_abs", "max_rel", "max_ulp")
 QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 600.0, 40, 3
@@ -91,22 +92,43 @@ class Bench:
     def __init__(self, device: Device, pattern: str, call: Call, loss: float = 0.0) -> None:
         self.device, self.call = device, call
         self.roots = meanings(parse_terms(pattern), call)
-        roles = gpu_operands.roles(self.roots)
-        operands = {
-            n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.Role()), device.name) for n, o in call.operands.items()
-        }
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
         self.sets: list[Arguments] = []
-        self.sets.append(self._set(operands))
+        self.tried: dict[int, Tried] = {}
+        self.size = 1.0  # of the numbers in the operands, beside what their roles say
+        self._drawn()
+        operands = self.sets[0].operands
         untouched = {*self.bases.values()}, {*self.bases}
         tensors = [x for n, x in operands.items() if n not in untouched[0]]
         tensors += [x for n, x in enumerate(self.sets[0].outputs) if n not in untouched[1]]
         self.nbytes = sum(x.numel() * x.itemsize for x in tensors) or 1  # of one set
-        self.want = [evaluate(root, operands) for root in self.roots]
-        self.before = self._sums(operands.values())
-        self.tried: dict[int, Tried] = {}
         floats = [o.type.dtype for o in (*call.operands.values(), *call.outputs) if dtypes.is_float(o.type.dtype)]
         self.tolerance = max([LOST * loss, *(TOLERANCE[d] for d in floats)])
+
+    def _drawn(self) -> None:
+        """Draw the operands, and compute what the kernel must give."""
+        roles = gpu_operands.roles(self.roots)
+        self.sets.clear()
+        operands = {
+            n: gpu_operands.draw(n, o, roles.get(n, gpu_operands.Role()), self.device.name, self.size)
+            for n, o in self.call.operands.items()
+        }
+        self.sets.append(self._set(operands))
+        self.want = [evaluate(root, operands) for root in self.roots]
+        self.before = self._sums(operands.values())
+
+    def _too_large(self) -> bool:
+        """Whether the term itself, computed in its own dtypes, is infinite or NaN where it should not be: of a recurrence of many steps,
+        the largest of a million numbers may be too large on the way."""
+        import torch
+
+        values = self.sets[0].operands
+        for root, want, out in zip(self.roots, self.want, self.call.outputs, strict=True):
+            if dtypes.is_float(out.type.dtype):
+                fits = torch.isfinite(want.to(torch_dtype(out.type.dtype)))
+                if bool((fits & ~torch.isfinite(evaluate(root, values, wide=False))).any()):
+                    return True
+        return False
 
     def _set(self, operands: Mapping[str, Any]) -> Arguments:
         """Operands with outputs; an output that is an operand with some values written into it is all sets' one."""
@@ -152,7 +174,14 @@ class Bench:
             raw.fill_(gpu_operands.POISON)
         result = self._call(tried, self.sets[0])()
         self.device.synchronize()
-        accuracy = self.check(tried, result)
+        try:
+            accuracy = self.check(tried, result)
+        except Wrong:
+            if self.tried or self.size <= LEAST_SIZE or not self._too_large():
+                raise
+            self.size /= 2
+            self._drawn()
+            return self.attempt(index, tried)
         steady = tried.text.generated and not self.bases
         first = self._sums(self.sets[0].outputs) if steady else None
         self.tried[index] = tried

@@ -446,8 +446,9 @@ def along(index: Array, axis: int) -> tuple[Any, ...]:
 
 
 def gather_elements(x: Array, index: Array, axis: int, out: Array) -> None:
-    """x at the index along one axis, per position."""
-    np.copyto(out, x[along(index, axis)])
+    """x at the index along one axis, per position; negative ones count from the end, those beyond are the first or the last."""
+    size = x.shape[axis]
+    np.copyto(out, x[along(np.clip(np.where(index < 0, index + size, index), 0, size - 1), axis)])
 
 
 def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: str, out: Array) -> None:

@@ -31,15 +31,16 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
-def evaluate(root: Tensor, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The term's value: floats in float64, others in their dtype. `values` gives params by name, on one device.
+def evaluate(root: Tensor, values: Mapping[str, torch.Tensor], *, wide: bool = True) -> torch.Tensor:
+    """The term's value: floats in float64 (`wide`) or in their own dtypes, others in theirs. `values` gives params by name, on one
+    device.
 
     UsageError names a leaf without a value, or an op that is not in the table.
     """
     import torch
 
     where = next(iter(values.values())).device if values else torch.device("cpu")
-    return _run([root], lambda leaf: values.get(leaf.attr("name")), where, wide=True)[0]
+    return _run([root], lambda leaf: values.get(leaf.attr("name")), where, wide=wide)[0]
 
 
 def evaluate_graph(
@@ -248,7 +249,8 @@ def _from_the_end(index: Any, size: int) -> Any:
 
 
 def _gather_elements(attrs: Attrs, x: Any, index: Any) -> Any:
-    return x.gather(attrs["axis"], _from_the_end(index, x.shape[attrs["axis"]]))
+    size = x.shape[attrs["axis"]]  # a place beyond would end all work on a device
+    return x.gather(attrs["axis"], _from_the_end(index, size).clamp(0, size - 1))
 
 
 def _scatter_elements(attrs: Attrs, x: Any, index: Any, updates: Any) -> Any:

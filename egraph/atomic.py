@@ -140,6 +140,11 @@ def _along(index: Array, axis: int) -> tuple[Array, ...]:
     return tuple(index if d == axis else g for d, g in enumerate(grid))
 
 
+def _inside(index: Array, size: int) -> Array:
+    """Places that are there: negative ones count from the end, those beyond are the first or the last."""
+    return np.clip(np.where(index < 0, index + size, index), 0, size - 1)
+
+
 def _scatter(attrs: Mapping[str, Any], x: Array, index: Array, updates: Array) -> Array:
     out = x.copy()
     spot = _along(index, attrs["axis"])
@@ -309,8 +314,8 @@ register(Op("gather", 2, "gather", "index", {"axis": "int"}, {},
             numpy=lambda a, x, i: np.take(x, i, axis=a["axis"], mode="clip"), linear=(0,), onnx=("Gather",),
             aten=("index_select", "embedding")))  # fmt: skip
 register(Op("gather_elements", 2, "gather_elements", "index", {"axis": "int"}, {},
-            "x at the index along one axis, per position",
-            numpy=lambda a, x, i: x[_along(i, a["axis"])], linear=(0,), onnx=("GatherElements",),
+            "x at the index along one axis, per position (negative ones count from the end, those beyond clip)",
+            numpy=lambda a, x, i: x[_along(_inside(i, x.shape[a["axis"]]), a["axis"])], linear=(0,), onnx=("GatherElements",),
             aten=("gather",)))  # fmt: skip
 register(Op("scatter_elements", 3, "scatter_elements", "index", {"axis": "int", "mode": "str"}, {"mode": "set"},
             "x with updates written (set, add, mul, max, min) at the index along one axis; of two set in one place, either",

@@ -144,6 +144,7 @@ def test_a_plan_is_found_again_from_its_kernels(bench: Any) -> None:
 
 def test_variants_run_at_small_sizes_and_are_near_float64(benchmark_module: Callable[[str], Any]) -> None:
     gpu, variants, flat = benchmark_module("gpu"), benchmark_module("variants"), benchmark_module("workloads").flat
+    benchmark_module("further")
     ours = [v for n, v in variants.TINY.items() if not n.startswith("hf_")]
     assert len(ours) > 25 and variants.TINY.keys() == variants.VARIANTS.keys()
     for work in ours:

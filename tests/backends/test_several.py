@@ -307,6 +307,34 @@ def test_measuring_checks_every_output(wrong: int, monkeypatch: pytest.MonkeyPat
         bench.attempt(1, bench.loaded(replace(text, text=spoiled)))
 
 
+def test_what_is_too_large_for_the_term_itself_is_drawn_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quotient of powers that overflow for the largest of many numbers: kernels are right where float32 can hold them, and one
+    that is wrong is not tried for ever."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from tensor_graphs.backends import gpu_worker
+    from tensor_graphs.backends.gpu_device import device_of
+    from tensor_graphs.backends.kernel_text import kernel_text
+
+    e = t.exp(x("a", 4, 512) * 40.0)
+    template = generated([e / (e + 1.0)])
+    call = Call({"a": Operand(Type((4, 512), "float32"), (512, 1))}, Operand(Type((4, 512), "float32"), (512, 1)), {})
+    text = kernel_text(template, replace(call, schedule=template.space(call)[0]))  # type: ignore[misc]
+    for spoiled, right in (
+        (text.text, True),
+        (text.text.replace("tl.store(out + n, ", "tl.store(out + n, float('inf') * "), False),
+    ):
+        assert right or spoiled != text.text
+        bench = gpu_worker.Bench(device_of("cpu"), template.pattern, call)
+        run = partial(bench.attempt, 0, bench.loaded(replace(text, text=spoiled)))
+        if right:
+            assert run()["accuracy"]["rel_fro"] < 1e-5 and 1 / 16 <= bench.size < 1
+        else:
+            with pytest.raises(gpu_worker.Wrong):
+                run()
+
+
 # ---------------------------------------------------------------- programs
 class Cheap:
     """Bytes and a launch, so that fewer kernels are cheaper."""

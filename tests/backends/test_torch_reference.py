@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+import tensor_graphs.egraph.api as t
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.sample import sample
 from tensor_graphs.backends.single import meaning, random_values
@@ -66,3 +67,19 @@ def test_whole_graphs_agree_with_the_interpreter(dtype: str, float64: bool) -> N
         assert g.dtype == r.dtype and g.shape == r.shape
         close = 1e-12 if float64 else {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
         np.testing.assert_allclose(g.astype(np.float64), r.astype(np.float64), rtol=close, atol=close)
+
+
+def test_elements_picked_from_beyond_an_axis_are_its_first_or_last() -> None:
+    """By the interpreter, by the reference on a device (where Torch's own would end all work there) and by a program: losses pick by
+    labels of which some say that there is none, and hide what comes of it."""
+    x, i = tg.input("x", (3, 5), "float64"), tg.input("i", (3, 4), "int64")
+    root = t.gather_elements(x, i, 1)
+    values = {"x": np.arange(15.0).reshape(3, 5), "i": np.tile(np.array([-100, -1, 3, 200]), (3, 1))}
+    want = values["x"][:, [0, 4, 3, 4]]
+    np.testing.assert_array_equal(evaluate([root], values)[0], want)
+    tensors = {n: torch.from_numpy(v) for n, v in values.items()}
+    root_of = t.gather_elements(tg.param("x", (3, 5), "float64"), tg.param("i", (3, 4), "int64"), 1)
+    np.testing.assert_array_equal(torch_reference.evaluate(root_of, tensors).numpy(), want)
+    for name in ("numpy", "torch"):
+        program = tg.optimize(root * 2.0, backend=name, measure=False)
+        np.testing.assert_array_equal(program(values["x"], values["i"]), 2 * want)
