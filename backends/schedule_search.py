@@ -32,7 +32,7 @@ SLACK = 0.75  # share above `worth` that is hoped for at first; less with every 
 FAR = 1.5  # times `worth` from which on a first guess ends a look. (On an H200 the first guess took at most 1.5 times as long as the
 # best of 16, 1.14 times on average.)
 FIXED = ("join", "precision")  # parameters that stay as they are
-SWITCHES = ("boxes", "inside", "walk", "early")  # parameters that are there or not
+SWITCHES = ("boxes", "inside", "walk", "early", "beside")  # parameters that are there or not
 
 
 def key_of_schedule(schedule: Schedule) -> Key:

@@ -5,7 +5,7 @@ the order of `Shape.inner`, `warps`, `stages`, `group` (rows of tiles that progr
 `split` (programs that share one reduction; with `join`, the last of them joins the parts), `precision` of products of float32,
 `boxes` (tiles come through the copy unit), `inside` (beside boxes, what a loop does not move is read in it all the same, behind
 them), `walk` (a program walks all columns, behind a product that does not depend on them), `early` (started before the kernel
-before it has ended, for which it waits itself).
+before it has ended, for which it waits itself), `beside` (results that lie side by side are put together and written at once).
 
 This is the one place that says what is legal: `triton_space` ranks what it allows, a search moves within it (schedule_search.py).
 """
@@ -23,6 +23,7 @@ from .descriptors import describable
 from .index import Axis, index
 from .kir import Expr, Kernel
 from .tiling import MULTIPROCESSORS, Shape, padded
+from .triton_rows import rows as rows_of
 
 Schedule = dict[str, int]
 Numbers = Mapping[str, int]
@@ -36,9 +37,20 @@ FEW = 32  # rows of a product that is bound by reading its right side once
 LITTLE = 16  # rows of a tile that is read in every round of a loop at no cost
 PARTS = (2, 3, 4, 8, 16, 32, 64)
 LEAST = 64  # elements of a part
+ABREAST = 64  # of a thread, of results that are put together
 HEAVY = 64  # operations of an element beyond which a program may have few elements
-OPTIONAL = {"group", "split", "join", "precision", "boxes", "inside", "walk", "early"}
-COUNTS = {"stages", "split", "join", "precision", "boxes", "inside", "walk", "early"}  # all others are powers of two
+OPTIONAL = {"group", "split", "join", "precision", "boxes", "inside", "walk", "early", "beside"}
+COUNTS = {
+    "stages",
+    "split",
+    "join",
+    "precision",
+    "boxes",
+    "inside",
+    "walk",
+    "early",
+    "beside",
+}  # all others are powers of two
 
 
 def each(elements: float, schedule: Numbers) -> float:
@@ -72,7 +84,8 @@ class Facts:
     results that each row holds. `sums`: accumulators of products; `single`: nothing in memory has 16 bits; `boxed`: tiles can be
     read in boxes (descriptors.py). `dots`: work of each product, and whether it varies along rows and columns;
     `periods`: what indices divide reduction axes by; `splits`: whether the longest reduction can be cut into parts; `turned`:
-    whether something large lies side by side along rows, not along columns. `held`: values of an element that wait for a use at
+    whether something large lies side by side along rows, not along columns. `beside`: the most results that lie side by side for each
+    element (triton_rows.py), 1 where none do. `held`: values of an element that wait for a use at
     once; `heavy`: whether there are so many operations for each that programs of few elements pay.
     """
 
@@ -94,6 +107,7 @@ class Facts:
     periods: frozenset[int]
     splits: bool
     turned: bool
+    beside: int
     held: int
     heavy: bool
 
@@ -208,6 +222,7 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
             slope(at, shape.rows[-1], 1) == 1
             for at in (*(s.at for s in kernel.stores), *(e.value[1] for e in loads if e.axes - rows))
         ),
+        max((padded(len(r.stores)) for r in rows_of(kernel)), default=1) if shape.kind in ("pointwise", "rows") else 1,
         kernel.held, kernel.work > HEAVY,
     )  # fmt: skip
 
@@ -247,6 +262,10 @@ def legal(facts: Facts, schedule: Numbers) -> bool:
         return False
     if ("inside" in schedule and facts.kind != "attention") or ("walk" in schedule and not facts.middle):
         return False
+    if "beside" in schedule and (
+        facts.beside == 1 or each(schedule["m"] * schedule["n"] * facts.beside, schedule) > ABREAST
+    ):
+        return False
     sizes = [v for name, v in schedule.items() if name not in COUNTS]
     if any(v < 1 or v & (v - 1) for v in sizes) or not 1 <= schedule["stages"] <= STAGES or schedule["warps"] > WARPS:
         return False
@@ -266,7 +285,7 @@ def _pointwise(facts: Facts, s: Numbers) -> bool:
     fine = within(s["n"], facts.n, min(32, padded(facts.n))) and (
         within(s["m"], facts.m) if facts.rows else s["m"] == 1
     )
-    alone = not OPTIONAL & s.keys() - {"early"} and s["stages"] == 1
+    alone = not OPTIONAL & s.keys() - {"early", "beside"} and s["stages"] == 1
     least = 32 * s["warps"] if facts.heavy else 256
     return fine and alone and (least <= size <= TILE // 2 or (s["n"] >= facts.n and s["m"] >= facts.m and size < 256)) \
         and each(size, s) <= 64  # fmt: skip

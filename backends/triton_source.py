@@ -10,11 +10,13 @@ reduction. Each of the files below knows of those before it only:
     triton_loads     reading
     triton_products  the matrix unit
     triton_loops     reductions
+    triton_rows      results that lie side by side
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -24,6 +26,7 @@ from .kir_split import counted
 from .tiling import Shape, Tiling, padded, shape_of
 from .triton_frame import Scope
 from .triton_loops import Loops
+from .triton_rows import Row, joined, rows
 from .triton_text import TRITON, Launch, Tile, names_it
 
 EARLY = 32  # loads that are all under way at once
@@ -134,10 +137,19 @@ class Function(Loops):
         if self.walked or self.n_loop:
             self._stores(self.kernel.stores)
             return
+        abreast = {s: r for r in rows(self.kernel) for s in r.stores} if self.tiling.options.get("beside") else {}
+        waiting = Counter(id(r) for r in abreast.values())
         for store, loads in zip(self.kernel.stores, self._ahead(), strict=True):
             for e in loads:
                 self.value(e)
-            self._store(store)
+            row = abreast.get(store)
+            if row is None:
+                self._store(store)
+                continue
+            self._written(store)
+            waiting[id(row)] -= 1
+            if not waiting[id(row)]:
+                self._store_row(row)
 
     def _ahead(self) -> Iterator[list[Expr]]:
         """What is loaded before each store: all that there is, before the first value is waited for; of very much, what is needed
@@ -328,6 +340,33 @@ class Function(Loops):
             f"for n_ in tl.range(0, {self.shape.n}, {self.block['n']}, num_stages={self.tiling.stages}):", self.top
         )
         self.top.lines += inner.lines
+
+    def _store_row(self, row: Row) -> None:
+        """Results that lie side by side, along an axis of their own."""
+        buffer, count = row.stores[0].buffer, len(row.stores)
+        where = self.position(row.at, row.at.range[1] + count >= WIDE)
+        texts = [self._written(s, where.dims) for s in row.stores]
+        width, dims = padded(count), (*where.dims, "beside")
+        column = Tile(f"tl.arange(0, {width})", ("beside",), "int32")
+        inside = [Tile(f"{column.text} < {count}", column.dims, "bool")] if width > count else []
+        mask = self.mask(where.dims, dims, inside)
+        target = f"{buffer} + {self.spread(where, dims)} + {self.spread(column, dims)}"
+        whole = f"({', '.join(str(self.block[d]) for d in where.dims)}, {width})"
+        self.line(f"tl.store({target}, tl.reshape({joined(texts)}, {whole}){f', mask={mask}' if mask else ''})")
+
+    def _written(self, store: Store, dims: tuple[str, ...] = ()) -> str:
+        """A result's text in the dtype in which it is written; over tiles of all dimensions of its place."""
+        value, spot = store.value, self.kernel.buffers[store.buffer]
+        tile = self.value(value) if value.op == "load" or value.kind != "float" else self.floated(value)
+        if not dims:
+            return tile.text
+        if any(d not in dims for d in tile.dims):
+            raise Unfusable("a result with more axes than its place")
+        text = f"{tile.atom}.to({TRITON[spot.dtype]})" if tile.dtype not in ("const", spot.dtype) else tile.text
+        if not tile.dims:
+            return f"tl.full({self.sizes(dims)}, {text}, {TRITON[spot.dtype]})"
+        spread = self.spread(Tile(text, tile.dims, spot.dtype), dims)
+        return spread if tile.dims == dims else f"tl.broadcast_to({spread}, {self.sizes(dims)})"
 
     def _store(self, store: Store) -> None:
         buffer, at, value = store.buffer, store.at, store.value

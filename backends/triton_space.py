@@ -14,7 +14,7 @@ from math import log2, prod
 from .kir import Kernel
 from .precision import PRECISIONS
 from .tiling import MULTIPROCESSORS, Shape, Tiling, padded
-from .triton_fits import LITTLE, SHARED, Facts, Numbers, Schedule, each, facts_of, tiles_fit
+from .triton_fits import LITTLE, SHARED, Facts, Numbers, Schedule, each, facts_of, legal, tiles_fit
 
 COUNT = 16  # schedules of a kernel and shape that are measured
 SMALL = 2048  # elements of a program: beginning one takes some 1.2 ns, as long as moving 5 KiB,
@@ -34,14 +34,18 @@ def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
         "inside": bool(schedule.get("inside", 0)),
         "walk": bool(schedule.get("walk", 0)),
         "early": bool(schedule.get("early", 0)),
-        "pieces": bool(schedule.get("pieces", 0)),
+        "beside": bool(schedule.get("beside", 0)),
     }
     return Tiling(m, n, k, schedule["warps"], schedule["stages"], schedule.get("group", 1), options)
 
 
 def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[Schedule]:
     """At most `count` schedules, best guess first; empty where nothing fits. `splits`: whether the reduction can be cut."""
-    return _begun([dict(key) for key in _ranked(facts_of(kernel, shape, splits), count)], count)
+    facts = facts_of(kernel, shape, splits)
+    found = _begun([dict(key) for key in _ranked(facts, count)], count)
+    together = [s | {"beside": 1} for s in found if facts.beside > 1]
+    fitting = [s for s in together if legal(facts, s)]
+    return [*fitting[:1], *found[:1], *fitting[1:], *found[1:]][:count] if fitting else found
 
 
 def _begun(ranked: Sequence[Schedule], count: int) -> list[Schedule]:
@@ -98,10 +102,12 @@ def _pointwise(facts: Facts) -> Ranked:
             programs = -(-facts.m // m) * -(-facts.n // n)
             idle = (programs < MULTIPROCESSORS) * (MULTIPROCESSORS / programs) / 8
             short = max(0.0, log2(SEGMENT / min(m, n))) / 4 if facts.turned else 0.0
-            own = _own(facts, each(m * n, schedule), 8, facts.m * facts.n * facts.batch)
+            wanted = max(1, min(8, WRITTEN // facts.beside))
+            own = _own(facts, each(m * n, schedule), wanted, facts.m * facts.n * facts.batch)
             yield schedule, own + idle + short
 
 
+WRITTEN = 32  # elements of a thread, of results that lie side by side
 THREADS = 512  # of a multiprocessor that hide each other's waiting where much is computed for each element
 REGISTERS = 160  # values that a thread can hold
 

@@ -18,6 +18,7 @@ from tensor_graphs.backends.index import Axis, index
 from tensor_graphs.backends.kir_pieces import pieces, written_out
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.single import run_outputs
+from tensor_graphs.backends.triton_rows import rows
 from tensor_graphs.egraph.dims import concrete
 from tensor_graphs.egraph.graph import Graph, Tensor, topological
 from tensor_graphs.egraph.interpret import evaluate, expand_all
@@ -220,6 +221,31 @@ def test_loads_stay_ahead_of_stores(steps: int, most: int) -> None:
     assert sum(parts) == 2 * steps + 1 and most - 10 <= parts[0] <= most
     behind = [sum(parts[: n + 1]) for n in range(steps)]
     assert all(loaded >= min(2 * steps + 1, 2 * n + 60) for n, loaded in enumerate(behind))
+
+
+@pytest.mark.parametrize(("name", "widths"), [("turns", [9, 3]), ("turned", [3]), ("corners", [2, 2]), ("nested stacks", [12]),
+                                              ("solver", [3]), ("recurrence", []), ("update", [])])  # fmt: skip
+def test_results_side_by_side_are_written_as_rows(name: str, widths: list[int]) -> None:
+    """By a schedule that puts them together; the other way they are stored one by one, and both give the same."""
+    whole = whole_of({**PROGRAMS, **SHORT}[name](), written=name in SHORT)
+    group = whole.group(whole.parts[0].members)
+    assert group is not None
+    template, call = kernel_for(group)
+    found = template.lower(call)
+    assert found is not None and [len(r.stores) for r in rows(found.kernel)] == widths
+    plain = next(s for s in found.space if "beside" not in s)
+    beside = [s for s in found.space if "beside" in s]
+    assert bool(beside) == bool(widths) and (not beside or beside[0] is found.space[0])
+    rng = np.random.default_rng(0)
+    given = {n: rng.standard_normal(concrete(o.type.shape)).astype(np.float32) for n, o in call.operands.items()}
+    one_by_one = run_outputs(template, replace(call, schedule=plain), given, device="cpu")
+    texts = ["".join(template.source(replace(call, schedule=s)).values()) for s in (plain, *beside[:1])]  # type: ignore[misc]
+    for schedule in beside[:2]:
+        together = run_outputs(template, replace(call, schedule=schedule), given, device="cpu")
+        assert all((a == b).all() for a, b in zip(one_by_one, together, strict=True))
+    if beside:
+        assert texts[0].count("tl.store(") - texts[1].count("tl.store(") == sum(widths) - len(widths)
+        assert not template.fits(replace(call, schedule=beside[0] | {"n": 4096, "warps": 1}))  # type: ignore[misc]
 
 
 def test_sums_that_most_is_computed_in_are_not_written_out() -> None:
