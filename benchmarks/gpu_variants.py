@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import further  # noqa: F401  (its variants register themselves)
+from benchmarks import further, recurrent  # noqa: F401  (their variants register themselves)
 from benchmarks.gpu import Case, Record, how
 from benchmarks.suite import Suite
 from benchmarks.variants import TINY, VARIANTS
