@@ -28,7 +28,7 @@ from .whole import settled
 
 # More than any graph seen has: what is cut off would depend on what else the e-graph holds, and a larger one lose kernels.
 MAX_LAYOUTS = 16  # per class, the row-major one included
-TOGETHER = 2000  # matches that backends are asked about at once
+FIRST, TOGETHER = 64, 2000  # matches that backends are asked about at once: at first, and more each time, at most
 
 T = TypeVar("T")
 
@@ -266,10 +266,14 @@ class _Builder:
             yield item
 
     def _prepared(self, todo: Sequence[int], matches: Sequence[_Match]) -> Iterator[int]:
-        """Numbers of matches of generated kernels, when backends had a look at them, many at a time."""
-        for part in (todo[n : n + TOGETHER] for n in range(0, len(todo), TOGETHER)):
+        """Numbers of matches of generated kernels, when backends had a look at them, many at a time. Few at first: they are the largest
+        kernels, and where time ends while backends look at some, those are lost."""
+        begin, count = 0, FIRST
+        while begin < len(todo):
+            part = todo[begin : begin + count]
             self._prepare([matches[i] for i in part])
             yield from self._until_enough(part)
+            begin, count = begin + count, min(2 * count, TOGETHER)
 
     def _generated(self) -> Iterator[_Match]:
         """Kernels that backends generate for parts of the view. What they pick depends on what else is there: those for the
