@@ -465,6 +465,7 @@ def alone() -> Iterator[None]:
         waiting(True)
         lock.acquire(poll_interval=0.0005)
         waiting(False)
+        _last[0] = time.monotonic()  # whoever had it has kept it busy
     try:
         yield
     finally:

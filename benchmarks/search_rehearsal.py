@@ -27,7 +27,7 @@ from unittest import mock
 
 from benchmarks.workloads import WORKLOADS
 from tensor_graphs import pipeline
-from tensor_graphs.backends.generated import Generator
+from tensor_graphs.backends.generator import Generator
 from tensor_graphs.backends.gpu_process import GpuProcess
 from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.measure_gpu import GpuMeasurer, Measured, Try

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from tensor_graphs.backends import gpu_worker
 from tensor_graphs.backends.compile_pool import CompilePool
@@ -596,6 +598,28 @@ def test_calibration_gives_rows_that_bound_prices(tmp_path: object, measurer: Gp
     roofline = store.predictor("cold").rooflines.of(device, "triton", "bfloat16")
     assert roofline.flops_per_us == pytest.approx(8e8)
     assert store.predictor("cold").rooflines.of(device, "triton", "float32").flops_per_us < 8e8
+
+
+def test_a_device_that_was_waited_for_was_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no work of its own to come back to its clock."""
+    monkeypatch.setenv("TENSOR_GRAPHS_GPU_LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(gpu_worker, "waiting", lambda waits: None)
+    monkeypatch.setattr(gpu_worker, "_last", [0.0])
+    with gpu_worker.alone():
+        assert gpu_worker._last == [0.0]
+    held = threading.Event()
+
+    def hold() -> None:
+        with FileLock(tmp_path / "lock"):
+            held.set()
+            time.sleep(0.2)
+
+    other, began = threading.Thread(target=hold), time.monotonic()
+    other.start()
+    assert held.wait(10.0)
+    with gpu_worker.alone():
+        assert gpu_worker._last[0] > began
+    other.join()
 
 
 def test_a_process_rehearses_before_its_first_job_and_loads_triton_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
