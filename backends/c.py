@@ -18,12 +18,11 @@ from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
 from ..extract.kernel import Call
-from ..extract.regions import PRODUCTS, REACHES, Reach, Region
-from ..extract.together import Group
+from ..extract.regions import PRODUCTS, REACHES, Reach
 from .c_helpers import HELPERS, c_library
 from .c_source import emit
 from .generated import Generated, Launch, Lowered, Schedule, template_of
-from .generator import Generator
+from .generator import Asked, Generator
 from .kir import PROBE, Expr, Kernel, walk
 from .precision import Precision
 from .tiling import Shape
@@ -105,17 +104,15 @@ class C(Generator):
         products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
         return tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
 
-    def _templates(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, precision: Precision
-    ) -> Iterator[tuple[Generated, Call]]:
+    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
         """The region's template, with the call that it fits."""
-        if not all(_narrow(t) for t in topological(region.terms)):
+        if not all(_narrow(t) for t in topological(asked.region.terms)):
             return
-        template = self._template(region.terms, ())
+        template = self._template(asked.region.terms, ())
         if (
-            not template.bases and template.lower(call) is not None
+            not template.bases and template.lower(asked.call) is not None
         ):  # what some places are written into is NumPy's to copy
-            yield template, call
+            yield template, asked.call
 
     def unavailable(self) -> str:
         """Empty, or that there is no C compiler that works."""

@@ -236,9 +236,12 @@ class Generated(Template):
         buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
+        deep(sum(len(t.args) > 0 for t in topological(self.roots)))
+        read = _read(tuple(self.roots), tuple(buffers.items()))
+        if read is None:
+            return None
+        kernel, shape, splits = read
         try:
-            deep(sum(len(t.args) > 0 for t in topological(self.roots)))
-            kernel, shape, splits = _read(tuple(self.roots), tuple(buffers.items()))
             found = Lowered(kernel, shape, tuple(self._space(kernel, shape, splits)))
             if not found.space:
                 return None
@@ -288,13 +291,18 @@ def across(found: Lowered) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _read(roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]) -> tuple[Kernel, Shape, bool]:
+def _read(
+    roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]
+) -> tuple[Kernel, Shape, bool] | None:  # fmt: skip
     """The kernel of terms whose operands lie as given, its shape, and whether its longest reduction can be cut into parts:
-    the same for every emitter."""
+    the same for every emitter and precision; None where there is none."""
     leaves = {t: str(t.attr("name")) for t in topological(roots) if t.op == "input"}
-    kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
-    shape = shape_of(kernel, products="PIECES" not in kernel.builder.ways)
-    return kernel, shape, _can_split(kernel, shape)
+    try:
+        kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
+        shape = shape_of(kernel, products="PIECES" not in kernel.builder.ways)
+        return kernel, shape, _can_split(kernel, shape)
+    except (Unfusable, RecursionError):  # deeper than `deep` allows
+        return None
 
 
 def scheduled(found: Lowered, call: Call) -> Schedule:

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
-from ..extract.kernel import Call, Operand, Template, contiguous
+from ..extract.kernel import Call, Operand, Template, contiguous, output_names
+from ..extract.layouts import images
 from ..extract.onward import Onward
 from ..extract.regions import REACHES, Reach, Region, Regions
 from ..extract.together import Group, Together
 from ..extract.whole import Whole
 from .generated import Emitter, Generated, Lowered, across, family_of, lying, template_of
-from .images import channels_last, filters, uneven
+from .images import channels_innermost, channels_last, filters, uneven
 from .kir import walk
 from .lower_pool import default_pool
 from .lower_worker import Job, Reply, flat
@@ -84,15 +85,16 @@ class Generator:
         self.precisions = within(limit, getattr(self.emitter, "precisions", ()))
         self.limit = limit
         regions = Regions(view, given, reaches=self.reaches(view))
+        pictures = images(view) - given  # what is given lies row-major
         if self.several:
             first = Whole(regions)
             for whole in (first, Whole(regions, written=True), Whole(regions, rows=False)):
-                for group, template in self._at_once(whole, types, enough):
+                for group, template in self._at_once(whole, types, pictures, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole is first:
                     regions.settled, regions.unstarted, regions.unread = whole.settled, whole.unstarted, whole.unread
         regions = regions.grown
-        kept = list(self._lowered(regions, types, enough))
+        kept = list(self._lowered(regions, types, pictures, enough))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
         for region, template in kept:
             if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
@@ -101,17 +103,16 @@ class Generator:
             once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # not for each precision
             together = Together(regions, list(once.values()), self.device == "cuda")
             for several in (together, Onward(together)):
-                for group, template in self._lowered(several, types, enough):
+                for group, template in self._lowered(several, types, pictures, enough):
                     yield template, group.classes, tuple(c for _, c in group.leaves)
 
     def _at_once(
-        self, whole: Whole, types: Sequence[Type], enough: Callable[[], bool]
+        self, whole: Whole, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
     ) -> Iterator[tuple[Region | Group, Generated]]:
         """The large parts that a kernel can be generated for, each with its templates as soon as it is read: they may be all that
         there is time for. What none can be generated for is handed back, to be cut."""
-        images = "conv" in whole.view.op
-        for region, call, weights in (_asked(part, whole.view, types) for part in whole):
-            found = self.answers(region, call, weights, images)
+        for asked in (_asked(part, whole.view, types, pictures) for part in whole):
+            region, found = asked.region, self.answers(asked)
             for template, _, _ in found:
                 yield region, template
             if isinstance(region, Group) and not found:
@@ -120,17 +121,20 @@ class Generator:
                 return
 
     def _lowered(
-        self, found: Regions | Together | Onward, types: Sequence[Type], enough: Callable[[], bool]
+        self,
+        found: Regions | Together | Onward,
+        types: Sequence[Type],
+        pictures: frozenset[int],
+        enough: Callable[[], bool],
     ) -> Iterator[tuple[Region | Group, Generated]]:
         """The regions or groups that a kernel can be generated for, each with its template."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view
-        images = "conv" in view.op
         grown = found.until(enough) if isinstance(found, Regions) else () if enough() else found
-        asked = (_asked(region, view, types) for region in grown)
-        for region, call, weights in self._ahead(asked, images, enough):
+        for asked in self._ahead((_asked(region, view, types, pictures) for region in grown), enough):
+            region = asked.region
             operands = frozenset(c for _, c in region.leaves)
-            for template, effort, size in self.answers(region, call, weights, images):
+            for template, effort, size in self.answers(asked):
                 layouts = bool(template.prep), template.layout is not None, template.precision
                 group = alike.setdefault((region.classes, operands, *layouts), [])
                 group.append((effort, size, template, region))
@@ -138,7 +142,7 @@ class Generator:
             for _, _, template, region in sorted(group, key=lambda g: g[:2])[:BODIES]:
                 yield region, template
 
-    def _ahead(self, grown: Iterable[Asked], images: bool, enough: Callable[[], bool]) -> Iterator[Asked]:
+    def _ahead(self, grown: Iterable[Asked], enough: Callable[[], bool]) -> Iterator[Asked]:
         """The same, each when other processes have lowered it (lower_pool.py), which begin while there are more to come, or have left it
         to this one. From where there is `enough` on, those that were lowered before."""
         pool = default_pool()
@@ -146,15 +150,14 @@ class Generator:
 
         def fresh(one: Asked, generator: Generator) -> bool:
             """Whether it was not asked for yet; it is now."""
-            key = generator.key(*one, images, self.limit)
+            key = one.key(self.limit)
             known = key in generator.done
             generator.done.add(key)
             return not known
 
         def job(one: Asked) -> Job:
-            region, call, weights = one
             wanted = [n for n in names if n == self.name or fresh(one, generator_of(n))]
-            return Job(tuple(wanted), flat(region.terms), (call,), weights, images, self.limit)
+            return Job(tuple(wanted), flat(one.region.terms), (one.call,), one.weights, one.images, self.limit)
 
         batch, asked = pool.growing(), list[tuple[Asked, bool]]()
         for one in grown:
@@ -164,26 +167,19 @@ class Generator:
         batch.close()
         late = False
         for one, first in asked:
-            late, key = late or enough(), self.key(*one, images, self.limit)
+            late, key = late or enough(), one.key(self.limit)
             if first:
-                take_in(one[0].terms, batch.there() if late else batch.take(), key)
+                take_in(one.region.terms, batch.there() if late else batch.take(), key)
             if not late or key in self.answered:
                 yield one
 
-    def key(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, limit: float
-    ) -> Hashable:  # fmt: skip
-        """All that the templates of a region depend on."""
-        return region.terms, lying(call), weights, images, limit
-
-    def answers(self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool) -> Sequence[Answer]:
+    def answers(self, asked: Asked) -> Sequence[Answer]:
         """The templates that compute a region. Repeated layers ask the same many times."""
-        key = self.key(region, call, weights, images, self.limit)
+        key = asked.key(self.limit)
         found = self.answered.get(key)
         if found is None:
             found = self.answered[key] = [
-                (template, template.effort(own), template.size(own))
-                for template, own in self._in_all(region, call, weights, images)
+                (template, template.effort(own), template.size(own)) for template, own in self._in_all(asked)
             ]
         return found
 
@@ -211,7 +207,7 @@ class Generator:
         if job.form is None:
             self.precisions = within(job.limit, getattr(self.emitter, "precisions", ()))
             self.limit = job.limit
-            return self.answers(Group((), terms, (), ""), job.calls[0], job.weights, job.images)
+            return self.answers(Asked(Group((), terms, (), ""), job.calls[0], job.weights, job.images))
         transposed, last, number = job.form
         template = self._template(terms, transposed, last, PRECISIONS[number])
         for call in job.calls:
@@ -219,22 +215,20 @@ class Generator:
             template.applies(call)
         return []
 
-    def _in_all(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool
-    ) -> Iterator[tuple[Generated, Call]]:
+    def _in_all(self, asked: Asked) -> Iterator[tuple[Generated, Call]]:
         """The region's templates in the precision that is wanted, or as they are where it has none for them."""
         multiplies = any(
-            t.op in ("matmul", "linear", "conv", "attention", "masked_attention") for t in topological(region.terms)
+            t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
+            for t in topological(asked.region.terms)
         )
         for precision in self.precisions if multiplies else (IEEE,):
-            found = list(self._templates(region, call, weights, images, precision))
-            yield from found or (self._templates(region, call, weights, images, IEEE) if precision.loss else ())
+            found = list(self._templates(asked, precision))
+            yield from found or (self._templates(asked, IEEE) if precision.loss else ())
 
-    def _templates(
-        self, region: Region | Group, call: Call, weights: tuple[str, ...], images: bool, precision: Precision
-    ) -> Iterator[tuple[Generated, Call]]:
+    def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
         """The region's template, and the call that it fits; that over transposed weights where a vector meets them; filters
-        are always laid out for it. Where there are convolutions, images are written in either layout."""
+        are always laid out for it. An image is written in either layout, each time as those that are read lie."""
+        region, call, weights, _ = asked
         laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
         plain = self._template(region.terms, laid, precision=precision)
         lowered = plain.lower(call)
@@ -244,14 +238,14 @@ class Generator:
         turned = list(self._turned(region, call, weights, lowered, precision))
         other = self._across.get(precision, precision)
         if not turned and other is not precision and across(lowered):
-            yield from self._templates(region, call, weights, images, other)
+            yield from self._templates(asked, other)
             return
         if not any(precision in self._across or _evened(template, call) for template, _ in turned):
             yield plain, call
-        images = images and not call.more
-        if images and call.output.type.rank > 2 and channels_last(call) != call.output.strides:
+        if "out" in asked.images and not call.more and channels_last(call) != call.output.strides:
             inner = self._template(region.terms, laid, True, precision)
-            written = inner.written(call)
+            alike = {n: channels_innermost(o) if n in asked.images else o for n, o in call.operands.items()}
+            written = inner.written(replace(call, operands=alike))
             if inner.lower(written) is not None:
                 yield inner, written
         yield from turned
@@ -296,16 +290,30 @@ class Generator:
         return self.known[key]
 
 
-# A region, the call that computes it from row-major values, its weights; a template, the effort of its call, its expressions
-Asked = tuple[Region | Group, Call, tuple[str, ...]]
+class Asked(NamedTuple):
+    """A region, the call that computes it from row-major values, its weights, and which operands and results are images."""
+
+    region: Region | Group
+    call: Call
+    weights: tuple[str, ...]
+    images: tuple[str, ...] = ()
+
+    def key(self, limit: float) -> Hashable:
+        """All that its templates depend on."""
+        return self.region.terms, lying(self.call), self.weights, self.images, limit
+
+
+# A template, the effort of its call, its expressions
 Answer = tuple[Generated, float, int]
 
 
-def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type]) -> Asked:
+def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]) -> Asked:
     weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
     first, *more = (_operand(types[c]) for c in region.classes)
     reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
-    return region, Call(reads, first, {}, more=tuple(more)), tuple(weights)
+    seen = [str(t.attr("name")) for t, c in region.leaves if c in pictures and not view.weight[c]]
+    made = [name for name, c in zip(output_names(1), region.classes) if c in pictures]
+    return Asked(region, Call(reads, first, {}, more=tuple(more)), tuple(weights), (*seen, *made))
 
 
 def generator_of(name: str) -> Generator:

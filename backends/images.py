@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ..egraph.dims import concrete
 from ..egraph.dtypes import HALVES
 from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
-from ..extract.kernel import Call, Strides, contiguous
+from ..extract.kernel import Call, Operand, Strides, contiguous
 from .descriptors import padded_row
 from .kir import Buffer
 
@@ -73,10 +74,17 @@ def innermost(shape: tuple[int, ...]) -> Strides:
     return (strides[0], 1, *strides[1:-1])
 
 
+def channels_innermost(image: Operand) -> Operand:
+    """An image with its channels innermost; axes of 1 keep what they have row-major."""
+    shape = concrete(image.type.shape)
+    return replace(
+        image, strides=tuple(a if d > 1 else b for a, b, d in zip(innermost(shape), contiguous(shape), shape))
+    )
+
+
 def channels_last(call: Call) -> Strides:
-    """Strides of a call's result with channels innermost; axes of 1 keep what they have row-major."""
-    shape = concrete(call.output.type.shape)
-    return tuple(a if d > 1 else b for a, b, d in zip(innermost(shape), contiguous(shape), shape))
+    """Strides of a call's result with channels innermost."""
+    return channels_innermost(call.output).strides
 
 
 def filters(root: Tensor, weights: Iterable[str]) -> tuple[str, ...]:

@@ -29,13 +29,14 @@ IDLE_S = 60  # seconds after which a process that nobody needs ends
 
 @dataclass(frozen=True)
 class Job:
-    """One region for the generators `names`, with what kernels may lose (`limit`); or calls of one `form` of it for one of them."""
+    """One region for the generators `names`, with what kernels may lose (`limit`) and which of its operands and results are `images`;
+    or calls of one `form` of it for one of them."""
 
     names: tuple[str, ...]
     terms: Flat
     calls: tuple[Call, ...]
     weights: tuple[str, ...] = ()
-    images: bool = False
+    images: tuple[str, ...] = ()
     limit: float = 0.0
     form: Form | None = None
 

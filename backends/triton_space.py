@@ -6,10 +6,11 @@ of those on it that are legal. Nothing that is not legal is ever compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 from math import log2, prod
+from operator import itemgetter
 
 from .kir import Kernel
 from .precision import PRECISIONS
@@ -57,25 +58,34 @@ def _begun(ranked: Sequence[Schedule], count: int) -> list[Schedule]:
 
 @lru_cache(maxsize=4096)
 def _ranked(facts: Facts, count: int) -> tuple[Key, ...]:
-    found: dict[Key, float] = {}
-    for schedule, rank in _KINDS[facts.kind](facts):
-        key = tuple(sorted(schedule.items()))
-        found[key] = min(rank, found.get(key, rank))
-    return tuple(_varied(sorted(found, key=lambda k: (found[k], k)), count))
+    found = sorted(_KINDS[facts.kind](facts), key=itemgetter(1))
+    return tuple(_varied(_ordered(found), count))
 
 
-def _varied(ordered: Sequence[Key], count: int) -> Iterator[Key]:
+def _ordered(found: Sequence[tuple[Schedule, float]]) -> Iterator[Key]:
+    """Schedules in the order of their ranks, those of one rank in that of their numbers; each once. Of the hundreds that are legal
+    the first few are wanted, so keys are made one rank at a time."""
+    seen: set[Key] = set()
+    for _, alike in groupby(found, key=itemgetter(1)):
+        for key in sorted({tuple(sorted(schedule.items())) for schedule, _ in alike} - seen):
+            seen.add(key)
+            yield key
+
+
+def _varied(ordered: Iterable[Key], count: int) -> Iterator[Key]:
     """The first schedules, at most four that differ in warps, stages and depth alone; then others to fill up."""
     alike: dict[tuple[int, int, int], int] = {}
     taken = 0
     later = []
     for key in ordered:
+        if taken >= count:
+            return
         s = dict(key)
         tile = s["m"], s["n"], s.get("split", 1)
         alike[tile] = alike.get(tile, 0) + 1
         if alike[tile] > 4:
             later.append(key)
-        elif taken < count:
+        else:
             taken += 1
             yield key
     yield from later[: count - taken]
@@ -194,9 +204,11 @@ def _squared(facts: Facts) -> Ranked:
         again = _again(facts, *tiles) + 0.5 * any(by % k for by in facts.periods)
         tile = {"m": m, "n": n, "group": 8 if tiles[0] > 1 else 1, **more, **facts.depths(k)}
         staged = facts.staged(tile)
+        if not tiles_fit(facts, tile | {"warps": 8, "stages": 2}):  # more of one or fewer of the other fit even less
+            continue
         for warps, stages in product((4, 8), (2, 3, 4, 6, 8)):
             schedule = tile | {"warps": warps, "stages": stages}
-            if not HELD[0] <= each(size, schedule) <= HELD[1] or not tiles_fit(facts, schedule):
+            if not HELD[0] <= each(size, schedule) <= HELD[1] or stages * staged > SHARED:
                 continue
             resident = max(1, min(SHARED // max(stages * staged, 1), 16 // warps))
             wide = 0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 >= size else 0

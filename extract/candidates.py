@@ -22,6 +22,7 @@ from ..errors import RuleError
 from .clock import Halted
 from .collection import no_collection
 from .kernel import MAX_COMBINATIONS, Backend, Call, Candidate, Operand, Strides, Template, Vertex, contiguous
+from .layouts import Lies, Places, between
 from .regions import GROWN
 from .scc import components
 from .whole import settled
@@ -190,7 +191,9 @@ class _Builder:
         self.copies = [t for t in templates if t.family == "copy" and isinstance(t.term, Var)]
         self.kernels = [t for t in templates if t.family != "view" and not isinstance(t.term, Var)]
         self.given = self._given()
+        self.asked_for = {*view.roots}
         self.layouts: dict[int, list[Strides]] = {}
+        self.turned: dict[int, Strides] = {}  # how generated kernels may write a class if not row-major
         self._operands: dict[Vertex, Operand] = {}
         self._viewed: set[tuple[int, Vertex]] = set()
         self._weight = [bool(w) for w in view.weight]
@@ -217,6 +220,7 @@ class _Builder:
             for c in match.operands:
                 readers.setdefault(c, []).append(i)
         views = list(self._views([Vertex(c, contiguous(self.shapes[c])) for c in self._readers]))
+        views += self._views([v for v in self._turned(matches[plain:]) if self._is_new(v)])
         kernels: dict[int, list[Candidate]] = {}
         todo: Iterable[int] = range(len(matches))
         while todo:
@@ -289,6 +293,19 @@ class _Builder:
                     seen.add(key)
                     first, *more = made
                     yield _Match(template, first, operands, (), tuple(more))
+
+    def _turned(self, matches: Iterable[_Match]) -> Iterator[Vertex]:
+        """The classes that generated kernels may write in a layout of their own, in it: what reads them is looked at in both from
+        the beginning."""
+        for match in matches:
+            template, cls = match.template, match.cls
+            if template.layout is not None and cls not in self.turned:
+                operands = [self._row_major(c) for c in match.operands]
+                call = self._call_of(template, match.attrs, operands, [self._row_major(cls)])
+                made = Vertex(cls, _normal(template.layout(call), self.shapes[cls]))
+                if made != self._row_major(cls):
+                    self.turned[cls] = made.strides
+                    yield made
 
     def _is_new(self, made: Vertex) -> bool:
         """Note a layout that a kernel writes; whether it was not known and there is room for it."""
@@ -402,7 +419,8 @@ class _Builder:
         """The number of all that matters of an operand's class: type, layouts, whether it is a weight."""
         found = self._kinds.get(cls)
         if found is None:
-            key = self.types[cls].dtype, self.shapes[cls], tuple(self._layouts_of(cls)), self._weight[cls]
+            lies = tuple(self._layouts_of(cls)), self.turned.get(cls), cls in self.given
+            key = self.types[cls].dtype, self.shapes[cls], lies, self._weight[cls]
             found = self._kinds[cls] = self._kind_numbers.setdefault(key, len(self._kind_numbers))
         return found
 
@@ -433,7 +451,8 @@ class _Builder:
 
     def _form_key(self, match: _Match) -> tuple[Any, ...]:
         """All that matters for the forms of a match."""
-        places = tuple([self._place(self._row_major(c))[0] for c in (match.cls, *match.more)])
+        made = (match.cls, *match.more)
+        places = tuple([(self._place(self._row_major(c))[0], c in self.turned, c in self.asked_for) for c in made])
         return (id(match.template), match.attrs, places, *[self._kind(c) for c in match.operands])
 
     def _inputs_of(self, operand: str, cls: int) -> list[tuple[str, Vertex]]:
@@ -483,8 +502,23 @@ class _Builder:
             for operand, vertices in zip(template.operands, options)
         ]
         outputs = [self._row_major(c) for c in (cls, *more)]
-        for picks in islice(_combinations(allowed), template.combinations):
+        ways: Iterable[Sequence[Sequence[int]]] = [allowed]
+        if template.backend in self.preparing:
+            ways = self._lying(match, allowed).uniform
+        picked = dict.fromkeys(picks for way in ways for picks in islice(_combinations(way), template.combinations))
+        for picks in picked:
             yield picks, [o[i] for o, i in zip(options, picks)], outputs
+
+    def _lying(self, match: _Match, allowed: Sequence[Sequence[int]]) -> Places:
+        """What a match of a generated kernel reads and writes, as far as it is images."""
+        made = (match.cls, *match.more)
+        return Places(
+            allowed,
+            [between(self._layouts_of(c), None if c in self.given else self.turned.get(c)) for c in match.operands],
+            any(between(self._layouts_of(c), self.turned.get(c)) for c in made),
+            Lies.ROWS if match.template.layout is None else Lies.TURNED,
+            not self.asked_for.isdisjoint(made),
+        )
 
     def _find_forms(self, match: _Match) -> Iterator[_Form]:
         template = match.template

@@ -6,6 +6,13 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+STARTUP = 5_000  # objects: an interpreter may freeze some of its own when it starts (3.12: some 400), a program tens of thousands
+
+
+def _frozen_by_others() -> bool:
+    """Whether a program has frozen objects of its own."""
+    return gc.get_freeze_count() > STARTUP
+
 
 @contextmanager
 def no_collection() -> Iterator[None]:
@@ -20,7 +27,7 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if not gc.get_freeze_count():
+            if not _frozen_by_others():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
@@ -30,7 +37,7 @@ def no_collection() -> Iterator[None]:
 def frozen() -> Iterator[None]:
     """What lives now is not walked over meanwhile: a collection takes seconds beside the candidates of a whole model. Where a program
     has frozen objects of its own, nothing is done."""
-    ours = not gc.get_freeze_count()
+    ours = not _frozen_by_others()
     if ours:
         gc.freeze()
     try:

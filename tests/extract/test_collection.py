@@ -64,3 +64,16 @@ def test_what_a_program_has_frozen_stays_so() -> None:
         assert gc.get_freeze_count()
     finally:
         gc.unfreeze()
+
+
+def test_what_the_interpreter_froze_when_it_started_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen_now, done = gc.get_freeze_count, list[str]()
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen_now() + 400)
+    for name in ("freeze", "unfreeze"):
+        act = getattr(gc, name)
+        monkeypatch.setattr(gc, name, lambda act=act, name=name: (done.append(name), act()))
+    with frozen():
+        assert done == ["freeze"], "as Python 3.12 has it"
+    with no_collection():
+        pass
+    assert done == ["freeze", "unfreeze"] * 2

@@ -1,0 +1,116 @@
+"""Images lie in one layout for a generated kernel, where they may lie in either."""
+
+from __future__ import annotations
+
+import pytest
+
+import tensor_graphs.egraph.api as t
+from tensor_graphs.backends import lower_pool
+from tensor_graphs.backends.images import channels_innermost
+from tensor_graphs.backends.lower_pool import LowerPool
+from tensor_graphs.backends.torch_cuda import BACKEND as LIBRARIES
+from tensor_graphs.backends.triton import BACKEND as TRITON
+from tensor_graphs.backends.views import view_strides
+from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.egraph.view import EGraphView, view_of
+from tensor_graphs.extract.candidates import Hypergraph, candidates
+from tensor_graphs.extract.kernel import Candidate, Operand, Vertex, contiguous
+from tensor_graphs.extract.layouts import Lies, Places, between, images
+
+SHAPE = (2, 16, 8, 8)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No processes beside this one."""
+    monkeypatch.setattr(lower_pool, "_pools", [LowerPool(0)])
+
+
+def conv(x: Tensor, name: str, size: int = 3) -> Tensor:
+    w = t.param(name, (16, 16, size, size), "float16")
+    return t.conv(x, w, strides=(1, 1), pads=(size // 2,) * 4, dilations=(1, 1), groups=1)
+
+
+def block() -> Graph:
+    """Two residual convolutions, then matrices over the places of the image."""
+    x = t.input("x", SHAPE, "float16")
+    y = t.maximum(conv(x, "a") + conv(x, "b", 1), t.full((1, 1, 1, 1), 0.0, "float16"))
+    z = conv(y, "c") + y
+    places = t.permute(t.reshape(z, (2, 16, 64)), (0, 2, 1))
+    return Graph.of({"z": z, "m": t.matmul(places, t.param("w", (16, 16), "float16"))})
+
+
+def found() -> Hypergraph:
+    return candidates(view_of(block()), [LIBRARIES, TRITON], view_strides)
+
+
+def test_images_are_what_windows_read_and_make_and_what_is_computed_beside_them() -> None:
+    view = view_of(block())
+    shapes = {view.types[k].shape for k in images(view)}
+    assert SHAPE in shapes and not any(len(s) < 3 for s in shapes)
+    assert not any(view.types[k].shape in ((2, 16, 64), (2, 64, 16)) for k in images(view)), "matrices of places"
+    assert all(k in images(view) for k, kind in enumerate(view.types) if kind.shape == SHAPE)
+
+
+def test_a_program_without_windows_has_no_images() -> None:
+    x = t.input("x", (2, 4, 8, 8))
+    assert not images(view_of(Graph.of(t.exp(x) + x)))
+
+
+def lies(view: EGraphView, vertex: Vertex) -> Lies | None:
+    """How an image that may lie in either layout lies."""
+    kind = view.types[vertex.cls]
+    if kind.shape != SHAPE:
+        return None
+    rows = Operand(kind, contiguous(SHAPE))
+    return {rows.strides: Lies.ROWS, channels_innermost(rows).strides: Lies.TURNED}.get(vertex.strides)
+
+
+def test_generated_kernels_read_and_write_images_that_lie_alike() -> None:
+    graph = found()
+    view, roots = graph.view, {r.cls for r in graph.roots}
+    seen: set[tuple[frozenset[Lies | None], Lies | None]] = set()
+
+    def read(candidate: Candidate) -> frozenset[Lies | None]:
+        free = (v for _, v in candidate.inputs if v.cls not in graph.given)
+        return frozenset(lies(view, v) for v in free if lies(view, v))
+
+    for candidate in graph.candidates:
+        if candidate.template.backend == "triton" and candidate.output.cls not in roots:
+            seen.add((read(candidate), lies(view, candidate.output)))
+    assert {how for how, _ in seen} <= {frozenset(), frozenset({Lies.ROWS}), frozenset({Lies.TURNED})}
+    assert {(frozenset({one}), one) for one in Lies} <= seen, "in each of the two"
+    assert not {(frozenset({a}), b) for a in Lies for b in Lies if a is not b} & seen
+    assert {(frozenset[Lies](), one) for one in Lies} <= seen, "what is given lies row-major, and is read for both"
+    assert any(
+        c.output.cls in roots and read(c) == {Lies.TURNED} and lies(view, c.output) is Lies.ROWS
+        for c in graph.candidates if c.template.backend == "triton"
+    ), "an output is row-major, whatever it is made of"  # fmt: skip
+
+
+def test_what_is_looked_at_is_read_once_in_each_layout() -> None:
+    asked: list[int] = []
+    graph = found()
+    for template in {
+        c.template for c in graph.candidates if c.template.family == "conv" and c.template.backend == "triton"
+    }:
+        asked.append(len(template.lowered))  # type: ignore[attr-defined]
+    assert asked and max(asked) <= 3, "all alike, beside what is given, and into an output"
+
+
+def test_layouts_that_go_together() -> None:
+    image = {Lies.ROWS: 0, Lies.TURNED: 2}
+    allowed = [[0, 1, 2], [0, 1], [0, 1, 2]]
+
+    def ways(free: bool, writes: Lies, asked_for: bool = False) -> list[list[list[int]]]:
+        return list(Places(allowed, [image, {}, image], free, writes, asked_for).uniform)
+
+    rows, turned = [[0, 1], [0, 1], [0, 1]], [[1, 2], [0, 1], [1, 2]]
+    assert ways(True, Lies.ROWS) == [rows] and ways(True, Lies.TURNED) == [turned]
+    assert ways(False, Lies.ROWS) == [rows, turned] == ways(True, Lies.ROWS, asked_for=True)
+    assert list(Places([[0, 1]], [{}], True, Lies.TURNED, False).uniform) == [[[0, 1]]] * 2, "nothing is chosen"
+
+
+def test_an_image_that_nothing_turns_lies_as_it_is() -> None:
+    assert between([(4, 1), (1, 4)], None) == {} == between([(4, 1)], (1, 4))
+    assert between([(4, 1), (2, 2), (1, 4)], (1, 4)) == {Lies.ROWS: 0, Lies.TURNED: 2}
