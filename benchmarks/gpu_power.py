@@ -82,7 +82,7 @@ def measured(case: str, schedules: int) -> dict[str, Any]:
 def _tried(bench: Any, template: Any, call: Any, wanted: list[Any]) -> Iterator[tuple[Any, Any]]:
     """Schedules that compile and give the right answer, each with what it took in a burst."""
     from tensor_graphs.backends.compile_pool import CompilePool
-    from tensor_graphs.backends.gpu_worker import keep_busy
+    from tensor_graphs.backends.gpu_worker import alone, keep_busy
     from tensor_graphs.backends.kernel_text import kernel_text
 
     pool = CompilePool(COMPILERS, 90)
@@ -92,8 +92,9 @@ def _tried(bench: Any, template: Any, call: Any, wanted: list[Any]) -> Iterator[
         for place, (schedule, text, job) in enumerate(zip(wanted, texts, jobs, strict=True)):
             if job.result().get("ok"):
                 one = bench.loaded(text)
-                keep_busy(bench.device)
-                bench.attempt(place, one)
+                with alone():
+                    keep_busy(bench.device)
+                    bench.attempt(place, one)
                 yield schedule, one
     finally:
         pool.close()
@@ -101,19 +102,22 @@ def _tried(bench: Any, template: Any, call: Any, wanted: list[Any]) -> Iterator[
 
 def lasting(device: Any, replay: Callable[[], Any]) -> Row:
     """µs a call, watts and MHz: the first replay after a pause, and the middle of the second half under load that lasts."""
+    from tensor_graphs.backends.gpu_worker import alone
+
     found = power_handle()
     if found is None:
         raise SystemExit(
             "The driver does not say what power is taken: nvidia-ml-py is not installed, or no GPU is here."
         )
     nvml, handle = found
-    time.sleep(PAUSE_S)
     us, watts, mhz = [], [], []
-    start = time.monotonic()
-    while time.monotonic() - start < LASTING_S:
-        us.append(device.elapsed(replay) / CALLS)
-        watts.append(nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-        mhz.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    with alone():
+        time.sleep(PAUSE_S)
+        start = time.monotonic()
+        while time.monotonic() - start < LASTING_S:
+            us.append(device.elapsed(replay) / CALLS)
+            watts.append(nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+            mhz.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
     half = len(us) // 2
     return {"burst_us": us[0], "us": median(us[half:]), "watts": median(watts[half:]), "mhz": median(mhz[half:])}
 
