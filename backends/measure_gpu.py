@@ -100,6 +100,7 @@ class GpuMeasurer:
         self._kept = 0.0  # when rows went there last
         self._measuring = 0.0  # seconds in all
         self._ended: Callable[[], bool] | None = None  # whether the time for measuring is up
+        self.keeps = False  # whether what is under way then is left so, for whoever measures next
         self._behind: Thread | None = None  # goes on with what was left under way while the next plan is solved for
         self._called_back = False  # whether it is to stop
         self._fault: BaseException | None = None  # what has stopped it
@@ -146,7 +147,8 @@ class GpuMeasurer:
             if flush is not None:
                 flush()
         left = [k.candidate for k in self._under_way if k.candidate is not None]
-        if leave and left:
+        if left and (leave or self.keeps):
+            self._until(None if self.keeps else self._ended)
             self._behind = Thread(target=self._go_on, args=(worth,), name="measuring", daemon=True)
             self._behind.start()
         return left
@@ -209,7 +211,7 @@ class GpuMeasurer:
             try:
                 kernel = self._step(worth, later)
             except _Ended:
-                return self._given_up()
+                return None if self.keeps else self._given_up()
             if self._over(kernel):
                 self._keep([])
                 done += 1
@@ -227,7 +229,7 @@ class GpuMeasurer:
         """What says that the time is up."""
         self._ended = ended
         for process in self.processes:
-            process.ended = ended
+            process.ended = None if self.keeps else ended
 
     def _drop(self) -> list[Measured]:
         """Have nothing under way any more; what was. The device does nothing more of what it was handed."""

@@ -211,7 +211,11 @@ def meanwhile(
 
     def measure(graph: Hypergraph, enough: Callable[[], bool]) -> None:
         stop = lambda: enough() or session.progress.stopped
-        measure_ahead(graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock)
+        measurer.keeps = True
+        try:
+            measure_ahead(graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock)
+        finally:
+            measurer.keeps = False
 
     steps = [libraries, backends] if 0 < len(libraries) < len(backends) else [backends]
     return Meanwhile([partial(match, step) for step in steps], measure)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import fields, replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -340,6 +341,33 @@ def test_when_the_time_is_up_what_was_tried_is_kept_and_the_rest_is_not_waited_f
         measurer.measure([candidate(timed(lambda call: 1.0, space=space))], worth=worth)
     assert 2 <= quick.tried == len({r.key.digest for r in kept}) < 7, "what the device was handed already is kept too"
     assert {r.kind for r in kept} == {"timing", "accuracy"}
+
+
+def test_what_is_under_way_is_kept_for_whoever_measures_next() -> None:
+    """It ends meanwhile, though its time is up, and nothing more is begun of it."""
+
+    class Held(Quick):
+        def __init__(self) -> None:
+            self.tried, self.go = Event(), Event()
+
+        def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
+            if job["job"] == "try":
+                self.tried.set()
+                assert self.go.wait(60.0)
+            return super().ask(job, timeout)
+
+    held, kept = Held(), Rows()
+    worth = lambda candidate: 0.0 if held.tried.is_set() else math.inf
+    worth.ended = held.tried.is_set  # type: ignore[attr-defined]
+    space = lambda call: [{"BLOCK": 2**i} for i in range(3, 10)]
+    one = candidate(timed(lambda call: 1.0, space=space))
+    with GpuMeasurer(kept, device="cpu", worker=held) as measurer:  # type: ignore[arg-type]
+        measurer.keeps = True
+        assert measurer.measure([one], worth=worth, look=True) == [one] and not kept
+        measurer.keeps = False
+        held.go.set()
+        measurer.measure([])
+    assert 1 <= len({r.key.digest for r in kept}) <= 3 and {r.kind for r in kept} == {"timing", "accuracy"}
 
 
 def test_the_last_kernels_of_a_round_go_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
