@@ -213,6 +213,36 @@ def test_what_an_earlier_search_had_no_time_for_is_made_up_for(home: Path, monke
 
 
 @pytest.mark.usefixtures("quick")
+def test_timing_that_was_made_up_for_is_not_made_up_for_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimized()
+    (path,) = kept(home)
+    data = json.loads(path.read_text())
+    data["report"]["cut"] = [pipeline.UNTIMED]
+    path.write_text(json.dumps(data))
+    timed: list[Any] = []
+    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: timed.append(a))
+    assert [optimized().report.cut for _ in range(3)] == [[]] * 3 and len(timed) == 1
+
+
+def test_weights_are_told_apart_by_every_byte_name_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also across the pieces that they are hashed in, and where more pieces wait than may."""
+    monkeypatch.setattr(remember, "PIECE", 64)
+    monkeypatch.setattr(remember, "AHEAD", 2)
+    a, b = np.arange(100, dtype=np.float32), np.zeros((0, 3), np.float32)
+    base = {"a": a, "b": b, "c": np.full((), 3.0)}
+    changed = [{**base, "a": a + (np.arange(100) == n)} for n in (0, 15, 16, 99)]
+    others = [
+        {**base, "a": a.reshape(10, 10)},
+        {"x": a, "b": b, "c": base["c"]},
+        {**base, "b": b.reshape(3, 0)},
+        {**base, "a": a.view(np.int32)},
+    ]
+    digests = [remember.content_digest(p) for p in (base, *changed, *others)]
+    assert len(set(digests)) == len(digests)
+    assert remember.content_digest({n: base[n].copy() for n in ("c", "b", "a")}) == digests[0]
+
+
+@pytest.mark.usefixtures("quick")
 def test_damaged_files_and_other_kernels_are_as_if_there_were_none(home: Path) -> None:
     first = optimized()
     (path,) = kept(home)

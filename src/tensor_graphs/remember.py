@@ -9,11 +9,11 @@ worse. Whether it is right was verified for the weights' bytes that it was verif
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b, sha256
@@ -40,6 +40,7 @@ FORMAT = 1
 FOLDER = "plans"
 WORSE = 1.1  # times what a plan cost, from which on the store is taken to have changed for the worse
 MOST = 256  # plans that are kept: the latest used
+PIECE, AHEAD = 1 << 25, 16  # bytes of weights that are hashed at a time, and pieces that may wait
 
 
 class Stale(Exception):
@@ -76,16 +77,24 @@ def package_digest() -> str:
 
 
 def content_digest(params: Mapping[str, Data]) -> str:
-    """A hash of all weights' bytes, with their names, shapes and dtypes. Hashed side by side, each read when its turn comes
-    and let go after."""
+    """A hash of all weights' bytes, with their names, shapes and dtypes. Pieces are hashed side by side, so that one large table
+    takes no longer than the rest; weights are read one by one, and let go of."""
 
-    def hashed(name: str) -> str:
-        array = np.ascontiguousarray(load_data(params[name]))
-        return f"{name} {array.dtype} {array.shape} {sha256(array.reshape(-1).view(np.uint8).data).hexdigest()}"
+    def hashed(flat: np.ndarray[Any, Any], start: int) -> str:
+        return sha256(flat[start : start + PIECE].data).hexdigest()
 
-    largest_first = sorted(params, key=lambda n: -math.prod(params[n].shape))
+    lines: list[str] = []
     with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
-        lines = sorted(threads.map(hashed, largest_first))
+        pieces: deque[Future[str]] = deque()
+        for name in sorted(params):
+            array = np.ascontiguousarray(load_data(params[name]))
+            lines.append(f"{name} {array.dtype} {array.shape}")
+            flat = array.reshape(-1).view(np.uint8)
+            for start in range(0, flat.size, PIECE):
+                while len(pieces) >= AHEAD:  # (those that wait hold their weights)
+                    lines.append(pieces.popleft().result())
+                pieces.append(threads.submit(hashed, flat, start))
+        lines += [piece.result() for piece in pieces]
     return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 

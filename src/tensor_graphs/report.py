@@ -114,7 +114,7 @@ class Report:
         blocks = [BlockReport(**b) for b in data["blocks"]]
         kernels = [KernelReport(**k) for k in data["kernels"]]
         rules = {str(name): (int(matches), float(seconds)) for name, (matches, seconds) in data["rules"].items()}
-        return cls(**{**data, "blocks": blocks, "kernels": kernels, "rules": rules})
+        return cls(**{**data, "blocks": blocks, "kernels": kernels, "rules": rules, "cut": list(data["cut"])})
 
     @property
     def instances(self) -> int:
