@@ -15,48 +15,54 @@ from typing import Any
 
 from ..egraph import dtypes
 from ..egraph.ops import OPS
-from ..extract.kernel import Call, Code, Operand, Strides, Template, contiguous
+from ..extract.kernel import Call, Code, Template
 from .numpy import concats, keeps_dtype, spell
+from .torch_calls import (
+    BITS,
+    CONVOLUTIONS,
+    FLOATS,
+    NUMBER,
+    PRODUCTS,
+    SINGLE,
+    Applies,
+    batched_code,
+    batches_merge,
+    bias_line,
+    both,
+    channel_bias,
+    channels_last,
+    dtypes_of,
+    extents,
+    flat_code,
+    half_pads,
+    heads_fit,
+    one_block,
+    planar,
+    pool_pads,
+    residual_fits,
+    residual_fits_last,
+    some_axes,
+    symmetric,
+    two_d,
+    usable,
+)
 from .torch_helpers import HELPERS
-
-Applies = Callable[[Call], bool]
-
-FLOATS = ("float32", "float64", "float16", "bfloat16")
-INTS = ("uint8", "int8", "int16", "int32", "int64")
-
-
-# ---------------------------------------------------------------- conditions
-def _dtypes(call: Call) -> set[str]:
-    return {o.type.dtype for o in (*call.operands.values(), call.output)}
-
-
-def usable(call: Call) -> bool:
-    """Torch knows the dtypes, and has no negative strides."""
-    known = _dtypes(call) <= {*FLOATS, *INTS, "bool"}
-    return known and all(s >= 0 for o in call.operands.values() for s in o.strides)
-
-
-def _of(*names: str) -> Applies:
-    return lambda call: _dtypes(call) <= set(names)
-
-
-_SINGLE, _NUMBER, _BITS = _of("float32"), _of(*FLOATS, *INTS), _of("bool", *INTS)
 
 
 def _FLOAT(call: Call) -> bool:
     """Floats of one dtype, and nothing else."""
-    found = _dtypes(call)
+    found = dtypes_of(call)
     return len(found) == 1 and found <= set(FLOATS)
 
 
 def _alike(call: Call) -> bool:
     """All floats, if there are any, have one dtype."""
-    return len({d for d in _dtypes(call) if d in FLOATS}) <= 1
+    return len({d for d in dtypes_of(call) if d in FLOATS}) <= 1
 
 
 def _packs(call: Call) -> bool:
     """What oneDNN packs weights for: float32, and bfloat16 where this CPU can."""
-    found = _dtypes(call)
+    found = dtypes_of(call)
     return found == {"float32"} or (found == {"bfloat16"} and multiplies_bfloat16())
 
 
@@ -71,13 +77,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def _all(*conditions: Applies | None) -> Applies:
-    kept = [usable, *(c for c in conditions if c is not None)]
-    return lambda call: all(c(call) for c in kept)
-
-
-def _shape(operand: Operand) -> tuple[int, ...]:
-    """The sizes; code may meet expressions, which are written as such."""
-    return operand.type.shape  # type: ignore[return-value]
+    return both(usable, *conditions)
 
 
 def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, **more: Any) -> Template:
@@ -88,8 +88,8 @@ def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, 
 # ---------------------------------------------------------------- pointwise
 #: op -> (function with out=, condition)
 FUNCTIONS: dict[str, tuple[str, Applies | None]] = {
-    "neg": ("neg", _NUMBER),
-    "abs": ("abs", _NUMBER),
+    "neg": ("neg", NUMBER),
+    "abs": ("abs", NUMBER),
     "exp": ("exp", None),
     "log": ("log", None),
     "log1p": ("log1p", None),
@@ -106,9 +106,9 @@ FUNCTIONS: dict[str, tuple[str, Applies | None]] = {
     "ceil": ("ceil", None),
     "round": ("round", None),
     "sigmoid": ("sigmoid", None),
-    "add": ("add", _NUMBER),
-    "sub": ("sub", _NUMBER),
-    "mul": ("mul", _NUMBER),
+    "add": ("add", NUMBER),
+    "sub": ("sub", NUMBER),
+    "mul": ("mul", NUMBER),
     "div": ("div", None),
     "pow": ("pow", _FLOAT),
     "maximum": ("maximum", None),
@@ -116,9 +116,9 @@ FUNCTIONS: dict[str, tuple[str, Applies | None]] = {
     "eq": ("eq", None),
     "lt": ("lt", None),
     "le": ("le", None),
-    "and": ("bitwise_and", _BITS),
-    "or": ("bitwise_or", _BITS),
-    "xor": ("bitwise_xor", _BITS),
+    "and": ("bitwise_and", BITS),
+    "or": ("bitwise_or", BITS),
+    "xor": ("bitwise_xor", BITS),
     "not": ("logical_not", None),
 }
 
@@ -150,8 +150,8 @@ def _pointwise() -> list[Template]:
             row(name, pattern, spell(code), inplace=("x",), applies=_alike)
             for name, (pattern, code) in ACTIVATIONS.items()
         ),
-        row("softplus", "softplus(x)", "torch._C._nn.softplus({x}, 1, 20, out={out})", inplace=("x",), applies=_SINGLE),
-        row("square", "x * x", "torch.square({x}, out={out})", inplace=("x",), applies=_NUMBER),
+        row("softplus", "softplus(x)", "torch._C._nn.softplus({x}, 1, 20, out={out})", inplace=("x",), applies=SINGLE),
+        row("square", "x * x", "torch.square({x}, out={out})", inplace=("x",), applies=NUMBER),
         row("where", "where(c, x, y)", "torch.where({c}, {x}, {y}, out={out})", inplace=("x", "y"), applies=_alike),
         row("is_nan", "is_nan(x)", "torch.ne({x}, {x}, out={out})"),
         row("cast", "cast(x, dtype=dtype)", "{out}.copy_({x})", applies=_plain_cast),
@@ -166,17 +166,14 @@ def _plain_cast(call: Call) -> bool:
 
 
 # ---------------------------------------------------------------- reductions and normalisations
-def _some_axes(call: Call) -> bool:
-    """For Torch, no axes are all axes."""
-    return call.attrs.get("axes") != ()
 
 
 def _width(call: Call) -> str:
-    return str(_shape(call.operands["x"])[-1])
+    return str(extents(call.operands["x"])[-1])
 
 
 def _reductions() -> list[Template]:
-    more: dict[str, Any] = {"family": "reduction", "applies": _all(_FLOAT, _some_axes)}
+    more: dict[str, Any] = {"family": "reduction", "applies": _all(_FLOAT, some_axes)}
     along = ", {axes}, True, out={out})"
     return [
         row("sum", "sum(x, axes=axes)", "torch.sum({x}" + along, **more),
@@ -184,8 +181,8 @@ def _reductions() -> list[Template]:
         row("max", "max(x, axes=axes)", "torch.amax({x}" + along, **more),
         row("min", "min(x, axes=axes)", "torch.amin({x}" + along, **more),
         row("logsumexp", "logsumexp(x, axes=axes)", "torch.logsumexp({x}" + along, **more),
-        row("argmax", "argmax(x, axis=axis)", "torch.argmax({x}, {axis}, True, out={out})", family="reduction", applies=_NUMBER),
-        row("argmin", "argmin(x, axis=axis)", "torch.argmin({x}, {axis}, True, out={out})", family="reduction", applies=_NUMBER),
+        row("argmax", "argmax(x, axis=axis)", "torch.argmax({x}, {axis}, True, out={out})", family="reduction", applies=NUMBER),
+        row("argmin", "argmin(x, axis=axis)", "torch.argmin({x}, {axis}, True, out={out})", family="reduction", applies=NUMBER),
         row("cumsum", "cumsum(x, axis=axis)", "torch.cumsum({x}, {axis}, out={out})", **more),
         row("softmax", "softmax(x, axis=axis)", "torch.softmax({x}, {axis}, out={out})", **more),
         row("log_softmax", "log_softmax(x, axis=axis)", "torch.log_softmax({x}, {axis}, out={out})", **more),
@@ -203,56 +200,6 @@ def _reductions() -> list[Template]:
 
 
 # ---------------------------------------------------------------- products
-def _count(operand: Operand) -> int:
-    return prod(_shape(operand)[:-1])
-
-
-def _matrix(call: Call, name: str) -> str:
-    """The operand as a matrix: all axes but the last as one."""
-    operand = call.output if name == "out" else call.operands[name]
-    if operand.type.rank == 2:
-        return call.names[name]
-    return f"{call.names[name]}.view({_count(operand)}, {_shape(operand)[-1]})"
-
-
-def _two_d(call: Call) -> bool:
-    return call.operands["w"].type.rank == 2
-
-
-def _flat_code(text: str) -> Callable[[Call], str]:
-    def code(call: Call) -> str:
-        matrices = {f"{o}2": _matrix(call, o) for o in ("x", "r", "out") if o == "out" or o in call.operands}
-        return text.format(**matrices, **call.names)
-
-    code.__qualname__ = f"flat[{text}]"
-    return code
-
-
-def _equal_batches(call: Call) -> bool:
-    """Rank 3 or more with equal leading sizes: one batched product over a view."""
-    a, b = call.operands["x"], call.operands["w"]
-    return a.type.rank == b.type.rank >= 3 and _shape(a)[:-2] == _shape(b)[:-2]
-
-
-def _bmm_code(call: Call) -> str:
-    def flat(name: str) -> str:
-        operand = call.output if name == "out" else call.operands[name]
-        shape = _shape(operand)
-        if len(shape) == 3:
-            return call.names[name]
-        return f"{call.names[name]}.view({prod(shape[:-2])}, {shape[-2]}, {shape[-1]})"
-
-    return f"torch.bmm({flat('x')}, {flat('w')}, out={flat('out')})"
-
-
-def _batches_merge(call: Call) -> bool:
-    from .views import view_strides
-
-    def merges(o: Operand) -> bool:
-        s = _shape(o)
-        return view_strides("reshape", {"shape": (prod(s[:-2]), *s[-2:])}, o) is not None
-
-    return _equal_batches(call) and all(map(merges, call.operands.values()))
 
 
 def _packed_rows(call: Call) -> int:
@@ -278,13 +225,6 @@ def _mkl_code(bias: bool) -> Callable[[Call], str]:
     return code
 
 
-#: How x @ w plus a bias is spelled: (suffix, pattern, has bias). `reshape` gives the bias x's rank.
-PRODUCTS = (
-    ("", "matmul(x, w)", False),
-    ("_bias", "linear(x, w, b)", True),
-    ("_bias_sum", "matmul(x, w) + reshape(b, shape=s)", True),
-)
-
 #: activation pattern -> oneDNN's name and algorithm for it.
 EPILOGUES = {
     "relu({})": ("relu", ""),
@@ -297,19 +237,6 @@ EPILOGUES = {
 }
 
 
-def _bias_line(call: Call) -> bool:
-    """A reshaped bias is a line along the last axis."""
-    s = call.attrs.get("s")
-    if s is None:
-        return True
-    size = _shape(call.operands["b"])
-    return len(size) == 1 and tuple(s) == (1,) * (len(s) - 1) + size and size[0] == _shape(call.output)[-1]
-
-
-def _residual(call: Call) -> bool:
-    return call.operands["r"].type == call.output.type
-
-
 def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
     return (
         "torch.ops.mkldnn._linear_pointwise.default({x}, {w}, "
@@ -319,10 +246,10 @@ def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
 
 def _products() -> list[Template]:
     more: dict[str, Any] = {"family": "contraction"}
-    packed: dict[str, Any] = {**more, "dense": ("*",), "applies": _all(_SINGLE, _two_d, _bias_line)}
+    packed: dict[str, Any] = {**more, "dense": ("*",), "applies": _all(SINGLE, two_d, bias_line)}
     onednn: dict[str, Any] = {
         **packed,
-        "applies": _all(_packs, _two_d, _bias_line),
+        "applies": _all(_packs, two_d, bias_line),
         "prep": {"w": _packed("onednn_pack")},
         "setup": ("onednn_pack",),
     }
@@ -330,20 +257,20 @@ def _products() -> list[Template]:
     transposed: dict[str, Any] = {
         **packed,
         "prep": {"w": "{w}.t().contiguous()"},
-        "applies": _all(_FLOAT, _two_d, _bias_line),
+        "applies": _all(_FLOAT, two_d, bias_line),
     }
     rows = [
         row("matmul", "matmul(x, w)", "torch.matmul({x}, {w}, out={out})", applies=_FLOAT, **more),
-        row("mm", "matmul(x, w)", _flat_code("torch.mm({x2}, {w}, out={out2})"), dense=("x",), applies=_all(_FLOAT, _two_d), **more),
-        row("bmm", "matmul(x, w)", _bmm_code, applies=_all(_FLOAT, _batches_merge), **more),
-        row("addmm", "linear(x, w, b)", _flat_code("torch.addmm({b}, {x2}, {w}, out={out2})"), dense=("x",),
+        row("mm", "matmul(x, w)", flat_code("torch.mm({x2}, {w}, out={out2})"), dense=("x",), applies=_all(_FLOAT, two_d), **more),
+        row("bmm", "matmul(x, w)", batched_code("torch.bmm({x}, {w}, out={out})"), applies=_all(_FLOAT, batches_merge), **more),
+        row("addmm", "linear(x, w, b)", flat_code("torch.addmm({b}, {x2}, {w}, out={out2})"), dense=("x",),
             applies=_FLOAT, **more),
         row("addmm_residual", "matmul(x, w) + r",
-            _flat_code("torch.addmm({r2}, {x2}, {w}, out={out2})"), dense=("x", "r"),
-            applies=_all(_FLOAT, _two_d, _residual), inplace=("r",), **more),
+            flat_code("torch.addmm({r2}, {x2}, {w}, out={out2})"), dense=("x", "r"),
+            applies=_all(_FLOAT, two_d, residual_fits), inplace=("r",), **more),
         row("addmm_residual_left", "r + matmul(x, w)",
-            _flat_code("torch.addmm({r2}, {x2}, {w}, out={out2})"), dense=("x", "r"),
-            applies=_all(_FLOAT, _two_d, _residual), inplace=("r",), **more),
+            flat_code("torch.addmm({r2}, {x2}, {w}, out={out2})"), dense=("x", "r"),
+            applies=_all(_FLOAT, two_d, residual_fits), inplace=("r",), **more),
     ]  # fmt: skip
     for suffix, pattern, bias in PRODUCTS:
         b = "{b}" if bias else "None"
@@ -358,7 +285,7 @@ def _products() -> list[Template]:
                 row(f"onednn{suffix}_{name}", epilogue.format(pattern), _onednn_linear(act, algorithm, bias), **onednn)
             )
         add = f"torch.ops.mkldnn._linear_pointwise.binary({{x}}, {{r}}, {{w}}, {b}, 'add')"
-        residual = {**onednn, "applies": _all(_packs, _two_d, _bias_line, _residual)}
+        residual = {**onednn, "applies": _all(_packs, two_d, bias_line, residual_fits)}
         rows += [
             row(f"onednn{suffix}_residual", f"{pattern} + r", add, **residual),
             row(f"onednn{suffix}_residual_left", f"r + {pattern}", add, **residual),
@@ -367,56 +294,12 @@ def _products() -> list[Template]:
 
 
 # ---------------------------------------------------------------- convolution and pooling
-_GEOMETRY = "strides=strides, pads=pads, dilations=dilations, groups=groups"
-#: (suffix, pattern, has bias)
-CONVOLUTIONS = (
-    ("", f"conv(x, w, {_GEOMETRY})", False),
-    ("_bias", f"conv(x, w, {_GEOMETRY}) + reshape(b, shape=s)", True),
-)
-
-
-def _symmetric(call: Call) -> bool:
-    pads, n = call.attrs["pads"], len(call.attrs["pads"]) // 2
-    return tuple(pads[:n]) == tuple(pads[n:])
-
-
-def _channel_bias(call: Call) -> bool:
-    """A reshaped bias is a line along the channels."""
-    s = call.attrs.get("s")
-    if s is None:
-        return True
-    size = _shape(call.operands["b"])
-    return len(size) == 1 and tuple(s) == (1, *size) + (1,) * (len(s) - 2) and size[0] == _shape(call.output)[1]
-
-
-def _planar(call: Call) -> bool:
-    return call.operands["x"].type.rank == 4
-
-
-def channels_last(call: Call) -> Strides:
-    """Strides of the output with channels innermost."""
-    n, c, h, w = _shape(call.output)
-    return tuple(
-        s if d != 1 else t for s, d, t in zip((h * w * c, 1, w * c, c), (n, c, h, w), contiguous((n, c, h, w)))
-    )
-
-
-def _one_block(call: Call) -> bool:
-    """x lies row-major or channels last."""
-    x = call.operands["x"]
-    n, c, h, w = _shape(x)
-    last = (h * w * c, 1, w * c, c)
-    return x.dense or all(s == t or d == 1 for s, t, d in zip(x.strides, last, (n, c, h, w)))
 
 
 def _clearly_channels_last(call: Call) -> bool:
     """x lies channels last, and no axis of 1 leaves Torch in doubt about it."""
-    sizes = (*_shape(call.operands["x"])[1:], *_shape(call.output)[1:])
-    return _planar(call) and min(sizes) > 1 and _one_block(call) and not call.operands["x"].dense
-
-
-def _half_pads(call: Call) -> tuple[int, ...]:
-    return tuple(call.attrs["pads"][: len(call.attrs["pads"]) // 2])
+    sizes = (*extents(call.operands["x"])[1:], *extents(call.output)[1:])
+    return planar(call) and min(sizes) > 1 and one_block(call) and not call.operands["x"].dense
 
 
 def _conv_code(bias: bool) -> Callable[[Call], str]:
@@ -424,7 +307,7 @@ def _conv_code(bias: bool) -> Callable[[Call], str]:
         n, a = call.names, call.attrs
         zeros = (0,) * len(a["strides"])
         return (
-            f"torch.convolution({n['x']}, {n['w']}, {n['b'] if bias else None}, {a['strides']}, {_half_pads(call)}, "
+            f"torch.convolution({n['x']}, {n['w']}, {n['b'] if bias else None}, {a['strides']}, {half_pads(call)}, "
             f"{a['dilations']}, False, {zeros}, {a['groups']})"
         )
 
@@ -440,7 +323,7 @@ def _uneven_conv(call: Call) -> str:
 def _conv_pack(call: Call) -> str:
     a, w = call.attrs, call.names["w"]
     return (
-        f"torch.ops.mkldnn._reorder_convolution_weight({w}, {_half_pads(call)}, {a['strides']}, {a['dilations']}, "
+        f"torch.ops.mkldnn._reorder_convolution_weight({w}, {half_pads(call)}, {a['strides']}, {a['dilations']}, "
         f"{a['groups']}, {call.packed_for('x')})"
     )
 
@@ -448,7 +331,7 @@ def _conv_pack(call: Call) -> str:
 def _onednn_conv(bias: bool, act: str, algorithm: str, residual: bool, copied: bool) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n, a = call.names, call.attrs
-        geometry = f"{_half_pads(call)}, {a['strides']}, {a['dilations']}, {a['groups']}"
+        geometry = f"{half_pads(call)}, {a['strides']}, {a['dilations']}, {a['groups']}"
         b = n["b"] if bias else None
         if residual:
             unary = f"{act!r}, [], {algorithm!r}" if act != "none" else "None, [], None"
@@ -467,27 +350,22 @@ def _onednn_conv(bias: bool, act: str, algorithm: str, residual: bool, copied: b
     return code
 
 
-def _same_layout(call: Call) -> bool:
-    r, want = call.operands["r"], channels_last(call)
-    return _residual(call) and all(s == t or d == 1 for s, t, d in zip(r.strides, want, _shape(r)))
-
-
 def _convolutions() -> list[Template]:
-    base = (_symmetric, _channel_bias)
+    base = (symmetric, channel_bias)
     eager: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": _all(_FLOAT, *base)}
     onednn: dict[str, Any] = {"family": "conv", "dense": ("w", "b"), "prep": {"w": _conv_pack}}
     rows = []
     for suffix, pattern, bias in CONVOLUTIONS:
         rows.append(row(f"conv{suffix}", pattern, _conv_code(bias), **eager))
         if not bias:
-            uneven = _all(_FLOAT, lambda call: not _symmetric(call))
+            uneven = _all(_FLOAT, lambda call: not symmetric(call))
             rows.append(
                 row("conv_uneven", pattern, _uneven_conv, setup=("conv_uneven",), **{**eager, "applies": uneven})
             )
         spelled = {"{}": ("none", ""), "relu({})": ("relu", ""), "silu({})": ("swish", "")}
         for (epilogue, (act, algorithm)), copied in product(spelled.items(), (False, True)):
             name = "_" + epilogue.partition("(")[0] if act != "none" else ""
-            style = {**onednn, "applies": _all(_SINGLE, _planar, _one_block, *base)}
+            style = {**onednn, "applies": _all(SINGLE, planar, one_block, *base)}
             style |= {} if copied else {"layout": channels_last}
             rows.append(
                 row(f"onednn_conv{suffix}{name}{'_rows' if copied else ''}", epilogue.format(pattern),
@@ -499,7 +377,7 @@ def _convolutions() -> list[Template]:
         ):
             style = {
                 **onednn,
-                "applies": _all(_SINGLE, _planar, _one_block, _same_layout, *base),
+                "applies": _all(SINGLE, planar, one_block, residual_fits_last, *base),
                 "layout": channels_last,
             }
             name = f"onednn_conv{suffix}_residual{side}{'_relu' if act == 'relu' else ''}"
@@ -507,21 +385,10 @@ def _convolutions() -> list[Template]:
     return rows
 
 
-def _pool_pads(call: Call) -> bool:
-    pads, kernel = call.attrs["pads"], call.attrs["kernel"]
-    n = len(kernel)
-    return (
-        _symmetric(call)
-        and all(2 * p <= k for p, k in zip(pads, kernel))
-        and n == 2
-        and set(call.attrs["dilations"]) == {1}
-    )
-
-
 def _pool_code(function: str, more: str) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         a = call.attrs
-        return f"{function}({call.names['x']}, {a['kernel']}, {a['strides']}, {_half_pads(call)}{more})"
+        return f"{function}({call.names['x']}, {a['kernel']}, {a['strides']}, {half_pads(call)}{more})"
 
     code.__qualname__ = f"pool[{function}]"
     return code
@@ -535,9 +402,9 @@ def _pools() -> list[Template]:
     ):  # fmt: skip
         code, pattern = _pool_code(function, more), f"{name}(x, {attrs})"
         found += [
-            row(name, pattern, code, family="reduction", dense=("x",), applies=_all(_FLOAT, _pool_pads)),
+            row(name, pattern, code, family="reduction", dense=("x",), applies=_all(_FLOAT, pool_pads)),
             row(f"{name}_channels_last", pattern, code, family="reduction", layout=channels_last,
-                applies=_all(_FLOAT, _pool_pads, _clearly_channels_last)),
+                applies=_all(_FLOAT, pool_pads, _clearly_channels_last)),
         ]  # fmt: skip
     return found
 
@@ -547,28 +414,22 @@ _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 
 def _plain_attention(call: Call) -> bool:
-    a, (q, k) = call.attrs, (_shape(call.operands[n]) for n in "qk")
+    a, (q, k) = call.attrs, (extents(call.operands[n]) for n in "qk")
     square = not a["causal"] or q[-2] == k[-2]
     masked_too = a["causal"] and "m" in call.operands
-    return not a["window"] and not a["softcap"] and square and not masked_too and len(q) in (3, 4, 5) and _grouped(call)
-
-
-def _grouped(call: Call) -> bool:
-    """Leading sizes of q cover those of k and v; only the group axis of a rank-5 form may repeat."""
-    q, k, v = (_shape(call.operands[n])[:-2] for n in "qkv")
-    if len(q) < 3:
-        return q == k == v
-    return k == v and q[:2] == k[:2] and k[2] == 1
+    return (
+        not a["window"] and not a["softcap"] and square and not masked_too and len(q) in (3, 4, 5) and heads_fit(call)
+    )
 
 
 def _mask_fits(call: Call) -> bool:
-    return _plain_attention(call) and (call.operands["m"].type.rank < 5 or _shape(call.operands["m"])[1:3] == (1, 1))
+    return _plain_attention(call) and (call.operands["m"].type.rank < 5 or extents(call.operands["m"])[1:3] == (1, 1))
 
 
 def _rest() -> list[Template]:
     code = "sdpa({q}, {k}, {v}, {mask}, {scale}, {causal})"
     spelled = "attention_spelled({q}, {k}, {v}, {mask}, {scale}, {causal}, {window}, {softcap})"
-    shape_of: Callable[[Call], str] = lambda call: repr(_shape(call.operands["x"]))
+    shape_of: Callable[[Call], str] = lambda call: repr(extents(call.operands["x"]))
     return [
         row("sdpa", f"attention(q, k, v, {_ATTENTION})", code.replace("{mask}", "None"), family="attention",
             setup=("sdpa",), applies=_all(_FLOAT, _plain_attention)),
