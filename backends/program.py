@@ -9,78 +9,36 @@ code: load only what you trust.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..egraph import dtypes
-from ..egraph.dims import Shape, concrete, dim, parse
-from ..egraph.graph import Data, Tensor, load_data, make
-from ..egraph.interpret import evaluate
+from ..egraph.graph import Data
 from ..egraph.ops import Type
-from ..errors import BadModelError, BadWeightsError, ShapeError, UsageError
+from ..errors import BadModelError, ShapeError, UsageError
 from ..extract.kernel import Plan
 from ..extract.sizes import bound_value
 from . import gpu
 from .arguments import unfolded
 from .cuda_helpers import cuda_text
-from .emission import device_of, emit_for, executed
+from .emission import emit_for, executed
 from .emit import bind_sizes
-from .emit_sizes import atoms_of, sources
+from .emit_sizes import sources
 from .exchange import Exchange, OnCpu, OnTensors, array_of, is_torch
 from .heap import trim
+from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of, read_manifest
+from .program_weights import Array, EvaluatedWeights, StoredWeights, bytes_of, write_weights
 
-Array = np.ndarray[Any, Any]
-Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
-SizedSpec = tuple[str, Shape, str]  # the same, sizes may be expressions
-SCHEMA = 1
 KEPT_SHAPES = 256  # choices of sizes whose inputs' shapes are remembered
-_STATE = "state:"  # no weight's key starts so: keys are identifiers
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What is known of a program without its weights and code."""
-
-    name: str
-    inputs: tuple[SizedSpec, ...]
-    outputs: tuple[SizedSpec, ...]
-    structure: Any
-    weights: tuple[Spec, ...]
-    states: tuple[Spec, ...]
-    workspace: int
-    fresh: int
-    kernels: int
-    cost: float
-    lower_bound: float
-    initial: tuple[Spec, ...] = ()  # the states that do not start as zeros, under their keys among the weights
-    device: str = "cpu"
-    hardware: str = ""  # the GPU that it was made for
-    sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # free sizes: least, largest, chosen for
-
-    @property
-    def chosen(self) -> dict[str, int]:
-        """The free sizes, with what each was when the program was chosen."""
-        return {name: size for name, (_, _, size) in self.sizes.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields; sizes that are expressions as texts."""
-        spelled = {
-            part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
-            for part, specs in (("inputs", self.inputs), ("outputs", self.outputs))
-        }
-        fields = {f: getattr(self, f) for f in self.__dataclass_fields__}
-        return fields | spelled | {"structure": _pack(self.structure)}
+TRIES = 50  # to put a folder where others may be putting theirs
 
 
 class Program:
@@ -107,8 +65,8 @@ class Program:
         emitted = emit_for(plan, reuse_outputs=reuse_outputs)
         self.plan: Plan | None = plan
         self._params: dict[str, Data] = {**plan.graph.params, **(params or {})}
-        weights: Mapping[str, Array] = _Evaluated(emitted.weights, self._params, emitted.plain)
-        manifest = _manifest(plan, emitted, _initial(plan, emitted.states.items(), self._params))
+        weights: Mapping[str, Array] = EvaluatedWeights(emitted.weights, self._params, emitted.plain)
+        manifest = manifest_of(plan, emitted, initial_states(plan, emitted.states.items(), self._params))
         self._start(manifest, emitted.source, weights, device)
 
     @classmethod
@@ -138,15 +96,15 @@ class Program:
         """
         with self._lock:
             if params is not None:
-                if not isinstance(self._weights, _Evaluated):
+                if not isinstance(self._weights, EvaluatedWeights):
                     raise UsageError("a loaded program has its weights", hint="optimize again to use others")
                 assert self.plan is not None
                 leaves = [str(n.attr("name")) for op in ("param", "state") for n in self.plan.graph.leaves(op)]
                 _known("param or state", params, {*leaves, *self._params})
                 self._params |= {n: array_of(v) if is_torch(v) else v for n, v in params.items()}
-                self._weights = _Evaluated(self._weights.terms, self._params, self._weights.plain)
+                self._weights = EvaluatedWeights(self._weights.terms, self._params, self._weights.plain)
                 states = [(n, Type(shape, dtype)) for n, shape, dtype in self.manifest.states]
-                initial = _initial(self.plan, states, self._params)
+                initial = initial_states(self.plan, states, self._params)
                 self.manifest = replace(self.manifest, initial=initial)
                 self._run = None
             if self._run is None:
@@ -180,8 +138,8 @@ class Program:
         """Set all states to what they start as."""
         initial = {spec[0] for spec in self.manifest.initial}
         for name, state in self.states.items():
-            if _STATE + name in initial:
-                self._exchange.write(state, self._weights[_STATE + name])
+            if STATE + name in initial:
+                self._exchange.write(state, self._weights[STATE + name])
             else:
                 state[...] = 0
 
@@ -294,7 +252,7 @@ class Program:
     # ------------------------------------------------------------ looking
     def memory(self) -> dict[str, int]:
         """Bytes by device that running it takes: weights, states, workspace, and what a call allocates at its peak."""
-        fixed = sum(_bytes(s) for s in (*self.manifest.weights, *self.manifest.states))
+        fixed = sum(bytes_of(s) for s in (*self.manifest.weights, *self.manifest.states))
         return {self.manifest.device: fixed + self.manifest.workspace + self.manifest.fresh}
 
     def __repr__(self) -> str:
@@ -330,8 +288,8 @@ class Program:
             if text := cuda_text(self.source):
                 (part / "kernels.cu").write_text(text, encoding="utf-8")
             stored = (*self.manifest.weights, *self.manifest.initial)
-            _write_weights(part / "weights.safetensors", stored, self._weights)
-            (part / "manifest.json").write_text(_manifest_json(self.manifest, self.source), encoding="utf-8")
+            write_weights(part / "weights.safetensors", stored, self._weights)
+            (part / "manifest.json").write_text(manifest_json(self.manifest, self.source), encoding="utf-8")
             if self.report is not None:
                 (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
             if self.attached is not None:
@@ -364,7 +322,7 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
             f"not a saved program: {what}", where=str(path), hint="give a folder made by save()"
         ) from None
     try:
-        manifest = _read_manifest(json.loads(record), source)
+        manifest = read_manifest(json.loads(record), source)
     except BadModelError as error:
         error.where = str(path)
         raise
@@ -373,7 +331,7 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
         raise BadModelError(f"manifest.json is malformed: {what}", where=str(path)) from None
     if manifest.device == "cuda" and device is None:
         gpu.check_hardware(manifest.hardware, where=str(path))
-    stored = _Stored(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
+    stored = StoredWeights(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
     return Program._of(manifest, source, stored, device)
 
 
@@ -397,103 +355,6 @@ def _filled(item: Any, results: Sequence[Any]) -> Any:
     return type(item)([_filled(v, results) for v in item])
 
 
-# ---------------------------------------------------------------- weights
-class _Evaluated(Mapping[str, Array]):
-    """Weights as expressions over params, evaluated one by one when read: nothing is kept. A matrix that is only packed
-    (not in `plain`) may come as the transpose of a row-major one: packers lay it out anew, and a copy is saved."""
-
-    def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
-        self.terms, self.params, self.plain = terms, params, plain
-
-    def __getitem__(self, key: str) -> Array:
-        if key.startswith(_STATE):
-            return load_data(self.params[key.removeprefix(_STATE)])
-        term = self.terms[key]
-        if term.op == "param" and term.attr("name") in self.params:
-            array = load_data(self.params[term.attr("name")])
-            if tuple(array.shape) != term.shape or dtypes.name_of(array.dtype) != term.dtype:
-                raise BadWeightsError(
-                    f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}"
-                )
-        else:  # where it is a weight looked at in another way and widened: a view of a mapped file, and one copy in all
-            array = evaluate([_unwidened(term)], {}, params=self.params)[0]
-        made = dtypes.numpy_dtype(term.dtype)
-        turned = key not in self.plain and array.ndim == 2 and array.T.flags.c_contiguous
-        if array.dtype != made:
-            return array.astype(made, order="F" if turned else "C")
-        return array if turned else np.ascontiguousarray(array).reshape(concrete(term.shape))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.terms)
-
-    def __len__(self) -> int:
-        return len(self.terms)
-
-
-def _unwidened(term: Tensor) -> Tensor:
-    """A term below its widening of floats, which changes no value, whether before or after views."""
-    if term.op != "cast" and term.entry.kind != "view":
-        return term
-    below = _unwidened(term.args[0])
-    if term.op == "cast":
-        floats = dtypes.is_float(term.dtype) and dtypes.is_float(term.args[0].dtype)
-        return below if floats and dtypes.itemsize(term.dtype) > dtypes.itemsize(term.args[0].dtype) else term
-    return make(term.op, (below,), dict(term.attrs))
-
-
-class _Stored(Mapping[str, Array]):
-    """Weights in a safetensors file, read one by one."""
-
-    def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
-        self.path, self.specs = path, {n: (shape, dtype) for n, shape, dtype in specs}
-        if specs and not path.is_file():
-            raise BadWeightsError("the weights are missing", where=str(path))
-
-    def __getitem__(self, key: str) -> Array:
-        from safetensors import SafetensorError, safe_open
-
-        shape, dtype = self.specs[key]
-        try:
-            with safe_open(self.path, framework="numpy") as file:
-                array: Array = file.get_tensor(key)
-        except (OSError, SafetensorError) as error:
-            raise BadWeightsError(f"weight {key!r} cannot be read: {error}", where=str(self.path)) from None
-        if array.shape != shape or dtypes.name_of(array.dtype) != dtype:
-            raise BadWeightsError(f"weight {key!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
-        return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.specs)
-
-    def __len__(self) -> int:
-        return len(self.specs)
-
-
-_SAFETENSORS = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
-    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-}  # fmt: skip
-
-
-def _bytes(spec: Spec) -> int:
-    return math.prod(spec[1]) * dtypes.itemsize(spec[2])
-
-
-def _write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Array]) -> None:
-    """The safetensors file, one weight in memory at a time (the library's writer wants all at once)."""
-    header: dict[str, Any] = {}
-    end = 0
-    for name, shape, dtype in specs:
-        start, end = end, end + _bytes((name, shape, dtype))
-        header[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, _, _ in specs:
-            file.write(np.ascontiguousarray(weights[name]).reshape(-1).view(np.uint8).data)
-
-
 def _move_into_place(part: Path, target: Path) -> None:
     """Make `part` the folder `target`; an older one is moved aside first. Others may do the same at the same time: the
     last one wins, and at every moment the folder is whole."""
@@ -511,88 +372,7 @@ def _move_into_place(part: Path, target: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-TRIES = 50
-
-
-# ---------------------------------------------------------------- manifest
-def _spec(name: str, kind: Type) -> Spec:
-    return name, concrete(kind.shape), kind.dtype
-
-
-def _sized_spec(name: str, kind: Type) -> SizedSpec:
-    return name, kind.shape, kind.dtype
-
-
 def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
     """UsageError for names of what the program does not have."""
     if unknown := sorted(set(names) - set(known)):
         raise UsageError(f"no {kind} is called {unknown}", hint=f"the program has {sorted(known)}")
-
-
-def _initial(plan: Plan, states: Iterable[tuple[str, Type]], params: Mapping[str, Data]) -> tuple[Spec, ...]:
-    """Keys, shapes and dtypes of the states that params give a start. BadWeightsError where they do not fit."""
-    found = []
-    taken = {n.attr("name") for n in plan.graph.leaves("param")}
-    for name, kind in states:
-        data = params.get(name) if name not in taken else None
-        if data is not None:
-            if tuple(data.shape) != concrete(kind.shape) or dtypes.name_of(data.dtype) != kind.dtype:
-                raise BadWeightsError(f"state {name!r} is {kind}, its start {data.dtype}{list(data.shape)}")
-            found.append(_spec(_STATE + name, kind))
-    return tuple(found)
-
-
-def _manifest(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest:
-    graph = plan.graph
-    return Manifest(
-        graph.name,
-        tuple(_sized_spec(leaf.attr("name"), leaf.type) for leaf in graph.inputs),
-        tuple(_sized_spec(n, plan.values[v].type) for n, v in zip(graph.names, plan.outputs)),
-        graph.structure,
-        tuple(_spec(n, term.type) for n, term in emitted.weights.items()),
-        tuple(_spec(n, kind) for n, kind in emitted.states.items()),
-        emitted.layout.size, emitted.fresh_bytes, plan.kernels, plan.cost, plan.lower_bound, initial,
-        device_of(plan), gpu.planned_for() if device_of(plan) == "cuda" else "",
-        {name: (atom.min, atom.max, plan.sizes[name]) for name, atom in atoms_of(plan).items()},
-    )  # fmt: skip
-
-
-def _pack(structure: Any) -> Any:
-    if isinstance(structure, Mapping):
-        return {"dict": [[k, _pack(v)] for k, v in structure.items()]}
-    if isinstance(structure, list | tuple):
-        return {type(structure).__name__ if isinstance(structure, list) else "tuple": [_pack(v) for v in structure]}
-    return structure
-
-
-def _unpack(packed: Any) -> Any:
-    if not isinstance(packed, dict):
-        return packed
-    ((kind, items),) = packed.items()
-    if kind == "dict":
-        return {k: _unpack(v) for k, v in items}
-    return {"list": list, "tuple": tuple}[kind](_unpack(v) for v in items)
-
-
-def _manifest_json(manifest: Manifest, source: str) -> str:
-    record = manifest.to_json()
-    whole = {"schema": SCHEMA, "source_sha256": sha256(source.encode()).hexdigest(), **record}
-    return json.dumps(whole, indent=1)
-
-
-def _read_manifest(record: Mapping[str, Any], source: str) -> Manifest:
-    if record["schema"] != SCHEMA:
-        raise ValueError(f"schema {record['schema']}, this version reads {SCHEMA}")
-    if sha256(source.encode()).hexdigest() != record["source_sha256"]:
-        raise BadModelError("program.py is not the file that was saved", hint="save the program again")
-    sizes = {str(n): (int(low), int(high), int(size)) for n, (low, high, size) in record.get("sizes", {}).items()}
-    names = {n: dim(n, min=low, max=high) for n, (low, high, _) in sizes.items()}
-    specs: dict[str, Any] = {
-        part: tuple(
-            (str(n), tuple(parse(str(s), names) for s in shape), dtypes.check(d)) for n, shape, d in record[part]
-        )
-        for part in ("inputs", "outputs", "weights", "states", "initial")
-    }
-    numbers = {k: record[k] for k in ("workspace", "fresh", "kernels", "cost", "lower_bound")}
-    numbers |= {"device": str(record["device"]), "hardware": str(record["hardware"])} if "device" in record else {}
-    return Manifest(str(record["name"]), structure=_unpack(record["structure"]), sizes=sizes, **specs, **numbers)

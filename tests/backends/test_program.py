@@ -15,7 +15,8 @@ import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import program as program_module
 from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.heap import trim
-from tensor_graphs.backends.program import Program, _Evaluated, load_program
+from tensor_graphs.backends.program import Program, load_program
+from tensor_graphs.backends.program_weights import EvaluatedWeights
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Graph
@@ -384,7 +385,7 @@ def test_a_weight_is_widened_and_turned_in_one_copy(plain: bool) -> None:
     data = np.random.default_rng(0).standard_normal((1 << 14, 64)).astype(np.float16)
     weight = t.param("w", data.shape, "float16")
     terms = {"a": t.transpose(weight.astype("float32")), "b": t.transpose(weight).astype("float32")}
-    held = _Evaluated(terms, {"w": data}, frozenset(terms) if plain else frozenset())
+    held = EvaluatedWeights(terms, {"w": data}, frozenset(terms) if plain else frozenset())
     for key in terms:
         tracemalloc.start()
         made = held[key]
@@ -400,7 +401,7 @@ def test_a_cast_that_rounds_is_made_where_it_stands() -> None:
     data = np.array([[1.0, 2.0**-12 + 1.0]], np.float32)
     weight = t.param("w", (1, 2))
     term = t.transpose(weight.astype("bfloat16").astype("float32"))
-    np.testing.assert_array_equal(_Evaluated({"w": term}, {"w": data}, frozenset({"w"}))["w"], [[1.0], [1.0]])
+    np.testing.assert_array_equal(EvaluatedWeights({"w": term}, {"w": data}, frozenset({"w"}))["w"], [[1.0], [1.0]])
 
 
 def test_a_program_that_lets_go_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,117 @@
+"""A program's weights: evaluated one by one when they are read, or read from the file in its folder; and that file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..egraph import dtypes
+from ..egraph.dims import concrete
+from ..egraph.graph import Data, Tensor, load_data, make
+from ..egraph.interpret import evaluate
+from ..errors import BadWeightsError
+from .manifest import STATE, Spec
+
+Array = np.ndarray[Any, Any]
+
+
+class EvaluatedWeights(Mapping[str, Array]):
+    """Weights as expressions over params, evaluated one by one when read: nothing is kept. A matrix that is only packed
+    (not in `plain`) may come as the transpose of a row-major one: packers lay it out anew, and a copy is saved."""
+
+    def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
+        self.terms, self.params, self.plain = terms, params, plain
+
+    def __getitem__(self, key: str) -> Array:
+        if key.startswith(STATE):
+            return load_data(self.params[key.removeprefix(STATE)])
+        term = self.terms[key]
+        if term.op == "param" and term.attr("name") in self.params:
+            array = load_data(self.params[term.attr("name")])
+            if tuple(array.shape) != term.shape or dtypes.name_of(array.dtype) != term.dtype:
+                raise BadWeightsError(
+                    f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}"
+                )
+        else:  # where it is a weight looked at in another way and widened: a view of a mapped file, and one copy in all
+            array = evaluate([_unwidened(term)], {}, params=self.params)[0]
+        made = dtypes.numpy_dtype(term.dtype)
+        turned = key not in self.plain and array.ndim == 2 and array.T.flags.c_contiguous
+        if array.dtype != made:
+            return array.astype(made, order="F" if turned else "C")
+        return array if turned else np.ascontiguousarray(array).reshape(concrete(term.shape))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.terms)
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+
+def _unwidened(term: Tensor) -> Tensor:
+    """A term below its widening of floats, which changes no value, whether before or after views."""
+    if term.op != "cast" and term.entry.kind != "view":
+        return term
+    below = _unwidened(term.args[0])
+    if term.op == "cast":
+        floats = dtypes.is_float(term.dtype) and dtypes.is_float(term.args[0].dtype)
+        return below if floats and dtypes.itemsize(term.dtype) > dtypes.itemsize(term.args[0].dtype) else term
+    return make(term.op, (below,), dict(term.attrs))
+
+
+class StoredWeights(Mapping[str, Array]):
+    """Weights in a safetensors file, read one by one."""
+
+    def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
+        self.path, self.specs = path, {n: (shape, dtype) for n, shape, dtype in specs}
+        if specs and not path.is_file():
+            raise BadWeightsError("the weights are missing", where=str(path))
+
+    def __getitem__(self, key: str) -> Array:
+        from safetensors import SafetensorError, safe_open
+
+        shape, dtype = self.specs[key]
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                array: Array = file.get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise BadWeightsError(f"weight {key!r} cannot be read: {error}", where=str(self.path)) from None
+        if array.shape != shape or dtypes.name_of(array.dtype) != dtype:
+            raise BadWeightsError(f"weight {key!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
+_SAFETENSORS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+
+
+def bytes_of(spec: Spec) -> int:
+    """Bytes of a weight or state."""
+    return math.prod(spec[1]) * dtypes.itemsize(spec[2])
+
+
+def write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Array]) -> None:
+    """The safetensors file, one weight in memory at a time (the library's writer wants all at once)."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape, dtype in specs:
+        start, end = end, end + bytes_of((name, shape, dtype))
+        header[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, _, _ in specs:
+            file.write(np.ascontiguousarray(weights[name]).reshape(-1).view(np.uint8).data)
