@@ -227,32 +227,50 @@ class _Roles(Function):
     # ------------------------------------------------------------ the function
     def roles(self) -> CudaLaunch:
         """The function's text and its grid."""
-        r, s = self.r, self.shape
-        blocks, batch = r.blocks, prod(a.size for a in s.batch)
-        count = prod(self.tiles) // (r.down * r.across) * batch
-        stages = -(-self.axis.size // DEPTH)
-        clusters = min(count, MULTIPROCESSORS // blocks) if r.parts == 1 else count
+        r = self.r
+        count = prod(self.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
+        clusters = min(count, MULTIPROCESSORS // r.blocks) if r.parts == 1 else count
         self.early = self._early()
         lines = self._results()
-        numbers = (
-            CTYPES[self.dtype], r.m, r.n, len(self.rights), _truth(r.turns > 1), r.down, r.across, r.parts, r.stages,
-            _truth(self.left.along), _truth(self.right[0].along), r.waiting(len(self.rights)),
-        )  # fmt: skip
-        few, many = REGISTERS
-        first, last, own_stages = "0", str(self.axis.size), str(stages)
-        if r.parts > 1:
-            first, last = f"{DEPTH} * roles.part({stages})", f"{DEPTH} * roles.part({stages}, 1)"
-            own_stages = f"roles.part({stages}, 1) - roles.part({stages})"
         walk = [
             f"for (int tile = roles.first(); tile < {count}; tile += {clusters}) {{",
             f"    const Spot at = roles.spot<{self.tiles[0]}, {self.tiles[1]}, {r.group}, {self.last['m']}, {self.last['n']}>(tile);",
             *("    " + line for line in self._batch()),
         ]
+        body = ["    " + line for line in self._body(self._copying(walk), self._multiplying(walk, lines))]
+        written = {x.buffer for x in self.kernel.stores}
+        used = [
+            n for n in self.kernel.buffers if any(re.search(rf"(?<![.\w]){self.param[n]}\b", line) for line in body)
+        ]
+        parameters = [self._parameter(n, self.kernel.buffers[n], n in written) for n in used]
+        parameters += [f"DESCRIBED {name}" for name in self.boxes.values()]
+        together = f" __cluster_dims__({r.blocks}, 1, 1)" if r.blocks > 1 else ""
+        head = f'extern "C" __global__ void __launch_bounds__({THREADS}, 1){together}'
+        function = [head, f"{self.name}({', '.join(parameters)}) {{", *body, "}", ""]
+        boxes = tuple((operand, b.shape, b.block, b.strides[0] if b.strides else 0) for operand, b in self.boxes)
+        rights = len(self.rights)
+        room = 1024 + r.stages * r.stage(rights) + 16 * r.stages + 8 * GROUPS
+        room += r.waiting(rights) * GROUPS * r.height * 2 * PIECE
+        beside = {"CUDA_ROLES": ROLE_LIBRARY, f"CUDA_ROLES_{r.taken(rights)}": product_text(r.taken(rights))}
+        return CudaLaunch(
+            self.name, "\n".join(function), clusters * r.blocks, THREADS, tuple(used), r.early, room, boxes, beside
+        )
+
+    @property
+    def _depths(self) -> int:
+        """Steps of the whole sum."""
+        return -(-self.axis.size // DEPTH)
+
+    def _copying(self, walk: Sequence[str]) -> list[str]:
+        """What the group does that copies."""
+        r, first, last = self.r, "0", str(self.axis.size)
+        if r.parts > 1:
+            first, last = f"{DEPTH} * roles.part({self._depths})", f"{DEPTH} * roles.part({self._depths}, 1)"
         rights = [
             f"roles.right<{i}>({side.name}, {side.box.origin[1]}, {side.box.origin[0]});"
             for i, side in enumerate(self.right)
         ]
-        copying = [
+        return [
             *walk,
             f"    for (int k = {first}; k < {last}; k += {DEPTH}, roles.next()) {{",
             f"        roles.begin_stage({self._brought()});",
@@ -262,9 +280,24 @@ class _Roles(Function):
             "}",
             *(["roles.end_stages();"] if r.down * r.across > 1 else []),
         ]
-        own = [*walk, *([f"    if (!roles.mine({stages})) continue;"] if r.turns > 1 else [])]
-        own += [*self.early, f"    roles.multiply(sums, {own_stages});", *lines, "}"]
-        body = [
+
+    def _multiplying(self, walk: Sequence[str], results: Sequence[str]) -> list[str]:
+        """What the groups do that multiply and write."""
+        own, stages = str(self._depths), self._depths
+        if self.r.parts > 1:
+            own = f"roles.part({stages}, 1) - roles.part({stages})"
+        turns = [f"    if (!roles.mine({stages})) continue;"] if self.r.turns > 1 else []
+        return [*walk, *turns, *self.early, f"    roles.multiply(sums, {own});", *results, "}"]
+
+    def _body(self, copying: Sequence[str], multiplying: Sequence[str]) -> list[str]:
+        """The function of what its groups do."""
+        r, rights = self.r, len(self.rights)
+        few, many = REGISTERS
+        numbers = (
+            CTYPES[self.dtype], r.m, r.n, rights, _truth(r.turns > 1), r.down, r.across, r.parts, r.stages,
+            _truth(self.left.along), _truth(self.right[0].along), r.waiting(rights),
+        )  # fmt: skip
+        return [
             "ROOM(float, room);",
             f"Roles<{', '.join(map(str, numbers))}> roles(room);",
             *(["begin_next();", "await_previous();"] if r.early else []),
@@ -276,31 +309,12 @@ class _Roles(Function):
             *(["    roles.all_multiplied();"] if r.parts > 1 else []),
             "} else {",
             f"    more_registers<{many}>();",
-            f"    float sums[{r.height // GROUP}][{len(self.rights) * -(-r.wide // PIECE)}][32];",
-            *("    " + line for line in own),
+            f"    float sums[{r.height // GROUP}][{rights * -(-r.wide // PIECE)}][32];",
+            *("    " + line for line in multiplying),
             "    roles.end_results();",
             "}",
             "roles.leave();",
         ]
-        text = ["    " + line for line in body]
-        written = {x.buffer for x in self.kernel.stores}
-        used = [
-            n for n in self.kernel.buffers if any(re.search(rf"(?<![.\w]){self.param[n]}\b", line) for line in body)
-        ]
-        parameters = [self._parameter(n, self.kernel.buffers[n], n in written) for n in used]
-        parameters += [f"DESCRIBED {name}" for name in self.boxes.values()]
-        function = [
-            f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)' + (f" __cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""),
-            f"{self.name}({', '.join(parameters)}) {{", *text, "}", "",
-        ]  # fmt: skip
-        boxes = tuple((operand, b.shape, b.block, b.strides[0] if b.strides else 0) for operand, b in self.boxes)
-        room = 1024 + r.stages * r.stage(len(self.rights)) + 16 * r.stages + 8 * GROUPS
-        room += r.waiting(len(self.rights)) * GROUPS * r.height * 2 * PIECE
-        columns = r.taken(len(self.rights))
-        beside = {"CUDA_ROLES": ROLE_LIBRARY, f"CUDA_ROLES_{columns}": product_text(columns)}
-        return CudaLaunch(
-            self.name, "\n".join(function), clusters * blocks, THREADS, tuple(used), r.early, room, boxes, beside
-        )
 
     def _batch(self) -> list[str]:
         """The values of batch axes."""
