@@ -23,7 +23,7 @@ from ..extract.sizes import bound_call, bound_terms
 from .c import BACKEND
 from .c_source import PARALLEL as WORTH
 from .c_source import work
-from .emit import literal
+from .emit_text import literal
 from .generated import Generated, spelled, template_of
 from .kir import PROBE
 

@@ -13,68 +13,20 @@ Values that a kernel hands out fresh, and outputs, are made in `run`; all else e
 
 from __future__ import annotations
 
-import builtins
-import keyword
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..egraph import dims, dtypes
+from ..egraph import dims
 from ..egraph.graph import Tensor, structural_digest
 from ..egraph.ops import Type
 from ..extract.kernel import Plan, Step, Template, Value, contiguous, output_names
 from ..extract.sizes import bound_call, bound_terms
-from . import c_math, memory
-from .sized_helpers import SIZED_HELPERS
+from . import memory
+from .emit_helpers import HELPERS, library_text
+from .emit_text import dtype_text, identifier, imports_of, indented, literal, one_line, signature, title
 from .views import has_torch_view, torch_view
-
-RESERVED = frozenset(
-    ["np", "math", "inf", "nan", "warnings", "ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
-) | frozenset(keyword.kwlist)  # fmt: skip
-
-#: Small functions that the emitted source may contain; included with what they name themselves.
-HELPERS: dict[str, str] = {
-    "strided": '''def strided(x, shape, strides):
-    """x's memory under another shape and strides (in elements), from x's first element on."""
-    return np.lib.stride_tricks.as_strided(x, shape, [s * x.itemsize for s in strides])''',
-    "workspace": '''def workspace(size, align=64):
-    """Bytes that start at a multiple of `align`."""
-    raw = np.empty(size + align, np.uint8)
-    start = -raw.ctypes.data % align
-    return raw[start:start + size]''',
-    "place": '''def place(memory, offset, shape, dtype, strides=None):
-    """An array in the workspace; strides in elements."""
-    if strides is not None:
-        strides = [s * np.dtype(dtype).itemsize for s in strides]
-    return np.ndarray(shape, dtype, memory, offset, strides)''',
-    "empty": '''def empty(shape, dtype, strides):
-    """A fresh array whose axes lie in memory in the order of their strides."""
-    order = sorted(range(len(shape)), key=lambda i: -strides[i])
-    return np.empty([shape[i] for i in order], dtype).transpose(np.argsort(order))''',
-    "tensor": '''def tensor(x):
-    """The same memory as a Torch tensor."""
-    if not x.flags.writeable:  # Torch has no read-only tensors; nothing here writes to what it was given
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return tensor_of(x)
-    return tensor_of(x)''',
-    "tensor_of": '''def tensor_of(x):
-    """The same memory as a Torch tensor; bfloat16 by way of its bits."""
-    if min(x.strides, default=0) < 0:  # an axis of one element of what runs backwards: Torch wants no such stride
-        x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
-    if x.dtype.name == "bfloat16":
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x)''',
-    "array": '''def array(x):
-    """The same memory as a NumPy array; bfloat16 by way of its bits."""
-    if x.dtype == torch.bfloat16:
-        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return x.numpy()''',
-    **SIZED_HELPERS,
-}  # fmt: skip
-
 
 LARGE = 1 << 24  # bytes from which on it matters when a weight is packed
 
@@ -89,35 +41,6 @@ class Emitted:
     layout: memory.Layout
     fresh_bytes: int  # peak of what `run` allocates: outputs and fresh results
     plain: frozenset[str] = frozenset()  # weight keys that kernels read as they are; the others are only packed at load
-
-
-def identifier(text: str, taken: set[str]) -> str:
-    """A Python name made from any text, not among `taken`, to which it is added."""
-    base = re.sub(r"[^0-9a-zA-Z_]+", "_", text).strip("_")[:60].rstrip("_") or "value"
-    base = f"v_{base}" if base[0].isdigit() or base in RESERVED else base
-    name, n = base, 2
-    while name in taken or name in RESERVED:
-        name, n = f"{base}_{n}", n + 1
-    taken.add(name)
-    return name
-
-
-def literal(value: Any) -> str:
-    """Source text of a number, a size, a text, or a tuple of them; anything else is a programming error."""
-    if isinstance(value, tuple):
-        return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)  # the names inf and nan are imported
-    if isinstance(value, bool | int | float | str | dims.Expr):
-        return repr(value)
-    raise TypeError(f"cannot write a {type(value).__name__} into source: {value!r}")
-
-
-def dtype_text(dtype: str) -> str:
-    """NumPy's dtype as source text."""
-    return (
-        "ml_dtypes.bfloat16" if dtype == "bfloat16" else "np.bool_" if dtype == "bool" else f"np.{dtypes.check(dtype)}"
-    )
 
 
 def bind_sizes(plan: Plan, sizes: Mapping[str, int]) -> Plan:
@@ -403,7 +326,7 @@ class Emitter:
         if step.output in self.layout.scratch:
             names["scratch"] = self._scratch(step, kind)
         if step.doc:
-            self.each.append(f"# {_one_line(step.doc)}")
+            self.each.append(f"# {one_line(step.doc)}")
         if step.output in self.fresh:
             name = self._named(step.output, kind, identifier(f"v{step.output}", self.taken))
             self.each.append(f"{name} = {self._written(step, names)}")
@@ -539,9 +462,9 @@ class Emitter:
         if self.in_c:
             own = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
             defined.append(library_text(self.in_c, threads=not own))
-        imports = _imports("\n".join([*function, *defined]))
+        imports = imports_of("\n".join([*function, *defined]))
         lines = [
-            f'"""{_title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",
+            f'"""{title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",
             *(f"\n{d}\n" for d in defined), "", *function, "",
         ]  # fmt: skip
         return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
@@ -559,74 +482,7 @@ class Emitter:
         ]  # fmt: skip
 
 
-def library_text(functions: Mapping[str, str], threads: bool = True) -> str:
-    """Definitions of kernels in C by name: their source, and what the compiler makes of it."""
-    body = "\n\n".join(functions.values())
-    source = "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
-    made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)
-    return f'C_SOURCE = r"""{source}\n"""\nkernels = c_library(C_SOURCE{"" if threads else ", threads=False"})\n{made}'
-
-
-#: word in the body -> where it comes from.
-_STANDARD = {
-    **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "warnings"), ""),
-    "partial": "functools",
-    "Path": "pathlib",
-    "Callable": "collections.abc",
-    "Sequence": "collections.abc",
-    "inf": "math",
-    "nan": "math",
-    "Lock": "threading",
-    "Any": "typing",
-}
-_INSTALLED = ("ml_dtypes", "numpy as np", "torch", "triton", "triton.language as tl")
-
-
-def _imports(body: str) -> Iterator[str]:
-    """Import lines for the words that the body uses, sorted as formatters do."""
-    used = {word: module for word, module in _STANDARD.items() if re.search(rf"(?<![\w.]){word}\b", body)}
-    yield from (f"import {word}" for word, module in used.items() if not module)
-    for module in sorted(set(used.values()) - {""}):
-        yield f"from {module} import {', '.join(sorted(w for w, m in used.items() if m == module))}"
-    if used:
-        yield ""
-    yield from (f"import {m}" for m in _INSTALLED if re.search(rf"\b{m.split()[-1]}\b", body))
-    if re.search(r"\bArray\b", body):
-        yield from ("", "Array = np.ndarray")
-
-
 _ONCE = re.compile(r"\b(hidden_scores)\([\w, *+]*\)")  # calls that give the same each time: made once, in bind
 _PART = re.compile(r"\bplace\(([A-Za-z_]\w*), [^,]+, \([^()]*\), [\w.]+\)")
 _STATEMENTS = re.compile(r"; |\n")
 _RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\w*, ]+?),?\)|([\w*, ]+?))\)")
-
-
-def _one_line(text: str) -> str:
-    """Text for a comment: one line of characters that show what they are (no NUL, no bidi marks, no lone surrogates)."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))[:160]
-
-
-def _quotable(text: str) -> str:
-    return _one_line(text).replace("\\", "/").replace('"', "'")
-
-
-def _title(plan: Plan) -> str:
-    return f"{_quotable(plan.graph.name)}: {plan.kernels} kernels, estimated {plan.cost:.1f} us (at least {plan.lower_bound:.1f})."
-
-
-def signature(plan: Plan) -> str:
-    """Inputs and outputs with their types, as one line of text."""
-    given = ", ".join(f"{leaf.attr('name')}: {leaf.type}" for leaf in plan.graph.inputs)
-    made = ", ".join(f"{n}: {plan.values[v].type}" for n, v in zip(plan.graph.names, plan.outputs))
-    return f"({_quotable(given)}) -> ({_quotable(made)})"[:400]
-
-
-def indented(lines: Iterable[str], width: int) -> Iterator[str]:
-    """The lines, moved to the right."""
-    for line in lines:
-        yield " " * width + line if line else line
-
-
-__all__ = [
-    "Emitted", "Emitter", "bind_sizes", "dtype_text", "emit", "identifier", "indented", "is_torch", "literal", "signature",
-]  # fmt: skip

@@ -22,7 +22,8 @@ from ..egraph.dims import concrete
 from ..egraph.ops import Type
 from ..extract.kernel import Plan, Step, Template, Value, contiguous
 from . import memory
-from .emit import Emitted, Emitter, identifier, indented, literal, signature
+from .emit import Emitted, Emitter
+from .emit_text import identifier, indented, literal, signature
 from .views import torch_view
 
 

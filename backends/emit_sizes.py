@@ -31,7 +31,8 @@ from ..egraph.pattern import Name, Var
 from ..errors import UsageError
 from ..extract.kernel import Call, Operand, Plan, Step, Template, contiguous
 from ..extract.sizes import bound_call, bound_terms, bound_value
-from .emit import RESERVED, Emitter, dtype_text, identifier, indented, literal, signature
+from .emit import Emitter
+from .emit_text import RESERVED, dtype_text, identifier, indented, literal, signature
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 

@@ -14,7 +14,7 @@ from ..egraph import dtypes
 from ..egraph.dims import Expr, concrete
 from ..egraph.ops import OPS
 from ..extract.kernel import Call, Code, Operand, Template
-from .emit import dtype_text, literal
+from .emit_text import dtype_text, literal
 from .numpy_helpers import HELPERS
 from .rooms import Room, Rooms, one_at, shape_of, wide, with_rooms, work
 from .views import NUMPY as VIEW_CODE

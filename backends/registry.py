@@ -14,8 +14,8 @@ from .. import settings
 from ..egraph import dtypes
 from ..errors import DeviceUnavailableError, UsageError
 from ..extract.kernel import Backend, Call, Template
-from .emit import HELPERS
 from .emit_cuda_helpers import HELPERS as CUDA_HELPERS
+from .emit_helpers import HELPERS
 
 #: name -> module of this folder whose `BACKEND` it is.
 BUILT_IN = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..egraph import dtypes
 from ..extract.kernel import Call
-from .emit import dtype_text, literal
+from .emit_text import dtype_text, literal
 
 ALIGNMENT = 64
 Room = tuple[tuple[int, ...], str]  # shape and dtype of an array of the call's own

@@ -22,7 +22,7 @@ import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import c, c_helpers, c_math, c_source, kir, kir_numpy
 from tensor_graphs.backends.c import generated
-from tensor_graphs.backends.emit import library_text
+from tensor_graphs.backends.emit_helpers import library_text
 from tensor_graphs.backends.kir_lower import kernel_of
 from tensor_graphs.backends.registry import backend, on_gpu, select
 from tensor_graphs.backends.sample import sample

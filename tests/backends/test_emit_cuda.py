@@ -341,8 +341,8 @@ def test_plans_stay_on_one_device() -> None:
 
 def test_helpers_of_all_backends_agree_on_names() -> None:
     """The emitted file looks helpers up by name alone."""
-    from tensor_graphs.backends.emit import HELPERS
     from tensor_graphs.backends.emit_cuda_helpers import HELPERS as CUDA_HELPERS
+    from tensor_graphs.backends.emit_helpers import HELPERS
 
     texts: dict[str, str] = {}
     for helpers in (HELPERS, CUDA_HELPERS, *(b.helpers for b in backends().values())):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.api as t
-from tensor_graphs.backends.emit import HELPERS
+from tensor_graphs.backends.emit_helpers import HELPERS
 from tensor_graphs.backends.sample import _RULES, Retry, _Draw
 from tensor_graphs.backends.views import VIEWS, torch_view, view_layout, view_strides
 from tensor_graphs.egraph import pattern
