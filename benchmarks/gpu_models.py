@@ -149,8 +149,7 @@ def render(records: dict[str, Record]) -> str:
         "CUDA graphs as well. Ours is optimized from an empty store within half the budget and within all of it, and again from what "
         "that has measured; seconds leave out timing the finished program. Errors are relative to float64 (Frobenius). Memory: what a "
         "call takes at its peak on the device beside weights and inputs; of the host, what optimizing takes with all its processes, "
-        "libraries and weights included. Warm seconds near the cold ones: the graph as it is written was as fast as what was found, and "
-        "the search goes on; or a remembered plan was not good enough any more."
+        "libraries and weights included. Warm seconds near the cold ones: a remembered plan was not good enough any more."
     )
     kernels = [
         f"- {r['name']}: {how(r['variants']['ours'])}" for r in found if r["variants"].get("ours", {}).get("kernels")

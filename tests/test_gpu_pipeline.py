@@ -16,7 +16,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.api as t
-from tensor_graphs import accept, diagnose, pipeline, room, verify
+from tensor_graphs import accept, diagnose, pipeline, room, settings, verify
 from tensor_graphs.backends import gpu as gpu_facts
 from tensor_graphs.backends import single
 from tensor_graphs.backends.cuda_cpp import Cuda
@@ -273,6 +273,37 @@ def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
     program.save(tmp_path / "p")
     assert len(read_origin(tmp_path / "p").chosen) == 3
     assert not kept or read_origin(tmp_path / "p").chosen == read_origin(tmp_path / "p").roots
+
+
+@pytest.mark.usefixtures("rehearsal")
+def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second search is none, whatever the store has got meanwhile; with other weights it is verified, and a larger budget
+    goes on where the first one was cut."""
+    monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
+    monkeypatch.setattr(pipeline, "measurer_of", lambda *given: None)
+    monkeypatch.setattr("tensor_graphs.timing.interleaved", lambda calls, **more: {"before": 5.0, "after": 10.0})
+    graph, params = block("float16")
+    with settings.override(home=str(tmp_path)):
+        first = tg.optimize(graph, params=params, backend="gpu", budget=20)
+        monkeypatch.setattr("tensor_graphs.pipeline.listing", lambda root: "more was measured")
+        searched: list[float] = []
+        plain = pipeline._searched
+        monkeypatch.setattr(pipeline, "_searched", lambda s, *a: searched.append(s.options.budget) or plain(s, *a))
+        second = tg.optimize(graph, params=params, backend="gpu", budget=20)
+        check(second, graph, params, "float16")
+        assert second.report.remembered and second.source == first.source and not searched
+        assert any("as it is written" in w for w in second.report.warnings)
+        assert second.report.verification == first.report.verification
+        second.save(tmp_path / "p")
+        assert read_origin(tmp_path / "p").chosen == read_origin(tmp_path / "p").roots
+        other = {n: (0.5 * v).astype(v.dtype) for n, v in params.items()}
+        assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.remembered
+        (path,) = (tmp_path / "plans").glob("*.json")
+        data = json.loads(path.read_text())
+        data["report"]["cut"] = ["measuring"]
+        path.write_text(json.dumps(data))
+        assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.remembered and not searched
+        assert not tg.optimize(graph, params=other, backend="gpu", budget=21).report.remembered and searched == [21]
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")

@@ -476,10 +476,13 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
         ):
             session.warnings.append(f"no kernels in C: {why}")
         program = _searched(session, graph, prepared, backends)
-        if memory is not None and not (session.progress.stopped or session.kept) and program.plan is not None:
+        if memory is not None and not session.progress.stopped and program.plan is not None:
             verified = content_digest(graph.params) if program.report.verification else ""
-            root = store_root(options)
-            if why := memory.write(program.plan, program.report, program.source, options.budget, verified, root):
+            root, kept = store_root(options), session.kept
+            why = memory.write(
+                program.plan, program.report, program.source, options.budget, verified, root, as_written=kept
+            )
+            if why:
                 session.memory.append(f"this plan is not kept: {why}")
         program.report.memory = session.memory
         return program
@@ -579,14 +582,15 @@ def _recalled(
         _time_whole(session, prepared, program, backends, report)
         program.reset()
     if verified and (verified, report.cut) != (held["verified"], held["report"]["cut"]):
-        memory.write(found.plan, report, program.source, float(held["budget"]), verified, store_root(options))
+        root, kept = store_root(options), found.as_written
+        memory.write(found.plan, report, program.source, float(held["budget"]), verified, root, as_written=kept)
     if not verified:
         report.verification = None
     report.measured_now, report.remembered = 0, True
     report.seconds, report.timeline = session.clock.seconds, session.timeline
     report.warnings += [w for w in session.warnings if w not in report.warnings]
     program.report = report
-    _attached(program, prepared, symbolic)
+    _attached(program, prepared, symbolic, as_written=found.as_written)
     return program
 
 
@@ -597,11 +601,12 @@ def _rebuilt(
     options = session.options
     with session.stage("recall"):
         symbolic = for_every_size(session, graph, prepared, backends) if held["plan"].get("sizes") else None
-        whole = renamed(prepared.graph, prepared.work) if symbolic is None else symbolic.graph
+        searched = prepared.narrow if held.get("as_written") else prepared.work
+        whole = renamed(prepared.graph, searched) if symbolic is None else symbolic.graph
         found = Remembered.of(dict(held), whole)
         if bool(found.plan.sizes) != (symbolic is not None):
             raise Stale("it is one for other sizes")
-        if found.store != listing(store_root(options)):
+        if not found.as_written and found.store != listing(store_root(options)):  # that was timed as a whole
             with open_store(session) as store:
                 refuse_dearer(found.plan, store)
         program = Program(found.plan)
@@ -626,12 +631,12 @@ def _verified_again(
     return None if wrong else verdict
 
 
-def _attached(program: Program, prepared: Prepared, symbolic: Symbolic | None) -> None:
+def _attached(program: Program, prepared: Prepared, symbolic: Symbolic | None, *, as_written: bool) -> None:
     """The program keeps what it was made from; where its sizes are free, at those at which the rules were applied."""
-    if symbolic is None:
-        attach(program, prepared.work)
-    else:
+    if symbolic is not None:
         attach(program, symbolic.work, symbolic.generic)
+    else:
+        attach(program, prepared.narrow if as_written else prepared.work)
 
 
 def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
@@ -711,10 +716,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         session.clocks += [("readers", lower_pool.default_pool().clock), *measurer.clocks]
     report.timeline = session.timeline
     program.report = report
-    if session.kept:
-        attach(program, prepared.narrow)
-    else:
-        _attached(program, prepared, symbolic)
+    _attached(program, prepared, symbolic, as_written=session.kept)
     program.reset()  # verification and timing have used its states
     return program
 

@@ -109,13 +109,15 @@ class Remembered:
     source: str
     verified: str
     store: str  # the listing of the cost store after the search
+    as_written: bool = False  # nothing faster than the graph as it is written was found
 
     @staticmethod
     def of(data: Json, graph: Graph) -> Remembered:
         """As a plan of a graph; Stale where a kernel is not what it was any more, or the file is damaged."""
         try:
             plan, report = plan_from_json(data["plan"], graph), Report.of_json(data["report"])
-            return Remembered(plan, report, str(data["source"]), str(data["verified"]), str(data["store"]))
+            source, verified, store = (str(data[key]) for key in ("source", "verified", "store"))
+            return Remembered(plan, report, source, verified, store, bool(data.get("as_written")))
         except TensorGraphsError as error:
             raise Stale(f"it cannot be made anew: {error.message}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -151,13 +153,17 @@ class Memory:
             raise Stale(f"its search was cut short within {given:g} s, and there are {budget:g} s now")
         return dict(data)
 
-    def write(self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path) -> str:
-        """Remember a plan, found with a store as it is now. Where no file can hold it, or no disk took it: why."""
+    def write(
+        self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False
+    ) -> str:  # fmt: skip
+        """Remember a plan, found with a store as it is now, or that the graph stays `as_written`. Where no file can hold it, or no
+        disk took it: why."""
         try:
             written = plan_to_json(plan)
             data: Json = {
                 "format": FORMAT, "plan": written, "report": report.fields(), "budget": budget, "source": text_digest(source),
                 "verified": verified, "store": listing(store), "time": time.time(),
+                "as_written": as_written,
             }  # fmt: skip
             again = plan_from_json(json.loads(json.dumps(written)), plan.graph)
             if emit_for(again).source != source:
