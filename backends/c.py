@@ -18,7 +18,7 @@ from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
 from ..extract.kernel import Call
-from ..extract.regions import PRODUCTS, REACHES, Reach
+from ..extract.reaches import PRODUCTS, REACHES, Reach
 from .c_helpers import HELPERS, c_library
 from .c_source import emit
 from .generated import Generated, Launch, Lowered, Schedule, template_of

@@ -21,7 +21,8 @@ from ..egraph.view import EGraphView
 from ..extract.kernel import Call, Operand, Template, contiguous, output_names
 from ..extract.layouts import images
 from ..extract.onward import Onward
-from ..extract.regions import REACHES, Reach, Region, Regions
+from ..extract.reaches import REACHES, Reach, Region
+from ..extract.regions import Regions
 from ..extract.together import Group, Together
 from ..extract.whole import Whole
 from .generated import Emitter, Generated, Lowered, across, family_of, lying, template_of

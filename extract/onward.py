@@ -20,7 +20,7 @@ from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, rebuild, topological
 from ..egraph.view import EGraphView
-from .regions import PRODUCTS, Region
+from .reaches import PRODUCTS, Region
 from .together import MOST, Group, Shown, Together
 
 ENDS, CHOICES = 4, 2

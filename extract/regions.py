@@ -22,94 +22,21 @@ from math import inf, prod
 
 from ..egraph.api import input as placeholder
 from ..egraph.dims import concrete
-from ..egraph.graph import Tensor, make, topological
+from ..egraph.graph import Tensor, make
 from ..egraph.ops import OPS, Type
 from ..egraph.pricing import Pricing, Roofline, node_prices
 from ..egraph.view import EGraphView
+from .growth import MAX_NODES, Growth
+from .reaches import ALL, ATTENTION, NARROW, PRODUCTS, REACHES, Reach, Region, kind_of
 from .repeats import Repeats, Step
 from .uses import Uses
 
-ROWS = frozenset(("sum", "max", "min", "mean", "softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
-                  "max_pool", "avg_pool"))  # fmt: skip
-AGAIN = frozenset(("softmax", "log_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm"))
-"""Reductions that walk their rows more than once: what is computed below them is computed anew each time."""
-
-PRODUCTS = frozenset(("matmul", "linear", "attention", "masked_attention", "conv"))
-ATTENTION = frozenset(("attention", "masked_attention"))
-INDEXED = frozenset(("cast", "where", "gather", "gather_elements", "broadcast_to", "concat", "pad", "rope", "full", "iota", "permute", "reshape", "slice", "flip", "windows", "batch_norm"))  # fmt: skip
 STARTS = 4  # e-nodes of a class that start regions
 SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
 DEARER, DEARER_LEAN = 2, 16  # the same inside one; where statistics are read, what they cost is not the region's
-MAX_NODES, MAX_LEAVES = 48, 10
-ALL = 99  # products on a path beyond which there are no more
-NARROW = 256  # columns of a layer that one kernel computes with the layers behind it, each row of it held whole
 DEAR = 2  # operations of an element beyond which it is not computed anew for every window that it is in
 GROWN = "_grown"  # under what name a view keeps its regions while kernels are looked for
 BESIDE = 1  # most values on a path in a region that are needed beside it: another kernel may have stored them
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How far a region goes: products on a path from its output, and whether reductions are inlined above them
-    (between the output and a product), at a product's operands, and beside no product at all. `left_only`: operands of a
-    product other than the first, which programs for other rows read again, are read as they lie in memory. `rows_bare`: so are
-    rows that are walked more than once. `spread_bare`: so are values spread over more elements that no pointwise operations
-    alone compute; of the operands that `left_only` names, these and nothing else. `layers`: products are those of matrices, with
-    at most `NARROW` columns where another one follows."""
-
-    name: str
-    products: int
-    rows_above: bool
-    rows_below: bool
-    pointwise_below: bool = True
-    left_only: bool = False
-    rows_bare: bool = False
-    spread_bare: bool = False
-    layers: bool = False
-
-
-#: From the smallest to the largest.
-REACHES = (
-    Reach("pointwise", 0, False, False),
-    Reach("rows", 0, True, True),
-    Reach("rows as they lie", 0, True, True, rows_bare=True),
-    Reach("product", 1, False, False, pointwise_below=False),
-    Reach("product, prologue", 1, False, False),
-    Reach("product, row prologue", 1, False, True),
-    Reach("product, row prologue on the left", 1, False, True, left_only=True),
-    Reach("two products", 2, True, False, pointwise_below=True),
-    Reach("two products, row prologue", 2, True, True),
-    Reach("three narrow layers", 3, False, False, layers=True),
-    Reach("pointwise, statistics as they lie", 0, False, False, spread_bare=True),
-    Reach("product, spread as it lies", 1, False, False, pointwise_below=False, spread_bare=True),
-    Reach(
-        "product, row prologue on the left, statistics as they lie", 1, False, True, left_only=True, spread_bare=True
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Region:
-    """A class as a term over leaves; `leaves` maps the term's inputs to their classes, in order of first use; `inner` are
-    the classes that the term computes on its way, with their terms; `statistics` those leaves that are spread over more
-    elements and read as they lie for that."""
-
-    cls: int
-    term: Tensor
-    leaves: tuple[tuple[Tensor, int], ...]
-    reach: str
-    inner: tuple[tuple[Tensor, int], ...] = ()
-    statistics: tuple[int, ...] = ()
-
-    @property
-    def classes(self) -> tuple[int, ...]:
-        """What a kernel for it makes."""
-        return (self.cls,)
-
-    @property
-    def terms(self) -> tuple[Tensor, ...]:
-        """The term of each class that it makes."""
-        return (self.term,)
 
 
 @dataclass(frozen=True)
@@ -175,14 +102,14 @@ class Regions:
         return Repeats(view, marks, self.given)
 
     @cached_property
-    def _kids(self) -> list[list[int]]:
+    def kids(self) -> list[list[int]]:
         off, kid = self.view.off.tolist(), self.view.kid.tolist()
         return [kid[off[n] : off[n + 1]] for n in range(len(self.view))]
 
     @cached_property
-    def _kinds(self) -> list[str]:
+    def kinds(self) -> list[str]:
         """Per e-node, what it is for regions."""
-        return [_kind(op) for op in self.view.op]
+        return [kind_of(op) for op in self.view.op]
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -199,7 +126,12 @@ class Regions:
     @cached_property
     def _node_costs(self) -> list[float]:
         price, best, _ = self._costs
-        return [p + sum([best[k] for k in kids]) for p, kids in zip(price, self._kids)]
+        return [p + sum([best[k] for k in kids]) for p, kids in zip(price, self.kids)]
+
+    @property
+    def choice(self) -> list[int]:
+        """The cheapest e-node of each class, -1 where there is none."""
+        return self._costs[2]
 
     @property
     def costs(self) -> list[float]:
@@ -212,31 +144,31 @@ class Regions:
     @cached_property
     def uses(self) -> Uses:
         """What values are needed for, as the cheapest e-nodes have it."""
-        return Uses(self.view, self._costs[2])
+        return Uses(self.view, self.choice)
 
     def inside(self, node: int, products: int) -> set[int]:
         """The classes that a region from an e-node may come to compute, with so many products on a path."""
         key = node, products
         if key not in self._insides:
-            choice, found = self._costs[2], dict[int, int]()  # class -> fewest products on a way to it, itself included
-            first = self._kinds[node] == "product"
-            todo = [(k, int(first)) for k in self._kids[node]]
+            choice, found = self.choice, dict[int, int]()  # class -> fewest products on a way to it, itself included
+            first = self.kinds[node] == "product"
+            todo = [(k, int(first)) for k in self.kids[node]]
             while todo and len(found) < 4 * MAX_NODES:
                 cls, used = todo.pop()
                 if cls in self.given or choice[cls] < 0:
                     continue
-                kind = self._kinds[choice[cls]]
+                kind = self.kinds[choice[cls]]
                 used += kind == "product"
                 if kind not in ("opaque", "written") and used <= min(products, found.get(cls, ALL) - 1):
                     found[cls] = used
-                    todo += [(k, used) for k in self._kids[choice[cls]]]
+                    todo += [(k, used) for k in self.kids[choice[cls]]]
             self._insides[key] = set(found)
         return self._insides[key]
 
     def stored(self, cls: int) -> bool:
         """Whether a class lies in memory from the start, as it is or behind a cast."""
-        node = self._costs[2][cls]
-        return cls in self.given or (node >= 0 and self.view.op[node] == "cast" and self._kids[node][0] in self.given)
+        node = self.choice[cls]
+        return cls in self.given or (node >= 0 and self.view.op[node] == "cast" and self.kids[node][0] in self.given)
 
     def _plausible(self, cls: int) -> list[int]:
         """The e-nodes of a class that a good plan may use."""
@@ -247,7 +179,7 @@ class Regions:
         """What part of its operand a slice is: its neighbours may be needed as well, and then pay for theirs."""
         if self.view.op[node] != "slice":
             return 1.0
-        return self.elements(int(self.view.cls[node])) / max(self.elements(self._kids[node][0]), 1)
+        return self.elements(int(self.view.cls[node])) / max(self.elements(self.kids[node][0]), 1)
 
     @cached_property
     def _by_class(self) -> dict[int, list[int]]:
@@ -283,9 +215,9 @@ class Regions:
             grown = False
             for node, op in enumerate(self.view.op):
                 cls = int(self.view.cls[node])
-                made = op not in ("input", "param", "state", "constant") and self._kinds[node] == "cheap"
+                made = op not in ("input", "param", "state", "constant") and self.kinds[node] == "cheap"
                 if cls not in found and made and OPS[op].flops <= dearest:
-                    if all(k in found for k in self._kids[node]):
+                    if all(k in found for k in self.kids[node]):
                         found.add(cls)
                         grown = True
         return found
@@ -293,12 +225,12 @@ class Regions:
     def below(self, cls: int) -> set[int]:
         """The classes that a class is computed from by reductions, pointwise operations and views."""
         if cls not in self._below:
-            choice, todo, found = self._costs[2], [cls], set[int]()
+            choice, todo, found = self.choice, [cls], set[int]()
             while todo:
                 node = choice[todo.pop()]
-                if node >= 0 and self._kinds[node] in ("rows", "cheap"):
-                    todo += [k for k in self._kids[node] if k not in found and k not in self.given]
-                    found.update(self._kids[node])
+                if node >= 0 and self.kinds[node] in ("rows", "cheap"):
+                    todo += [k for k in self.kids[node] if k not in found and k not in self.given]
+                    found.update(self.kids[node])
             self._below[cls] = found
         return self._below[cls]
 
@@ -310,7 +242,7 @@ class Regions:
         """Whether an e-node reads its operand through windows of more than one element."""
         op = self.view.op[node]
         if op == "conv":
-            return any(d != 1 for d in self.view.types[self._kids[node][1]].shape[2:])
+            return any(d != 1 for d in self.view.types[self.kids[node][1]].shape[2:])
         return op in ("max_pool", "avg_pool", "windows")
 
     def whole_attention(self, node: int) -> bool:
@@ -318,7 +250,7 @@ class Regions:
         found = self._attend.get(node)
         if found is None:
             op = self.view.op
-            kids = self._kids[node] if OPS[op[node]].kind == "view" else ()
+            kids = self.kids[node] if OPS[op[node]].kind == "view" else ()
             found = op[node] in ATTENTION or any(all(op[n] in ATTENTION for n in self._by_class[k]) for k in kids)
             self._attend[node] = found
         return found
@@ -347,7 +279,7 @@ class Regions:
         if fused and any(map(self.whole_attention, nodes)):  # which costs less than its products stored
             dearest = inf
         for n in nodes:
-            kind = self._kinds[n]
+            kind = self.kinds[n]
             if (
                 kind not in kinds
                 or self._cost(n) > dearest
@@ -385,13 +317,13 @@ class Regions:
 
     def starts(self, cls: int) -> list[int]:
         """The e-nodes of a class that regions start from."""
-        nodes = [n for n in self._by_class[cls] if self._kinds[n] != "opaque"]
+        nodes = [n for n in self._by_class[cls] if self.kinds[n] != "opaque"]
         if not nodes:
             return []
         limit = SLACK * self._cost(nodes[0]) + 100
         kept, seen = [], set()
         for n in nodes:
-            key = self._kinds[n]
+            key = self.kinds[n]
             if self._cost(n) <= limit or key not in seen:
                 kept.append(n)
                 seen.add(key)
@@ -406,8 +338,8 @@ class Regions:
             if cls in order or cls in self.given or cls in self.formulas:
                 continue
             order[cls] = None
-            nodes = [self._costs[2][cls]] if cls in self.settled else self._plausible(cls)
-            stack += [k for n in nodes for k in self._kids[n]]
+            nodes = [self.choice[cls]] if cls in self.settled else self._plausible(cls)
+            stack += [k for n in nodes for k in self.kids[n]]
         return list(order)
 
     @property
@@ -477,170 +409,12 @@ class Regions:
         ops = {*self.view.op}
         return [r for r in self.reaches if not r.products or ops & PRODUCTS]
 
-    def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[tuple[_Growth, Region | None]]:
+    def _grown(self, cls: int, node: int, reach: Reach) -> Iterator[tuple[Growth, Region | None]]:
         """Regions of one reach, the largest first: up to as many values as may be that are needed beside, and up to fewer."""
-        whole = _Growth(self, cls, reach)
+        whole = Growth(self, cls, reach)
         found = whole.grown(node)
         if whole.met <= BESIDE:
             yield whole, found
         for room in reversed(range(min(whole.met, BESIDE + 1))):
-            less = _Growth(self, cls, reach, room)
+            less = Growth(self, cls, reach, room)
             yield less, less.grown(node)
-
-
-def _kind(op: str) -> str:
-    if op in ROWS:
-        return "rows"
-    if op in PRODUCTS:
-        return "product"
-    if op == "scatter_elements":  # a region may end with it: values go to places of what is in memory
-        return "written"
-    return "cheap" if op in INDEXED or OPS[op].pointwise else "opaque"
-
-
-class _Large(Exception):
-    """The region is larger than a kernel should be."""
-
-
-@dataclass(eq=False)
-class _Part:
-    """An e-node inside a region, over other parts and leaf classes."""
-
-    node: int
-    parts: list[_Part | int]
-
-
-@dataclass
-class _Growth:
-    regions: Regions
-    cls: int
-    reach: Reach
-    room: int = ALL  # how many values that are needed beside may be computed on a path
-    leaves: dict[int, Tensor | None] = field(default_factory=dict)
-    spread: dict[int, None] = field(default_factory=dict)  # leaves that are spread over more elements
-    done: dict[tuple[int, int, int, bool, bool], _Part | int] = field(default_factory=dict)
-    made: dict[_Part, Tensor] = field(default_factory=dict)
-    root: _Part | None = None
-    nodes: int = 0
-    used: int = 0  # most products on a path
-    met: int = 0  # most values on a path that are needed beside
-    open: set[tuple[int, int, int, bool, bool]] = field(default_factory=set)  # what is being looked at, or was
-    inside: set[int] = field(default_factory=set)
-
-    def grown(self, node: int) -> Region | None:
-        """The region that starts with an e-node; None if it is too large, trivial or not of this reach."""
-        self.inside = self.regions.inside(node, self.reach.products) | {self.cls}
-        try:
-            root = self.root = self._node(node, 0, 0, False, self.reach.spread_bare)
-        except _Large:
-            return None
-        if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
-            return None
-        if self.reach.spread_bare and not self.spread:  # the same as without
-            return None
-        term = self._term(root)
-        if term in self.regions.seen:
-            return None
-        order = {leaf: cls for cls, leaf in self.leaves.items()}
-        leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
-        inner = {c: self._term(part) for (c, *_), part in self.done.items() if not isinstance(part, int)}
-        return Region(
-            self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner.items()), tuple(self.spread)
-        )
-
-    @property
-    def inlined(self) -> Iterator[int]:
-        """The e-nodes of the region that was grown, from above to below."""
-        todo, seen = [self.root], set[_Part]()
-        while todo:
-            part = todo.pop()
-            if part is not None and part not in seen:
-                seen.add(part)
-                yield part.node
-                todo += [p for p in reversed(part.parts) if not isinstance(p, int)]
-
-    def _term(self, part: _Part | int) -> Tensor:
-        """The tensor of a part. Most regions turn out too large before one is made."""
-        view = self.regions.view
-        if isinstance(part, int):
-            found = self.leaves[part]
-            if found is None:
-                found = self.leaves[part] = self.regions.placeholder(list(self.leaves).index(part), view.types[part])
-            return found
-        if part not in self.made:
-            self.made[part] = self.regions.tensor(part.node, tuple([self._term(p) for p in part.parts]))
-        return self.made[part]
-
-    def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> _Part:
-        """`lean`: what is spread over the node's elements is read as it lies, and so are rows."""
-        view = self.regions.view
-        op = view.op[node]
-        self.nodes += int(view.cls[node]) not in self.regions.formulas  # positions are no values
-        if self.nodes > MAX_NODES:
-            raise _Large
-        kind = self.regions._kinds[node]
-        if kind == "product":
-            products, below = products + 1, True
-            self.used = max(self.used, products)
-        if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
-            products, below = ALL, True
-        product, bare_spread = kind == "product", self.reach.spread_bare
-        others = self.reach.left_only and product and not bare_spread
-        first = self.reach.rows_bare and op in AGAIN
-        size = self.regions.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
-        kids, r = self.regions._kids[node], self.regions
-        spread = [k for k in kids if size and k not in r.flat and r.elements(k) < size]
-        self.spread |= dict.fromkeys(spread)
-        parts = []
-        for i, k in enumerate(kids):
-            thin = bool(i) or not self.reach.rows_below if product and bare_spread else lean
-            bare = k in spread or (others if i else first or kind == "written")
-            parts.append(self._class(k, beside, products, below, bare, thin))
-        return _Part(node, parts)
-
-    def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> _Part | int:
-        if bare and cls not in self.regions.at_once:
-            return self._leaf(cls)
-        key = (cls, beside, products, below, lean)
-        found = self.done.get(key)
-        if found is None:
-            if key in self.open:  # made of itself by what costs nothing
-                raise _Large
-            self.open.add(key)
-            node = self._inlined(cls, products, below, lean)
-            if node is not None and self._needed_beside(cls):
-                beside += 1
-                self.met = max(self.met, beside)
-                node = node if beside <= self.room else None
-            found = self.done[key] = (
-                self._leaf(cls) if node is None else self._node(node, beside, products, below, lean)
-            )
-        return found
-
-    def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
-        """The e-node that stands for a class inside the region, None where the class is read from memory."""
-        r = self.regions
-        if cls == self.cls or (cls in r.given and cls not in r.at_once):
-            return None
-        admitted = r.admitted(cls, self.reach, products, below, lean)
-        return next((n for n in admitted if self.cls not in r._kids[n]), None)
-
-    def _needed_beside(self, cls: int) -> bool:
-        """Whether something that this region cannot compute reads a class as well."""
-        r = self.regions
-        if r.stored(cls) or cls in r.at_once:
-            return False
-        shows = OPS[r.view.op[r._costs[2][cls]]].kind == "view"
-        if r.view.original[cls] and not shows and any(cls in r.below(k) for k in self.spread):
-            r.shared.add(cls)
-            return True
-        if self.cls in r.beside and cls in r.shared:
-            return True
-        return r.uses.count.get(cls, 0) >= 2 and not r.uses.readers[cls] <= self.inside
-
-    def _leaf(self, cls: int) -> int:
-        if cls not in self.leaves:
-            if len(self.leaves) >= MAX_LEAVES:
-                raise _Large
-            self.leaves[cls] = None
-        return cls

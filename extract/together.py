@@ -23,7 +23,9 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, rebuild, topological
 from ..egraph.ops import OPS
 from ..egraph.view import EGraphView
-from .regions import MAX_LEAVES, REACHES, Region, Regions
+from .growth import MAX_LEAVES
+from .reaches import REACHES, Region
+from .regions import Regions
 
 MOST = 3  # outputs of a kernel
 STEPS = 2  # e-nodes between a slice and what is needed of it

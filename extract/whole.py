@@ -26,7 +26,9 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, topological
 from ..egraph.ops import OPS
 from ..egraph.view import EGraphView
-from .regions import INDEXED, MAX_NODES, Regions
+from .growth import MAX_NODES
+from .reaches import INDEXED
+from .regions import Regions
 from .together import Group
 from .vectors import vector_product
 

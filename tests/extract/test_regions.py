@@ -7,7 +7,8 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.egraph.view import view_of
-from tensor_graphs.extract.regions import Region, Regions
+from tensor_graphs.extract.reaches import Region
+from tensor_graphs.extract.regions import Regions
 from tensor_graphs.extract.together import Together
 
 X = tg.input("x", (2, 8, 4, 4))

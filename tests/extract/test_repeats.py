@@ -11,7 +11,8 @@ from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.view import EGraphView, view_of
-from tensor_graphs.extract.regions import Region, Regions
+from tensor_graphs.extract.reaches import Region
+from tensor_graphs.extract.regions import Regions
 from tensor_graphs.extract.repeats import Repeats
 
 LAYERS, WIDTH = 24, 8

@@ -23,10 +23,11 @@ from tensor_graphs.egraph.view import view_of
 from tensor_graphs.errors import RuleError
 from tensor_graphs.extract.budgets import memory
 from tensor_graphs.extract.candidates import Hypergraph, _Builder, candidates
+from tensor_graphs.extract.growth import MAX_LEAVES
 from tensor_graphs.extract.kbest import k_best
 from tensor_graphs.extract.kernel import Candidate, Operand, Priced, Template, Vertex
 from tensor_graphs.extract.plan import plan_of
-from tensor_graphs.extract.regions import MAX_LEAVES, Regions
+from tensor_graphs.extract.regions import Regions
 from tensor_graphs.extract.rows import Rows
 from tensor_graphs.extract.scc import components
 from tensor_graphs.extract.search import alternatives, search

@@ -1,0 +1,166 @@
+"""One region as it grows, from its output towards the leaves: what is inlined, what is read, and when it is too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..egraph.graph import Tensor, topological
+from ..egraph.ops import OPS
+from .reaches import AGAIN, ALL, Reach, Region
+
+if TYPE_CHECKING:
+    from .regions import Regions
+
+MAX_NODES, MAX_LEAVES = 48, 10
+
+
+class TooLarge(Exception):
+    """The region is larger than a kernel should be."""
+
+
+@dataclass(eq=False)
+class Part:
+    """An e-node inside a region, over other parts and leaf classes."""
+
+    node: int
+    parts: list[Part | int]
+
+
+@dataclass
+class Growth:
+    """A region of a class within a reach: what was looked at, and what came of it."""
+
+    regions: Regions
+    cls: int
+    reach: Reach
+    room: int = ALL  # how many values that are needed beside may be computed on a path
+    leaves: dict[int, Tensor | None] = field(default_factory=dict)
+    spread: dict[int, None] = field(default_factory=dict)  # leaves that are spread over more elements
+    done: dict[tuple[int, int, int, bool, bool], Part | int] = field(default_factory=dict)
+    made: dict[Part, Tensor] = field(default_factory=dict)
+    root: Part | None = None
+    nodes: int = 0
+    used: int = 0  # most products on a path
+    met: int = 0  # most values on a path that are needed beside
+    open: set[tuple[int, int, int, bool, bool]] = field(default_factory=set)  # what is being looked at, or was
+    inside: set[int] = field(default_factory=set)
+
+    def grown(self, node: int) -> Region | None:
+        """The region that starts with an e-node; None if it is too large, trivial or not of this reach."""
+        self.inside = self.regions.inside(node, self.reach.products) | {self.cls}
+        try:
+            root = self.root = self._node(node, 0, 0, False, self.reach.spread_bare)
+        except TooLarge:
+            return None
+        if self.cls in self.leaves or not root.parts or self.used != self.reach.products:
+            return None
+        if self.reach.spread_bare and not self.spread:  # the same as without
+            return None
+        term = self._term(root)
+        if term in self.regions.seen:
+            return None
+        order = {leaf: cls for cls, leaf in self.leaves.items()}
+        leaves = tuple((t, order[t]) for t in topological([term]) if t in order)
+        inner = {c: self._term(part) for (c, *_), part in self.done.items() if not isinstance(part, int)}
+        return Region(
+            self.cls, term, leaves, self.reach.name, tuple((t, c) for c, t in inner.items()), tuple(self.spread)
+        )
+
+    @property
+    def inlined(self) -> Iterator[int]:
+        """The e-nodes of the region that was grown, from above to below."""
+        todo, seen = [self.root], set[Part]()
+        while todo:
+            part = todo.pop()
+            if part is not None and part not in seen:
+                seen.add(part)
+                yield part.node
+                todo += [p for p in reversed(part.parts) if not isinstance(p, int)]
+
+    def _term(self, part: Part | int) -> Tensor:
+        """The tensor of a part. Most regions turn out too large before one is made."""
+        view = self.regions.view
+        if isinstance(part, int):
+            found = self.leaves[part]
+            if found is None:
+                found = self.leaves[part] = self.regions.placeholder(list(self.leaves).index(part), view.types[part])
+            return found
+        if part not in self.made:
+            self.made[part] = self.regions.tensor(part.node, tuple([self._term(p) for p in part.parts]))
+        return self.made[part]
+
+    def _node(self, node: int, beside: int, products: int, below: bool, lean: bool) -> Part:
+        """`lean`: what is spread over the node's elements is read as it lies, and so are rows."""
+        view = self.regions.view
+        op = view.op[node]
+        self.nodes += int(view.cls[node]) not in self.regions.formulas  # positions are no values
+        if self.nodes > MAX_NODES:
+            raise TooLarge
+        kind = self.regions.kinds[node]
+        if kind == "product":
+            products, below = products + 1, True
+            self.used = max(self.used, products)
+        if self.regions.slides(node):  # each value below is needed many times: nothing dear is computed there
+            products, below = ALL, True
+        product, bare_spread = kind == "product", self.reach.spread_bare
+        others = self.reach.left_only and product and not bare_spread
+        first = self.reach.rows_bare and op in AGAIN
+        size = self.regions.elements(int(view.cls[node])) if lean and OPS[op].pointwise else 0
+        kids, r = self.regions.kids[node], self.regions
+        spread = [k for k in kids if size and k not in r.flat and r.elements(k) < size]
+        self.spread |= dict.fromkeys(spread)
+        parts = []
+        for i, k in enumerate(kids):
+            thin = bool(i) or not self.reach.rows_below if product and bare_spread else lean
+            bare = k in spread or (others if i else first or kind == "written")
+            parts.append(self._class(k, beside, products, below, bare, thin))
+        return Part(node, parts)
+
+    def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> Part | int:
+        if bare and cls not in self.regions.at_once:
+            return self._leaf(cls)
+        key = (cls, beside, products, below, lean)
+        found = self.done.get(key)
+        if found is None:
+            if key in self.open:  # made of itself by what costs nothing
+                raise TooLarge
+            self.open.add(key)
+            node = self._inlined(cls, products, below, lean)
+            if node is not None and self._needed_beside(cls):
+                beside += 1
+                self.met = max(self.met, beside)
+                node = node if beside <= self.room else None
+            found = self.done[key] = (
+                self._leaf(cls) if node is None else self._node(node, beside, products, below, lean)
+            )
+        return found
+
+    def _inlined(self, cls: int, products: int, below: bool, lean: bool) -> int | None:
+        """The e-node that stands for a class inside the region, None where the class is read from memory."""
+        r = self.regions
+        if cls == self.cls or (cls in r.given and cls not in r.at_once):
+            return None
+        admitted = r.admitted(cls, self.reach, products, below, lean)
+        return next((n for n in admitted if self.cls not in r.kids[n]), None)
+
+    def _needed_beside(self, cls: int) -> bool:
+        """Whether something that this region cannot compute reads a class as well."""
+        r = self.regions
+        if r.stored(cls) or cls in r.at_once:
+            return False
+        shows = OPS[r.view.op[r.choice[cls]]].kind == "view"
+        if r.view.original[cls] and not shows and any(cls in r.below(k) for k in self.spread):
+            r.shared.add(cls)
+            return True
+        if self.cls in r.beside and cls in r.shared:
+            return True
+        return r.uses.count.get(cls, 0) >= 2 and not r.uses.readers[cls] <= self.inside
+
+    def _leaf(self, cls: int) -> int:
+        if cls not in self.leaves:
+            if len(self.leaves) >= MAX_LEAVES:
+                raise TooLarge
+            self.leaves[cls] = None
+        return cls
