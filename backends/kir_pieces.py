@@ -38,6 +38,8 @@ def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
     nodes = topological(roots)
     if any(t.op in ("conv", "scatter_elements") or _of_matrices(t) for t in nodes):
         return None
+    if any(0 in concrete(t.shape) for t in roots):
+        return None
     found = [_cut(t, _ends(t)) for t in roots]
     if len(found) == sum(map(len, found)):
         return None

@@ -377,3 +377,10 @@ def test_values_held_at_once_are_counted() -> None:
     one = kir.Kernel((), (kir.Store("out", PLACE, total),), {}, b)
     assert one.held == 3  # the sum so far, the next one, and what they make
     assert one.work == 7 and not one.long
+
+
+def test_results_without_elements_have_no_pieces() -> None:
+    x, y = t.input("x", (4, 6)), t.input("y", (0, 6))
+    halves, nothing = (t.concat([t.exp(z) * z, t.sin(z) * z], 1) for z in (x, y))
+    assert pieces([halves]) is not None
+    assert pieces([nothing]) is None and pieces([halves, nothing]) is None
