@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs as tg
+import tensor_graphs.egraph.api as t
 from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.views import view_strides
@@ -291,3 +292,25 @@ def test_when_enough_was_generated_the_libraries_kernels_are_there() -> None:
 
             counts.append(found(enough)[0]["triton"])
         assert counts == sorted(counts) and counts[0] == 0 and any(0 < n < every["triton"] for n in counts), asked
+
+
+def test_kernels_that_were_found_first_are_bound_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where time ends while backends look at many kernels in all layouts, those that they looked at before are there."""
+    backends, sizes = [backend(name) for name in ("torch_cuda", "triton")], itertools.count(17)
+
+    def needed() -> int:
+        """How often one must be asked for the time until a generated kernel is there, of kernels that nobody has looked at."""
+        for most in itertools.count():
+            looks, x = itertools.count(), tg.input("x", (8, next(sizes)))
+            y = t.permute(tg.exp(x), (1, 0))
+            view = view_of(
+                Graph.of([tg.softmax(y * 2.0 + t.permute(x, (1, 0)), axis=1), tg.softmax(tg.exp(x), axis=1), y])
+            )
+            graph = candidates(view, backends, view_strides, enough=lambda bound: bound and next(looks) >= most)  # noqa: B023
+            if any(c.template.backend == "triton" for c in graph.candidates):
+                return most
+        raise AssertionError
+
+    together = needed()
+    monkeypatch.setattr("tensor_graphs.extract.candidates.FIRST", 1)
+    assert needed() < together
