@@ -3,11 +3,12 @@ again from less.
 
 The steps from the fastest plan to the unoptimized graph, which always passes:
 
-1. within a budget of rounding: the kernels' measured errors, against what the plan was off by;
-2. without the kernel that is least accurate by itself, one after the other;
-3. kernels of one family (contractions, reductions, …) only on values of the model as it came, so that no sum is taken in
+1. all values stored as they are computed, where the plan stores some in 16 bits and an output that is off has more;
+2. within a budget of rounding: the kernels' measured errors, against what the plan was off by;
+3. without the kernel that is least accurate by itself, one after the other;
+4. kernels of one family (contractions, reductions, …) only on values of the model as it came, so that no sum is taken in
    another order there; the family that rewriting changed most comes first;
-4. no rewriting at all.
+5. no rewriting at all.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .backends.emit import bind_sizes
 from .backends.exchange import is_torch
 from .backends.program import Program
 from .diagnose import Diagnosis, diagnose
+from .egraph.dtypes import HALVES
 from .egraph.graph import Graph
 from .egraph.ops import OPS
 from .egraph.rule import Rule
@@ -45,6 +47,7 @@ TIGHTENINGS = 3  # budgets of rounding that are tried
 GROSS = 8.0  # times its fair error: a kernel that is farther off is not used at all
 MARGIN = 0.9  # of what a budget may be: random errors of other plans add up a little differently
 REWRITES = "all rewrites"
+STORED = "values stored in fewer bits than an output has"
 MOVES = ("view", "copy")  # families that compute nothing
 NOTHING = Diagnosis(0.0, {}, {}, ())
 
@@ -55,6 +58,7 @@ class Acceptance:
 
     `graph` is the model as it came, `work` the form that is optimized. `choose` solves a hypergraph within
     budgets, `errors` knows the relative errors of its candidates (0 where nothing does), `plain` makes the one without
+    rewriting, `stored` that of a view whose values lie in memory in the dtypes that they are computed in, or, of none, the one without
     rewriting. `fired` are the rules that matched: suspects where something is wrong. `stage` times its block.
     """
 
@@ -63,6 +67,7 @@ class Acceptance:
     choose: Callable[[Hypergraph, Sequence[Budget]], Choice]
     errors: Uses
     plain: Callable[[], Hypergraph]
+    stored: Callable[[EGraphView | None], Hypergraph]
     stage: Callable[[str], AbstractContextManager[None]]
     say: Callable[[str], None]
     tolerance: Tolerance = "eager"
@@ -123,11 +128,19 @@ class Acceptance:
                     return choice, program, verdict
                 last = REWRITES in self.dropped or attempt == MAX_ATTEMPTS
                 hurried = self.late() and not (wrong or last or verdict.miscompiled)
-                finding = NOTHING if wrong or hurried else diagnose(self.graph, fixed(program.plan))
+                narrow = not wrong and STORED not in self.dropped and self._stored_narrow(program, verdict)
+                again = narrow and not (last or hurried)
+                finding = NOTHING if wrong or hurried or again else diagnose(self.graph, fixed(program.plan))
             if wrong and REWRITES in self.dropped:
                 raise SizesError(wrong)
+            if again:
+                found = self._drop(STORED, self.stored(found.view), *self.dropped)
+                self.say(f"over tolerance, again without {STORED}")
+                continue
+            if narrow and hurried:
+                self.dropped.append(STORED)
             if wrong or hurried:
-                found = self._drop(REWRITES, self.plain(), *self.dropped)
+                found = self._drop(REWRITES, self._plain(), *self.dropped)
                 self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
                 self.cut += ["other plans within tolerance"] if hurried else []
                 continue
@@ -140,6 +153,19 @@ class Acceptance:
             found = self._less(found, choice, finding, verdict, attempt)
             self.say(f"over tolerance, again without {self.dropped[-1]}")
         raise _beyond_tolerance()
+
+    def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
+        """Whether an output that is farther off than is allowed has more bits than what the plan stores on the way."""
+        assert program.plan is not None
+        far = [
+            o.plan > o.allowed and r.type.dtype not in HALVES
+            for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
+        ]
+        return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
+
+    def _plain(self) -> Hypergraph:
+        """What there is without rewriting."""
+        return self.stored(None) if STORED in self.dropped else self.plain()
 
     def _without_untried(self, found: Hypergraph, choice: Choice, error: Exception) -> Hypergraph:
         """The hypergraph without kernels with schedules that were never run, or, where the others cover not every output, without
@@ -202,7 +228,7 @@ class Acceptance:
                 original = as_it_came(found.view)
                 kept = [c for c in found.candidates if c.template.family != family or original(c)]
                 return self._drop(f"rewritten {family}", replace(found, candidates=kept))
-        return self._drop(REWRITES, self.plain(), *self.dropped)
+        return self._drop(REWRITES, self._plain(), *self.dropped)
 
     def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:
         """Choose within what kernels may round by together, and note it; whether there was such a choice.

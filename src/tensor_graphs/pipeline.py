@@ -138,16 +138,17 @@ def saturated(session: Session, work: Graph) -> tuple[EGraphView, Blocks, list[E
 
 def hypergraph(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
-    enough: Callable[[bool], bool] = lambda bound: False,
+    enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True,
 ) -> Hypergraph:  # fmt: skip
     """All candidate kernels of a view; bitwise-exact ones, where ops have them, if exactness was asked for. Halted where `stop`
-    says so; where `enough` does, no further ones are generated."""
+    says so; where `enough` does, no further ones are generated. `narrow`: values of a 16-bit model may lie in memory in its dtype."""
     with session.stage("candidates", f"{len(view)} e-nodes"):
-        return _matched(session, view, backends, stop, enough)
+        return _matched(session, view, backends, stop, enough, narrow)
 
 
 def _matched(
-    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool], enough: Callable[[bool], bool]
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool],
+    enough: Callable[[bool], bool], narrow: bool = True,
 ) -> Hypergraph:  # fmt: skip
     limit = spare(session.options.tolerance)
     chosen = [_Exact(b) if session.options.exact else _Within(b, limit) for b in backends]
@@ -155,7 +156,7 @@ def _matched(
     if session.symbolic is not None:
         found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
         return session.symbolic.hypergraph(found)
-    narrow = on_gpu(backends) and not session.options.exact  # a float32 of an exact program is one in memory too
+    narrow = narrow and on_gpu(backends) and not session.options.exact  # one of an exact program is what it was
     return candidates(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
 
 
@@ -798,9 +799,13 @@ def _acceptance(
             measurer.close()  # what it holds is free for verification; where more is to be measured, it starts again
         return choice
 
+    def stored(view: EGraphView | None) -> Hypergraph:
+        late = lambda bound: session.late
+        return hypergraph(session, view_of(work) if view is None else view, backends, enough=late, narrow=False)
+
     acceptance = Acceptance(
         prepared.graph, work, chosen_of, pricer.errors,
-        lambda: hypergraph(session, view_of(work), backends), session.stage,
+        lambda: hypergraph(session, view_of(work), backends), stored, session.stage,
         partial(session.progress.say, "verify"), options.tolerance, options.seed, fired,
         over=lambda: session.over, late=lambda: session.late, polled=session.polled, cut=session.cut,
     )  # fmt: skip
