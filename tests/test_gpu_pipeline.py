@@ -276,7 +276,7 @@ def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
     time or not."""
     monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
     monkeypatch.setattr(pipeline, "measurer_of", lambda *given: None)
-    monkeypatch.setattr("tensor_graphs.timing.interleaved", lambda calls, **more: {"before": before, "after": 10.0})
+    monkeypatch.setattr("tensor_graphs.timing.sampled", lambda calls, **more: {"before": [before], "after": [10.0]})
     if over:
         monkeypatch.setattr(Session, "over", property(lambda self: True))
     graph, params = block("float16")
@@ -298,7 +298,7 @@ def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest
     goes on where the first one was cut."""
     monkeypatch.setattr(pipeline, "Program", partial(Program, device="cpu"))
     monkeypatch.setattr(pipeline, "measurer_of", lambda *given: None)
-    monkeypatch.setattr("tensor_graphs.timing.interleaved", lambda calls, **more: {"before": 5.0, "after": 10.0})
+    monkeypatch.setattr("tensor_graphs.timing.sampled", lambda calls, **more: {"before": [5.0], "after": [10.0]})
     graph, params = block("float16")
     with settings.override(home=str(tmp_path)):
         first = tg.optimize(graph, params=params, backend="gpu", budget=20)

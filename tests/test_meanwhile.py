@@ -148,7 +148,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(gpu_facts, "hardware", lambda: "rehearsal")
     for module in (accept, pipeline):
         monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
-    monkeypatch.setattr("tensor_graphs.timing.interleaved", lambda calls, **more: {"before": 10.0, "after": 10.0})
+    monkeypatch.setattr("tensor_graphs.timing.sampled", lambda calls, **more: {"before": [10.0], "after": [10.0]})
 
     class Made(GpuMeasurer):
         def __init__(self, store: Store) -> None:

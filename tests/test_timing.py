@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tensor_graphs import timing
-from tensor_graphs.timing import interleaved, is_settled
+from tensor_graphs.timing import interleaved, is_faster, is_settled
 
 
 def test_a_median_is_settled_by_its_spread_and_count() -> None:
@@ -39,3 +39,11 @@ def test_rounds_end_once_all_is_known(
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
     found = interleaved({n: lambda n=n: next(count(n)) for n in calls}, seconds=2.0, settled=settled, clock=clock)  # type: ignore[misc]
     assert calls == {"a": rounds, "b": rounds} and found["a"] in [1000.0 * s for s in steps]
+
+
+def test_what_others_at_work_add_makes_nothing_faster() -> None:
+    quiet, disturbed = [10.0, 10.1, 10.2, 10.1], [10.0, 14.0, 15.0, 16.0]
+    assert not is_faster(quiet, disturbed, 0.03), "its fastest sample was as fast"
+    assert is_faster(quiet, [11.0, 14.0, 15.0, 16.0], 0.03)
+    assert not is_faster(quiet, [10.2, 10.3, 10.2], 0.03), "within the noise"
+    assert not is_faster([9.0, 12.0, 12.0], quiet, 0.03), "one lucky sample"

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from threading import Thread
 from typing import Any
 
@@ -888,7 +889,7 @@ def _time_whole(
 ) -> Program | None:
     """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget: on a GPU also
     beyond it where kernels of the program were never measured. The unoptimized program where that is the faster one there."""
-    from .timing import clock_of, interleaved
+    from .timing import clock_of, is_faster, sampled
 
     device = on_gpu(backends)
     graph = prepared.narrow if device else prepared.work
@@ -912,23 +913,23 @@ def _time_whole(
             before.reset()
             program.reset()
 
-        timed = partial(interleaved, seconds=1.0, settled=0.1, clock=clock_of(program.device), ended=ended, first=first)
+        timed = partial(sampled, seconds=1.0, settled=0.1, clock=clock_of(program.device), ended=ended, first=first)
         calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
         if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
-            times = timed(calls)
+            samples = timed(calls)
         else:  # one after the other: two copies of the weights would be the peak of all memory
             program.unbind()
-            times = timed({"before": calls["before"]})
+            samples = timed({"before": calls["before"]})
             before.unbind()
-            times |= timed({"after": calls["after"]})
-        report.latency_before_us, report.latency_after_us = times["before"], times["after"]
+            samples |= timed({"after": calls["after"]})
+        report.latency_before_us, report.latency_after_us = median(samples["before"]), median(samples["after"])
     besides = CALL_US if device else NEGLIGIBLE_US
     if report.latency_after_us > SLOWER * report.cost_us + besides:
         ratio = report.latency_after_us / report.cost_us
         report.warnings.append(
             f"the program as a whole takes {ratio:.1f} times the sum of its kernels' prices: a busy machine, or kernels that slow each other down"
         )
-    return before if device and times["before"] * (1 + NOISE) < times["after"] else None
+    return before if device and is_faster(samples["before"], samples["after"], NOISE) else None
 
 
 # ---------------------------------------------------------------- other entry points

@@ -46,11 +46,11 @@ def is_settled(samples: Sequence[float]) -> bool:
     return 1.2533 * 1.4826 * spread <= SETTLED * middle * sqrt(len(samples))
 
 
-def interleaved(
+def sampled(
     calls: Mapping[str, Run], *, seconds: float = 2.0, settled: float = inf, least: int = 5, most: int = 200,
     clock: Callable[[Run], float] = wall_us, ended: Callable[[], bool] = lambda: False, first: Run = lambda: None,
-) -> dict[str, float]:  # fmt: skip
-    """Median µs of each call. Rounds of one call each, in turn, after two warm-up rounds, for about `seconds`, or from
+) -> dict[str, list[float]]:  # fmt: skip
+    """µs of each call. Rounds of one call each, in turn, after two warm-up rounds, for about `seconds`, or from
     `settled` seconds on until all medians are; `ended`: asked after each round, of which there is one at least.
     `first`: done before each call, and not timed."""
     samples: dict[str, list[float]] = {n: [] for n in calls}
@@ -68,4 +68,15 @@ def interleaved(
             continue
         if took_all > seconds or (took_all > settled and all(is_settled(s) for s in samples.values())):
             break
-    return {n: median(s) for n, s in samples.items()}
+    return samples
+
+
+def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
+    """Median µs of each call; `how` is `sampled`'s."""
+    return {n: median(s) for n, s in sampled(calls, **how).items()}
+
+
+def is_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
+    """Whether samples of one call say that it is faster than the other by more than `noise`, a share: by their medians and by the
+    fastest of each. Others at work on the machine only ever add time, and not to both alike."""
+    return all(of(one) * (1 + noise) < of(other) for of in (median, min))
