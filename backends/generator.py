@@ -173,6 +173,9 @@ class Generator:
                 take_in(one.region.terms, batch.there() if late else batch.take(), key)
             if not late or key in self.answered:
                 yield one
+            elif first:  # whoever has more time may ask again
+                for name in names:
+                    generator_of(name).done.discard(key)
 
     def answers(self, asked: Asked) -> Sequence[Answer]:
         """The templates that compute a region. Repeated layers ask the same many times."""

@@ -174,6 +174,17 @@ def test_processes_begin_while_there_are_more_jobs_to_come(pool: LowerPool) -> N
         batch.there()
 
 
+def test_what_there_was_no_time_to_read_is_asked_for_again(pool: LowerPool) -> None:
+    """By processes, as if it were new: what counts as asked for was answered."""
+    pool.size, pool.names = 0, tuple(g.name for g in GENERATORS)
+    polled: list[int] = []
+    enough = lambda bound: len(polled) > 30 or bool(polled.append(1))
+    candidates(view_of(graph()), [LIBRARIES, *GENERATORS], view_strides, enough=enough)
+    assert pool._count > 0
+    for g in GENERATORS:
+        assert g.done <= g.answered.keys()
+
+
 def taken(batch: lower_pool.Batch) -> list[Any]:
     """The next job's replies; the first ones are waited for, so that processes have time to start."""
     until = time.monotonic() + 20
