@@ -8,8 +8,11 @@ from types import TracebackType
 
 from .gpu_process import LOCK, own_lock
 
-TURN_S = 0.05  # seconds of a turn: about what trying a kernel takes
-PAUSE_S = 0.002  # so long the lock is left alone between turns: who waits for it looks four times as often
+TURN_S, PAUSE_S = (
+    0.05,
+    0.15,
+)  # seconds of a turn, and between turns: about what trying a kernel takes, and a few of them
+POLL_S = 0.002  # between looks at a lock that others have, who look four times as often
 
 
 class Turns:
@@ -32,7 +35,7 @@ class Turns:
         return self
 
     def _take(self) -> None:
-        self._lock.acquire(poll_interval=PAUSE_S)
+        self._lock.acquire(poll_interval=POLL_S)
         self._since = time.monotonic()
 
     def __call__(self) -> None:

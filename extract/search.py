@@ -101,11 +101,12 @@ def search(
 @no_collection()
 def measure_ahead(
     hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
+    progress: Callable[[str], None] | None = None,
 ) -> int:  # fmt: skip
     """Measure what a search would, for at most `seconds` or until `stop` says so, for a later search to know; how many candidates were
-    measured. NoPlanError as for `search`."""
+    measured. `progress` is told of each round when it begins to measure. NoPlanError as for `search`."""
     plans = Plans(hypergraph, (), seconds, (QUICK_S, QUICK_S), False, stop, clock)
-    made = _Search(hypergraph, pricer, Known(hypergraph, measurer), plans, clock, None)
+    made = _Search(hypergraph, pricer, Known(hypergraph, measurer), plans, clock, progress)
     while made.round():
         pass
     made.pricing.end()

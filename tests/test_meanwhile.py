@@ -40,14 +40,16 @@ def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end
     searched: dict[str, Event] = {"small": Event(), "large": Event()}
     order: list[str] = []
 
-    def search(found: Any, enough: Callable[[], bool]) -> None:
+    def search(found: Any, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
         order.append(f"{found.name} begins")
+        begun()
         searched[found.name].set()
         while not enough():
             pass
         order.append(f"{found.name} ends")
 
     def large() -> Any:
+        order.append("large is made")
         assert searched["small"].wait(WAIT_S)
         return graph("large")
 
@@ -56,7 +58,8 @@ def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end
     assert early.graph is not None and early.graph.name == "large"
     assert searched["large"].wait(WAIT_S)
     early.end()
-    assert order == ["small begins", "small ends", "large begins", "large ends"] and early.faults == []
+    assert order == ["small begins", "large is made", "small ends", "large begins", "large ends"]
+    assert early.faults == []
     early.end()
 
 
@@ -64,13 +67,13 @@ def test_what_fails_is_noted_and_what_was_there_before_stays() -> None:
     def fail(error: Exception) -> Any:
         raise error
 
-    nothing = lambda found, enough: None
+    nothing = lambda found, enough, begun: None
     for error, said in ((NoPlanError("none"), ["none"]), (KeyError(1), ["KeyError: 1"]), (Halted(), [])):
         early = Meanwhile([lambda: graph("small"), partial(fail, error), lambda: graph("never")], nothing)
         early.matched()
         assert early.faults == said and early.graph is not None and early.graph.name == "small"
         early.end()
-    early = Meanwhile([lambda: graph("small")], lambda found, enough: fail(NoPlanError("no kernels")))
+    early = Meanwhile([lambda: graph("small")], lambda found, enough, begun: fail(NoPlanError("no kernels")))
     early.matched()
     early.end()
     assert early.faults == ["no kernels"]
@@ -83,7 +86,7 @@ def test_nothing_is_begun_after_the_end() -> None:
         assert go.wait(WAIT_S)
         return graph("slow")
 
-    early = Meanwhile([slow, lambda: made.append(1)], lambda found, enough: None)
+    early = Meanwhile([slow, lambda: made.append(1)], lambda found, enough, begun: None)
     ending = Thread(target=early.end)
     ending.start()
     while not early._over:

@@ -81,6 +81,7 @@ class Acceptance:
     cut: list[str] = field(default_factory=list)  # what is left out for want of time, in words
     dropped: list[str] = field(default_factory=list)  # what is not used any more, in words
     references: dict[int, Any] = field(default_factory=dict)
+    ahead: Callable[[], dict[int, Any]] = dict  # gives those that were computed before there was a program
     tighter: Choice | None = None  # the next choice, where it is known: one within a budget of rounding
     tightened: int = 0  # how many budgets of rounding were tried
 
@@ -194,6 +195,8 @@ class Acceptance:
         """The verdict on a program, and what is wrong with it at other sizes. Halted by Ctrl-C."""
         poll = self.polled()
         program.check_room()  # before what it is compared with takes time and memory
+        given, self.ahead = self.ahead(), dict
+        self.references |= given
         verdict = verify(
             self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed,
             flops=graph_flops(list(self.work.roots)), references=self.references, device=program.tensors, enough=self.over,

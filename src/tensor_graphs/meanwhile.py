@@ -22,17 +22,18 @@ T = TypeVar("T")
 @dataclass
 class Meanwhile:
     """Hypergraphs are made one after the other in a thread of their own, small ones first (`matching`), and each is searched
-    (`search`, until its second argument says so) while the next is made, the last one until `end`. What goes wrong is noted in
-    `faults` and ends it: whoever does the same later will come upon it."""
+    while the next is made, the last one until `end`. `search` has a hypergraph, what says that it is to end, and what it calls when it
+    begins to measure: not before does the next one need the host. What goes wrong is noted in `faults` and ends it: whoever does the
+    same later will come upon it."""
 
     matching: Sequence[Callable[[], Hypergraph]]
-    search: Callable[[Hypergraph, Callable[[], bool]], None]
+    search: Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], None]
     graph: Hypergraph | None = None  # the last that was made
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._over = False
-        self._enough, self._searching = Event(), Thread()
+        self._enough, self._begun, self._searching = Event(), Event(), Thread()
         self._matching = Thread(target=self._match, name="matching", daemon=True)
         self._matching.start()
 
@@ -52,17 +53,20 @@ class Meanwhile:
             self._stop()
             if graph is None:
                 return
-            self.graph, self._enough = graph, Event()
-            self._searching = Thread(target=self._search, args=(graph, self._enough), name="measuring", daemon=True)
+            self.graph, self._enough, self._begun = graph, Event(), Event()
+            given = graph, self._enough, self._begun
+            self._searching = Thread(target=self._search, args=given, name="measuring", daemon=True)
             self._searching.start()
+            self._begun.wait()
 
     def _stop(self) -> None:
         self._enough.set()
         if self._searching.ident is not None:
             self._searching.join()
 
-    def _search(self, graph: Hypergraph, enough: Event) -> None:
-        self._tried(lambda: self.search(graph, enough.is_set))
+    def _search(self, graph: Hypergraph, enough: Event, begun: Event) -> None:
+        self._tried(lambda: self.search(graph, enough.is_set, begun.set))
+        begun.set()
 
     def _tried(self, work: Callable[[], T]) -> T | None:
         try:

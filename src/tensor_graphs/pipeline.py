@@ -211,11 +211,13 @@ def meanwhile(
         with clock.running("match"):
             return _matched(session, view_of(work), chosen, pressed, enough)
 
-    def measure(graph: Hypergraph, enough: Callable[[], bool]) -> None:
-        stop = lambda: enough() or session.progress.stopped
+    def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
+        stop, said = (lambda: enough() or session.progress.stopped), (lambda message: begun())
         measurer.keeps = True
         try:
-            measure_ahead(graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock)
+            measure_ahead(
+                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=said
+            )
         finally:
             measurer.keeps = False
 
@@ -683,14 +685,13 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
             with session.stage("ahead"):
                 early.end()
             session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in early.faults]
-        known = ahead()
         with open_store(session, store), frozen() if on_gpu(backends) else nullcontext():
             pricer, found, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
                 found, first = _cheapest(session, graphs, pricer, measurer)
             graphs.clear()  # those that lost take memory
             acceptance = _acceptance(session, prepared, work, backends, pricer, measurer, first, _fired(session, views))
-            acceptance.references |= known
+            acceptance.ahead = ahead
             checked: Verification | None = None
             if options.verify:
                 choice, program, checked = acceptance.run(found)
@@ -753,8 +754,7 @@ def _referring(
 
     def result() -> dict[int, Reference]:
         turns.hurried = True
-        with session.stage("verify"):
-            thread.join()
+        thread.join()
         return found[0] if found else {}
 
     return result
