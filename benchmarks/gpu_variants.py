@@ -1,6 +1,6 @@
 """Are the forms found, or made for one benchmark? `python -m benchmarks.gpu_variants [--only NAME ...] [--slice I/N] [--render]`.
 
-The variants of `variants.py` (other sizes, dtypes, spellings, programs), each in a process of its own: eager PyTorch, torch.compile
+The variants of `variants.py` and `further.py` (other sizes, dtypes, spellings, programs), each in a process of its own: eager PyTorch, torch.compile
 and our program, checked against float64 and replayed side by side as `gpu.py` does it. Each result is written at once to
 results/raw/gpu_variants.json, results/gpu_variants.md is made from it. A run begins with what was measured longest ago and ends
 in time; --slice takes every N-th variant from the I-th on, --merge takes newer records from files of other machines.
