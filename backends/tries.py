@@ -27,6 +27,7 @@ from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedu
 SCHEDULES = COUNT  # of one kernel that are measured
 REGIME = "cold"  # of the times that searches go by
 FRAME = 16  # bytes of stack that are no spilled registers: alignment of a frame, a counter's address
+WRONG = ("wrong", "error")  # what the device says of a schedule that has run, or could not
 GIVE_UP = 3  # schedules of one kernel that fault, crash or hang, or are wrong where none is right, before the others are not tried
 _numbers = count()
 
@@ -86,7 +87,7 @@ class Measured:
     def given_up(self) -> str:
         """Why its other schedules are not tried; empty where they are. (What is wrong in some is so in all, most often: ten of one product
         took 0.7 to 2.8 seconds each to say so.)"""
-        wrong = sum(t.failure is not None and t.failure.status == "wrong" for t in self.tries)
+        wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.tries)
         if self.broken >= GIVE_UP:
             return f"{self.broken} other schedules ended the process"
         return f"{wrong} others are wrong" if wrong >= GIVE_UP and all(t.us == math.inf for t in self.tries) else ""

@@ -52,7 +52,7 @@ OPEN_S, LOAD_S, TRY_S, FULL_S = (
     0.012,
     0.045,
 )  # a kernel, a schedule beside others, alone on the device, and in full
-LONG = 150  # times what a kernel takes that a try of it has the device, and opening it
+LEAST, MOST_S = 11, 0.004  # times that a try runs a kernel at least, and seconds in which it runs it more often
 GENERATED, LIBRARY, SPREAD = (
     (1.05, 1.5),
     (1.1, 2.5),
@@ -148,7 +148,7 @@ class Rehearsed(GpuMeasurer):
 
     def _on_device(self, seconds: float, us: float) -> None:
         with self.alone:
-            time.sleep(self.seconds * (seconds + LONG * us / 1e6))
+            time.sleep(self.seconds * (seconds + LEAST * us / 1e6 + min(MOST_S, 100 * us / 1e6)))
 
     def _try(self, kernel: Measured, one: Try) -> None:
         us, process = self.times.of(kernel.template, one.call), self._process_of(kernel)

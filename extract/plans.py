@@ -21,7 +21,7 @@ from .solve import solve
 from .warm import warm_solve
 
 QUICK_S = 0.1  # seconds of a solve that more measuring follows: more rounds find more than longer solves (of the same seconds)
-LAST_S = 0.25  # seconds that a solve has whatever else: without any it would end with a greedy plan
+LAST_S = 0.25  # seconds that a solve has whatever else, or that says what would be returned: with less it would end with a greedy plan
 BEYOND = 0.15  # share of the seconds for measuring that solves may take beyond them
 BELIEVING = 0.1  # share of the time that may be spent on what would be returned now, beside what is hoped for
 DEEPER = 0.6  # share of the time after which what would be returned is searched before all else, though there may be others to look at
@@ -113,13 +113,27 @@ class Plans:
         if self.believing > BELIEVING * (began - self.start):
             return []
         try:
-            self.trusted, _ = self.solve(self.doubted(prices), self.limits[0], self.trusted)
+            self.trusted, _ = self.solve(self.doubted(prices), LAST_S, self.trusted)
         except NoPlanError:
             return []
         finally:
             self.believing += time.monotonic() - began
         much = known.unmeasured(self.trusted, prices, MUCH)
         return list(dict.fromkeys([*much, *known.beside(much, prices)]))
+
+    def likely(self, known: Known, prices: Sequence[Priced]) -> list[int]:
+        """What was not measured of the plan that is the cheapest where kernels that are guessed well take what is expected, if they do:
+        for the worst of them the plan that would be returned gives up a cheaper one, and what is hoped for has others."""
+        began = time.monotonic()
+        if self.believing > BELIEVING * (began - self.start):
+            return []
+        try:
+            plan, found = self.solve(each(self.hypergraph, prices, expected), self.limits[0], self.trusted)
+        except NoPlanError:
+            return []
+        finally:
+            self.believing += time.monotonic() - began
+        return known.unmeasured(plan, prices, LITTLE) if found.cost < (1 - LITTLE) * self._whole(prices) else []
 
     def deeper(self, known: Known, prices: Sequence[Priced], looking: bool) -> list[int]:
         """What the plan that would be returned hangs on and was only looked at, the few dearest, then what may take their place: while
@@ -154,7 +168,7 @@ class Plans:
             return wanted
         if not sure:
             if first or not (now := self.deeper(known, prices, wanted.look)):
-                return wanted
+                return wanted if first or not wanted.look else wanted.after(self.likely(known, prices))
             return Wanted(
                 now, False, [*((self.hypergraph.candidates[i], wanted.look) for i in wanted.now), *wanted.later]
             )
@@ -182,6 +196,12 @@ class Plans:
             self.chosen, found = self.solve(cost, limit, self.chosen)
         bound = min(found.lower_bound, hoped.lower_bound)
         return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
+
+
+def expected(candidate: Candidate, price: Priced) -> float:
+    """What a candidate most likely takes where that is guessed well, else what it may take."""
+    well = candidate.template.space is None or candidate.template.family in SIMPLE
+    return min(doubted(candidate, price), SURE * price.us) if well else doubted(candidate, price)
 
 
 def doubted(candidate: Candidate, price: Priced) -> float:

@@ -276,7 +276,7 @@ def test_whoever_waits_for_a_hanging_kernel_is_not_to_blame() -> None:
         second.close()
 
 
-@pytest.mark.parametrize("status", ["crash", "wrong"])
+@pytest.mark.parametrize("status", ["crash", "wrong", "error"])
 def test_a_kernel_that_always_crashes_or_is_wrong_is_given_up(status: str) -> None:
     """A process that dies at every schedule, told without any process."""
     asked: list[str] = []

@@ -484,6 +484,29 @@ def test_what_would_be_returned_is_measured_before_more_of_what_is_hoped_for() -
     assert choice.sources == {"measured": 1} and choice.cost == min(truth[n] for asked in prices.asked for n in asked)
 
 
+def test_what_is_guessed_well_is_measured_beside_what_is_hoped_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """exp1 may take six times what is expected of it, and does not; each round hopes for some of thirty others."""
+    monkeypatch.setattr("tensor_graphs.extract.plans.BELIEVING", 1.0)  # nothing else takes time here
+    names = [f"exp{i}" for i in range(2, 32)]
+    graph = compiled(variants(32), "exp1", *names)
+    for c in graph.candidates:
+        if c.template.name == "exp1":
+            object.__setattr__(c.template, "family", "pointwise")
+    believed = {"exp0": 40.0, "exp1": 20.0, **dict.fromkeys(names, 60.0)}
+    truth = {"exp0": 40.0, "exp1": 21.0, **dict.fromkeys(names, 70.0)}
+
+    class Unsure(Surprising):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            rows = super().price(found)
+            sure = (c.template.name == "exp1" and p.source != "measured" for c, p in zip(found, rows))
+            return [replace(p, low=0.95 * p.us, high=10 * p.us) if s else p for s, p in zip(sure, rows)]
+
+    prices = Unsure(truth, believed)
+    choice = search(graph, prices, prices, stop=lambda: len(prices.asked) > 1)
+    assert prices.asked[0] == ["exp0"] and prices.asked[1][0] == "exp1"
+    assert chosen(choice) == ["exp1"] and choice.cost == 21.0
+
+
 def test_when_the_time_is_up_what_the_plan_believes_is_measured_still() -> None:
     """The first measuring lasts longer than the search has; a surprise leads to the next kernel, until what is returned was measured."""
 
