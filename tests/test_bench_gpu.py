@@ -99,6 +99,26 @@ def test_peers_of_an_earlier_run_are_kept_and_marked(bench: Any) -> None:
     assert set(other["variants"]) == {"ours"}
 
 
+def test_a_case_fails_where_ours_did_and_results_may_go_elsewhere(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, _ = bench
+    for name in ("RESULTS", "TABLE"):
+        monkeypatch.setattr(gpu, name, getattr(gpu, name))
+    monkeypatch.setattr(gpu, "started", lambda *given: None)
+    monkeypatch.setattr(gpu, "waited", lambda *given: "")
+    for ours, failed in (({"us": 2.0}, 0), ({"failed": "no duckdb"}, 1)):
+        rates = {"copy_bytes_per_us": 4e6, "read_bytes_per_us": 4e6, "flops_per_us": 7e8, "launch_us": 1.0}
+        found = {**record(ours=ours, eager={"us": 3.0}), **rates, "commit": "0", "driver": "none"}
+        monkeypatch.setattr(gpu, "run_case", lambda *given, found=found: dict(found))
+        folder = tmp_path / str(failed)
+        arguments = ["gpu", "--only", found["name"], "--work", str(tmp_path / "work"), "--results", str(folder)]
+        monkeypatch.setattr("sys.argv", arguments)
+        assert gpu.main() == failed
+        assert json.loads((folder / f"gpu/{found['name']}.json").read_text())["variants"]["ours"] == ours
+        assert found["name"] in (folder / "gpu.md").read_text()
+
+
 def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
