@@ -48,11 +48,15 @@ def check_hardware(wanted: str, where: str = "") -> None:
 
 
 def check_room(device: str, wanted: int) -> None:
-    """DeviceUnavailableError without a GPU; DeviceMemoryError if `wanted` bytes are not free on it."""
+    """DeviceUnavailableError without a GPU; DeviceMemoryError if `wanted` bytes are not free on it, DeviceFaultError if it has
+    failed before."""
     check_hardware("")
     import torch
 
-    free, total = torch.cuda.mem_get_info(device)
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError as error:  # what an earlier kernel did
+        raise named(error, "its memory was asked for") or error from None
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # Torch's own, to be used again
     if wanted > free + idle:
         raise DeviceMemoryError(

@@ -1,5 +1,5 @@
-"""A kernel whose warps have roles and share nothing: what a sanitizer says of it is about how Triton gives out roles. (As emitted
-programs are: `bind` gives what runs it.)"""
+"""A kernel whose warps have roles and share nothing, each adding up for itself: what a sanitizer says of it is about how Triton gives
+out roles. (As emitted programs are: `bind` gives what runs it.)"""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BLOCKS, EACH = 4, 128
 
 @gluon.jit
 def control_fill(out, value: gl.constexpr, EACH: gl.constexpr):
-    """A part of the block's line becomes its number and the role's."""
+    """A part of the block's line becomes the sum of its places, and its number."""
     at = gl.arange(0, EACH, layout=gl.BlockedLayout([1], [32], [4], [0]))
     here = gl.program_id(0) * 2 + value
-    gl.store(out + here * EACH + at, at * 0 + here)
+    gl.store(out + here * EACH + at, at * 0 + here + gl.sum(at, 0))
 
 
 @gluon.jit

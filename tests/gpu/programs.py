@@ -204,7 +204,7 @@ def _control(folder: Path) -> str:
     target.mkdir()
     shutil.copy(Path(__file__).with_name("control.py"), target / "program.py")
     save_file({}, target / "weights.safetensors")
-    save_file({"00": np.arange(8.0).repeat(128)}, target / "want.safetensors")
+    save_file({"00": (np.arange(8.0) + 127 * 64).repeat(128)}, target / "want.safetensors")
     return target.name
 
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,10 +32,9 @@ TOOLS = {
 REPORT = re.compile(
     r"=========\s+(Invalid|Misaligned|Error: |Warning: |Race reported|Barrier error|Uninitialized|Address|Out-of-range)"
 )
-BEGINNING = re.compile(r"Read Thread .* at [A-Za-z_]\w*_[0-9a-f]{10}\w*\+0x([0-9a-f]+)")
-DISPATCH = 0x400
-"""A role of Triton's begins by reading, before this offset in the kernel, a byte that says what it is to do; the tool does not
-follow the barrier between writing and reading it. The control kernel, whose roles share nothing, is reported for the same."""
+READ = re.compile(r"Read (?:Thread .*|access) at ([A-Za-z_]\w*_[0-9a-f]{10}\w*)\+0x([0-9a-f]+)")
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
+NEAR = 4  # instructions between a barrier and what is read behind it, at most
 TOLD = re.compile(r"^(\S+): (\S+) (ok|wrong)$")
 BEGUN = re.compile(r"^(\S+): begun$")
 KEPT = 60  # lines of the reports of a tool that are kept
@@ -61,9 +60,9 @@ class Seen:
         self.lines += other.lines
 
 
-def reported(output: str, owners: Mapping[str, str]) -> Seen:
+def reported(output: str, owners: Mapping[str, str], listing: Callable[[str], str] = lambda kernel: "") -> Seen:
     """The errors in a sanitizer's output by program, and their lines. `owners`: program by kernel name; an error in another kernel
-    is nobody's."""
+    is nobody's. `listing` disassembles a kernel."""
     seen, blocks = Seen(), list[list[str]]()
     for line in output.splitlines():
         if not line.startswith("=========") or "Host Frame" in line or "host backtrace" in line:
@@ -76,10 +75,33 @@ def reported(output: str, owners: Mapping[str, str]) -> Seen:
         text = "\n".join(block)
         names = re.findall(r"[A-Za-z_]\w*_[0-9a-f]{10}\w*", text)
         owner = next((owners[n] for n in names if n in owners), "")
-        read = BEGINNING.search(text)
-        (seen.given if read and int(read[1], 16) < DISPATCH else seen.reports)[owner] += 1
+        reads = {(kernel, int(offset, 16)) for kernel, offset in READ.findall(text)}
+        given = bool(reads) and all(gives_out_roles(listing(kernel), offset) for kernel, offset in reads)
+        (seen.given if given else seen.reports)[owner] += 1
         seen.lines += block
     return seen
+
+
+def gives_out_roles(listing: str, offset: int) -> bool:
+    """Whether at this offset of a kernel a warp reads the byte that says what role it has: behind a barrier of all the block's warps.
+    (Triton's; racecheck does not see that barrier where roles have barriers of their own, as the control kernel shows.)"""
+    found = [(int(m[1], 16), m[2]) for m in INSTRUCTION.finditer(listing)]
+    at = next((i for i, (place, _) in enumerate(found) if place == offset), None)
+    if at is None or "LDS.U8" not in found[at][1]:
+        return False
+    return any(re.search(r"BAR\.SYNC\S* 0x1$", text) for _, text in found[max(0, at - NEAR) : at])
+
+
+def disassembled(folder: Path, kernel: str) -> str:
+    """A kernel's instructions, from Triton's cache; empty where there is no tool for that, or no such kernel."""
+    import triton
+
+    own = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    tool = str(own) if own.exists() else shutil.which("nvdisasm")
+    found = next(folder.rglob(f"{kernel}.cubin"), None)
+    if tool is None or found is None:
+        return ""
+    return subprocess.run([tool, "-c", str(found)], capture_output=True, text=True, check=False).stdout
 
 
 def kernels_of(folder: Path) -> set[str]:
@@ -115,7 +137,7 @@ def passed(folder: Path, names: Sequence[str], tool: str, until: float) -> Seen:
         seen.right |= {n: e for n, e, verdict in told if verdict == "ok"}
         seen.wrong |= {n: f"error {e}" for n, e, verdict in told if verdict == "wrong"}
         owners = {k: n for n in left for k in kernels_of(folder / n)}
-        seen.add(reported(output, owners))
+        seen.add(reported(output, owners, partial(disassembled, folder / "triton")))
         seen.seconds += time.monotonic() - began
         behind = [n for n in left if n not in {n for n, *_ in told}]
         if not behind:

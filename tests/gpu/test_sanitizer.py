@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="emitted programs work on Torch's tensors")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
 
 from . import programs, run_program, sanitizer
-from .sanitizer import Seen, passed, reported, table
+from .sanitizer import Seen, gives_out_roles, passed, reported, table
 
 FEW = ("pointwise", "pool")
 
@@ -60,13 +60,37 @@ triton.0.0: begun
 =========     Write Thread (31,0,0) at rows_0123456789_join+0x5770 in program.py:274
 =========     Read Thread (352,0,0) at rows_0123456789_join+0x130 in program.py:274
 =========         Host Frame: launch [0x2099] in launcher.so
+=========
+========= Error: Race reported between Read access at rows_0123456789_join+0x160 in program.py:247
+=========     and Write access at rows_0123456789_join+0xc40 in program.py:247 [8 hazards]
 ========= ERROR SUMMARY: 4 errors
 """
 
 
+LISTING = """
+        /*0110*/                   BAR.SYNC.DEFER_BLOCKING 0x1 ;
+        /*0120*/                   S2R R0, SR_TID.X ;
+        /*0130*/                   LDS.U8 R2, [R2+UR28+0x28094] ;
+        /*0140*/               @P0 BAR.SYNC.DEFER_BLOCKING 0x1 ;
+        /*0160*/                   LDS.U8 R2, [R2+UR28+0x28094] ;
+        /*0170*/                   IMAD.MOV.U32 R3, RZ, RZ, 0x3010202 ;
+        /*0180*/                   IMAD.MOV.U32 R2, RZ, RZ, RZ ;
+        /*0190*/                   BAR.SYNC.DEFER_BLOCKING 0x0, 0x80 ;
+        /*0200*/                   LDS.U8 R4, [R2] ;
+        /*0210*/                   LDS R4, [R2] ;
+"""
+
+
+def test_a_role_is_read_behind_a_barrier_of_all_warps() -> None:
+    at = [0x130, 0x160, 0x200, 0x210, 0x220]
+    assert [gives_out_roles(LISTING, offset) for offset in at] == [True, True, False, False, False]
+
+
 def test_errors_belong_to_the_program_whose_kernel_they_are_in() -> None:
-    seen = reported(MEMORY, {"rows_0123456789": "a", "rows_0123456789_join": "b"})
-    assert seen.reports == {"a": 1, "": 1, "b": 1} and seen.given == {"b": 1} and len(seen.lines) == 11
+    owners = {"rows_0123456789": "a", "rows_0123456789_join": "b"}
+    assert reported(MEMORY, owners).reports == {"a": 1, "": 1, "b": 3}
+    seen = reported(MEMORY, owners, {"rows_0123456789_join": LISTING}.__getitem__)
+    assert seen.reports == {"a": 1, "": 1, "b": 1} and seen.given == {"b": 2} and len(seen.lines) == 14
     assert not reported("========= ERROR SUMMARY: 0 errors\n", {}).reports
 
 
