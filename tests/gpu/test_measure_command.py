@@ -166,4 +166,4 @@ def test_planned_without_a_gpu_and_measured_on_one(_: int, tmp_path: Path) -> No
     got = load_program(tmp_path / "planned")(x)
     assert np.linalg.norm(got.astype(float) - want) < 2e-2 * np.linalg.norm(want)
     here = command("optimize", *given, "--no-measure", "-o", str(tmp_path / "here"))
-    assert here["measured_now"] == 0 and here["verification"]["passed"] and here["priced"] == planned["priced"]
+    assert here["measured_now"] == 0 and here["verification"]["passed"] and "measured" in here["priced"]
