@@ -59,7 +59,7 @@ def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end
     assert searched["large"].wait(WAIT_S)
     early.end()
     assert order == ["small begins", "large is made", "small ends", "large begins", "large ends"]
-    assert early.faults == []
+    assert early.faults == [] and early.graph is None
     early.end()
 
 
@@ -193,3 +193,23 @@ def test_without_time_for_the_rewritten_graph_what_was_matched_of_the_one_that_c
     own, view = object(), pipeline.view_of(work)
     assert pipeline.hypergraphs(session, work, view, pipeline.select("numpy"), own) == [own]  # type: ignore[arg-type]
     assert session.cut == ["kernels of the rewritten graph"]
+
+
+def test_generated_kernels_have_their_least_time_from_when_libraries_were_matched(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[bool, bool]] = []
+
+    def matched(session: Session, view: Any, backends: Any, stop: Any, enough: Callable[[bool], bool]) -> Any:
+        first, clock.time = enough(False), clock.time + 1000.0
+        asked.append((first, enough(False)))
+        return graph("no hypergraph")
+
+    clock = SimpleNamespace(time=0.0)
+    monkeypatch.setattr(pipeline, "_matched", matched)
+    session, store = Session(Options(backend="gpu", budget=10.0), now=lambda: clock.time), Store(tmp_path)
+    work = pipeline.prepare(session, small(), None).work
+    early = pipeline.meanwhile(session, work, pipeline.select("gpu"), store, pipeline.GpuMeasurer(store))
+    early.matched()
+    early.end()
+    assert asked == [(False, True), (False, True)]

@@ -42,10 +42,11 @@ class Meanwhile:
         self._matching.join()
 
     def end(self) -> None:
-        """Stop, and wait until nothing is measured any more."""
+        """Stop, wait until no more is measured, and let go of the hypergraph, which takes memory."""
         self._over = True
         self._matching.join()
         self._stop()
+        self.graph = None
 
     def _match(self) -> None:
         for make in self.matching:

@@ -205,11 +205,10 @@ def meanwhile(
     options, pressed, clock = session.options, session.interrupted(), Clock()
     session.clocks.append(("ahead", clock))
     libraries = [b for b in backends if getattr(b, "generated", None) is None]
-    enough = _found_enough(session)
 
     def match(chosen: Sequence[Backend]) -> Hypergraph:
         with clock.running("match"):
-            return _matched(session, view_of(work), chosen, pressed, enough)
+            return _matched(session, view_of(work), chosen, pressed, _found_enough(session))
 
     def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
         stop, said = (lambda: enough() or session.progress.stopped), (lambda message: begun())
