@@ -53,14 +53,34 @@ class EvaluatedWeights(Mapping[str, Array]):
 
 
 def _unwidened(term: Tensor) -> Tensor:
-    """A term below its widening of floats, which changes no value, whether before or after views."""
+    """A term below its widening of floats, which changes no value, whether before or after views; and one that only moves about what it
+    widens and narrows again, without either: hosts cast 16-bit floats slowly."""
+    if term.op == "cast" and (moved := _moved(term.args[0], term.dtype)) is not None:
+        return moved
     if term.op != "cast" and term.entry.kind != "view":
         return term
     below = _unwidened(term.args[0])
     if term.op == "cast":
-        floats = dtypes.is_float(term.dtype) and dtypes.is_float(term.args[0].dtype)
-        return below if floats and dtypes.itemsize(term.dtype) > dtypes.itemsize(term.args[0].dtype) else term
+        return below if _widens(term) else term
     return make(term.op, (below,), dict(term.attrs))
+
+
+def _moved(term: Tensor, dtype: str) -> Tensor | None:
+    """A term in a dtype, where all that it moves about was widened from that; else None."""
+    if term.dtype == dtype:
+        return term
+    if term.op == "cast":
+        return _moved(term.args[0], dtype) if _widens(term) else None
+    if term.entry.kind != "view" and term.op != "concat":
+        return None
+    parts = [_moved(a, dtype) for a in term.args]
+    return None if None in parts else make(term.op, [p for p in parts if p is not None], dict(term.attrs))
+
+
+def _widens(cast: Tensor) -> bool:
+    """Whether a cast takes floats to larger ones."""
+    floats = dtypes.is_float(cast.dtype) and dtypes.is_float(cast.args[0].dtype)
+    return floats and dtypes.itemsize(cast.dtype) > dtypes.itemsize(cast.args[0].dtype)
 
 
 class StoredWeights(Mapping[str, Array]):

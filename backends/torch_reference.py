@@ -54,19 +54,25 @@ def evaluate_graph(
 
 def evaluate_tensors(
     graph: Graph, values: Mapping[str, Any], device: str, *, float64: bool = False,
-    poll: Callable[[], object] = lambda: None,
+    poll: Callable[[], object] = lambda: None, kept: dict[str, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The same as tensors that stay on the device; `values` may be arrays, or tensors there. `poll`: see the interpreter."""
+    """The same as tensors that stay on the device; `values` may be arrays, or tensors there. `poll`: see the interpreter. `kept`: params
+    that are there already, by name; those that are taken there are added."""
     import torch
 
     from .exchange import is_torch, tensor_of
 
     def given(leaf: Tensor) -> torch.Tensor | None:
-        source = graph.params if leaf.op == "param" else values  # params may also hold what states start as
-        data = source.get(leaf.attr("name"))
+        name, weight = str(leaf.attr("name")), leaf.op == "param"
+        if weight and kept is not None and name in kept:
+            return kept[name]
+        data = (graph.params if weight else values).get(name)  # params may also hold what states start as
         if data is None or is_torch(data):
             return data
-        return tensor_of(np.array(load_data(data))).to(device)
+        there = tensor_of(np.array(load_data(data))).to(device)
+        if weight and kept is not None:
+            kept[name] = there
+        return there
 
     with torch.no_grad():
         return [x.contiguous() for x in _run(graph.roots, given, torch.device(device), wide=float64, poll=poll)]

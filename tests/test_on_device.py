@@ -136,3 +136,26 @@ def test_a_full_device_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(on_device, "reference_tensors", full)
     verdict = verify.verify(Graph.of(tg.exp(tg.input("x", (4,)))), lambda v: [np.exp(v["x"])], device="cpu")
     assert verdict.passed and verdict.seeds == 3
+
+
+def test_weights_stay_on_the_device_between_runs_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+
+    class Lazy:
+        def __init__(self, name: str, array: np.ndarray[Any, Any]) -> None:
+            self.name, self.array, self.shape, self.dtype = name, array, array.shape, array.dtype
+
+        def load(self) -> np.ndarray[Any, Any]:
+            taken.append(self.name)
+            return self.array
+
+    w, b = np.random.default_rng(0).standard_normal((2, 5, 5), dtype=np.float32)
+    y = tg.input("x", (4, 5)) @ tg.param("w", (5, 5)) + (tg.param("b", (5, 5)) @ tg.param("w", (5, 5)))[0]
+    graph = replace(Graph.of({"y": y}), params={"w": Lazy("w", w), "b": Lazy("b", b)})
+    right = lambda values: [values["x"] @ tensor_of(w) + (tensor_of(b) @ tensor_of(w))[0]]
+    verdict = verify.verify(graph, right, device="cpu")
+    assert verdict.passed and len(taken) == 2 * 2 * verdict.seeds  # each of two runs takes both
+    taken.clear()
+    monkeypatch.setattr(on_device, "room_for_weights", lambda graph, device: {})
+    again = verify.verify(graph, right, device="cpu")
+    assert again.outputs == verdict.outputs and sorted(taken) == ["b", "w"]

@@ -62,16 +62,29 @@ def sample_tensors(
     return found
 
 
+def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | None:
+    """Where the weights of a graph stay between runs on a GPU, if there is room: taking them there is most of what a run of a large
+    model takes. None elsewhere."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return None
+    nbytes = sum(leaf.type.nbytes for leaf in graph.leaves("param"))
+    return {} if nbytes <= SHARE * torch.cuda.mem_get_info(device)[0] else None
+
+
 def reference_tensors(
-    graph: Graph, rng: np.random.Generator, device: str, poll: Callable[[], object] = lambda: None
-) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """Inputs, the float64 run, and the run in the graph's own dtypes; torch.OutOfMemoryError where they find no room."""
+    graph: Graph, rng: np.random.Generator, device: str, poll: Callable[[], object] = lambda: None,
+    kept: dict[str, torch.Tensor] | None = None,
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
+    """Inputs, the float64 run, and the run in the graph's own dtypes; torch.OutOfMemoryError where they find no room. `kept`: weights
+    that are on the device already, see `evaluate_tensors`."""
     inputs = sample_tensors([*graph.inputs, *graph.leaves("state")], rng, index_bounds(graph), device)
     graph = graph.with_roots(expand_all(graph.roots))
-    exact = evaluate_tensors(graph, inputs, device, float64=True, poll=poll)
-    kept = [_kept(value, root.dtype) for value, root in zip(exact, graph.roots)]
-    del exact
-    return inputs, kept, evaluate_tensors(graph, inputs, device, poll=poll)
+    wide = evaluate_tensors(graph, inputs, device, float64=True, poll=poll, kept=kept)
+    exact = [_kept(value, root.dtype) for value, root in zip(wide, graph.roots)]
+    del wide
+    return inputs, exact, evaluate_tensors(graph, inputs, device, poll=poll, kept=kept)
 
 
 def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:

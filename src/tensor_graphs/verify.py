@@ -264,6 +264,7 @@ def verify(
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
     if tolerance == "exact" or (device and not _fits(device, planned * size)):
         device = ""
+    weights = _weights_there(graph, device)
     known = references if references is not None else {}
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
@@ -272,7 +273,7 @@ def verify(
         if seeds not in known:
             drawing = np.random.default_rng((seed, seeds))
             try:
-                known[seeds] = _reference(graph, drawing, device, tolerance == "exact", poll)
+                known[seeds] = _reference(graph, drawing, device, tolerance == "exact", poll, weights)
             except Halted:
                 if not seeds:
                     raise
@@ -300,7 +301,8 @@ def first_reference(
     from .on_device import reference_tensors
 
     with suppress(torch.OutOfMemoryError):
-        return {0: reference_tensors(graph, np.random.default_rng((seed, 0)), device, poll)}
+        drawing = np.random.default_rng((seed, 0))
+        return {0: reference_tensors(graph, drawing, device, poll, _weights_there(graph, device))}
     return {}
 
 
@@ -321,8 +323,17 @@ def _fits(device: str, nbytes: int) -> bool:
     return fits(device, nbytes)
 
 
+def _weights_there(graph: Graph, device: str) -> dict[str, Any] | None:
+    if not device:
+        return None
+    from .on_device import room_for_weights
+
+    return room_for_weights(graph, device)
+
+
 def _reference(
-    graph: Graph, rng: np.random.Generator, device: str, bitwise: bool, poll: Callable[[], object]
+    graph: Graph, rng: np.random.Generator, device: str, bitwise: bool, poll: Callable[[], object],
+    weights: dict[str, Any] | None = None,
 ) -> Reference:  # fmt: skip
     """Inputs, the float64 run, and the run in the graph's own dtypes: on the program's device; else as arrays, which a GPU
     computes if there is one and bits do not count."""
@@ -332,7 +343,9 @@ def _reference(
         from .on_device import reference_tensors
 
         with suppress(torch.OutOfMemoryError):
-            return reference_tensors(graph, rng, device, poll)
+            return reference_tensors(graph, rng, device, poll, weights)
+        if weights is not None:
+            weights.clear()
         torch.cuda.empty_cache()  # the host has more memory, and takes more time
     leaves = [*graph.inputs, *graph.leaves("state")]
     inputs = sample_inputs(leaves, rng, index_bounds(graph))

@@ -6,20 +6,24 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import program as program_module
+from tensor_graphs.backends import program_weights
 from tensor_graphs.backends.direct import direct_plan
 from tensor_graphs.backends.heap import trim
 from tensor_graphs.backends.program import Program, load_program
 from tensor_graphs.backends.program_weights import EvaluatedWeights
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.egraph import composite as c
-from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.egraph.dtypes import numpy_dtype
+from tensor_graphs.egraph.graph import Graph, topological
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, ShapeError, UsageError
 
@@ -414,3 +418,31 @@ def test_a_program_that_lets_go_gives_memory_back(monkeypatch: pytest.MonkeyPatc
     assert calls == [None], "after what it held is free"
     np.testing.assert_array_equal(program(x)["y"], before)
     trim()
+
+
+# ---------------------------------------------------------------- weights
+def _moves() -> Iterator[tuple[str, Any, bool]]:
+    """Terms in bfloat16 over a param in bfloat16, and whether they only move it about."""
+    w = t.param("w", (6, 4), "bfloat16")
+    wide, narrow = t.cast(w, "float32"), lambda x: t.cast(x, "bfloat16")
+    yield "turned", narrow(t.transpose(wide)), True
+    yield "side by side", narrow(t.concat([wide[0:2], t.reshape(wide, (6, 4))], axis=0)), True
+    yield "widened twice", narrow(t.cast(t.transpose(wide), "float64")), True
+    yield "scaled", narrow(t.transpose(wide) * 1.5), False
+    yield "beside another", narrow(t.concat([wide, wide + 0.25], axis=1)), False
+    yield "by way of fewer bits", narrow(t.cast(t.cast(wide, "float16"), "float32")), False
+
+
+@pytest.mark.parametrize(("name", "term", "moves"), _moves())
+def test_weights_that_are_only_moved_about_are_not_cast(
+    name: str, term: Any, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = np.random.default_rng(0).standard_normal((6, 4)).astype(numpy_dtype("bfloat16"))
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        program_weights, "evaluate", lambda terms, *a, **k: seen.extend(terms) or evaluate(terms, *a, **k)
+    )
+    found = program_weights.EvaluatedWeights({"k": term}, {"w": w}, frozenset(["k"]))["k"]
+    np.testing.assert_array_equal(found, evaluate([term], {}, params={"w": w})[0])
+    assert found.dtype == w.dtype and found.flags.c_contiguous
+    assert moves == all(node.op != "cast" for node in topological(seen))
