@@ -178,3 +178,21 @@ def test_a_plan_that_a_budget_cut_is_searched_again_with_a_larger_one(home: Path
     assert tg.optimize(graph(), backend="numpy", budget=0.0).report.remembered
     again = tg.optimize(graph(), backend="numpy", budget=60.0)
     assert not again.report.remembered and again.report.cut == [] and right(again)
+
+
+def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -> None:
+    """As long as that leaves as much as looking at layouts is to leave."""
+    moment = [0.0]
+
+    def ends(began: float) -> float:
+        moment[0] = 0.0
+        session = Session(Options(budget=40.0), now=lambda: moment[0])
+        moment[0] = began
+        enough = pipeline._found_enough(session)
+        while not enough(False):
+            moment[0] += 0.25
+        return moment[0]
+
+    assert ends(5.0) == 20.0, "half of it"
+    assert ends(18.0) == 22.0 and ends(21.0) == 25.0
+    assert ends(29.0) == 30.0 and ends(35.0) == 36.0, "a second at least"

@@ -107,6 +107,9 @@ MATCHING = 0.2  # of the budget: what is left when all kernels have been matched
 MATCHING_LEAST = 0.5  # of what measuring has at least: what matching has
 LEAST, LEAST_S = 0.2, 2.0  # of the budget, and at most so many seconds: what measuring on a GPU has, however late it is
 GENERATING = 0.5, 0.25  # of the budget: what is left when kernels have been generated, and looked at in all layouts
+GENERATING_LEAST = (
+    0.1  # of the budget: what generating has, where loading and rewriting took long, if it leaves that much
+)
 LARGE_SEARCH = 60  # nodes of unique blocks from which on the exact solvers are likely to be needed
 
 
@@ -193,8 +196,14 @@ def _least(session: Session) -> float:
 
 def _found_enough(session: Session) -> Callable[[bool], bool]:
     """What says that no more kernels are to be generated, or looked at in layouts: see `candidates`."""
-    until = session.now() + _least(session)
-    return lambda bound: session.left <= GENERATING[bound] * session.options.budget and session.now() >= until
+    began, budget = session.now(), session.options.budget
+
+    def enough(bound: bool) -> bool:
+        spent = session.now() - began
+        kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
+        return session.left <= kept * budget and spent >= _least(session)
+
+    return enough
 
 
 def meanwhile(
