@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 STARTUP = 5_000  # objects: an interpreter may freeze some of its own when it starts (3.12: some 400), a program tens of thousands
 
@@ -20,17 +21,26 @@ def no_collection() -> Iterator[None]:
     of the time of building candidates. Reference counting goes on as ever.
 
     What was made counts as old afterwards (freezing and thawing moves it there), so that it is not walked over at once;
-    where a program has frozen objects of its own, they stay so."""
-    enabled = gc.isenabled()
-    gc.disable()
+    where a program has frozen objects of its own, they stay so. Several threads may ask for it: it lasts until the last one ends."""
+    with _pausing:
+        if not _paused["by"]:
+            _paused["on"] = gc.isenabled()
+            gc.disable()
+        _paused["by"] += 1
     try:
         yield
     finally:
-        if enabled:
-            if not _frozen_by_others():
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
+        with _pausing:
+            _paused["by"] -= 1
+            if _paused["on"] and not _paused["by"]:
+                if not _frozen_by_others():
+                    gc.freeze()
+                    gc.unfreeze()
+                gc.enable()
+
+
+_pausing = Lock()
+_paused = {"by": 0, "on": 0}  # how many ask for it now; whether the collector is to go on in the end
 
 
 @contextmanager

@@ -22,6 +22,15 @@ def test_collection_pauses_and_goes_on() -> None:
     assert gc.isenabled()
 
 
+def test_a_pause_lasts_until_the_last_thread_that_asked_for_it_ends() -> None:
+    first, second = no_collection(), no_collection()
+    with first:
+        second.__enter__()
+    assert not gc.isenabled(), "it began later, and goes on"
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
 def test_what_was_made_counts_as_old_and_what_was_frozen_stays_so() -> None:
     gc.collect()
     with no_collection():
