@@ -188,7 +188,7 @@ def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -
         moment[0] = 0.0
         session = Session(Options(budget=40.0), now=lambda: moment[0])
         moment[0] = began
-        enough = pipeline._found_enough(session)
+        enough = pipeline._found_enough(session, [backend("torch_cuda")])
         while not enough(False):
             moment[0] += 0.25
         return moment[0]

@@ -213,3 +213,9 @@ def test_generated_kernels_have_their_least_time_from_when_libraries_were_matche
     early.matched()
     early.end()
     assert asked == [(False, True), (False, True)]
+    asked.clear()
+    clock.time = 0.0
+    early = pipeline.meanwhile(session, work, pipeline.select("triton-only"), store, pipeline.GpuMeasurer(store))
+    early.matched()
+    early.end()
+    assert asked == [(False, False)], "all that is generated is needed where nothing else computes"

@@ -174,9 +174,7 @@ def hypergraphs(
     pressed, kept = session.interrupted(), MATCHING * session.options.budget
     until = session.now() + (_least(session) if on_gpu(backends) and own is None else 0.0)
     stop = lambda: pressed() or (session.left <= kept and session.now() >= until and not session.options.deterministic)
-    alone = all(t.family in ("view", "copy") for b in backends for t in b.templates)  # without what is generated
-    timed = on_gpu(backends) and not (alone or session.options.deterministic)
-    enough = _found_enough(session) if timed else lambda bound: False
+    enough = _found_enough(session, backends)
     try:
         for v in (*session.smaller, view):
             graphs.append(hypergraph(session, v, backends, stop, enough))
@@ -194,11 +192,20 @@ def _least(session: Session) -> float:
     return MATCHING_LEAST * min(LEAST_S, LEAST * session.options.budget)
 
 
-def _found_enough(session: Session) -> Callable[[bool], bool]:
-    """What says that no more kernels are to be generated, or looked at in layouts: see `candidates`."""
+def _alone(backends: Sequence[Backend]) -> bool:
+    """Whether backends compute nothing but by what they generate."""
+    return all(t.family in ("view", "copy") for b in backends for t in b.templates)
+
+
+def _found_enough(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
+    """What says that no more kernels are to be generated, or looked at in layouts: see `candidates`. Never where libraries have none, for
+    then there may be no plan."""
     began, budget = session.now(), session.options.budget
+    timed = on_gpu(backends) and not (_alone(backends) or session.options.deterministic)
 
     def enough(bound: bool) -> bool:
+        if not timed:
+            return False
         spent = session.now() - began
         kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
         return session.left <= kept * budget and spent >= _least(session)
@@ -213,11 +220,11 @@ def meanwhile(
     generated for it, these."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     session.clocks.append(("ahead", clock))
-    libraries = [b for b in backends if getattr(b, "generated", None) is None]
+    libraries = [] if _alone(backends) else [b for b in backends if getattr(b, "generated", None) is None]
 
     def match(chosen: Sequence[Backend]) -> Hypergraph:
         with clock.running("match"):
-            return _matched(session, view_of(work), chosen, pressed, _found_enough(session))
+            return _matched(session, view_of(work), chosen, pressed, _found_enough(session, backends))
 
     def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
         stop, said = (lambda: enough() or session.progress.stopped), (lambda message: begun())
