@@ -12,7 +12,7 @@ from itertools import product
 from math import ceil, exp, log2, prod
 from typing import Protocol
 
-from .tiling import MULTIPROCESSORS, padded
+from .tiling import MULTIPROCESSORS, divisors, padded
 
 Schedule = dict[str, int]
 Fixed = tuple[tuple[str, int], ...]
@@ -86,10 +86,12 @@ def _busy(programs: int, threads: int) -> float:
     return -(-waves // 1) / waves if waves > 1 else max(1.0, MULTIPROCESSORS / programs)
 
 
-def _splits(length: int, tiles: int, step: int) -> list[int]:
-    """Into how many parts a reduction can be cut so that all multiprocessors have work."""
+def _splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[int]:
+    """Into how many parts a reduction can be cut so that all multiprocessors have work; `uneven`: numbers that are no powers of two, too,
+    where powers do not divide it."""
     most, least = max(1, 8 * MULTIPROCESSORS // tiles), max(2, min(step, length // 2))
-    return [1, *(s for s in _powers(2, 512) if s <= most and length % s == 0 and length // s >= least)]
+    counts = divisors(length, _powers(2, 512)) if uneven else [s for s in _powers(2, 512) if length % s == 0]
+    return [1, *(s for s in counts if s <= most and length // s >= least)]
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ class Reduced:
                 if self.along_rows and rows * vm < 32 < self.count:
                     continue
                 for depth, split in product(
-                    _repeats(chunks, t), _splits(self.length, tiles, t * vk) if self.splits else (1,)
+                    _repeats(chunks, t), _splits(self.length, tiles, t * vk, True) if self.splits else (1,)
                 ):
                     if vk * vm * depth > WHOLE or (split > 1 and t * vk * depth * split > self.length):
                         continue

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from itertools import islice
+from math import gcd, prod
 from typing import Any
 
 from .index import Axis, index
 from .kir import WINDOW, Expr, Kernel, Unfusable, factors, walk
 
+VECTOR = 8  # elements that are read at once at most
 MULTIPROCESSORS = 132  # of the GPU that schedules are ranked for (an H100 or H200)
 
 
@@ -275,6 +277,17 @@ class Tiling:
     stages: int = 3
     group: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def divisors(size: int, wanted: Iterable[int]) -> list[int]:
+    """Into how many equal parts something can be cut, as near as may be to each wanted number and at most a half less; pieces are
+    multiples of what vectors want, where the whole is."""
+    found: dict[int, None] = {}
+    whole = gcd(size, VECTOR)
+    for count in wanted:
+        fits = (n for n in range(count, count // 2, -1) if size % n == 0 and (n == count or size // n % whole == 0))
+        found |= dict.fromkeys(islice(fits, 1))
+    return list(found)
 
 
 def padded(size: int) -> int:

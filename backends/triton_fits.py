@@ -22,7 +22,7 @@ from .cuda_layout import slope
 from .descriptors import describable
 from .index import Axis, index
 from .kir import Expr, Kernel
-from .tiling import MULTIPROCESSORS, Shape, padded
+from .tiling import MULTIPROCESSORS, Shape, divisors, padded
 from .triton_rows import rows as rows_of
 
 Schedule = dict[str, int]
@@ -185,7 +185,7 @@ class Facts:
         k, programs = s[f"k{self.main}"], self.programs(s) if self.product else -(-self.m // s["m"])
         if rows and k >= padded(self.size):
             return
-        for count in PARTS:
+        for count in divisors(self.size, PARTS) if rows else PARTS:
             fine = self.size % count == 0 and self.size // count >= LEAST and programs * count <= 8 * MULTIPROCESSORS
             if fine and (rows or self.size // count >= k):
                 yield count

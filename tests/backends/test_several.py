@@ -24,7 +24,7 @@ from tensor_graphs.backends.kir_split import split
 from tensor_graphs.backends.program import Program, load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.single import run_outputs
-from tensor_graphs.backends.tiling import shape_of
+from tensor_graphs.backends.tiling import divisors, shape_of
 from tensor_graphs.backends.triton import Generated, generated, launches
 from tensor_graphs.backends.views import view_strides
 from tensor_graphs.egraph import composite as c
@@ -265,6 +265,31 @@ def test_c_functions_write_every_output(name: str) -> None:
     found = run_outputs(template, call_of(template), given)
     for got, want in zip(found, evaluate(roots, given, float64=True)):
         assert relative_error(got, want) < 2e-6
+
+
+def test_rows_of_any_length_are_cut_into_parts(tmp_path: Path) -> None:
+    """Losses over 8732 anchors of 21 classes: powers of two divide them by four, other numbers by what keeps all multiprocessors at
+    work; both languages compute them."""
+    assert divisors(8732 * 21, (2, 4, 16, 64, 128)) == [2, 4, 59, 111] and divisors(4096, (2, 64)) == [2, 64]
+    assert divisors(97, (2, 64)) == [] and divisors(90, (64,)) == [45]
+
+    def loss(classes: int) -> Tensor:
+        a = x("a", 2, 8732, classes)
+        return t.sum(t.exp(-a * a) * x("b", 2, 8732, classes), axis=(1, 2))
+
+    for emit in (generated, cuda_cpp.generated):
+        template = emit([loss(21)])
+        assert {s.get("split", 1) for s in template.space(call_of(template))} & {37, 59, 111, 118, 177, 259, 413}  # type: ignore[misc]
+        template = emit([loss(3)])  # 26196 = 4 * 3 * 37 * 59
+        cut = [s for s in template.space(call_of(template)) if s.get("split", 1) not in (1, 2, 4)]  # type: ignore[misc]
+        assert cut
+        call, given = replace(call_of(template), schedule=cut[0]), values([template.root])
+        if emit is generated:
+            pytest.importorskip("triton")
+            want = evaluate([template.root], given, float64=True)[0]
+            assert relative_error(run_outputs(template, call, given, device="cpu")[0], want) < 1e-5
+        else:
+            check(template, call, *_compiled_alone(template, call, tmp_path), "float32")
 
 
 @pytest.mark.parametrize("name", ["slice of rows", "statistics"])
