@@ -21,8 +21,9 @@ from .graph import Data, Graph, Tensor, load_data, make, topological
 Array = np.ndarray[Any, Any]
 
 
-def expand_all(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The roots with every composite replaced by its decomposition, to atomic ops only."""
+def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Tensor]:
+    """The roots with every composite replaced by its decomposition, to atomic ops only. `wide_means`: means of 16-bit floats are
+    taken in float32, as libraries take them: sums of many elements are infinite in float16."""
     if not any(node.entry.composite for node in topological(roots)):
         return list(roots)
     done: dict[int, Tensor] = {}  # what is expanded stands for itself: a decomposition is walked to its operands only
@@ -36,7 +37,7 @@ def expand_all(roots: Sequence[Tensor]) -> list[Tensor]:
             same = all(a is b for a, b in zip(args, node.args))
             fresh = node if same else make(node.op, args, dict(node.attrs), data=node.data)
             if fresh.entry.composite:
-                inner = expand(fresh)
+                inner = _in_float32(fresh) if wide_means and fresh.op == "mean" else expand(fresh)
                 walk([inner])
                 fresh = done[id(inner)]
             done[id(node)] = done[id(fresh)] = fresh
@@ -44,6 +45,15 @@ def expand_all(roots: Sequence[Tensor]) -> list[Tensor]:
 
     walk(list(roots))
     return [done[id(r)] for r in roots]
+
+
+def _in_float32(mean: Tensor) -> Tensor:
+    """A mean, taken in float32 where it is one of 16-bit floats."""
+    (x,) = mean.args
+    if x.dtype not in dtypes.HALVES:
+        return expand(mean)
+    wide = make("mean", (make("cast", (x,), {"dtype": "float32"}),), dict(mean.attrs))
+    return make("cast", (wide,), {"dtype": mean.dtype})
 
 
 def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole: bool = False) -> Array:

@@ -428,3 +428,17 @@ def test_a_kernel_that_was_never_run_and_does_not_is_left_out(inject: Callable[.
     assert {s.template.name for s in program.plan.steps} == {"np.exp", "np.neg"}
     assert "never run" in program.report.verification["dropped"][0]
     assert np.allclose(program(np.ones((4, 5), np.float32)), np.exp(-1))
+
+
+def test_means_of_many_16_bit_numbers_do_not_overflow_in_what_is_allowed() -> None:
+    """Their sum is beyond float16, whose largest number is 65504; no library's norm is."""
+    x, one = tg.input("x", (1, 1, 300, 300), "float16"), tg.param("g", (1,), "float16")
+    graph = Graph.of(tg.group_norm(x, one, one, groups=1, eps=1e-5), params={"g": np.ones(1, np.float16)})
+
+    def normed(values: Any) -> Any:
+        wide = values["x"].astype(np.float64)
+        return [((wide - wide.mean()) / wide.std() + 1).astype(np.float16)]
+
+    verdict = verify.verify(graph, normed, seeds=1)
+    assert verdict.passed and verdict.worst.original < 2e-3
+    assert not verify.verify(graph, lambda values: [np.ones((1, 1, 300, 300), np.float16)], seeds=1).passed

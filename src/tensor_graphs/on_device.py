@@ -80,7 +80,7 @@ def reference_tensors(
     """Inputs, the float64 run, and the run in the graph's own dtypes; torch.OutOfMemoryError where they find no room. `kept`: weights
     that are on the device already, see `evaluate_tensors`."""
     inputs = sample_tensors([*graph.inputs, *graph.leaves("state")], rng, index_bounds(graph), device)
-    graph = graph.with_roots(expand_all(graph.roots))
+    graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
     wide = evaluate_tensors(graph, inputs, device, float64=True, poll=poll, kept=kept)
     exact = [_kept(value, root.dtype) for value, root in zip(wide, graph.roots)]
     del wide

@@ -349,7 +349,7 @@ def _reference(
         torch.cuda.empty_cache()  # the host has more memory, and takes more time
     leaves = [*graph.inputs, *graph.leaves("state")]
     inputs = sample_inputs(leaves, rng, index_bounds(graph))
-    graph = graph.with_roots(expand_all(graph.roots))
+    graph = graph.with_roots(expand_all(graph.roots, wide_means=not bitwise))
     if not bitwise and not device and gpu_facts():
         import torch
 
