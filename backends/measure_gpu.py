@@ -377,6 +377,8 @@ class GpuMeasurer:
         template, call = candidate.template, candidate.call
         digest = key_of(template, call).digest
         if candidate.is_view or digest in seen:
+            for kernel in self._under_way:  # begun by another search, perhaps: who asks last is told of it
+                kernel.candidate = candidate if kernel.digest == digest else kernel.candidate
             return None
         seen.add(digest)
         search = self._search(template, call)

@@ -361,9 +361,12 @@ def test_what_is_under_way_is_kept_for_whoever_measures_next() -> None:
     worth.ended = held.tried.is_set  # type: ignore[attr-defined]
     space = lambda call: [{"BLOCK": 2**i} for i in range(3, 10)]
     one = candidate(timed(lambda call: 1.0, space=space))
+    same = replace(one)  # of another hypergraph, where the same kernel is
     with GpuMeasurer(kept, device="cpu", worker=held) as measurer:  # type: ignore[arg-type]
         measurer.keeps = True
         assert measurer.measure([one], worth=worth, look=True) == [one] and not kept
+        (left,) = measurer.measure([same], worth=worth, look=True)
+        assert left is same, "whoever asks for it is told that it is not measured yet"
         measurer.keeps = False
         held.go.set()
         measurer.measure([])
