@@ -71,7 +71,8 @@ class Whole(Case):
                 )
                 report = program.report
                 found[label] = time.monotonic() - start - report.seconds.get("time", 0.0)
-                found.setdefault("stages", {})[label] = dict(report.seconds)
+                found.setdefault("stages", {})[label] = {n: round(s, 2) for n, s in report.seconds.items()}
+                found.setdefault("memory_said", {})[label] = list(report.memory)
                 found.setdefault("measured", {})[label] = report.measured_now
                 found.setdefault("measuring", {})[label] = report.measuring
                 found.setdefault("cut", {})[label] = list(report.cut)
@@ -144,12 +145,17 @@ def render(records: dict[str, Record]) -> str:
         for r in found for n, v in r["variants"].items() if "failed" in v
     ]  # fmt: skip
     failed += [f"- failed: {r['name']}: {r['failed']}" for r in found if "failed" in r]
+    failed += [
+        f"- {r['name']}, {label.removesuffix('_s')}: {why}"
+        for r in found for label, said in r["variants"].get("ours", {}).get("memory_said", {}).items() for why in said
+    ]  # fmt: skip
     legend = (
         "µs a call: median of replays of CUDA graphs over rotating arguments, in turn. Peers: eager PyTorch and torch.compile's modes, in "
         "CUDA graphs as well. Ours is optimized from an empty store within half the budget and within all of it, and again from what "
         "that has measured; seconds leave out timing the finished program. Errors are relative to float64 (Frobenius). Memory: what a "
         "call takes at its peak on the device beside weights and inputs; of the host, what optimizing takes with all its processes, "
-        "libraries and weights included. Warm seconds near the cold ones: a remembered plan was not good enough any more."
+        "libraries and weights included. Warm seconds near the cold ones: the remembered plan was not used, for "
+        "what is said below."
     )
     kernels = [
         f"- {r['name']}: {how(r['variants']['ours'])}" for r in found if r["variants"].get("ours", {}).get("kernels")

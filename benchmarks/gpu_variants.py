@@ -25,6 +25,8 @@ KEPT = (
     "error",
     "failed",
     "seconds",
+    "stages",
+    "memory_said",
     "cold_s",
     "warm_s",
     "optimal",
