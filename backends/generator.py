@@ -21,6 +21,7 @@ from ..egraph.view import EGraphView
 from ..extract.kernel import Call, Operand, Template, contiguous, output_names
 from ..extract.layouts import images
 from ..extract.onward import Onward
+from ..extract.picks import picks
 from ..extract.reaches import REACHES, Reach, Region
 from ..extract.regions import Regions
 from ..extract.together import Group, Together
@@ -94,7 +95,7 @@ class Generator:
                     yield template, group.classes, tuple(c for _, c in group.leaves)
                 if whole is first:
                     regions.settled, regions.unstarted, regions.unread = whole.settled, whole.unstarted, whole.unread
-        regions = regions.grown
+        regions = _with_places(regions, types).grown
         kept = list(self._lowered(regions, types, pictures, enough))
         made = {(*r.classes, *_reads(r)) for r, _ in kept}
         for region, template in kept:
@@ -318,6 +319,16 @@ def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pict
     seen = [str(t.attr("name")) for t, c in region.leaves if c in pictures and not view.weight[c]]
     made = [name for name, c in zip(output_names(1), region.classes) if c in pictures]
     return Asked(region, Call(reads, first, {}, more=tuple(more)), tuple(weights), (*seen, *made))
+
+
+def _with_places(regions: Regions, types: Sequence[Type]) -> Regions:
+    """The regions, reading single places of a sequence as views: what they compute is the same kernel at every step then."""
+    places = picks(regions.view, regions.given, types)
+    if not places:
+        return regions
+    found = Regions(regions.view, regions.given | places, reaches=regions.reaches)
+    found.settled, found.unstarted, found.unread = regions.settled, regions.unstarted, regions.unread
+    return found
 
 
 def generator_of(name: str) -> Generator:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..egraph.view import EGraphView
 
 NEAR, RADIUS = 2, 4
+JOINED = np.uint64(0x9E3779B97F4A7C15)  # what the values have in common that concatenations read
 # The class of an e-node, what can be told of it, which one of those it is, what it reads
 Step = tuple[int, Hashable, int, list[int]]
 Words = npt.NDArray[np.uint64]
@@ -55,6 +56,9 @@ class Repeats:
         node = np.repeat(np.arange(len(view)), count)  # of each edge
         place = _mixed(np.arange(len(kid)).astype(np.uint64) - view.off[node].astype(np.uint64) + np.uint64(1 << 20))
         kind = _mixed(np.array(self._kinds, np.uint64) + np.uint64(1 << 32))
+        # What is put together of steps tells nothing of one of them: how many there are before it, or which way they are joined
+        joins = np.array([op == "concat" for op in view.op], np.bool_)[node]
+        joined = np.unique(kid[joins])
         first, found = colour, list[list[int]]()
         for distance in range(1, RADIUS + 1):
             below = kind.copy()
@@ -63,7 +67,8 @@ class Repeats:
             above = _mixed(below[node] ^ colour[cls[node]] ^ place)
             fresh = first.copy()
             np.add.at(fresh, cls, below)
-            np.add.at(fresh, kid, _mixed(above))
+            np.add.at(fresh, kid[~joins], _mixed(above)[~joins])
+            fresh[joined] += JOINED
             colour = np.where(bare, first, _mixed(fresh))
             if distance in (NEAR, RADIUS):
                 found.append(colour.tolist())

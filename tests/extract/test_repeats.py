@@ -11,6 +11,7 @@ from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.view import EGraphView, view_of
+from tensor_graphs.extract.picks import picks
 from tensor_graphs.extract.reaches import Region
 from tensor_graphs.extract.regions import Regions
 from tensor_graphs.extract.repeats import Repeats
@@ -87,3 +88,49 @@ def test_an_image_follows_e_nodes_and_is_none_where_they_differ() -> None:
 
 def kids(view: EGraphView, node: int) -> list[int]:
     return [int(k) for k in view.kid[view.off[node] : view.off[node + 1]]]
+
+
+def unrolled(steps: int) -> EGraphView:
+    """A recurrence over a sequence in memory, its states stacked."""
+    x, h = t.input("x", (4, steps, WIDTH)), t.input("h", (4, WIDTH))
+    w, u = (t.param(n, (WIDTH, WIDTH)) for n in "wu")
+    states = []
+    for i in range(steps):
+        place = x[:, i]
+        h = t.tanh(t.matmul(place, w) + t.matmul(h, u))
+        states.append(t.reshape(h, (4, 1, WIDTH)))
+    stacked = states[0]
+    for state in states[1:]:
+        stacked = t.concat([stacked, state], axis=1)
+    return view_of(Graph.of(stacked))
+
+
+def test_steps_of_an_unrolled_program_are_grown_once_and_are_the_same_kernels() -> None:
+    """Places of a sequence are read as views, and how many steps are put together tells no step from another."""
+
+    def of_states(view: EGraphView) -> tuple[int, set[Any]]:
+        places = picks(view, given(view), view.types)
+        regions = Regions(view, given(view) | places)
+        tanh = {int(view.cls[n]) for n, op in enumerate(view.op) if op == "tanh"}
+        terms = {r.term for r in regions if r.cls in tanh}
+        grown = sum(1 for kept in regions._grown_of.values() for one in kept if one.cls in tanh)
+        return grown, terms
+
+    (few, terms), (many, same) = of_states(unrolled(12)), of_states(unrolled(30))
+    assert few == many < 12 and terms == same
+
+
+def test_places_are_views_of_what_is_given() -> None:
+    """A step's row, also without the axis of one element and in a wider type of the same memory; no rows of what is computed, no
+    wider slices, and none where few are read."""
+    view = unrolled(9)
+    found = picks(view, given(view), view.types)
+    assert len(found) == 18 and not found & given(view)
+    assert not picks(unrolled(7), given(unrolled(7)), unrolled(7).types)
+    x = t.input("x", (9, 4), "bfloat16")
+    wide, made = t.cast(x, "float32"), t.exp(x)
+    rows = [wide[i : i + 1] for i in range(9)]
+    rows += [made[i : i + 1] for i in range(9)]
+    view = view_of(Graph.of([*rows, *(x[i : i + 2] for i in range(8))]))
+    assert not picks(view, given(view), view.types)
+    assert len(picks(view, given(view), [view.types[int(next(iter(given(view))))]] * view.n_classes)) == 9
