@@ -550,17 +550,37 @@ def _windows(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, 
 
 
 def _gather(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """Any element of a fill; a known single position is a slice."""
+    """Any element of a fill; a known single position is a slice, and known positions in few runs are slices one after the other."""
     x, index = args
     shape = make(op, args, attrs).shape
     if x.op == "full" and volume(x.shape) != 0:
         return _full(shape, x.attr("value"), x.dtype)
     at, axis = number(index), attrs["axis"]
-    if at is None or volume(index.shape) != 1 or not isinstance(x.shape[axis], int):
+    if not isinstance(x.shape[axis], int):
+        return None
+    if index.rank == 1 and isinstance(index.shape[0], int) and (index.data is not None or index.op == "iota"):
+        places = np.arange(index.shape[0]) if index.data is None else index.data
+        return _runs(s, x, axis, np.clip(places, 0, x.shape[axis] - 1).tolist())
+    if at is None or volume(index.shape) != 1:
         return None
     spot = min(max(int(at), 0), x.shape[axis] - 1)
     piece = s.build("slice", (x,), {"axis": axis, "start": spot, "stop": spot + 1})
     return s.build("reshape", (piece,), {"shape": shape})
+
+
+RUNS = 3  # of positions that follow one another, up to which slices of a value stand for what is gathered from it
+
+
+def _runs(s: Simplifier, x: Tensor, axis: int, places: Sequence[int]) -> Tensor | None:
+    """What lies at some positions of an axis, as slices (the components that a cross product takes in turn)."""
+    starts = [n for n in range(len(places)) if n == 0 or places[n] != places[n - 1] + 1]
+    if not 0 < len(starts) <= RUNS:
+        return None
+    runs = [(places[a], places[b - 1] + 1) for a, b in zip(starts, [*starts[1:], len(places)])]
+    found, *more = (s.build("slice", (x,), {"axis": axis, "start": a, "stop": b}) for a, b in runs)
+    for piece in more:
+        found = s.build("concat", (found, piece), {"axis": axis})
+    return found
 
 
 def _clip(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:

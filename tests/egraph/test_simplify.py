@@ -351,3 +351,15 @@ def test_counters_have_one_spelling() -> None:
     assert only(line).op == "iota" and only(line).attr("axis") == 1
     assert only(constant(np.arange(5)[None])) is t.iota((1, 5), 1)
     assert only(constant(np.arange(1, 6)[None])).op == "constant"
+
+
+@pytest.mark.parametrize(("places", "gathered"), [([1, 2, 0], False), ([2, 1, 0], False), ([0, 1, 2], False), ([4, 9, -3], False),
+                                                  ([0, 2, 0, 2], True), ([], True)])  # fmt: skip
+def test_known_places_in_few_runs_are_slices(places: list[int], gathered: bool) -> None:
+    """A cross product takes its components in turn; places beyond an axis are its first or last."""
+    x = t.input("x", (4, 5, 2))
+    graph = Graph.of(t.gather(x, t.constant(np.array(places, np.int64)), 1))
+    simple = simplify(graph)
+    assert any(n.op == "gather" for n in simple.nodes()) is gathered or not places
+    values = {"x": np.arange(40.0, dtype=np.float32).reshape(4, 5, 2)}
+    np.testing.assert_array_equal(evaluate(simple, values)[0], evaluate(graph, values)[0])
