@@ -1,11 +1,14 @@
 """The small functions that emitted source for a GPU may contain for kernels that are no one call of Torch. Their own text
-is copied into it: each may use `torch` and the other functions here, nothing else. Nothing here waits for the GPU.
+is copied into it: each may use `torch`, the other functions here and those of torch_helpers.py, nothing else. Nothing here waits
+for the GPU.
 """
 
 from __future__ import annotations
 
 import inspect
 from typing import TYPE_CHECKING, Any
+
+from .torch_helpers import four_axes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,12 +158,7 @@ def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kern
     """Attention of [batch, heads, T, D] by one of Torch's fused kernels ("" for its own choice); rank 3 has one batch, rank
     5 a group axis that k and v share. With `rows` a position's heads lie together in the result, as projections want."""
     shape = (*q.shape[:-1], v.shape[-1])
-    if q.dim() == 3:
-        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-        mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
-    elif q.dim() == 5:
-        q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
-        mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
+    q, k, v, mask = four_axes(q, k, v, mask)
     gqa = q.shape[1] != k.shape[1]
     attend = torch.nn.functional.scaled_dot_product_attention
     if kernel:

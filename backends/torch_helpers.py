@@ -30,16 +30,22 @@ def layer_norm_out(x: Any, gain: Any, shift: Any, eps: float, out: Any) -> None:
     )
 
 
-def sdpa(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
-    """Attention of [batch, heads, T, D]; rank 3 has one batch, rank 5 a group axis that k and v share."""
-    attend = torch._C._nn.scaled_dot_product_attention
-    shape = (*q.shape[:-1], v.shape[-1])
+def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
+    """Operands of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v share."""
     if q.dim() == 3:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
         mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
     elif q.dim() == 5:
         q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
         mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
+    return q, k, v, mask
+
+
+def sdpa(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
+    """Attention of [batch, heads, T, D]; rank 3 has one batch, rank 5 a group axis that k and v share."""
+    attend = torch._C._nn.scaled_dot_product_attention
+    shape = (*q.shape[:-1], v.shape[-1])
+    q, k, v, mask = four_axes(q, k, v, mask)
     made = attend(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return made.reshape(shape).contiguous()
 

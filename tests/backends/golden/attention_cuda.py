@@ -77,12 +77,7 @@ def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kern
     """Attention of [batch, heads, T, D] by one of Torch's fused kernels ("" for its own choice); rank 3 has one batch, rank
     5 a group axis that k and v share. With `rows` a position's heads lie together in the result, as projections want."""
     shape = (*q.shape[:-1], v.shape[-1])
-    if q.dim() == 3:
-        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-        mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
-    elif q.dim() == 5:
-        q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
-        mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
+    q, k, v, mask = four_axes(q, k, v, mask)
     gqa = q.shape[1] != k.shape[1]
     attend = torch.nn.functional.scaled_dot_product_attention
     if kernel:
@@ -98,6 +93,17 @@ def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kern
 def device_bytes(size: int, device: Any) -> Any:
     """Bytes on the device for all intermediate values: one allocation."""
     return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def four_axes(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
+    """Operands of attention as [batch, heads, T, D]: rank 3 has one batch, rank 5 a group axis that k and v share."""
+    if q.dim() == 3:
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
+    elif q.dim() == 5:
+        q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
+        mask = mask.squeeze(2) if mask is not None and mask.dim() == 5 else mask
+    return q, k, v, mask
 
 
 def tensor_at(memory: Any, offset: int, shape: Sequence[int], dtype: Any, strides: Any = None) -> Any:
