@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from .candidates import Hypergraph
 from .kernel import Candidate, Measurer, Priced, Vertex
-from .worth import Places, Token, Worth, token
+from .worth import Places, Token, Worth, token, tree_costs
 
 CERTAIN = 0.85  # a measured interval that begins below this share of its value is measured once more
 RIVALS = 8  # unmeasured alternatives measured together with each kernel that the winner lacks: a round costs a solve
@@ -98,6 +98,15 @@ class Known:
         near = (j for i in dear for j in self._nearest(i, prices, ready))
         return list(_largest(candidates, dict.fromkeys(near, 1.0)))
 
+    def fitting(self, chosen: Iterable[int]) -> Callable[[int], bool]:
+        """Whether a candidate might take another one's place in a plan as it is: what it reads is there, or a view of what is. (The last
+        kernel of three that do the work of one takes less than that one does; a plan with all three is another plan.)"""
+        own, candidates, needs = set(chosen), self.hypergraph.candidates, self.hypergraph.numbered.needs
+        there = tree_costs(
+            self.hypergraph, [0.0 if c.is_view or i in own else math.inf for i, c in enumerate(candidates)]
+        )
+        return lambda j: all(there[v] < math.inf for v in needs[j])
+
     def _nearest(self, i: int, prices: Sequence[Priced], which: Callable[[int], bool]) -> list[int]:
         """Of a candidate and those that make the same, a few such ones, the cheapest first."""
         alike = self.places.alike[self.hypergraph.numbered.made[i]]
@@ -117,7 +126,7 @@ class Known:
             return Wanted(look=False)
         candidates, whole = self.hypergraph.candidates, sum(prices[i].us for i in chosen)
         open_ = each(self.hypergraph, prices, self.is_open)
-        looks = _lacking(self.hypergraph, chosen, prices, open_)
+        looks = _lacking(self.hypergraph, chosen, prices, open_, self.fitting(chosen))
         searches = self.unfinished(chosen, prices)
         for part, stakes, look in [(part, *one) for part in (whole, 0.0) for one in ((looks, True), (searches, False))]:
             if now := _first(stakes, MUCH * part, 0.0 if fill else LITTLE * part):
@@ -137,7 +146,8 @@ class Known:
         dearest = sorted(stakes, key=lambda i: -stakes[i])
         unique, ended = {token(candidates[i]): i for i in dearest}, self.done - self.looked - self.searched
         open_ = {i for key, i in unique.items() if key not in ended and measurer.unfinished(candidates[i])}
-        left = lambda j: self.hope(candidates[j]) < 1.0
+        fits = self.fitting(chosen) if open_ else bool
+        left = lambda j: self.hope(candidates[j]) < 1.0 and fits(j)
         found: dict[int, float] = {}
         for i in dearest if open_ else ():
             if i in open_:
@@ -192,9 +202,13 @@ def _until(worth: Worth, wanted: Iterable[Candidate], done: set[Token]) -> Itera
 
 
 def _lacking(
-    hypergraph: Hypergraph, chosen: Iterable[int], prices: Sequence[Priced], open_: Sequence[bool]
+    hypergraph: Hypergraph,
+    chosen: Iterable[int],
+    prices: Sequence[Priced],
+    open_: Sequence[bool],
+    fits: Callable[[int], bool],
 ) -> dict[int, float]:
-    """Open candidates of the winner, and those of their open rivals that may take less than the winner is expected to: with what is
+    """Open candidates of the winner, and those of their open rivals that fit in and may take less than the winner is expected to: with what is
     at stake in µs, most first; equal calls once. Of the winner's own that is what they may cost, of rivals what they may save: only one
     of them will."""
     candidates = hypergraph.candidates
@@ -208,7 +222,7 @@ def _lacking(
     beside: dict[int, float] = {}
     for i in wanted:
         for v in candidates[i].outputs:
-            better = [j for j in makers[v] if prices[j].low <= prices[i].us]
+            better = [j for j in makers[v] if prices[j].low <= prices[i].us and fits(j)]
             for n, j in enumerate(nsmallest(RIVALS, better, key=lambda j: prices[j].low), 1):
                 beside[j] = max(beside.get(j, 0.0), (prices[i].us - prices[j].low) / n)
     known = {token(candidates[i]) for i in stakes}

@@ -31,9 +31,11 @@ from tensor_graphs.extract.search import alternatives, measure_ahead, search
 X = tg.input("x", (8, 8))
 
 
-def variants(count: int, output: Any = None) -> Hypergraph:
-    """exp(x) by `count` kernels, called exp0, exp1, …"""
+def variants(count: int, output: Any = None, both: int = 0) -> Hypergraph:
+    """exp(x) by `count` kernels, called exp0, exp1, …; exp(tanh(x)) by so many that do `both`."""
     templates = [Template(f"exp{i}", "numpy", "exp(x)", "np.exp({x}, out={out})", version=str(i)) for i in range(count)]
+    code = "np.exp(np.tanh({x}), out={out})"
+    templates += [Template(f"both{i}", "numpy", "exp(tanh(x))", code, version=str(i)) for i in range(both)]
     rest = [t for t in backend("numpy").templates if t.name != "np.exp"]
 
     class Fake:
@@ -387,6 +389,16 @@ def test_rivals_are_measured_beside_the_winner_only_where_they_may_beat_what_is_
     prices = Prices({"exp0": 1.0, "exp1": 2.0, "exp2": 3.0, "exp3": 4.0})  # half of it at best, 1.1 times it expected
     assert chosen(search(variants(4), prices, prices)) == ["exp0"]
     assert prices.asked == [["exp0", "exp1"]]
+
+
+def test_what_reads_values_that_the_winner_does_without_is_no_rival() -> None:
+    """exp takes less than exp(tanh(x)) does, but needs tanh(x)."""
+    prices = Prices(
+        {"both0": 10.0, "both1": 10.5, "np.tanh": 60.0, "exp0": 2.0, "exp1": 2.0, "np.exp": 2.0}, spread=0.2
+    )
+    choice = search(variants(2, tg.exp(tg.tanh(X)), both=2), prices, prices)
+    assert chosen(choice) == ["both0"] and choice.stopped == "measured"
+    assert {name for names in prices.asked for name in names} == {"both0", "both1"}
 
 
 def test_of_several_rivals_each_counts_for_less_than_the_one_before() -> None:
