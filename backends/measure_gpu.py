@@ -29,7 +29,7 @@ from ..extract.clock import Clock
 from ..extract.kernel import Call, Candidate, Template
 from .compile_pool import COMPILE_S, CompilePool, Reply
 from .gpu_process import START_S, GpuProcess
-from .kernel_text import kernel_text
+from .kernel_text import KernelText, kernel_text
 from .keys import key_of
 from .measure import CUT, POLL_S, Failure, Sink, Timing, Worker, ended_of
 from .schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule
@@ -47,6 +47,7 @@ HANDED = 2  # jobs that each has at once: one that it does, and the next
 FREE = 3  # compilers that are left idle where nothing is wanted but what may be: what is wanted then finds one
 CAPABILITY = 90  # compiled for where no GPU is seen
 CALIBRATE_S = 0.7
+AT_ONCE_S = 5.0  # most seconds for compiling what a program runs for the first time
 KEEP_S = 0.5  # seconds for which rows may be in memory only
 
 Worth = Callable[[Candidate], float]
@@ -328,6 +329,18 @@ class GpuMeasurer:
             self.sink.add(calibration_rows(reply["probes"]))
         elif reply["status"] != CUT:
             raise WorkerError(f"the GPU cannot be calibrated: {reply['message']}", where=reply["status"])
+
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = AT_ONCE_S) -> None:
+        """Have kernels that a program is about to run for the first time compiled side by side, where there are several: it would
+        compile one after the other. For at most `seconds`; what is the matter with one is said when it runs."""
+        texts: dict[str, tuple[KernelText, Call]] = {}
+        for template, call in wanted if self.pool is not None else ():
+            with contextlib.suppress(Exception):
+                text = kernel_text(template, call)
+                texts |= {text.digest: (text, call)} if text.generated else {}
+        if self.pool is not None and len(texts) > 1:
+            with self.clock.running("compile"):
+                wait([self.pool.submit(text, call) for text, call in texts.values()], timeout=seconds)
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
         """One measurement of a call in the schedule that it names, not stored."""

@@ -30,9 +30,11 @@ from tensor_graphs.egraph import composite as c
 from tensor_graphs.egraph.dtypes import numpy_dtype
 from tensor_graphs.egraph.graph import Graph, topological
 from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.ops import Type
 from tensor_graphs.egraph.simplify import simplify
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPlanError
 from tensor_graphs.explain import explain_steps
+from tensor_graphs.extract.kernel import Call, Operand
 from tensor_graphs.models import zoo
 from tensor_graphs.models.load import load
 from tensor_graphs.origin import origin_of, read_origin
@@ -387,3 +389,19 @@ def test_a_gpus_program_says_by_which_rules_it_was_found(tmp_path: Path) -> None
     again = plan_from_json(json.loads(json.dumps(plan_to_json(program.plan))), program.plan.graph)
     work = Graph.of(list(origin.roots))
     assert origin_of(again, work) == origin == origin_of(program.plan, work)
+
+
+def test_what_was_never_measured_of_a_plan_is_compiled_before_it_runs() -> None:
+    """In the schedule that the plan has; not what was measured, nor what libraries have ready."""
+    operand = Operand(Type((4,), "float32"), (1,))
+
+    def made(space: Any) -> Any:
+        return SimpleNamespace(template=SimpleNamespace(space=space), call=Call({}, operand, {}))
+
+    found = [made(len), made(len), made(None)]
+    prices = [
+        SimpleNamespace(source=s, schedule=(("m", n),))
+        for n, s in enumerate(("predicted", "measured", "bound"))
+    ]  # fmt: skip
+    choice = SimpleNamespace(chosen=[0, 1, 2], hypergraph=SimpleNamespace(candidates=found), prices=prices)
+    assert [(t, c.schedule) for t, c in pipeline._untried(choice)] == [(found[0].template, {"m": 0})]  # type: ignore[arg-type]

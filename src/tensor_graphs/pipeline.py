@@ -49,7 +49,7 @@ from .extract.ahead import SOLVERS, STORE, load_ahead
 from .extract.candidates import Hypergraph, candidates
 from .extract.clock import Clock, Halted
 from .extract.collection import frozen
-from .extract.kernel import Backend, Plan, Template
+from .extract.kernel import Backend, Call, Plan, Template
 from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, measure_ahead, search
 from .extract.storage import narrow_types
@@ -813,6 +813,9 @@ def _acceptance(
         choice = known or choose(session, found, pricer, measurer, limits=limits)
         if isinstance(measurer, CpuMeasurer):
             measurer.close()  # what it holds is free for verification; where more is to be measured, it starts again
+        elif isinstance(measurer, GpuMeasurer):
+            with session.stage("build"):
+                measurer.compile(_untried(choice))
         return choice
 
     def stored(view: EGraphView | None) -> Hypergraph:
@@ -831,6 +834,14 @@ def _acceptance(
             program, options.tolerance, options.seed, lambda: session.over, poll
         )
     return acceptance
+
+
+def _untried(choice: Choice) -> Iterator[tuple[Template, Call]]:
+    """The generated kernels of a choice that were never measured, in the schedules that its plan gives them."""
+    for i in choice.chosen:
+        candidate, price = choice.hypergraph.candidates[i], choice.prices[i]
+        if candidate.template.space is not None and price.source != "measured":
+            yield candidate.template, replace(candidate.call, schedule=dict(price.schedule))
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> CpuMeasurer | GpuMeasurer | None:

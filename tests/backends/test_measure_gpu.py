@@ -731,3 +731,19 @@ def test_on_a_gpu_a_fault_costs_one_kernel(tmp_path: object) -> None:
     assert bad.source == "failed" and good.source == "measured" and 0.1 < good.us < 100
     (record,) = store.failures([key_of(faulty, schedules_of(faulty, CALL)[0])]).values()
     assert record[0].status == "fault"
+
+
+def test_what_a_program_runs_for_the_first_time_is_compiled_side_by_side() -> None:
+    def unwritable(call: Call) -> str:
+        raise ValueError("no text")
+
+    one, other, _ = schedules_of(template(), CALL)
+    pool = Compilers(lambda call: call is one)
+    with GpuMeasurer(Rows(), device="cpu", worker=Quick()) as measurer:  # type: ignore[arg-type]
+        measurer.compile([(template(), one), (template(), other)], seconds=0.0)
+        measurer.pool = pool  # type: ignore[assignment]
+        measurer.compile([(template(), one), (template(unwritable), other)], seconds=0.0)
+        assert not pool.asked, "one is compiled by whoever runs it"
+        measurer.compile([(template(), one), (template(), other), (template(), one)], seconds=0.01)
+        assert [call for call, _ in pool.asked] == [one, other] and pool.busy == 1, "nobody waits for the other"
+        measurer.pool = None
