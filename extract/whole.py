@@ -16,33 +16,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import accumulate
-from math import inf, prod
 from operator import or_
 
 import numpy as np
 
 from ..egraph.api import input as placeholder
-from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make, topological
 from ..egraph.ops import OPS
 from ..egraph.view import EGraphView
 from .growth import MAX_NODES
-from .reaches import INDEXED
 from .regions import Regions
 from .together import Group
-from .vectors import vector_product
+from .values import VIEWS, Values
 
-REDUCTIONS = frozenset(
-    ("sum", "max", "min", "prod", "mean", "logsumexp", "softmax", "log_softmax", "layer_norm", "rms_norm")
-)
-VIEWS = frozenset(("reshape", "permute", "slice", "broadcast_to", "flip", "cast"))
-SMALL = ((2, 8), (8, 64))  # (times as many elements, operations) of a value that is computed anew for each of them
 NEAR = 32  # parts begun last, of which one is looked for that a value may join beside those that read it
-LIGHT = 2.0  # times its elements of which slices of a value are computed, each where it is read
-OTHERS = frozenset(("gather", "gather_elements", "windows", "rope", "batch_norm"))  # what regions are made for
 LARGE = 16  # values of a part from which on it is of use: smaller ones are regions
 OPERANDS, RESULTS = 48, 24  # most of a part
-FEW, TIMES = 8, 16  # elements of a reduction that is short, times as many elements that a value may have beside others
+TIMES = 16  # times as many elements that a value may have beside others
 OPEN = 4  # results of a piece from which regions start: what is cut where much crosses is no place to begin
 PIECES = (400, 32)  # values of the parts that a large one is cut into besides, for when it is slower than they are
 
@@ -63,170 +53,6 @@ class Part:
     def sizes(self) -> set[int]:
         """Numbers of elements that its values have."""
         return {self.rows, self.rows * self.depth, *self.wide}
-
-
-@dataclass
-class Values:
-    """What a view's cheapest e-nodes compute, as parts see it: which values belong to a part, and which to all that read them.
-    `rows`: whether reductions lie inside parts; `written`: short ones, written out, and values of a few times as many elements as others."""
-
-    regions: Regions
-    rows: bool
-    written: bool = False
-
-    @cached_property
-    def order(self) -> list[int]:
-        """Classes that are computed, operands first."""
-        r = self.regions
-        return [c for c in r.uses.order if c not in r.given and r.uses.choice[c] >= 0]
-
-    def op(self, cls: int) -> str:
-        """The operation that makes a class."""
-        return str(self.regions.view.op[self.regions.uses.choice[cls]])
-
-    def kids(self, cls: int) -> list[int]:
-        """The classes that it reads."""
-        return self.regions.uses.kids(cls)
-
-    def fits(self, cls: int) -> bool:
-        """Whether a part can compute a class."""
-        if self._sums(cls):
-            return self.short(cls) if self.written else self.rows
-        op = self.op(cls)
-        return (op in INDEXED or OPS[op].pointwise or self._vector_product(cls) is not None) and op not in OTHERS
-
-    def reduces(self, cls: int) -> bool:
-        """Whether a class is a reduction that a part can compute along an axis of its own."""
-        return self.rows and not self.written and self._sums(cls)
-
-    def _sums(self, cls: int) -> bool:
-        product = self._vector_product(cls)
-        return self.op(cls) in REDUCTIONS or (product is not None and product[1] > 1)
-
-    def _vector_product(self, cls: int) -> tuple[int, int, int] | None:
-        """The extent of a product with a vector."""
-        if self.op(cls) != "matmul":
-            return None
-        left, right = (concrete(self.regions.view.types[k].shape) for k in self.kids(cls))
-        return vector_product(left, right)
-
-    def short(self, cls: int) -> bool:
-        """Whether a class is a reduction of a few elements each."""
-        return self.op(cls) in REDUCTIONS and self.extent(cls)[1] <= FEW
-
-    @cached_property
-    def loose(self) -> dict[int, bool]:
-        """Whether a class belongs to no part, but to all that read it: it is computed there, at no cost to speak of."""
-        found: dict[int, bool] = {}
-        sliced: set[int] = set()  # computed as slices that do not overlap, each where it is read
-        parts: set[int] = set()  # put together, or looked at by nothing else but what is
-        needed: dict[int, int] = {}  # elements of the least that reads it, through what is computed there
-        readers, roots = self._readers, {*self.regions.view.roots}
-        for c in reversed(self.order):
-            op, size = self.op(c), self.regions.elements(c)
-            needed[c] = min(
-                (size if q in parts else needed[q] if found[q] else self.regions.elements(q) for q in readers[c]),
-                default=size,
-            )
-            whole = bool(readers[c]) and all(q in parts for q in readers[c])
-            if op == "concat" or (op == "reshape" and whole):
-                parts.add(c)
-            if c in self.regions.at_once or op in VIEWS:
-                found[c] = True
-            elif c in roots or not readers[c] or not (OPS[op].pointwise or op in ("pad", "concat")):
-                found[c] = False
-            elif op == "concat" and whole:
-                found[c] = True
-            else:
-                if OPS[op].pointwise and self._in_slices(c, sliced):
-                    sliced.add(c)
-                found[c] = c in sliced or self._small(c, needed[c])
-        return found
-
-    def _in_slices(self, cls: int, sliced: set[int]) -> bool:
-        readers, elements = self._readers[cls], self.regions.elements
-        slices = [q for q in readers if self.op(q) == "slice"]
-        rest = [q for q in readers if self.op(q) != "slice"]
-        return sum(map(elements, slices)) <= LIGHT * elements(cls) and all(q in sliced for q in rest)
-
-    def _small(self, cls: int, least: int) -> bool:
-        size = self.regions.elements(cls)
-        return any(times * size <= least and self._work[cls] <= most for times, most in SMALL)
-
-    @cached_property
-    def _readers(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {c: [] for c in self.order}
-        for c in self.order:
-            for k in dict.fromkeys(self.kids(c)):
-                if k in found:
-                    found[k].append(c)
-        return found
-
-    @cached_property
-    def _work(self) -> dict[int, float]:
-        """Operations for one element, of operands with it."""
-        found: dict[int, float] = {}
-        for c in self.order:
-            inside = self.fits(c) and not self.reduces(c)
-            own = 0.0 if self.op(c) in VIEWS else OPS[self.op(c)].flops if inside else inf
-            found[c] = own + sum(found.get(k, 0.0) for k in dict.fromkeys(self.kids(c)))
-        return found
-
-    @cached_property
-    def below(self) -> dict[int, int]:
-        """The given classes of more than one element that each class is made of, as bits."""
-        r = self.regions
-        found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.elements(c) > 1))}
-        for c in self.order:
-            found[c] = 0
-            for k in self.kids(c):
-                found[c] |= found.get(k, 0)
-        return found
-
-    def sources(self, cls: int) -> Iterator[int]:
-        """The classes that lie in memory or belong to parts, which a class reads through loose ones."""
-        seen: set[int] = set()
-        stack = [*reversed(self.kids(cls))]
-        while stack:
-            k = stack.pop()
-            if k in seen or k in self.regions.formulas:
-                continue
-            seen.add(k)
-            if self.loose.get(k):
-                stack += reversed(self.kids(k))
-            else:
-                yield k
-
-    def shown(self, root: int) -> int:
-        """The class that a root looks at."""
-        while self.loose.get(root):
-            kids = [k for k in self.kids(root) if k not in self.regions.formulas]
-            if len(kids) != 1:
-                break
-            (root,) = kids
-        return root
-
-    def put_together(self, cls: int) -> set[int]:
-        """The values that a concatenation puts together."""
-        found: set[int] = set()
-        stack = [*self.kids(cls)]
-        while stack:
-            k = stack.pop()
-            if k in self.loose and self.op(k) in ("concat", *VIEWS):
-                stack += self.kids(k)
-            else:
-                found.add(k)
-        return found
-
-    def extent(self, cls: int) -> tuple[int, int, int]:
-        """(results, elements of each, distance of neighbouring elements) of a reduction."""
-        if (found := self._vector_product(cls)) is not None:
-            return found
-        view, node = self.regions.view, self.regions.uses.choice[cls]
-        shape, attrs = concrete(view.types[self.kids(cls)[0]].shape), dict(view.attrs[node])
-        axes = [a % len(shape) for a in attrs.get("axes") or (attrs.get("axis", -1),)]
-        depth = prod(shape[a] for a in axes)
-        return prod(shape) // max(depth, 1), depth, prod(shape[max(axes) + 1 :])
 
 
 @dataclass
