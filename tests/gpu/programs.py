@@ -3,7 +3,6 @@ sanitizer.py runs. Writing them needs neither a GPU nor a search."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors.numpy import save_file
 
 import tensor_graphs.egraph.api as t
 from tensor_graphs.backends import cuda_cpp, triton
-from tensor_graphs.backends.generated import Generated, launches, template_of
+from tensor_graphs.backends.generated import Generated, template_of
 from tensor_graphs.backends.precision import IEEE, PRECISIONS
 from tensor_graphs.backends.program import Program
 from tensor_graphs.backends.single import kernel_plan, meanings
@@ -192,22 +191,4 @@ def write(folder: Path) -> dict[str, list[str]]:
                 outputs = {f"{i:02}": np.ascontiguousarray(w) for i, w in enumerate(wanted(template, call, given))}
                 save_file(outputs, target / "want.safetensors")
                 found.setdefault(f"{name} ({emitter})", []).append(target.name)
-    return found | {CONTROL: [_control(folder)]}
-
-
-CONTROL = "roles that share nothing (control)"
-
-
-def _control(folder: Path) -> str:
-    """control.py as a saved program."""
-    target = folder / "control"
-    target.mkdir()
-    shutil.copy(Path(__file__).with_name("control.py"), target / "program.py")
-    save_file({}, target / "weights.safetensors")
-    save_file({"00": (np.arange(8.0) + 127 * 64).repeat(128)}, target / "want.safetensors")
-    return target.name
-
-
-def kernel_names(name: str, emitter: str) -> set[str]:
-    """What the kernels of a class are called."""
-    return {launch.name for template, call in programs(name, emitter) for launch in launches(template, call)}
+    return found

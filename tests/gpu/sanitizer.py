@@ -84,7 +84,7 @@ def reported(output: str, owners: Mapping[str, str], listing: Callable[[str], st
 
 def gives_out_roles(listing: str, offset: int) -> bool:
     """Whether at this offset of a kernel a warp reads the byte that says what role it has: behind a barrier of all the block's warps.
-    (Triton's; racecheck does not see that barrier where roles have barriers of their own, as the control kernel shows.)"""
+    (Triton's; racecheck reports it where roles have barriers of their own beside.)"""
     found = [(int(m[1], 16), m[2]) for m in INSTRUCTION.finditer(listing)]
     at = next((i for i, (place, _) in enumerate(found) if place == offset), None)
     if at is None or "LDS.U8" not in found[at][1]:
@@ -170,7 +170,10 @@ def table(classes: Mapping[str, Sequence[str]], seen: Mapping[str, Seen]) -> str
         ]
         rows.append(f"| {' | '.join(cells)} |")
     if any(one.given for one in seen.values()):
-        rows += ["", "+n: how Triton gives out roles is reported; see the control."]
+        rows += [
+            "",
+            "+n: reported of the byte by which Triton gives out roles; in the machine code a barrier of all warps is before it.",
+        ]
     others = {tool: n for tool, one in seen.items() if (n := one.reports[""])}
     if others:
         rows += ["", f"In kernels of libraries: {', '.join(f'{tool} {n}' for tool, n in others.items())}."]
