@@ -38,6 +38,23 @@ def test_kernels_of_the_same_text_have_one_key_wherever_they_stand(monkeypatch: 
     assert key("") != key("", "*")
 
 
+def test_keys_are_made_helpers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton 3.6 a kernel's key says what a helper reads only where the helper has a key already."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    order: list[str] = []
+
+    class Watched(jit.JITFunction):  # type: ignore[misc]
+        @property
+        def cache_key(self) -> str:
+            order.append(self.__name__)
+            return str(jit.JITFunction.cache_key.fget(self))
+
+    monkeypatch.setattr("triton.jit", Watched)
+    space: dict[str, Any] = {"__name__": "here"}
+    execute(KERNEL.format(before=""), "<helpers first>", space)
+    assert order[:2] == ["twice", "kernel"], "before anything is launched"
+
+
 def test_lines_are_shown_where_something_fails() -> None:
     space: dict[str, Any] = {}
     execute("def fails():\n    return 1 // 0\n", "<a text>", space)
