@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import count, islice
 
 from .index import Axis, Division, Index, index
-from .kir import Kernel, factors
+from .kir import Builder, Expr, Kernel, factors, walk
 
 LANES = 8  # elements of the longest vector in memory
 
 
 def normalized(kernel: Kernel) -> Kernel:
     """Neighbouring parallel axes that every index treats as one are merged; axes that indices divide are split; a reduction
-    runs along memory."""
-    return _by_memory(_split(_merged(kernel)))
+    runs along memory, and over an axis of its own where it is computed in the loop of another one."""
+    return _by_memory(_apart(_split(_merged(kernel))))
 
 
 def _indices(kernel: Kernel) -> Iterator[Index]:
@@ -69,6 +71,56 @@ def _split(kernel: Kernel) -> Kernel:
         else:
             position += 1
     return kernel
+
+
+def _apart(kernel: Kernel) -> Kernel:
+    """Reductions that are computed anew in each round of another one's loop have other axes than that one. (A softmax over as many
+    keys as there are features, of queries that are divided by a root mean square for each element: what the mean adds up was read
+    once, at the softmax's key.) Those that can be computed before that loop keep its axis, and share what is loaded along it."""
+    while inner := _computed_inside(kernel):
+        change = partial(_renamed, kernel.builder, inner, _others(kernel, {e.axis for e in inner}))
+        exprs = iter(kernel.builder.rebuilt([e for s in kernel.stores for e in s.exprs], change))
+        kernel = replace(kernel, stores=tuple(s.moved(s.at, [*islice(exprs, len(s.exprs))]) for s in kernel.stores))
+    return kernel
+
+
+def _others(kernel: Kernel, axes: Iterable[Axis]) -> dict[Axis, Axis]:
+    """An axis that no reduction has, for each of these."""
+    taken = {e.axis.name for e in kernel.reductions}
+    names = {a: next(n for k in count(1) if (n := f"{a.name}n{k}") not in taken) for a in axes}
+    return {a: Axis(n, a.size) for a, n in names.items()}
+
+
+def _renamed(
+    b: Builder, inner: Container[Expr], new: Mapping[Axis, Axis], e: Expr, args: tuple[Expr, ...]
+) -> Expr | None:
+    return _over(b, b.make(e.op, args, e.value, e.kind), new[e.axis]) if e in inner else None
+
+
+def _computed_inside(kernel: Kernel) -> set[Expr]:
+    """Reductions below another one over the same axis that depend on what is bound between the two."""
+    bound = {e.axis for e in kernel.reductions}
+    several = Counter(e.axis for e in kernel.reductions)
+    suspects = {e for e in kernel.reductions if several[e.axis] > 1 and not bound.isdisjoint(e.axes)}
+    if not suspects:
+        return suspects
+    outer = [e for e in kernel.reductions if e.axis in {s.axis for s in suspects}]
+    return {i for o in outer for i in walk(o.args) if i in suspects and i.axis == o.axis and not i.axes <= o.axes}
+
+
+def _over(b: Builder, reduction: Expr, axis: Axis) -> Expr:
+    """A reduction, and all below it that run over its axis, over another one."""
+    old, change = reduction.axis, {reduction.axis: index(axis)}
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if e.op == "index":
+            return b.index(e.value.replaced(change))
+        if e.op == "load":
+            operand, at, steps, dtype = e.value
+            return b.make("load", args, (operand, at.replaced(change), steps, dtype), e.kind)
+        return b.make("reduce", args, (e.value[0], axis), e.kind) if e.op == "reduce" and e.axis == old else None
+
+    return b.rebuilt([reduction], one)[0]
 
 
 def _by_memory(kernel: Kernel) -> Kernel:

@@ -107,7 +107,9 @@ def _value(
         attrs["dtype"] = "float64"
     if node.entry.kind == "leaf":
         found = _leaf(node, attrs, given, where)
-        return found.double() if wide and found.is_floating_point() else found
+        if not found.is_floating_point():
+            return found
+        return found.double() if wide else found.to(torch_dtype(node.dtype))  # it may lie in memory in fewer bits
     if node.op not in FUNCTIONS:
         raise UsageError(f"the reference knows no op called {node.op!r}", hint="add it to backends/torch_reference.py")
     made: torch.Tensor = FUNCTIONS[node.op](attrs, *args)

@@ -121,6 +121,13 @@ def _dense(h: Tensor, name: str, width: int) -> Tensor:
     return t.matmul(h, x(f"w_{name}", h.shape[-1], width)) + x(f"b_{name}", width)  # type: ignore[arg-type]
 
 
+def _as_many_keys_as_features() -> Tensor:
+    """A softmax over 32 keys of queries that are normed in rows of 32 and then read two rows at once."""
+    h = x("h", 8, 32)
+    q = x("a", 8, 32) / t.sqrt(t.mean(h * h, axis=1, keepdims=True) + 1e-6)
+    return c.softmax(t.matmul(t.reshape(q, (4, 64)), x("k", 64, 32)) * 0.1, axis=1)
+
+
 KERNELS: dict[str, Callable[[], Tensor]] = {
     "pointwise": lambda: c.gelu(x("a", 20, 48)) * x("b", 48),
     "transposed": lambda: t.permute(x("a", 20, 48), (1, 0)) + x("b", 48, 20),
@@ -150,6 +157,7 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "linear_attention": _linear_attention,
     "decayed": lambda: t.matmul(t.matmul(x("q", 2, 64, 16), t.transpose(x("k", 2, 64, 16))) * t.cast(_seen(64), "float32") * x("d", 64, 64), x("v", 2, 64, 16)),
     "plain_norm_product": lambda: t.matmul(x("a", 16, 64) * t.rsqrt(t.mean(x("a", 16, 64) * x("a", 16, 64), axis=1, keepdims=True) + 1e-6), x("w", 64, 48)),
+    "as_many_keys_as_features": _as_many_keys_as_features,
     "exact_gelu": lambda: c.gelu(x("a", 20, 64)),
     "normed_attention": lambda: c.attention(c.rms_norm(x("q", 2, 2, 48, 16), x("g", 16), eps=1e-6), c.rms_norm(x("k", 2, 2, 48, 16), x("h", 16), eps=1e-6), x("v", 2, 2, 48, 16), scale=0.25, causal=True),
 }  # fmt: skip
@@ -405,6 +413,15 @@ TILES = {"m": 16, "n": 16, "k0": 16, "k1": 16, "warps": 4, "stages": 2}
 )
 def test_ways_to_split_agree(name: str, more: dict[str, int]) -> None:
     assert interpreted(name, TILES | more) < 2e-6
+
+
+def test_a_reduction_in_another_ones_loop_has_an_axis_of_its_own() -> None:
+    """A mean for each element that a softmax reads of as many numbers as it has keys: what the mean adds up was read at the
+    softmax's key alone. What is computed before a loop shares its axis."""
+    assert {e.axis.name for e in kernel(KERNELS["as_many_keys_as_features"]()).reductions} == {"r64", "r32", "r32n1"}
+    assert {e.axis.name for e in kernel(KERNELS["softmax"]()).reductions} == {"r48"}
+    sizes = {"m": 16, "n": 16, "k0": 16, "k1": 16, "k2": 16, "warps": 4, "stages": 2}
+    assert interpreted("as_many_keys_as_features", sizes) < 2e-6
 
 
 def test_without_a_schedule_a_call_runs_the_first_guess() -> None:

@@ -69,6 +69,15 @@ def test_whole_graphs_agree_with_the_interpreter(dtype: str, float64: bool) -> N
         np.testing.assert_allclose(g.astype(np.float64), r.astype(np.float64), rtol=close, atol=close)
 
 
+def test_what_lies_in_memory_in_fewer_bits_is_computed_in_the_terms_own() -> None:
+    """Kernels of a 16-bit model: their terms are carried in float32, what they read is not."""
+    x, w = tg.param("x", (4, 6)), tg.param("w", (6, 5))
+    values = {"x": torch.randn(4, 6).to(torch.bfloat16), "w": torch.randn(6, 5)}
+    got = torch_reference.evaluate(t.matmul(x, w), values, wide=False)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, values["x"].float() @ values["w"])
+
+
 def test_elements_picked_from_beyond_an_axis_are_its_first_or_last() -> None:
     """By the interpreter, by the reference on a device (where Torch's own would end all work there) and by a program: losses pick by
     labels of which some say that there is none, and hide what comes of it."""
