@@ -67,9 +67,9 @@ class Reader:
         kept = (g for g in guards if not any(a.op == "index" and a.value in lost for a in g.args))
         return self.value(x, own, tuple(kept) if lost else guards)
 
-    def fresh(self, size: int, at: Iterable[Index], stem: str = "r") -> Axis:
+    def fresh(self, size: int, at: Iterable[Index], guards: Iterable[Expr], stem: str = "r") -> Axis:
         """An axis for a reduction: the first of its size that does not occur in the surroundings."""
-        used = frozenset().union(*(i.axes for i in at))
+        used = frozenset().union(*(i.axes for i in at), *(g.axes for g in guards))
         k = 0
         while (axis := Axis(f"{stem}{size}" + (f"n{k}" if k else ""), size)) in used:  # a loop over r5 counts in r5_
             k += 1
@@ -116,7 +116,11 @@ def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     windows, x = 0, t.args[0]
     while x.op == "windows":
         windows, x = windows + 1, x.args[0]
-    axis = r.fresh(math.prod(sizes), at, WINDOW if axes[0] >= t.args[0].rank - windows else "r")
+    here = frozenset().union(*(i.axes for i in at))
+    guards = tuple(
+        g for g in guards if not g.axes or not g.axes.isdisjoint(here)
+    )  # a row's mean is that of both halves
+    axis = r.fresh(math.prod(sizes), at, guards, WINDOW if axes[0] >= t.args[0].rank - windows else "r")
     inner = list(at)
     for a, i in zip(axes, unravelled(index(axis), sizes)):
         inner[a] = i
@@ -141,7 +145,7 @@ def _written_out(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], g
 
 def _matmul(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     x, y = t.args
-    axis = r.fresh(int(x.shape[-1]), at)  # type: ignore[arg-type]
+    axis = r.fresh(int(x.shape[-1]), at, guards)  # type: ignore[arg-type]
     if axis.size == 0:
         raise Unfusable("an empty contraction")
     k = index(axis)
@@ -205,7 +209,7 @@ def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     sizes, n = concrete(w.shape), x.rank - 2
     pads, per_out = t.attr("pads"), sizes[0] // t.attr("groups")
     taps, inner = sizes[2:], sizes[1]
-    axis = r.fresh(math.prod(taps) * inner, at, "r" if inner > 1 else WINDOW)
+    axis = r.fresh(math.prod(taps) * inner, at, guards, "r" if inner > 1 else WINDOW)
     if axis.size == 0:
         raise Unfusable("an empty contraction")
     *tap, c = unravelled(index(axis), (*taps, inner))

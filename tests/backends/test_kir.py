@@ -121,6 +121,12 @@ def _dense(h: Tensor, name: str, width: int) -> Tensor:
     return t.matmul(h, x(f"w_{name}", h.shape[-1], width)) + x(f"b_{name}", width)  # type: ignore[arg-type]
 
 
+def _turned(y: Tensor) -> Tensor:
+    """As rotary embeddings do: the second half, negated, before the first."""
+    half = int(y.shape[-1]) // 2
+    return y * 0.5 + t.concat([-t.slice_axis(y, 1, half, 2 * half), t.slice_axis(y, 1, 0, half)], 1)
+
+
 def _as_many_keys_as_features() -> Tensor:
     """A softmax over 32 keys of queries that are normed in rows of 32 and then read two rows at once."""
     h = x("h", 8, 32)
@@ -157,6 +163,7 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "linear_attention": _linear_attention,
     "decayed": lambda: t.matmul(t.matmul(x("q", 2, 64, 16), t.transpose(x("k", 2, 64, 16))) * t.cast(_seen(64), "float32") * x("d", 64, 64), x("v", 2, 64, 16)),
     "plain_norm_product": lambda: t.matmul(x("a", 16, 64) * t.rsqrt(t.mean(x("a", 16, 64) * x("a", 16, 64), axis=1, keepdims=True) + 1e-6), x("w", 64, 48)),
+    "turned_after_a_norm": lambda: t.matmul(_turned(c.rms_norm(x("a", 16, 32), x("g", 32), eps=1e-6)), x("w", 32, 16)),
     "as_many_keys_as_features": _as_many_keys_as_features,
     "exact_gelu": lambda: c.gelu(x("a", 20, 64)),
     "normed_attention": lambda: c.attention(c.rms_norm(x("q", 2, 2, 48, 16), x("g", 16), eps=1e-6), c.rms_norm(x("k", 2, 2, 48, 16), x("h", 16), eps=1e-6), x("v", 2, 2, 48, 16), scale=0.25, causal=True),
