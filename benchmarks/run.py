@@ -51,7 +51,7 @@ def machine() -> str:
 def commit() -> str:
     """The commit measured, with a + if files were changed since."""
     git = lambda *a: subprocess.run(["git", *a], capture_output=True, text=True, cwd=HERE).stdout.strip()
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks/results")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)benchmarks/results")
     return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
 
 
