@@ -142,6 +142,7 @@ def _along(index: Array, axis: int) -> tuple[Array, ...]:
 
 def _inside(index: Array, size: int) -> Array:
     """Places that are there: negative ones count from the end, those beyond are the first or the last."""
+    index = index.astype(np.int64, copy=False)  # one of few bits cannot hold the size
     return np.clip(np.where(index < 0, index + size, index), 0, size - 1)
 
 
