@@ -18,7 +18,7 @@ from ..egraph.dims import Dim, Expr, bind, volume
 from ..egraph.graph import Tensor, make, rebuild
 from ..egraph.lift import Numbers
 from ..errors import ShapeError, TensorGraphsError
-from ..extract.kernel import Call, Operand, Template, contiguous
+from ..extract.kernel import Call, Operand, Template, contiguous, identify
 from ..extract.sizes import bound_call, bound_terms
 from .c import BACKEND
 from .c_source import PARALLEL as WORTH
@@ -176,7 +176,7 @@ def _free(template: Generated, roots: list[Tensor], function: str, names: list[s
         sizes = ", ".join(f"ctypes.c_long({literal(call.attrs[n])})" for n in names)
         return f"{title}({', '.join(known[b] for b in order)}, {sizes})"
 
-    code.__qualname__ = f"sized[{title}]"
+    identify(code, f"c_sizes.sized[{title}]")
     return Template(
         template.name, template.backend, pattern, code, family=template.family, source=lambda call: {title: source},
         setup=template.setup, version=template.version,

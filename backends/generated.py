@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
-from ..extract.kernel import MAX_COMBINATIONS, SEPARATOR, Call, Operand, Template, output_names
+from ..extract.kernel import MAX_COMBINATIONS, SEPARATOR, Call, Operand, Template, identify, output_names
 from ..extract.work import graph_flops
 from .images import channels_last, laid_out, prepared
 from .index import Axis
@@ -42,6 +42,7 @@ CARRYING = '''def carried(x, out):
     """What a kernel that writes some places of out leaves there otherwise: x, which may be out."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
+CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of every stored measurement: do not change
 FORMS = ("roles", "boxes")  # what schedules have that not every kernel with the same loops can have
 WRITTEN_OUT = 256  # nodes of a term that is written without names
 NESTED = 24  # operations in each other in one that has them
@@ -402,7 +403,7 @@ def template_of(
         name=f"{emitter.name}.{family}{suffix}", backend=emitter.name, loss=precision.loss, rate=precision.rate,
         precision=precision,
         pattern=spelled((first, *others)),
-        code=lambda call: _code(made[0], call), family=family, applies=applies, layout=channels_last if last else None,
+        code=identify(lambda call: _code(made[0], call), CODE_IDENTITY), family=family, applies=applies, layout=channels_last if last else None,
         flops=lambda call: made[0].effort(call), scratch=lambda call: _scratch(made[0], call),
         source=lambda call: _definitions(made[0], call),
         fits=partial(_fits, made) if hasattr(emitter, "fits") else None,

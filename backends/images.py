@@ -9,7 +9,7 @@ from ..egraph.dims import concrete
 from ..egraph.dtypes import HALVES
 from ..egraph.graph import Tensor, topological
 from ..egraph.ops import Type
-from ..extract.kernel import Call, Operand, Strides, contiguous
+from ..extract.kernel import Call, Operand, Strides, contiguous, identify
 from .descriptors import padded_row
 from .kir import Buffer
 
@@ -59,7 +59,7 @@ def prepared(name: str) -> Callable[[Call], str]:
         axis = 0 if kind.shape[1] == 1 else 1
         return f"{weight}.to(torch.{_narrow(kind.dtype, call)}).movedim({axis}, -1).contiguous()"
 
-    return text
+    return identify(text, "images.prepared.<locals>.text")
 
 
 def _narrow(dtype: str, call: Call) -> str:

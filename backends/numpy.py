@@ -13,7 +13,7 @@ from typing import Any
 from ..egraph import dtypes
 from ..egraph.dims import Expr, concrete
 from ..egraph.ops import OPS
-from ..extract.kernel import Call, Code, Operand, Template
+from ..extract.kernel import Call, Code, Operand, Template, identified, identify
 from .emit_text import dtype_text, literal
 from .numpy_helpers import HELPERS
 from .rooms import Room, Rooms, one_at, shape_of, wide, with_rooms, work
@@ -59,7 +59,7 @@ def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]
         attrs = {k: literal(v) for k, v in call.attrs.items()}
         return text.format(**attrs, **{k: f(call) for k, f in functions.items()}, **call.names)
 
-    code.__qualname__ = f"spell[{text}]"  # the text is the kernel's identity
+    identify(code, f"numpy.spell[{text}]")
     return code
 
 
@@ -141,6 +141,7 @@ def _scores(call: Call) -> Rooms:
     return {**inputs, "scores": ((*batch, m, n), kind), "stat": ((*batch, m, 1), kind), "work": work(call)}
 
 
+@identified("numpy._attention_text")
 def _attention_text(call: Call) -> str:
     """Operands are widened, then attention; which scores are hidden is known before."""
     a, m, n = call.attrs, shape_of(call, "q")[-2], shape_of(call, "k")[-2]
@@ -208,6 +209,7 @@ def keeps_dtype(op: str) -> bool:
     return OPS[op].law != "compare" or op == "not"
 
 
+@identified("numpy._cast_code")
 def _cast_code(call: Call) -> str:
     n, target = call.names, call.output.type.dtype
     if call.operands["x"].type.dtype == "bfloat16" and dtypes.category(target) == "int":
@@ -260,10 +262,11 @@ def _reduce_code(ufunc: str, wide: bool) -> Callable[[Call], str]:
         dtype = f", dtype={dtype_text(call.output.type.dtype)}" if ufunc in ("add", "multiply") else ""
         return f"np.{ufunc}.reduce({n['x']}, axis={axes}{dtype}, out={n['out']}, keepdims=True)"
 
-    code.__qualname__ = f"reduce[{ufunc}]"
+    identify(code, f"numpy.reduce[{ufunc}]")
     return code
 
 
+@identified("numpy._mean_code")
 def _mean_code(call: Call) -> str:
     count = 1
     for axis in call.attrs["axes"]:
@@ -324,7 +327,7 @@ def _gemm_code(bias: bool) -> Callable[[Call], str]:
         text = f"np.matmul({_rows(call, 'x')}, {call.names['w']}, out={_rows(call, 'out')})"
         return f"{text}; np.add({out}, {call.names['b']}, out={out})" if bias else text
 
-    code.__qualname__ = f"gemm[{bias}]"
+    identify(code, f"numpy.gemm[{bias}]")
     return code
 
 
@@ -384,6 +387,7 @@ def _two_d(call: Call) -> bool:
     return call.operands["w"].type.rank == 2
 
 
+@identified("numpy._conv_plan")
 def _conv_plan(call: Call) -> str:
     a = call.attrs
     geometry = ", ".join(literal(a[k]) for k in ("strides", "pads", "dilations", "groups"))
@@ -401,6 +405,7 @@ def _is_1x1(call: Call) -> bool:
     )
 
 
+@identified("numpy._pointwise_conv_code")
 def _pointwise_conv_code(call: Call) -> str:
     n, (batch, channels, *space) = call.names, _shape(call.operands["x"])
     outputs, size = _shape(call.output)[1], 1
@@ -422,7 +427,7 @@ def _copied_view(op: str) -> Callable[[Call], str]:
             return f"np.copyto({call.names['out']}.reshape({_shape(call.operands['x'])}), {call.names['x']})"
         return f"np.copyto({call.names['out']}, {spelled(view, call)})"
 
-    code.__qualname__ = f"copied[{op}]"
+    identify(code, f"numpy.copied[{op}]")
     return code
 
 

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from ..egraph import dtypes
-from ..extract.kernel import Call
+from ..extract.kernel import Call, code_identity, identify
 from .emit_text import dtype_text, literal
 
 ALIGNMENT = 64
@@ -61,7 +61,7 @@ def with_rooms(text: str | Callable[[Call], str], rooms: Callable[[Call], Rooms]
         spelled = text if isinstance(text, str) else text(call)
         return spelled.format(**{k: literal(v) for k, v in call.attrs.items()}, **names)
 
-    code.__qualname__ = f"with_rooms[{text if isinstance(text, str) else text.__qualname__}]"
+    identify(code, f"rooms.with_rooms[{code_identity(text).removeprefix('numpy.')}]")
     return {"code": code, "scratch": lambda call: placed(rooms(call))[1]}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..egraph import dtypes
 from ..egraph.ops import OPS
-from ..extract.kernel import Call, Code, Template
+from ..extract.kernel import Call, Code, Template, identified, identify
 from .numpy import concats, keeps_dtype, spell
 from .torch_calls import (
     BITS,
@@ -212,7 +212,7 @@ def _packed(function: str) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         return f"{function}({call.names['w']}, {_packed_rows(call)})"
 
-    code.__qualname__ = f"packed[{function}]"
+    identify(code, f"torch.packed[{function}]")
     return code
 
 
@@ -221,7 +221,7 @@ def _mkl_code(bias: bool) -> Callable[[Call], str]:
         n, rows = call.names, _packed_rows(call)
         return f"torch.ops.mkl._mkl_linear.default({n['x']}, *{n['w']}, {n['b'] if bias else None}, {rows})"
 
-    code.__qualname__ = f"mkl[{bias}]"
+    identify(code, f"torch.mkl[{bias}]")
     return code
 
 
@@ -311,15 +311,17 @@ def _conv_code(bias: bool) -> Callable[[Call], str]:
             f"{a['dilations']}, False, {zeros}, {a['groups']})"
         )
 
-    code.__qualname__ = f"conv[{bias}]"
+    identify(code, f"torch.conv[{bias}]")
     return code
 
 
+@identified("torch._uneven_conv")
 def _uneven_conv(call: Call) -> str:
     n, a = call.names, call.attrs
     return f"conv_uneven({n['x']}, {n['w']}, {a['strides']}, {a['pads']}, {a['dilations']}, {a['groups']})"
 
 
+@identified("torch._conv_pack")
 def _conv_pack(call: Call) -> str:
     a, w = call.attrs, call.names["w"]
     return (
@@ -346,7 +348,7 @@ def _onednn_conv(bias: bool, act: str, algorithm: str, residual: bool, copied: b
             )
         return f"{n['out']}.copy_({text})" if copied else text
 
-    code.__qualname__ = f"onednn_conv[{bias},{act},{algorithm},{residual},{copied}]"
+    identify(code, f"torch.onednn_conv[{bias},{act},{algorithm},{residual},{copied}]")
     return code
 
 
@@ -390,7 +392,7 @@ def _pool_code(function: str, more: str) -> Callable[[Call], str]:
         a = call.attrs
         return f"{function}({call.names['x']}, {a['kernel']}, {a['strides']}, {half_pads(call)}{more})"
 
-    code.__qualname__ = f"pool[{function}]"
+    identify(code, f"torch.pool[{function}]")
     return code
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from ..extract.kernel import Call, Operand, Strides, contiguous
+from ..extract.kernel import Call, Operand, Strides, contiguous, identify
 from .views import view_strides
 
 Applies = Callable[[Call], bool]
@@ -76,7 +76,7 @@ def flat_code(text: str) -> Callable[[Call], str]:
         matrices = {f"{o}2": _matrix(call, o) for o in ("x", "r", "out") if o == "out" or o in call.operands}
         return text.format(**matrices, **call.names)
 
-    code.__qualname__ = f"flat[{text}]"
+    identify(code, f"torch_calls.flat[{text}]")
     return code
 
 
@@ -129,7 +129,7 @@ def batched_code(text: str) -> Callable[[Call], str]:
 
         return text.format(**{o: flat(o) for o in (*call.operands, "out")})
 
-    code.__qualname__ = f"batched[{text}]"
+    identify(code, f"torch_calls.batched[{text}]")
     return code
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..egraph import dtypes
 from ..egraph.ops import OPS
-from ..extract.kernel import Call, Template
+from ..extract.kernel import Call, Template, identify
 from .numpy import spell
 from .torch import BACKEND as CPU
 from .torch_calls import NUMBER, Applies, both, extents, some_axes
@@ -67,7 +67,7 @@ def _widened(t: Template) -> Template:
         return f"{call.names['out']}.copy_({text.replace(f', out={_OUT}', '')})"
 
     inner = t.applies
-    code.__qualname__ = f"widened[{t.identity}]"
+    identify(code, f"torch_cuda.widened[{t.identity}]")
     assert inner is not None
     fits: Applies = lambda call: not uniform(call) and not inner(call) and inner(_uniformed(call))
     return replace(t, name=f"{t.name}_wide", code=code, applies=fits, inplace=(), exact=False)
@@ -210,7 +210,7 @@ def _copied_view(op: str) -> Callable[[Call], str]:
         text = f"{call.names['x']}.flip({call.attrs['axis']})" if op == "flip" else spelled(VIEW_CODE[op], call)
         return f"{call.names['out']}.copy_({text})"
 
-    code.__qualname__ = f"torch_copied[{op}]"
+    identify(code, f"torch_cuda.torch_copied[{op}]")
     return code
 
 

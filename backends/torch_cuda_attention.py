@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..extract.kernel import Call, Strides, Template
+from ..extract.kernel import Call, Strides, Template, identify
 from .numpy import spell
 from .torch_calls import both, extents, heads_fit
 from .torch_cuda_rows import FLOAT, halves, row
@@ -61,7 +61,7 @@ def _sdpa_code(kernel: str, rows: bool) -> Callable[[Call], str]:
         return (f"attended({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_causal(call)}, {kernel!r}, "
                 f"{rows})")  # fmt: skip
 
-    code.__qualname__ = f"sdpa[{kernel},{rows}]"
+    identify(code, f"torch_cuda_attention.sdpa[{kernel},{rows}]")
     return code
 
 
@@ -77,7 +77,7 @@ def _grouped_code(kernel: str) -> Callable[[Call], str]:
         n = call.names
         return f"grouped({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {kernel!r})"
 
-    code.__qualname__ = f"grouped[{kernel}]"
+    identify(code, f"torch_cuda_attention.grouped[{kernel}]")
     return code
 
 

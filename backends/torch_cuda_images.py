@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..egraph import dtypes
-from ..extract.kernel import Call, Template
+from ..extract.kernel import Call, Template, identified, identify
 from .numpy import spell
 from .precision import LIBRARY_TF32, TF32
 from .torch_calls import (
@@ -38,7 +38,7 @@ def _conv_code(tuned: bool, bias: bool, tf32: bool = False) -> Callable[[Call], 
         geometry = f"{a['strides']}, {half_pads(call)}, {a['dilations']}, False, {zeros}, {a['groups']}"
         return f"torch._convolution({_image(call)}, {n['w']}, {n['b'] if bias else None}, {geometry}, {tuned}, False, True, {tf32})"
 
-    code.__qualname__ = f"cuda_conv[{tuned},{bias}{',tf32' if tf32 else ''}]"
+    identify(code, f"torch_cuda_images.cuda_conv[{tuned},{bias}{',tf32' if tf32 else ''}]")
     return code
 
 
@@ -61,7 +61,7 @@ def _fused_conv(residual: bool) -> Callable[[Call], str]:
             return f"torch.cudnn_convolution_add_relu({_image(call)}, {n['w']}, {n['r']}, 1.0, {n['b']}, {geometry})"
         return f"torch.cudnn_convolution_relu({_image(call)}, {n['w']}, {n['b']}, {geometry})"
 
-    code.__qualname__ = f"fused_conv[{residual}]"
+    identify(code, f"torch_cuda_images.fused_conv[{residual}]")
     return code
 
 
@@ -80,7 +80,7 @@ def _weight_as(text: str) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         return text.format(w=call.names["w"], x=f"torch.{call.operands['x'].type.dtype}")
 
-    code.__qualname__ = f"weight[{text}]"
+    identify(code, f"torch_cuda_images.weight[{text}]")
     return code
 
 
@@ -118,6 +118,7 @@ def convolutions() -> list[Template]:
     return found
 
 
+@identified("torch_cuda_images._uneven_conv")
 def _uneven_conv(call: Call) -> str:
     n, a = call.names, call.attrs
     return f"padded_conv({n['x']}, {n['w']}, {a['strides']}, {a['pads']}, {a['dilations']}, {a['groups']})"

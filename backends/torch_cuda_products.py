@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..egraph import dtypes
-from ..extract.kernel import Call, Operand, Template
+from ..extract.kernel import Call, Operand, Template, identify
 from .descriptors import padded_row
 from .precision import LIBRARY_TF32, TF32
 from .torch_calls import (
@@ -128,7 +128,7 @@ def _in_tf32(t: Template) -> Template:
     def code(call: Call) -> str:
         return _PRODUCT.sub(r"in_tf32(\g<0>,", t.write(call), count=1).replace(",(", ", ", 1)
 
-    code.__qualname__ = f"in_tf32[{t.identity}]"
+    identify(code, f"torch_cuda_products.in_tf32[{t.identity}]")
     return replace(
         t,
         name=f"{t.name}_tf32",

@@ -19,6 +19,7 @@ from ..egraph.dims import Expr, concrete
 from ..egraph.graph import Graph, Tensor
 from ..egraph.ops import Type
 from ..egraph.pattern import Attr, Term, parse_guard, parse_terms, variables
+from ..errors import UsageError
 
 Strides = tuple[int, ...]  # in elements
 MAX_COMBINATIONS = 64  # of operand layouts per match
@@ -163,9 +164,9 @@ class Template:
 
     @cached_property
     def identity(self) -> str:
-        """Hash of the body: pattern, code and preparation, without shapes."""
-        text = repr((self.name, self.pattern, self.when, _source(self.code), sorted((k, _source(v)) for k, v in self.prep.items()),
-                     self.version))  # fmt: skip
+        """Hash of name, pattern, guards, declared identity of the code and of weight preparation, and version; shapes are not in it."""
+        prep = sorted((k, code_identity(v)) for k, v in self.prep.items())
+        text = repr((self.name, self.pattern, self.when, code_identity(self.code), prep, self.version))  # fmt: skip
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
     def write(self, call: Call) -> str:
@@ -186,8 +187,32 @@ class Template:
         return "__OUT__" in self.code(replace(call, names=names))
 
 
-def _source(code: Code) -> str:
-    return code if isinstance(code, str) else f"{code.__module__.rpartition('.')[2]}.{code.__qualname__}"
+def identify(code: Callable[[Call], str], identity: str) -> Callable[[Call], str]:
+    """`code`, with the text that stands for it in `Template.identity`.
+
+    The text is part of the key of stored measurements. It must differ between functions that write different source for equal
+    calls, and must stay when a function or its module is renamed."""
+    code.identity = identity  # type: ignore[attr-defined]
+    return code
+
+
+def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Call], str]]:
+    """Decorator form of `identify`."""
+    return lambda code: identify(code, identity)
+
+
+def code_identity(code: Code) -> str:
+    """The declared text of a code template: a format string stands for itself. UsageError for a function without one."""
+    if isinstance(code, str):
+        return code
+    found = getattr(code, "identity", None)
+    if found is None:
+        raise UsageError(
+            f"the code function {code!r} of a kernel template has no declared identity",
+            where="Template.code",
+            hint="wrap it in tensor_graphs.extract.kernel.identify(code, 'package.kernel[options]')",
+        )
+    return str(found)
 
 
 def _written(code: Code, call: Call) -> str:
