@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from .. import settings
 from ..costdb.device import Machine, gpu_machine
 from ..costdb.key import KernelKey, Plain, canonical, device_key, driver_key, toolchain_key
+from ..costdb.source import normalise
 from ..egraph.dims import concrete
 from ..extract.kernel import Call, Template
 
@@ -56,11 +59,32 @@ def _source(template: Template, call: Call) -> str:
     return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
 
-@cache
 def _helpers(template: Template) -> str:
-    from .registry import helper_source
+    return _helper_texts(template.backend, template.setup)
 
-    return "\n".join(helper_source((), [(template.backend, name) for name in template.setup]))
+
+@cache
+def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
+    from .registry import all_helpers, helper_names
+
+    sources = all_helpers()
+    return "\n".join(key_text(name, sources[name]) for name in helper_names((), [(backend, name) for name in setup]))
+
+
+def key_text(name: str, source: str) -> str:
+    """The text of a helper function that enters keys: its normalised source (no comments, docstrings or spacing).
+
+    A helper whose normalised source is the one in `helper_texts.json` enters with the exact text recorded there, because keys held
+    the exact text when these measurements were stored. Editing comments or docstrings therefore never invalidates a measurement,
+    editing code always does."""
+    recorded = _recorded_helpers().get(name)
+    text = normalise(source)
+    return recorded if recorded is not None and normalise(recorded) == text else text
+
+
+@cache
+def _recorded_helpers() -> dict[str, str]:
+    return dict(json.loads(Path(__file__).with_name("helper_texts.json").read_text(encoding="utf-8")))
 
 
 def machine_of(backend: str) -> Machine:

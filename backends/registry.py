@@ -192,16 +192,25 @@ def all_helpers() -> dict[str, str]:
     return found
 
 
-def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Sources of the helpers named and of those that they mention, in a fixed order, each once."""
+def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
+    """Names of the given helpers, of those in `setups` (backend, helper), and of all helpers that these call; sorted."""
     known = all_helpers()
-    needed: dict[str, None] = {}
-    todo = sorted({*names, *(name for _, name in setups)})
+    found: set[str] = set()
+    todo = {*names, *(name for _, name in setups)}
     while todo:
-        name = todo.pop(0)
-        if name in needed:
-            continue
-        needed[name] = None
-        own = re.sub(r'r""".*?"""', "", known[name], flags=re.DOTALL)  # another language's text names none
-        todo += sorted(set(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", own)) & set(known) - {name})
-    return (known[name] for name in sorted(needed))
+        found |= todo
+        called = {c for name in todo for c in _called(known[name])}
+        todo = (called & known.keys()) - found
+    return sorted(found)
+
+
+@cache
+def _called(source: str) -> frozenset[str]:
+    own = re.sub(r'r""".*?"""', "", source, flags=re.DOTALL)  # text in another language calls no Python helper
+    return frozenset(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", own))
+
+
+def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Source texts of the helpers in `helper_names`, in that order."""
+    known = all_helpers()
+    return (known[name] for name in helper_names(names, setups))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..egraph.ops import OPS, Type, infer
-from ..extract.kernel import Call, Code, Operand, Strides, Template, contiguous
+from ..extract.kernel import Call, Code, Operand, Strides, Template, contiguous, identified, identify
 
 Attrs = Mapping[str, Any]
 Layout = tuple[Strides, int]  # strides and offset of the first element, in elements
@@ -111,6 +111,7 @@ def index_text(attrs: Attrs) -> str:
     return ":, " * int(attrs["axis"]) + f"{attrs['start']}:{attrs['stop']}{step}"
 
 
+@identified("views._flip_text")
 def _flip_text(call: Call) -> str:
     return f"{call.names['x']}[{':, ' * call.attrs['axis']}::-1]"
 
@@ -123,7 +124,19 @@ def _strided_text(op: str) -> Callable[[Call], str]:
         assert found is not None
         return f"strided({call.names['x']}, {view_type(op, call.attrs, call.operands['x'].type).shape}, {found[0]})"
 
-    return text
+    return identify(text, "views._strided_text.<locals>.text")
+
+
+@identified("views.<lambda>")  # the text that stored keys have
+def _slice_text(call: Call) -> str:
+    return f"{call.names['x']}[{index_text(call.attrs)}]"
+
+
+@identified("views.<lambda>")
+def _torch_windows_text(call: Call) -> str:
+    shape = view_type("windows", call.attrs, call.operands["x"].type).shape
+    strides = _windows(call.attrs, (), call.operands["x"].strides)[0]
+    return f"{call.names['x']}.as_strided({shape}, {strides}, {call.names['x']}.storage_offset())"
 
 
 #: op -> NumPy expression over `x` and the op's attributes.
@@ -131,7 +144,7 @@ NUMPY: dict[str, Code] = {
     "reshape": "{x}.reshape({shape})",
     "permute": "{x}.transpose({perm})",
     "broadcast_to": _strided_text("broadcast_to"),
-    "slice": lambda call: f"{call.names['x']}[{index_text(call.attrs)}]",
+    "slice": _slice_text,
     "flip": _flip_text,
     "windows": _strided_text("windows"),
 }
@@ -141,12 +154,9 @@ TORCH: dict[str, Code] = {
     "reshape": "{x}.view({shape})",
     "permute": "{x}.permute({perm})",
     "broadcast_to": "{x}.expand({shape})",
-    "slice": lambda call: f"{call.names['x']}[{index_text(call.attrs)}]",
+    "slice": _slice_text,
     "cast": "{x}",  # between values that are stored alike
-    "windows": lambda call: (
-        f"{call.names['x']}.as_strided({view_type('windows', call.attrs, call.operands['x'].type).shape}, "
-        f"{_windows(call.attrs, (), call.operands['x'].strides)[0]}, {call.names['x']}.storage_offset())"
-    ),
+    "windows": _torch_windows_text,
 }
 
 

@@ -1,0 +1,80 @@
+"""Stored measurements and saved programs outlive refactoring: identities and keys are declared text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.backends import keys
+from tensor_graphs.backends.registry import backends
+from tensor_graphs.costdb.device import Machine
+from tensor_graphs.errors import UsageError
+from tensor_graphs.extract.kernel import Template, code_identity, identify
+
+RECORDED = Path(__file__).parents[1] / "data" / "version_0_1"  # written by version 0.1.0, before identities were declared
+MACHINE = Machine("cpu:recorded", "driver:recorded", "toolchain:recorded")
+
+
+@pytest.fixture
+def recorded_machine() -> Iterator[None]:
+    """The machine that the recorded store was measured on."""
+    with mock.patch.object(keys, "_cpu", lambda backend, threads: MACHINE):
+        yield
+
+
+def test_identities_and_helper_texts_are_those_of_recorded_stores() -> None:
+    for name, rows in json.loads((RECORDED / "kernels.json").read_text()).items():
+        now = {
+            (t.name, t.identity, blake2b(keys._helpers(t).encode(), digest_size=8).hexdigest())
+            for t in backends()[name].templates
+        }
+        assert not {tuple(row) for row in rows} - now
+
+
+def test_a_recorded_store_still_prices_every_kernel(recorded_machine: None) -> None:
+    x = tg.input("x", (64, 128))
+    w, v, g = tg.param("w", (128, 128)), tg.param("v", (128, 128)), tg.param("g", (128,))
+    a = tg.input("a", (1, 8, 32, 16))
+    weight = np.linspace(-1, 1, 128 * 128, dtype=np.float32).reshape(128, 128)
+    cases = (
+        (tg.softmax((x * 0.125) @ w + x @ v), {"w": weight, "v": weight[::-1].copy()}),
+        (tg.gelu(tg.rms_norm(x, g, eps=1e-5) @ w) + x, {"g": np.ones(128, np.float32), "w": weight}),
+        (tg.attention(a, a, a, scale=0.25, causal=True), {}),
+    )
+    for graph, params in cases:
+        program = tg.optimize(graph, params=params, deterministic=True, costdb=RECORDED / "store")
+        assert {s.cost.source for s in program.plan.steps if not s.is_view} == {"measured"}
+
+
+@pytest.mark.parametrize("name", ["attention", "norm_gelu"])
+def test_recorded_programs_load_and_run(name: str) -> None:
+    program = tg.load_program(RECORDED / "programs" / name)
+    shape = {"attention": (1, 8, 32, 16), "norm_gelu": (64, 128)}[name]
+    out = program(np.ones(shape, np.float32))
+    assert np.isfinite(out).all() and out.shape == shape
+
+
+def test_renaming_code_keeps_its_identity_and_a_nameless_function_is_refused() -> None:
+    def one(call: object) -> str:
+        return "x"
+
+    def other(call: object) -> str:
+        return "x"
+
+    first, second = (Template("t", "numpy", "x", identify(code, "pack.t[1]")) for code in (one, other))
+    assert first.identity == second.identity
+    with pytest.raises(UsageError, match="no declared identity"):
+        code_identity(lambda call: "x")
+
+
+def test_comments_and_docstrings_of_helpers_are_not_in_keys() -> None:
+    name, text = next(iter(sorted(keys._recorded_helpers().items())))
+    assert keys.key_text(name, text) == keys.key_text(name, f"# a comment\n{text}") == text
+    assert keys.key_text(name, f"{text}\nchanged = 1") != text
