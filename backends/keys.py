@@ -11,6 +11,7 @@ from .. import settings
 from ..costdb.device import Machine, gpu_machine
 from ..costdb.key import KernelKey, Plain, canonical, device_key, driver_key, toolchain_key
 from ..egraph.dims import concrete
+from ..egraph.memo import memo
 from ..extract.kernel import Call, Template
 
 EMITTER = "1"  # of emit.py: raised when it writes the same template differently
@@ -56,7 +57,7 @@ def _source(template: Template, call: Call) -> str:
     return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
 
-@cache
+@memo(4096)
 def _helpers(template: Template) -> str:
     from .registry import helper_source
 
