@@ -22,7 +22,7 @@ from ..extract.reaches import PRODUCTS, REACHES, Reach
 from .c_helpers import HELPERS, c_library
 from .c_source import emit
 from .generated import Generated, Launch, Lowered, Schedule, template_of
-from .generator import Asked, Generator
+from .generator import Asked, Generator, Lowering, Lowerings
 from .kir import PROBE, Expr, Kernel, walk
 from .precision import Precision
 from .tiling import Shape
@@ -90,19 +90,8 @@ def generated(root: Tensor | Sequence[Tensor]) -> Generated:
     return template_of(BACKEND.emitter, root)
 
 
-class C(Generator):
-    """The backend."""
-
-    def template(self, roots: Sequence[Tensor]) -> Generated:
-        """The template of terms: what a measuring process makes it from. Its loops are shared by Torch's threads."""
-        if find_spec("torch"):
-            import torch  # noqa: F401  (its threads)
-        return self._template(roots, ())
-
-    def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
-        """With products only where there are narrow ones; threads share rows of any number, which need no statistics in memory."""
-        products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
-        return tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
+class CLowering(Lowering):
+    """The C kernels of one optimization."""
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
         """The region's template, with the call that it fits."""
@@ -113,6 +102,25 @@ class C(Generator):
             not template.bases and template.lower(asked.call) is not None
         ):  # what some places are written into is NumPy's to copy
             yield template, asked.call
+
+
+class C(Generator):
+    """The backend."""
+
+    def lowering(self, lowerings: Lowerings) -> Lowering:
+        """A new `CLowering`."""
+        return CLowering(self, lowerings)
+
+    def template(self, roots: Sequence[Tensor]) -> Generated:
+        """The template of terms: what a measuring process makes it from. Its loops are shared by Torch's threads."""
+        if find_spec("torch"):
+            import torch  # noqa: F401  (its threads)
+        return template_of(self.emitter, roots)
+
+    def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
+        """With products only where there are narrow ones; threads share rows of any number, which need no statistics in memory."""
+        products = any(op in ("matmul", "linear") and _few(view.types[view.kids(n)[0]]) for n, op in enumerate(view.op))
+        return tuple(r for r in REACHES if r.products <= products and not r.spread_bare)
 
     def unavailable(self) -> str:
         """Empty, or that there is no C compiler that works."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from hashlib import blake2b
 from math import prod
 
 from ..egraph.dims import Dim, Expr, bind, volume
 from ..egraph.graph import Tensor, make, rebuild
 from ..egraph.lift import Numbers
+from ..egraph.memo import memo
 from ..errors import ShapeError, TensorGraphsError
 from ..extract.kernel import Call, Operand, Template, contiguous, identify
 from ..extract.sizes import bound_call, bound_terms
@@ -105,7 +105,7 @@ def _template(roots: list[Tensor], sizes: Mapping[str, int]) -> Generated:
     return _made(tuple(bound_terms(roots, sizes)))
 
 
-@cache
+@memo(4096)
 def _made(roots: tuple[Tensor, ...]) -> Generated:
     return template_of(BACKEND.emitter, roots)
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import ceil, exp, log2, prod
 from typing import Protocol
 
+from ..egraph.memo import memo
 from .tiling import MULTIPROCESSORS, divisors, padded
 
 Schedule = dict[str, int]
@@ -43,7 +43,7 @@ class Seen(Protocol):
         ...
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
     """At most `count` schedules, best guess first: started early, the best few also not."""
     found: dict[Fixed, float] = {}

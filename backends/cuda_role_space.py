@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from itertools import islice, product
 from math import ceil, prod
 
+from ..egraph.memo import memo
 from .cuda_role_library import COLUMNS, GROUP, PIECE
 from .cuda_roles import DEPTH, Roles, emit_roles, readable
 from .kir import PROBE, Kernel, if_fusable
@@ -80,7 +80,7 @@ def _written(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
     return if_fusable(emit_roles, kernel, shape, Roles.of(schedule), PROBE) is not None
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _ranked(rows: int, columns: int, size: int, batch: int, rights: int) -> tuple[tuple[float, dict[str, int]], ...]:
     """(an estimate of the cycles, schedule), the best first: what is multiplied or brought, and what lies before and behind it."""
     found = _estimates(rows, columns, size, batch, rights)

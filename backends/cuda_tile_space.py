@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
+from ..egraph.memo import memo
 from .cuda_tiles import ROOM, Tiles, emit_tiles
 from .kir import PROBE, Kernel, if_fusable
 from .precision import Precision
@@ -84,7 +84,7 @@ SHARES = {
 }
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _ranked(
     rows: int, columns: int, size: int, batch: int, rights: int, precision: Precision
 ) -> tuple[tuple[float, dict[str, int]], ...]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, prod
 
 from ..egraph.dtypes import itemsize
+from ..egraph.memo import memo
 from .cuda_windows import is_windowed
 from .index import Axis, Division, Index, index
 from .kir import Expr, Kernel
@@ -94,7 +94,7 @@ class Work:
         return float(threads / 32 * each / ISSUED / busy**0.5)
 
 
-@lru_cache(maxsize=1024)
+@memo(1024)
 def _ranked(work: Work, count: int) -> tuple[Schedule, ...]:
     boxes = (dict(zip("xyz", box)) for box in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if _fits(work, box))
     ranked = sorted(boxes, key=lambda s: (work.us(tuple(s.values())), sorted(s.items())))

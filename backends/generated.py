@@ -11,13 +11,15 @@ import sys
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from math import prod
 from typing import Any, Protocol
 
 from ..egraph.dims import concrete
+from ..egraph.forks import Lock
 from ..egraph.graph import Tensor, topological
+from ..egraph.memo import memo
 from ..extract.kernel import MAX_COMBINATIONS, SEPARATOR, Call, Operand, Template, identify, output_names
 from ..extract.work import graph_flops
 from .images import channels_last, laid_out, prepared
@@ -278,7 +280,11 @@ DEEPEST = 40_000  # of them at most: the limit is the process' own, and beyond s
 def deep(operations: int) -> None:
     """Allow recursion as deep as a term of so many operations may need, within bounds: Python's own limit is meant for smaller
     ones, but keeps a file that is nested too deeply from ending the process."""
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), min(1000 + FRAMES * operations, DEEPEST)))
+    with _deepening:  # the limit is the process' own: another thread may be raising it
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), min(1000 + FRAMES * operations, DEEPEST)))
+
+
+_deepening = Lock()
 
 
 def across(found: Lowered) -> bool:
@@ -291,7 +297,7 @@ def across(found: Lowered) -> bool:
     )
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _read(
     roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]
 ) -> tuple[Kernel, Shape, bool] | None:  # fmt: skip

@@ -1,24 +1,25 @@
 """Which kernels are generated for a view: those of its regions and of groups of them, in the forms that are worth measuring.
 
-A `Generator` grows regions (extract/regions.py), whole parts and groups (extract/whole.py, together.py, onward.py), asks of each
-whether it can be one kernel (generated.py), in several processes (lower_pool.py), and keeps what it was told: repeated layers ask
-once.
+A `Generator` describes a backend. A `Lowering`, which belongs to one optimization, grows regions (extract/regions.py), whole parts and
+groups (extract/whole.py, together.py, onward.py), asks of each whether it can be one kernel (generated.py), in several processes
+(lower_pool.py), and keeps the answers: repeated layers ask once.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, topological
+from ..egraph.memo import memo
 from ..egraph.ops import Type
 from ..egraph.view import EGraphView
-from ..extract.kernel import Call, Operand, Template, contiguous, output_names
+from ..extract.kernel import Backend, Call, Operand, Template, contiguous, output_names
 from ..extract.layouts import images
 from ..extract.onward import Onward
 from ..extract.picks import picks
@@ -29,30 +30,27 @@ from ..extract.whole import Whole
 from .generated import Emitter, Generated, Lowered, across, family_of, lying, template_of
 from .images import channels_innermost, channels_last, filters, uneven
 from .kir import walk
-from .lower_pool import default_pool
+from .lower_pool import LowerPool
 from .lower_worker import Job, Reply, flat
 from .precision import IEEE, PRECISIONS, Precision, within
 
 BODIES = 2  # ways to compute one value from the same others that are kept
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Generator:
-    """A backend that has nothing but what it generates for a view; `several`: also kernels with several outputs. `vectors` is
-    up to how many rows a product is bound by reading its weights, which are then also laid out anew: what one output needs is
-    contiguous."""
+    """Description of a backend that has no kernels but those it generates for a view. Immutable: `opened` gives the object that
+    generates kernels for one optimization.
+
+    `several`: also kernels with several outputs. `vectors`: the number of rows up to which a product is bound by reading its
+    weights, which are then also laid out with the elements that one output needs side by side."""
 
     emitter: Emitter
     helpers: Mapping[str, str]
     device: str = "cuda"
     templates: tuple[Template, ...] = ()
-    known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], Generated] = field(default_factory=dict)
     several: bool = False
     vectors: int = 1
-    precisions: tuple[Precision, ...] = (IEEE,)
-    limit: float = 0.0  # what kernels may lose, as they were asked for last
-    done: set[Hashable] = field(default_factory=set)  # regions that were asked for, with how their values lie
-    answered: dict[Hashable, Sequence[Answer]] = field(default_factory=dict)  # by the same, what computes them
 
     @property
     def name(self) -> str:
@@ -72,21 +70,52 @@ class Generator:
         """How far regions of a view go."""
         return REACHES
 
+    def opened(self, lowerings: Lowerings | None = None) -> Lowering:
+        """The object that generates kernels for the optimization that owns `lowerings`; for nobody else where there is none."""
+        return (Lowerings() if lowerings is None else lowerings).of(self)
+
     def generated(
         self,
         view: EGraphView,
         given: frozenset[int],
         types: Sequence[Type],
-        limit: float = 0.0,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
+        """`Lowering.generated`, for one view alone."""
+        return self.opened().generated(view, given, types, enough)
+
+    def lowering(self, lowerings: Lowerings) -> Lowering:
+        """A new `Lowering` of this backend."""
+        return Lowering(self, lowerings)
+
+
+class Lowering:
+    """The kernels that one optimization generates with one backend: its templates, and which regions it has asked for. Used by one
+    thread at a time."""
+
+    def __init__(self, generator: Generator, owner: Lowerings) -> None:
+        self.generator, self.owner = generator, owner
+        self.emitter, self.name, self.device = generator.emitter, generator.name, generator.device
+        self.helpers, self.templates = generator.helpers, generator.templates
+        self.several, self.vectors = generator.several, generator.vectors
+        self.unavailable = generator.unavailable
+        self.precisions = within(owner.limit, getattr(self.emitter, "precisions", ()))
+        self.known: dict[tuple[tuple[Tensor, ...], tuple[str, ...], bool, Precision], Generated] = {}
+        self.done: set[Hashable] = set()  # regions that were asked for, with how their values lie
+        self.answered: dict[Hashable, Sequence[Answer]] = {}  # by the same, the templates that compute them
+
+    def generated(
+        self,
+        view: EGraphView,
+        given: frozenset[int],
+        types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """(template, classes that it makes, operands' classes) of the regions that a kernel can be generated for: of those
         that make one value from the same others, the `BODIES` with the least arithmetic and the smallest kernels. Then
-        those that compute several values together (extract/together.py). `limit`: what kernels may lose by rounding operands.
-        Where `enough` says so no more are looked for, but those that have been found are there."""
-        self.precisions = within(limit, getattr(self.emitter, "precisions", ()))
-        self.limit = limit
-        regions = Regions(view, given, reaches=self.reaches(view))
+        those that compute several values together (extract/together.py). Once `enough` is true, no more regions are looked for;
+        those found before are given."""
+        regions = Regions(view, given, reaches=self.generator.reaches(view))
         pictures = images(view) - given  # what is given lies row-major
         if self.several:
             first = Whole(regions)
@@ -147,21 +176,19 @@ class Generator:
     def _ahead(self, grown: Iterable[Asked], enough: Callable[[], bool]) -> Iterator[Asked]:
         """The same, each when other processes have lowered it (lower_pool.py), which begin while there are more to come, or have left it
         to this one. From where there is `enough` on, those that were lowered before."""
-        pool = default_pool()
-        names = pool.names if self.name in pool.names else (self.name,)
+        beside = self.owner.open
 
-        def fresh(one: Asked, generator: Generator) -> bool:
+        def fresh(one: Asked, lowering: Lowering) -> bool:
             """Whether it was not asked for yet; it is now."""
-            key = one.key(self.limit)
-            known = key in generator.done
-            generator.done.add(key)
+            known = one.key in lowering.done
+            lowering.done.add(one.key)
             return not known
 
         def job(one: Asked) -> Job:
-            wanted = [n for n in names if n == self.name or fresh(one, generator_of(n))]
-            return Job(tuple(wanted), flat(one.region.terms), (one.call,), one.weights, one.images, self.limit)
+            wanted = [n for n, lowering in beside.items() if n == self.name or fresh(one, lowering)]
+            return Job(tuple(wanted), flat(one.region.terms), (one.call,), one.weights, one.images, self.owner.limit)
 
-        batch, asked = pool.growing(), list[tuple[Asked, bool]]()
+        batch, asked = self.owner.pool.growing(), list[tuple[Asked, bool]]()
         for one in grown:
             asked.append((one, fresh(one, self)))
             if asked[-1][1]:
@@ -169,18 +196,18 @@ class Generator:
         batch.close()
         late = False
         for one, first in asked:
-            late, key = late or enough(), one.key(self.limit)
+            late, key = late or enough(), one.key
             if first:
-                take_in(one.region.terms, batch.there() if late else batch.take(), key)
+                self.owner.take_in(one.region.terms, batch.there() if late else batch.take(), key)
             if not late or key in self.answered:
                 yield one
             elif first:  # whoever has more time may ask again
-                for name in names:
-                    generator_of(name).done.discard(key)
+                for lowering in beside.values():
+                    lowering.done.discard(key)
 
     def answers(self, asked: Asked) -> Sequence[Answer]:
         """The templates that compute a region. Repeated layers ask the same many times."""
-        key = asked.key(self.limit)
+        key = asked.key
         found = self.answered.get(key)
         if found is None:
             found = self.answered[key] = [
@@ -199,9 +226,9 @@ class Generator:
         def job(template: Generated) -> Job:
             return Job((self.name,), flat(template.roots), tuple(by_template[template]), form=forms[template])
 
-        batch = default_pool().batch([partial(job, t) for t in by_template])
+        batch = self.owner.pool.batch([partial(job, t) for t in by_template])
         for template, calls in by_template.items():
-            take_in(tuple(template.roots), batch.take(), None)
+            self.owner.take_in(tuple(template.roots), batch.take(), None)
             for call in calls:
                 assert template.applies is not None
                 template.applies(call)
@@ -210,8 +237,6 @@ class Generator:
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
         """What a job asks for: all forms of a region; or calls of one form, which are answered by what they are lowered to."""
         if job.form is None:
-            self.precisions = within(job.limit, getattr(self.emitter, "precisions", ()))
-            self.limit = job.limit
             return self.answers(Asked(Group((), terms, (), ""), job.calls[0], job.weights, job.images))
         transposed, last, number = job.form
         template = self._template(terms, transposed, last, PRECISIONS[number])
@@ -303,9 +328,10 @@ class Asked(NamedTuple):
     weights: tuple[str, ...]
     images: tuple[str, ...] = ()
 
-    def key(self, limit: float) -> Hashable:
-        """All that its templates depend on."""
-        return self.region.terms, lying(self.call), self.weights, self.images, limit
+    @property
+    def key(self) -> Hashable:
+        """All that its templates depend on within one optimization."""
+        return self.region.terms, lying(self.call), self.weights, self.images
 
 
 # A template, the effort of its call, its expressions
@@ -331,24 +357,39 @@ def _with_places(regions: Regions, types: Sequence[Type]) -> Regions:
     return found
 
 
-def generator_of(name: str) -> Generator:
-    """The generator of that name."""
-    from .registry import backend
+class Lowerings:
+    """The kernels that one optimization generates: an open `Lowering` of each backend that it asks for one, and the processes that
+    read terms beside it. Nothing of it outlives the optimization, or is seen by another one.
 
-    found = backend(name)
-    assert isinstance(found, Generator)
-    return found
+    `limit`: the relative error that kernels may add by rounding operands. Used by one thread at a time."""
 
+    def __init__(self, limit: float = 0.0, pool: LowerPool | None = None) -> None:
+        self.limit, self.pool = limit, LowerPool(0) if pool is None else pool
+        self.open: dict[str, Lowering] = {}  # by the backend's name
 
-def take_in(terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
-    """Keep what another process has lowered of some terms, and what it says of the region that `key` stands for."""
-    for name, found, forms in reply:
-        generator = generator_of(name)
-        made = {form: generator._template(terms, *form[:2], PRECISIONS[form[2]]) for form in {f for f, *_ in found}}
-        for form, call, lowered in found:
-            made[form].lowered.setdefault(call, lowered)
-        if forms is not None:
-            generator.answered[key] = [(made[form], effort, size) for form, effort, size in forms]
+    def of(self, generator: Generator) -> Lowering:
+        """The lowering of a backend, the same one each time."""
+        if generator.name not in self.open:
+            self.open[generator.name] = generator.lowering(self)
+        return self.open[generator.name]
+
+    def opened(self, backend: Backend) -> Backend:
+        """A backend as this optimization uses it: the open lowering of one that generates kernels, any other one as it is."""
+        return self.of(backend) if isinstance(backend, Generator) else backend
+
+    def close(self) -> None:
+        """End the processes. What was lowered stays; processes start again if there is more to lower."""
+        self.pool.close()
+
+    def take_in(self, terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
+        """Keep the kernels that another process has lowered of some terms, and its answer for the region with this `key`."""
+        for name, found, forms in reply:
+            lowering = self.open[name]
+            made = {form: lowering._template(terms, *form[:2], PRECISIONS[form[2]]) for form in {f for f, *_ in found}}
+            for form, call, lowered in found:
+                made[form].lowered.setdefault(call, lowered)
+            if forms is not None:
+                lowering.answered[key] = [(made[form], effort, size) for form, effort, size in forms]
 
 
 def _reads(region: Region | Group) -> tuple[int, ...]:
@@ -381,7 +422,7 @@ def _rows(terms: Sequence[Tensor]) -> int:
     return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _operand(kind: Type) -> Operand:
     return Operand(kind, contiguous(concrete(kind.shape)))
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from math import gcd
 from typing import Any
+
+from ..egraph.memo import memo
 
 WIDE = 1 << 31  # elements beyond which positions need 64 bits
 
@@ -51,7 +53,7 @@ class Division:
 Atom = Axis | Division
 
 
-@cache
+@memo(1 << 16)
 def _name(atom: Atom) -> str:
     return repr(atom)
 

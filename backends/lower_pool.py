@@ -1,29 +1,32 @@
 """Reading terms as kernels in several processes at once: the near side of lower_worker.py.
 
 Whoever has a list of jobs works on it from its beginning, processes from its end, until they meet: nothing waits for a process to
-start, and on a machine without idle cores nothing is lost. While the list still grows, processes take what there is, in order. One thread
-does all: it looks after the processes between its own jobs.
+start, and on a machine without idle cores nothing is lost. While the list still grows, processes take what there is, in order.
+
+A pool belongs to one optimization and is used by one of its threads at a time, which looks after the processes between its own jobs.
+All that the pools of this process share is the number of processes that they may have together (`_room`).
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import pickle
 import selectors
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from ..costdb.device import cores
+from ..egraph.forks import adopted, in_forked_child
 from ..extract.clock import Clock
 from .lower_worker import HEAD, Job, Reply, message
 
-MOST = 16  # processes
+MOST = 16  # processes of all pools together
 PART, AHEAD = 4, 2  # jobs of a message, messages that a process has at once
 WORTH = 100  # jobs of a batch from which on starting processes is worth it: about a second of work
 PATIENCE_S = 30.0  # for one job: a process that takes longer is given up
@@ -36,7 +39,7 @@ class _Process:
     process: subprocess.Popen[bytes]
     out: bytearray = field(default_factory=bytearray)
     into: bytearray = field(default_factory=bytearray)
-    busy: dict[int, None] = field(default_factory=dict)  # jobs that it has
+    busy: dict[int, Batch] = field(default_factory=dict)  # jobs that it has, by number, and who asked for them
     messages: int = 0
     since: float = 0.0  # when it had none
     heard: bool = False  # whether it has ever answered: it may still be starting
@@ -74,23 +77,31 @@ class _Process:
                     pipe.close()
 
 
-@dataclass
+@dataclass(eq=False)
 class Batch:
-    """Jobs under way, each of which is taken once, in their order; numbers count on from one batch to the next."""
+    """Jobs under way, which are taken in their order, once each. A job has a number that no other job of its pool has: several batches
+    may be under way at once."""
 
     pool: LowerPool
-    first: int
     jobs: list[Callable[[], Job]] = field(default_factory=list)
-    found: dict[int, Reply] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)  # of the jobs
+    found: dict[int, Reply] = field(default_factory=dict)  # by number
     grows: bool = True  # whether there may be more jobs
 
     def __post_init__(self) -> None:
         self.taken = self.early = self.given = 0  # by the caller; while there were to be more; from the end
 
     def add(self, job: Callable[[], Job]) -> None:
-        """One more job."""
+        """One more job. Processes have their part in it at once."""
+        self._put(job)
+        if len(self.jobs) == WORTH:
+            self.pool.begin()
+        if len(self.jobs) % PART == 0:
+            self.pool.pump(self)
+
+    def _put(self, job: Callable[[], Job]) -> None:
         self.jobs.append(job)
-        self.pool.added(self)
+        self.numbers.append(self.pool.number())
 
     def close(self) -> None:
         """These are all."""
@@ -100,11 +111,11 @@ class Batch:
     def there(self) -> Reply:
         """What processes have made of the next job by now."""
         self.taken += 1
-        return self.found.pop(self.first + self.taken - 1, [])
+        return self.found.pop(self.numbers[self.taken - 1], [])
 
     def take(self) -> Reply:
         """What processes made of the next job; nothing where it is the caller's to do."""
-        number = self.first + self.taken
+        number = self.numbers[self.taken]
         self.taken += 1
         self.pool.pump(self)
         until = time.monotonic() + PATIENCE_S
@@ -119,33 +130,40 @@ class Batch:
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0
             self.early += count
-            return [(self.first + n, self.jobs[n]()) for n in range(self.early - count, self.early)]
+            return self._made(range(self.early - count, self.early))
         count = max(0, min(PART, self.given - max(self.taken + 1, self.early)))
         self.given -= count
-        return [(self.first + n, self.jobs[n]()) for n in range(self.given, self.given + count)]
+        return self._made(range(self.given, self.given + count))
+
+    def _made(self, places: Iterable[int]) -> list[tuple[int, Job]]:
+        return [(self.numbers[n], self.jobs[n]()) for n in places]
 
 
 class LowerPool:
-    """Up to `size` processes, started when first needed, or by `begin`. `names`: the generators that are in use together: what one
-    asks for, the others will."""
+    """Up to `size` processes (as many as cores but one, unless said otherwise), started when first needed, or by `begin`, as far as
+    other pools leave room for them."""
 
-    names: tuple[str, ...]
-
-    def __init__(self, size: int) -> None:
-        self.size, self.names = size, ()
+    def __init__(self, size: int | None = None) -> None:
+        self.size = min(MOST, cores() - 1) if size is None else size
         self._count = 0  # jobs so far
         self.clock = Clock()  # when processes worked
         self._processes: list[_Process] = []
-        self._selector = selectors.DefaultSelector()
+        self._selector: selectors.BaseSelector | None = None  # while there are processes
+
+    def number(self) -> int:
+        """The number of a new job."""
+        self._count += 1
+        return self._count
 
     def begin(self) -> None:
         """Start the processes, without waiting for them; those that ended for want of work start again."""
         for process in [p for p in self._processes if p.process.poll() is not None and not p.messages]:
             self._drop(process)
-        while len(self._processes) < self.size:
+        while len(self._processes) < self.size and _room.acquire(blocking=False):
             try:
                 self._start()
             except OSError:  # no process, no help
+                _room.release()
                 self.size = len(self._processes)
 
     def _start(self) -> None:
@@ -157,15 +175,17 @@ class LowerPool:
         assert process.stdin is not None and process.stdout is not None
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
-        made = _Process(process)
+        made = _Process(adopted(process))
         self._processes.append(made)
+        if self._selector is None:
+            self._selector = selectors.DefaultSelector()
         self._selector.register(process.stdout, selectors.EVENT_READ, made)
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
-        """Have jobs done, each made when it is sent; one batch at a time, the one before is over."""
+        """Have jobs done, each made when it is sent."""
         found = self.growing()
-        found.jobs += jobs
-        self._count += len(jobs)
+        for job in jobs:
+            found._put(job)
         if len(jobs) >= WORTH:
             self.begin()
         found.close()
@@ -173,17 +193,7 @@ class LowerPool:
 
     def growing(self) -> Batch:
         """The same, of jobs that are added one by one."""
-        for p in self._processes:
-            p.busy.clear()  # what is left of the one before is read and dropped
-        return Batch(self, self._count)
-
-    def added(self, batch: Batch) -> None:
-        """A job was added to a batch: processes have their part in it at once."""
-        self._count += 1
-        if len(batch.jobs) == WORTH:
-            self.begin()
-        if len(batch.jobs) % PART == 0:
-            self.pump(batch)
+        return Batch(self)
 
     def waits_for(self, number: int) -> bool:
         """Whether a process works on a job. One that has not even started has it no more."""
@@ -200,14 +210,14 @@ class LowerPool:
             while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
                 p.since = p.since if p.messages else time.monotonic()
                 p.out += message(jobs)
-                p.busy |= dict.fromkeys(n for n, _ in jobs)
+                p.busy |= dict.fromkeys((n for n, _ in jobs), batch)
                 p.messages += 1
             if p.out:
                 self._safely(p, p.write)
-        for key, _ in self._selector.select(0.05 if wait else 0):
-            self._safely(key.data, partial(self._received, key.data, batch))
+        for key, _ in self._selector.select(0.05 if wait else 0) if self._selector is not None else ():
+            self._safely(key.data, partial(self._received, key.data))
 
-    def _received(self, process: _Process, batch: Batch) -> None:
+    def _received(self, process: _Process) -> None:
         read = process.read()
         if read:
             process.heard = True
@@ -215,8 +225,7 @@ class LowerPool:
             self.clock.spent("read", process.since, now)
             process.since = now
         for number, found in read:
-            if number in process.busy:
-                del process.busy[number]
+            if (batch := process.busy.pop(number, None)) is not None:
                 batch.found[number] = found
 
     def _safely(self, process: _Process, work: Callable[[], None]) -> None:
@@ -230,8 +239,13 @@ class LowerPool:
 
     def _drop(self, process: _Process) -> None:
         self._processes.remove(process)
+        assert self._selector is not None
         self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
         process.end()
+        _room.release()
+        if not self._processes:
+            self._selector.close()
+            self._selector = None
 
     def close(self) -> None:
         """End all processes; they start again when needed."""
@@ -239,12 +253,11 @@ class LowerPool:
             self._drop(process)
 
 
-_pools: list[LowerPool] = []
+_room = threading.BoundedSemaphore(MOST)  # places for processes that no pool has taken
 
 
-def default_pool() -> LowerPool:
-    """The pool of this process, made on first use and closed at exit."""
-    if not _pools:
-        _pools.append(LowerPool(min(MOST, cores() - 1)))
-        atexit.register(_pools[0].close)
-    return _pools[0]
+@in_forked_child
+def _emptied() -> None:
+    """The child has no processes yet: all places are free."""
+    global _room
+    _room = threading.BoundedSemaphore(MOST)

@@ -63,15 +63,17 @@ def built(found: Flat) -> tuple[Tensor, ...]:
 
 def answer(job: Job) -> Reply:
     """What the generators made of a job."""
-    from .generator import generator_of
+    from .generator import Generator, Lowerings
+    from .registry import backend
 
+    lowerings = Lowerings(job.limit)
     found: Reply = []
     for name in job.names:
-        generator = generator_of(name)
-        generator.known.clear()  # what is there later is what this job makes
-        generator.answered.clear()
-        answers = generator.lower_all(built(job.terms), job)
-        forms: dict[Any, Form] = {t: (turned, last, p.number) for (_, turned, last, p), t in generator.known.items()}
+        generator = backend(name)
+        assert isinstance(generator, Generator)
+        lowering = lowerings.of(generator)
+        answers = lowering.lower_all(built(job.terms), job)
+        forms: dict[Any, Form] = {t: (turned, last, p.number) for (_, turned, last, p), t in lowering.known.items()}
         made = [
             (form, key, None if lowered is None else packed(lowered))
             for t, form in forms.items()

@@ -23,6 +23,7 @@ from ..costdb.key import Work
 from ..costdb.schema import Accuracy, Row
 from ..costdb.schema import Failure as FailureRow
 from ..costdb.schema import Timing as TimingRow
+from ..egraph.forks import adopted
 from ..errors import WorkerError
 from ..extract.kernel import Call, Candidate, Template
 from ..extract.work import call_work
@@ -181,10 +182,10 @@ def started(
     path = os.pathsep.join(p for p in sys.path if p)
     known = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **(environment or {})}
     try:
-        return subprocess.Popen(
+        return adopted(subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, env=known, start_new_session=True,
-        )  # fmt: skip
+        ))  # fmt: skip
     except OSError as error:
         raise WorkerError(f"the measuring process cannot be started: {error}") from None
 

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..egraph.forks import Lock
+
 _SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_",
             "openblas_set_num_threads")  # fmt: skip
 
@@ -37,15 +39,25 @@ def _openblas() -> tuple[Any, Any] | None:
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """NumPy's products on the calling thread only, so that no worker of theirs spins afterwards. A no-op where NumPy
-    has another BLAS."""
+    has another BLAS. The number is the process' own: it is set back when the last of those who asked has ended."""
     found = _openblas()
     if found is None:
         yield
         return
     setter, getter = found
-    before = getter()
-    setter(1)
+    with _setting:
+        if not _single["by"]:
+            _single["before"] = getter()
+            setter(1)
+        _single["by"] += 1
     try:
         yield
     finally:
-        setter(before)
+        with _setting:
+            _single["by"] -= 1
+            if not _single["by"]:
+                setter(_single["before"])
+
+
+_setting = Lock()
+_single = {"by": 0, "before": 0}  # how many ask for one thread now; how many threads there are to be in the end

@@ -7,11 +7,11 @@ of those on it that are legal. Nothing that is not legal is ever compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import groupby, product
 from math import log2, prod
 from operator import itemgetter
 
+from ..egraph.memo import memo
 from .kir import Kernel
 from .precision import PRECISIONS
 from .tiling import MULTIPROCESSORS, Shape, Tiling, padded
@@ -56,7 +56,7 @@ def _begun(ranked: Sequence[Schedule], count: int) -> list[Schedule]:
     return [*ranked[:1], *early, *ranked[1:]][:count]
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def _ranked(facts: Facts, count: int) -> tuple[Key, ...]:
     found = sorted(_KINDS[facts.kind](facts), key=itemgetter(1))
     return tuple(_varied(_ordered(found), count))

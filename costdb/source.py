@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from functools import lru_cache
 from hashlib import blake2b
+
+from ..egraph.memo import memo
 
 _STRING = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
 _TRIPLE = r"'''(?:\\.|[^\\])*?'''|\"\"\"(?:\\.|[^\\])*?\"\"\""
@@ -49,7 +50,7 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
     return tree
 
 
-@lru_cache(maxsize=4096)
+@memo(4096)
 def source_hash(source: str, language: str = "python") -> str:
     """32 hex digits naming the normalised source: the `source` field of a `KernelKey`."""
     text = normalise(source, language).encode("utf-8", "backslashreplace")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import settings
-from ..errors import CostStoreError, UsageError
+from ..errors import CostStoreError, UsageError, warned
 from . import cache, shards
 from .key import KernelKey
 from .reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
@@ -149,7 +148,7 @@ class Store:
         return loaded
 
     def _warn(self, message: str) -> None:
-        warnings.warn(f"cost store {self.root}: {message}", CostStoreWarning, stacklevel=4)
+        warned(f"cost store {self.root}: {message}", CostStoreWarning)
 
     # Writing
 

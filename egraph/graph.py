@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,12 +18,13 @@ import numpy as np
 from ..errors import BadModelError, ShapeError, UsageError
 from . import dims, dtypes
 from .dims import Dim, Shape
+from .forks import Lock
 from .ops import OPS, Attrs, Op, Type, check_attrs, infer
 
 LEAVES = ("input", "param", "state", "constant")
 
 _pool: weakref.WeakValueDictionary[tuple[Any, ...], Tensor] = weakref.WeakValueDictionary()
-_entering = threading.Lock()  # held for adding to it: two threads may make the same
+_entering = Lock()  # held for adding to it: two threads may make the same
 
 
 class Tensor:

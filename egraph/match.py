@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from math import isclose
 from typing import Any
 
 import numpy as np
 
 from . import dtypes
+from .memo import memo
 from .pattern import Apply, Attr, Call, Env, Fact, Literal, Name, Term, Value, evaluate, holds
 from .view import EGraphView
 
@@ -221,7 +222,7 @@ def _set(slots: list[Any], place: int, value: Callable[[], Any]) -> Callable[[Th
     return step
 
 
-@cache
+@memo(4096)
 def rounded(value: float, dtype: str) -> float:
     """The number that a dtype holds for a value: 0.1 in a model and 0.1 in a pattern are one number in float32, and no
     other number is. NaN for what an integer cannot hold."""

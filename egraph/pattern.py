@@ -16,13 +16,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
 from ..errors import RuleError
 from . import api, composite
 from .graph import Tensor, make
+from .memo import memo
 from .ops import OPS, Type
 
 
@@ -271,13 +271,13 @@ def _parsed(text: str) -> ast.expr:
         raise RuleError(f"cannot parse {text!r}: {error.msg}", hint="a pattern is one Python expression") from None
 
 
-@cache
+@memo(4096)
 def parse_term(text: str) -> Term:
     """The term of a pattern text; RuleError says what is wrong."""
     return _term(_parsed(text), text)
 
 
-@cache
+@memo(4096)
 def parse_terms(text: str) -> tuple[Term, ...]:
     """The terms of a text, separated by semicolons. Between them, `name := term` names a term for those behind it: what large
     kernels use more than once is written once, and is one object."""
@@ -294,7 +294,7 @@ def parse_terms(text: str) -> tuple[Term, ...]:
     return tuple(found)
 
 
-@cache
+@memo(4096)
 def parse_guard(text: str) -> Attr:
     """The attribute expression of a guard text."""
     return _attr(_parsed(text), text)

@@ -27,6 +27,7 @@ import numpy as np
 
 from ..errors import WorkerError
 from .engine import Arrays, Bounds, Deadline, Engine, EngineError, MemoryLimit, Stopped
+from .forks import Lock, adopted, in_forked_child
 
 MEMORY_EXIT = 77
 START_SECONDS = 30.0
@@ -164,7 +165,7 @@ class Worker:
         except BaseException:
             self.stderr.close()
             raise
-        self.process, self.starting = process, True
+        self.process, self.starting = adopted(process), True
         self.frames: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._listen, args=(process, self.frames), daemon=True).start()
 
@@ -280,17 +281,28 @@ class Pool:
 
 
 _pool: Pool | None = None
+_making = Lock()
 
 
 def default_pool() -> Pool:
-    """The pool of this process, made on first use and closed at exit."""
+    """The pool of this process, made on first use and closed at exit. All threads share it: a worker serves one session at a time."""
     global _pool
-    if _pool is None:
-        from .. import settings
+    with _making:
+        if _pool is None:
+            from .. import settings
 
-        _pool = Pool(settings.current().workers or min(2, os.cpu_count() or 1))
-        atexit.register(_pool.close)
-    return _pool
+            _pool = Pool(settings.current().workers or min(2, os.cpu_count() or 1))
+            atexit.register(_pool.close)
+        return _pool
+
+
+@in_forked_child
+def _left_behind() -> None:
+    """A forked child makes a pool of its own: workers that threads of the parent have would never be given back."""
+    global _pool
+    if _pool is not None:
+        atexit.unregister(_pool.close)
+    _pool = None
 
 
 __all__ = ["MEMORY_EXIT", "Pool", "Worker", "default_pool", "read_frame", "resident_bytes", "serve", "write_frame"]

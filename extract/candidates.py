@@ -138,6 +138,7 @@ def candidates(
     where it says so, for some of the candidates need not make the roots. Where `enough` says so, no more kernels are
     generated (False), or those that were are looked at in no more layouts (True); `stats` tells as `left_out` that some are missing.
     """
+    backends = [opened() if (opened := getattr(b, "opened", None)) is not None else b for b in backends]
     if any(getattr(b, "several", False) and getattr(b, "generated", None) is not None for b in backends):
         view = settled(view, given_classes(view))
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from threading import Thread
 
 from .candidates import Hypergraph
@@ -49,7 +50,8 @@ class Prices:
         if self._late and self._thread is None and self._prepare is not None:
             calls = self.hypergraph.calls[0]
             late = (self.hypergraph.candidates[calls[k]] for k in sorted(self._late) if not self._ended)
-            self._thread = Thread(target=self._prepare, args=(late,), name="prices", daemon=True)
+            given = self._prepare, late
+            self._thread = Thread(target=copy_context().run, args=given, name="prices", daemon=True)
             self._thread.start()
 
     def wait(self, ended: Callable[[], bool] = lambda: False) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from ..egraph import api as t
 from ..egraph import dtypes
 from ..egraph.dims import Dim
 from ..egraph.graph import Data, Tensor
-from ..errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
+from ..errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, warned
 
 T = TypeVar("T")
 NAMED = 12  # names in one warning
@@ -204,7 +203,7 @@ class Weights:
                 hint="is model_type in config.json right?",
             )
         for why, names in left.items():
-            warnings.warn(f"not used, {why}: {listed(names)}", UnusedWeightsWarning, stacklevel=2)
+            warned(f"not used, {why}: {listed(names)}", UnusedWeightsWarning)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..egraph.forks import Lock
 from ..egraph.graph import Graph
 from ..errors import ExportError, UsageError
 from ..extract.collection import no_collection
@@ -44,8 +45,7 @@ def load_module(
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
-    with torch.no_grad(), warnings.catch_warnings(), no_collection(), _untraced():  # (imports alone are a third faster)
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), no_collection(), tracing():  # (imports alone are a third faster)
         try:
             program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
         except Exception as error:
@@ -60,8 +60,7 @@ def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[
 
     writes = writes_of(program) if _is_ready(program) else None
     if writes is None:
-        with torch.no_grad(), warnings.catch_warnings(), no_collection(), _untraced():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), no_collection(), tracing():
             try:
                 program = program.run_decompositions(_decompositions(program))
             except Exception as error:
@@ -70,20 +69,26 @@ def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[
 
 
 # ---------------------------------------------------------------- around torch.export
+_tracing = Lock()
+
+
 @contextmanager
-def _untraced() -> Iterator[None]:
-    """No node keeps the stack that it comes from, where this version of Torch leaves that out: a quarter of the time."""
+def tracing() -> Iterator[None]:
+    """Torch traces, without warnings: in one thread at a time, for tracing changes settings of the whole process, and so does leaving
+    out warnings. No node keeps the stack that it comes from, where this version of Torch has that choice: a quarter of the time."""
     import torch.fx.config as config
 
     name = "do_not_emit_stack_traces"
-    before = getattr(config, name, None)
-    if before is not None:
-        setattr(config, name, True)
-    try:
-        yield
-    finally:
+    with _tracing, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = getattr(config, name, None)
         if before is not None:
-            setattr(config, name, before)
+            setattr(config, name, True)
+        try:
+            yield
+        finally:
+            if before is not None:
+                setattr(config, name, before)
 
 
 def _as_module(function: Callable[..., Any]) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..egraph import dims as dims_
 from ..egraph.dims import Dim
 from ..egraph.graph import Graph
-from ..errors import ShapeError
+from ..errors import ShapeError, warned
 from .export_graph import ExportReader
 from .export_writes import Writes
 
@@ -42,7 +41,7 @@ def read_exported(program: Any, sizes: Sequence[Mapping[int, str]], name: str, w
                 raise error
             return loose
     for title in parts:
-        warnings.warn(f"the model's sizes meet at multiples only: {title} is {reader.examples[title][0]}", stacklevel=3)
+        warned(f"the model's sizes meet at multiples only: {title} is {reader.examples[title][0]}")
     return graph
 
 

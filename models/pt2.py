@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 import zipfile
 from io import BytesIO
 from os import PathLike
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from ..egraph.graph import Graph
 from ..errors import BadModelError, UntrustedModelError
-from .export import first_line, from_exported
+from .export import first_line, from_exported, tracing
 
 
 def load_pt2(path: str | PathLike[str], *, trust: bool = False) -> Graph:
@@ -29,8 +28,7 @@ def load_pt2(path: str | PathLike[str], *, trust: bool = False) -> Graph:
     import torch
 
     _inspect_archive(path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with tracing():
         try:
             program = torch.export.load(path)
         except Exception as error:

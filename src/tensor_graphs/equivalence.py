@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from .egraph.graph import Data, Graph, Tensor, load_data, make, rebuild
@@ -14,7 +15,11 @@ from .errors import ShapeError
 from .rules.prove import LIMITS, NAMED, Prover
 from .source import as_graph
 
-_prover: list[Prover] = []
+
+@lru_cache(1)
+def _prover() -> Prover:
+    """The rules for proofs, which take a second to read. Its declarations of ops and ranks are the same for whoever asks."""
+    return Prover()
 
 
 def equivalent(
@@ -45,10 +50,8 @@ def equivalent(
     pairs = [*zip(left.outputs, right.outputs), *((left.updates[n], right.updates[n]) for n in left.updates)]
     if any(x.type != y.type for x, y in pairs):
         return False
-    if not _prover:
-        _prover.append(Prover())
     with default_pool().session() as session:
-        return bool(_prover[0].prove([pairs], session, limits or LIMITS))
+        return bool(_prover().prove([pairs], session, limits or LIMITS))
 
 
 def _known(source: Any, dims: Mapping[str, int] | None) -> Mapping[str, int] | None:

@@ -7,7 +7,10 @@ Each class carries the process exit code that the command line returns for it:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar
 
 
@@ -154,3 +157,26 @@ class Interrupted(TensorGraphsError):
     """The user stopped the work; what was best so far is kept and named in the message."""
 
     exit_code, code = 130, "interrupted"
+
+
+# ---------------------------------------------------------------- warnings
+_heard: ContextVar[list[str] | None] = ContextVar("tensor_graphs_warnings", default=None)
+
+
+def warned(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn of something that is no error: in the report of the optimization that is under way here, else by `warnings.warn`."""
+    heard = _heard.get()
+    if heard is None:
+        warnings.warn(message, category, stacklevel=3)
+    else:
+        heard.append(message)
+
+
+@contextmanager
+def warnings_into(heard: list[str]) -> Iterator[None]:
+    """Collect the messages of `warned` in a list. (`warnings.catch_warnings` would do so for all threads of the process.)"""
+    token = _heard.set(heard)
+    try:
+        yield
+    finally:
+        _heard.reset(token)

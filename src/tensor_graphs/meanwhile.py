@@ -8,6 +8,7 @@ what was matched here is what there is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import TypeVar
@@ -34,7 +35,7 @@ class Meanwhile:
     def __post_init__(self) -> None:
         self._over = False
         self._enough, self._begun, self._searching = Event(), Event(), Thread()
-        self._matching = Thread(target=self._match, name="matching", daemon=True)
+        self._matching = Thread(target=copy_context().run, args=(self._match,), name="matching", daemon=True)
         self._matching.start()
 
     def matched(self) -> None:
@@ -55,8 +56,8 @@ class Meanwhile:
             if graph is None:
                 return
             self.graph, self._enough, self._begun = graph, Event(), Event()
-            given = graph, self._enough, self._begun
-            self._searching = Thread(target=self._search, args=given, name="measuring", daemon=True)
+            given = self._search, graph, self._enough, self._begun
+            self._searching = Thread(target=copy_context().run, args=given, name="measuring", daemon=True)
             self._searching.start()
             self._begun.wait()
 

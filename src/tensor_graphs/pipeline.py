@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ import numpy as np
 
 from . import settings
 from .accept import Acceptance, renamed, run_flat
-from .backends import lower_pool
 from .backends.direct import direct_plan
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
@@ -154,9 +154,8 @@ def _matched(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool],
     enough: Callable[[bool], bool], narrow: bool = True,
 ) -> Hypergraph:  # fmt: skip
-    limit = spare(session.options.tolerance)
-    chosen = [_Exact(b) if session.options.exact else _Within(b, limit) for b in backends]
-    lower_pool.default_pool().names = tuple(b.name for b in backends if hasattr(b, "prepare"))
+    limit, own = spare(session.options.tolerance), session.lowerings.opened
+    chosen = [_Exact(b) if session.options.exact else _Within(own(b), limit) for b in backends]
     if session.symbolic is not None:
         found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
         return session.symbolic.hypergraph(found)
@@ -255,12 +254,6 @@ class _Within:
         """See `Backend.templates`."""
         return tuple(t for t in self.base.templates if t.loss <= self.limit)
 
-    @property
-    def generated(self) -> Any:
-        """What is generated, in the precisions that are worth trying."""
-        found = getattr(self.base, "generated", None)
-        return found and (partial(found, limit=self.limit) if hasattr(self.base, "emitter") else found)
-
 
 @dataclass(frozen=True)
 class _Exact:
@@ -310,7 +303,8 @@ def stored_narrow(
     if not multiplies_bfloat16():
         return None
     with session.stage("candidates", "values in bfloat16"):
-        return candidates(view, storing_narrow(backends), view_strides, types, stop)
+        own = [session.lowerings.opened(b) for b in backends]
+        return candidates(view, storing_narrow(own), view_strides, types, stop)
 
 
 def _cheapest(
@@ -442,7 +436,7 @@ def optimize(
         again=again,
     )
     session = Session(options, progress or Progress())
-    with measuring_begun(session):
+    with session.running(), measuring_begun(session):
         return _optimized(session, source, example_inputs, params, dims, fixed, dynamic_shapes, example_kwargs, trust)
 
 
@@ -684,8 +678,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     measurer = begun[1] if begun else measurer_of(options, backends, store)
     early: Meanwhile | None = None
     if isinstance(measurer, GpuMeasurer):
-        lower_pool.default_pool().clock = Clock()
-        lower_pool.default_pool().begin()  # takes as long as rewriting does
+        session.lowerings.pool.begin()  # takes as long as rewriting does
         early = meanwhile(session, work, backends, store, measurer)
     try:
         view, blocks, views = saturated(session, work)
@@ -693,7 +686,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
             with session.stage("candidates"):
                 early.matched()
         graphs = hypergraphs(session, work, view, backends, early.graph if early is not None else None)
-        lower_pool.default_pool().close()  # what its processes know takes memory
+        session.lowerings.close()  # its processes take memory
         if options.verify:
             session.reserved = expected_seconds(prepared.graph, graph_flops(list(work.roots)), on_gpu(backends))
         if early is not None:
@@ -716,7 +709,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     finally:
         if early is not None:
             early.end()
-        lower_pool.default_pool().close()
+        session.lowerings.close()
         if measurer is not None:
             measurer.close()
     report.verification = checked.to_json() if checked else None
@@ -731,7 +724,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
     report.seconds, report.cut = session.clock.seconds, list(dict.fromkeys(session.cut))
     if measurer is not None and not isinstance(measurer, CpuMeasurer):
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
-        session.clocks += [("readers", lower_pool.default_pool().clock), *measurer.clocks]
+        session.clocks += [("readers", session.lowerings.pool.clock), *measurer.clocks]
     report.timeline = session.timeline
     program.report = report
     _attached(program, prepared, symbolic, as_written=session.kept)
@@ -764,7 +757,7 @@ def _referring(
         with suppress(Exception), clock.running("compute"), turns:
             found.append(first_reference(prepared.graph, "cuda", seed=options.seed, poll=poll))
 
-    thread = Thread(target=compute, name="reference", daemon=True)
+    thread = Thread(target=copy_context().run, args=(compute,), name="reference", daemon=True)
     thread.start()
 
     def result() -> dict[int, Reference]:
@@ -972,14 +965,17 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
         memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=beside_ours(rules),
     )  # fmt: skip
     session = Session(options, progress or Progress())
-    with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
-        graph = as_graph(source, example_inputs, params=params, dims=dims, example_kwargs=example_kwargs, trust=trust)
-    prepared = prepare(session, graph, dims)
-    view, _, _ = saturated(session, prepared.work)
-    backends = select(options.backend)
-    graphs = [hypergraph(session, v, backends) for v in (*session.smaller, view)]
-    with open_store(session) as store:
-        _, choice = _cheapest(session, graphs, CostPricer(store), None)
+    with session.running():
+        with session.stage("load", str(source) if isinstance(source, str | Path) else ""):
+            graph = as_graph(
+                source, example_inputs, params=params, dims=dims, example_kwargs=example_kwargs, trust=trust
+            )
+        prepared = prepare(session, graph, dims)
+        view, _, _ = saturated(session, prepared.work)
+        backends = select(options.backend)
+        graphs = [hypergraph(session, v, backends) for v in (*session.smaller, view)]
+        with open_store(session) as store:
+            _, choice = _cheapest(session, graphs, CostPricer(store), None)
     return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,19 +11,22 @@ from pathlib import Path
 from types import NoneType
 
 from . import settings
+from .backends.generator import Lowerings
+from .backends.lower_pool import LowerPool
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
 from .costdb.store import Store, default_root
+from .egraph.memo import forget
 from .egraph.rule import Rule
 from .egraph.saturate import Limits
 from .egraph.view import EGraphView
-from .errors import UsageError
+from .errors import UsageError, warnings_into
 from .extract.clock import Clock, Halted
 from .progress import Progress
 from .rules import ALL
 from .symbolic import Symbolic
 from .timeline import Rows, timeline
-from .verify import Tolerance, allowed_error
+from .verify import Tolerance, allowed_error, spare
 
 LATE = 0.25  # of the budget: what looking for a plan within tolerance may take beyond it
 
@@ -101,8 +103,19 @@ class Session:
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # of others who take part, for the timeline
 
     def __post_init__(self) -> None:
+        self.lowerings = Lowerings(spare(self.options.tolerance), LowerPool())  # kernels that are generated for it
         self.start = self.now()
         self.began = time.monotonic()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The time in which the optimization is under way. In the end its processes end, and what was kept to be computed once is
+        dropped."""
+        try:
+            yield
+        finally:
+            self.lowerings.close()
+            forget()
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
@@ -200,7 +213,5 @@ def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
 @contextmanager
 def kept_warnings(session: Session) -> Iterator[None]:
     """Keep what the block warns of for the report."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings_into(session.warnings):
         yield
-    session.warnings += [str(w.message) for w in caught if issubclass(w.category, UserWarning)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError
+from .errors import UsageError, warned
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,12 @@ def _temporary_home() -> Path:
     if not _temporary:
         import atexit
         import tempfile
-        import warnings
 
         _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
         atexit.register(_removed, _temporary[0], os.getpid())
         if _override.get() is None:
             os.environ["TENSOR_GRAPHS_HOME"] = str(_temporary[0])
-        warnings.warn(
-            f"the cache folder is not writable; using {_temporary[0]} for this process (set TENSOR_GRAPHS_HOME)",
-            stacklevel=3,
-        )
+        warned(f"the cache folder is not writable; using {_temporary[0]} for this process (set TENSOR_GRAPHS_HOME)")
     return _temporary[0]
 
 

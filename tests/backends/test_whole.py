@@ -164,7 +164,7 @@ def whole_of(roots: Terms, **more: bool) -> Whole:
 
 def kernel_for(group: Group) -> tuple[Generated, Call]:
     """Triton's template of a group, and its call in row-major memory."""
-    template = backend("triton")._template(group.terms, ())  # type: ignore[attr-defined]
+    template = backend("triton").opened()._template(group.terms, ())  # type: ignore[attr-defined]
     leaves = {str(leaf.attr("name")): Operand(leaf.type, contiguous(concrete(leaf.shape))) for leaf, _ in group.leaves}
     first, *more = (Operand(term.type, contiguous(concrete(term.shape))) for term in group.terms)
     return template, Call(leaves, first, {}, more=tuple(more))

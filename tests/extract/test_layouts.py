@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import tensor_graphs.egraph.api as t
-from tensor_graphs.backends import lower_pool
 from tensor_graphs.backends.images import channels_innermost
-from tensor_graphs.backends.lower_pool import LowerPool
 from tensor_graphs.backends.torch_cuda import BACKEND as LIBRARIES
 from tensor_graphs.backends.triton import BACKEND as TRITON
 from tensor_graphs.backends.views import view_strides
@@ -18,12 +14,6 @@ from tensor_graphs.extract.kernel import Candidate, Operand, Vertex, contiguous
 from tensor_graphs.extract.layouts import Lies, Places, between, images
 
 SHAPE = (2, 16, 8, 8)
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No processes beside this one."""
-    monkeypatch.setattr(lower_pool, "_pools", [LowerPool(0)])
 
 
 def conv(x: Tensor, name: str, size: int = 3) -> Tensor:
