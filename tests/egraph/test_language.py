@@ -22,7 +22,6 @@ from tensor_graphs.egraph.ops import OPS, Type
 from tensor_graphs.egraph.pattern import Fact, evaluate, parse_guard
 from tensor_graphs.egraph.pricing import Roofline, node_prices, price, tree_costs
 from tensor_graphs.egraph.program import make_program
-from tensor_graphs.egraph.recurrent import layers
 from tensor_graphs.egraph.rewrite import compile_rule
 from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import InProcess, Limits, decode, saturate_block
@@ -60,8 +59,9 @@ def _every_law() -> list[Tensor]:
         c.rope(x, t.param("cos", (1, 3, 4)), t.param("sin", (1, 3, 4))),
         c.cross_entropy(t.input("l", (5, 3)), t.input("tt", (5,), "int64")), c.softmax(x, axis=2),
         t.full((2, 2), 3), t.iota((2, 3), 1), c.logsumexp(x, axes=(1, 2)),
-        *layers(x, [t.input("first", (2, 3, 5))], [t.param(f"r{i}", s) for i, s in enumerate([(5, 4), (5, 5), (5,), (5,)] * 2)],
-                cell="plain", activations="tanh", hidden=5, width=5, count=1, directions=2)[1],
+        make("recurrent", [x, t.input("first", (60,)), t.param("lstm", (440,))],
+             {"cell": "lstm", "variant": "", "activations": "sigmoid tanh tanh", "hidden": 5, "width": 5, "layers": 1,
+              "directions": 2}),
     ]  # fmt: skip
 
 
