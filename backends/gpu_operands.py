@@ -64,6 +64,9 @@ def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
         if node.op in ("matmul", "conv") and id(node) not in tempered:
             for leaf in _weights(node.args[1]):
                 found[leaf].scale = _fan_in(node) ** -0.5
+        if node.op == "recurrent":  # else rounding would grow from step to step
+            for leaf in _weights(node.args[2]):
+                found[leaf].scale = 0.5 * node.attr("hidden") ** -0.5
         if node.op == "mul" and any(a.op == "full" and abs(a.attr("value")) >= _HUGE for a in node.args):
             for leaf in _below(node, _VIEWS | {"add", "sub", "mul", "where", "eq"}):
                 found[leaf].bound = 2

@@ -87,7 +87,7 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
 _pool: list[Array] = []
 
 
-def _values(name: str, kind: Type, bound: int, positive: bool) -> Array:
+def _values(name: str, kind: Type, bound: int, positive: bool, scale: float = 1.0) -> Array:
     """Values of a type, the same for the same name: cut from one pool of normal numbers, repeated when long. An array also where
     it is one number, of which NumPy's operators make a scalar."""
     if not _pool:
@@ -100,12 +100,14 @@ def _values(name: str, kind: Type, bound: int, positive: bool) -> Array:
         line = np.abs(line * 1e4).astype(np.int64) % max(bound, 1)
     elif positive:
         line = np.abs(line) + np.float32(0.1)
+    elif scale != 1.0:
+        line = line * np.float32(scale)
     return np.asarray(line, dtypes.numpy_dtype(kind.dtype))
 
 
-def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, int, bool]]:
-    """What the values of each operand are drawn by: type, bound of integers, whether positive. Indices stay within what they
-    index. It depends on a kernel's meaning only, not on who computes it."""
+def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, int, bool, float]]:
+    """What the values of each operand are drawn by: type, bound of integers, whether positive, factor. Indices stay within what they
+    index, and recurrent weights are so small that rounding does not grow from step to step. It depends on a kernel's meaning only, not on who computes it."""
     nodes = topological(roots)
     bounds: dict[str, int] = {}
     for node in (n for n in nodes if n.op in _INDEXED):
@@ -113,8 +115,12 @@ def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, int, boo
         for leaf in topological([node.args[1]]):
             if leaf.op == "param":
                 bounds[leaf.attr("name")] = min(size, bounds.get(leaf.attr("name"), size))
+    scales = {
+        leaf.attr("name"): 0.5 * node.attr("hidden") ** -0.5
+        for node in nodes if node.op == "recurrent" for leaf in topological([node.args[2]]) if leaf.op == "param"
+    }  # fmt: skip
     positive = not _POSITIVE.isdisjoint(n.op for n in nodes)
-    return {name: (o.type, bounds.get(name, 100), positive) for name, o in call.operands.items()}
+    return {name: (o.type, bounds.get(name, 100), positive, scales.get(name, 1.0)) for name, o in call.operands.items()}
 
 
 # ---------------------------------------------------------------- correctness

@@ -309,6 +309,10 @@ def _reductions() -> list[Template]:
 
 
 # ---------------------------------------------------------------- contractions
+RECURRENT = "recurrent(x, s, w, " + ", ".join(f"{a}={a}" for a in OPS["recurrent"].attrs) + ")"
+RECURRENT_ATTRS = ", ".join("{" + a + "}" for a in OPS["recurrent"].attrs)
+
+
 def _rows(call: Call, name: str) -> str:
     """The operand as a matrix: all axes but the last as one."""
     operand = call.output if name == "out" else call.operands[name]
@@ -376,6 +380,8 @@ def _contractions() -> list[Template]:
             "pool({x}, np.maximum, -inf, {kernel}, {strides}, {pads}, {dilations}, {around}, {out}, {out})", _around)),
         row("avg_pool", f"avg_pool(x, {pool})", family="reduction", setup=("pool",), **with_rooms(
             "pool({x}, np.add, 0, {kernel}, {strides}, {pads}, {dilations}, {around}, {work}, {out})", _around_and_sums)),
+        row("recurrent", RECURRENT, "np.copyto({out}, recurrent({x}, {s}, {w}, " + RECURRENT_ATTRS + "))", setup=("recurrent",),
+            exact=True, **more),
         row("attention", f"attention(q, k, v, {attention})", family="attention", setup=("attention", "hidden_scores"),
             **with_rooms(_attention_text, _scores)),
         row("masked_attention", f"masked_attention(q, k, v, m, {attention})", family="attention",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..egraph import special
+from ..egraph import recurrence, special
 
 Array = np.ndarray[Any, Any]
 
@@ -486,4 +486,4 @@ HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for name, value in list(globals().items())
     if inspect.isfunction(value) and value.__module__ == __name__ and name[0] != "_"
-} | {"defined_erf": _error_function()}
+} | {"defined_erf": _error_function(), **{f: inspect.getsource(getattr(recurrence, f)).rstrip() for f in ("scan", "recurrent")}}

@@ -181,7 +181,7 @@ class Program:
             if inputs is None:
                 raise
             found = self.flat(**inputs)
-        return _structured(self.manifest.structure, found)
+        return structured(self.manifest.structure, found)
 
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
         """Run it; the outputs one after the other, without the graph's structure."""
@@ -342,7 +342,7 @@ def refuse_occupied(target: Path) -> None:
         raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
 
 
-def _structured(structure: Any, results: Sequence[Any]) -> Any:
+def structured(structure: Any, results: Sequence[Any]) -> Any:
     """Results in their structure, in which positions stand for them; None for the only one."""
     return results[0] if structure is None else _filled(structure, results)
 

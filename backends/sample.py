@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..egraph import pattern
+from ..egraph.dtypes import is_float
+from ..egraph.laws import GATES
 from ..egraph.ops import OPS, Type
 from ..errors import ShapeError
 from ..extract.kernel import Call, Operand, Template, contiguous
@@ -318,6 +320,26 @@ def _cross_entropy(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
     return [Type((*_ints(kind), 6), kind.dtype), Type(kind.shape, "int64")]
 
 
+def _recurrent(s: _Draw, call: pattern.Call, kind: Type) -> list[Type]:
+    """The line's length follows from what is drawn here: the wanted one is not met."""
+    if kind.rank != 1 or not is_float(kind.dtype):
+        raise Retry
+    cell = s.give(call, "cell", s.rng.choice(("lstm", "gru", "plain")))
+    usual = {"lstm": "sigmoid tanh tanh", "gru": "sigmoid tanh", "plain": s.rng.choice(("tanh", "relu"))}[cell]
+    rare = {"lstm": ("peephole", "coupled"), "gru": ("reset first",), "plain": ("",)}[cell]
+    s.give(call, "activations", usual)
+    variant = s.give(call, "variant", s.rng.choice(("", "", *rare)))
+    hidden = s.give(call, "hidden", s.size())
+    width = s.give(call, "width", s.rng.choice((hidden, hidden, 1)) if cell == "lstm" else hidden)
+    layers, directions = s.give(call, "layers", s.rng.choice((1, 2))), s.give(call, "directions", s.rng.choice((1, 2)))
+    steps, batch, size, count = s.size(), s.size(), s.size(), layers * directions
+    rows = hidden * GATES[cell][0]
+    states = count * batch * (width + (hidden if cell == "lstm" else 0))
+    own = rows * (width + 2) + (width * hidden if width != hidden else 0) + (3 * hidden if "peep" in variant else 0)
+    weights = directions * rows * (size + (layers - 1) * directions * width) + count * own
+    return [Type(shape, kind.dtype) for shape in ((steps, batch, size), (states,), (weights,))]
+
+
 #: op or law -> its rule backwards.
 _RULES: dict[str, Rule] = {
     "pointwise": _pointwise, "compare": _compare, "where": _where, "cast": _cast, "reduce": _reduce,
@@ -326,6 +348,7 @@ _RULES: dict[str, Rule] = {
     "broadcast_to": _broadcast, "slice": _slice, "windows": _windows, "concat": _concat, "pad": _pad,
     "gather": _gather, "gather_elements": _gather_elements, "scatter_elements": _scatter, "norm": _norm,
     "channel_norm": _channel_norm, "attention": _attention, "rope": _rope, "cross_entropy": _cross_entropy,
+    "recurrent": _recurrent,
 }  # fmt: skip
 
 

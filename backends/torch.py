@@ -16,7 +16,7 @@ from typing import Any
 from ..egraph import dtypes
 from ..egraph.ops import OPS
 from ..extract.kernel import Call, Code, Template, identified, identify
-from .numpy import concats, keeps_dtype, spell
+from .numpy import RECURRENT, RECURRENT_ATTRS, concats, keeps_dtype, spell
 from .torch_calls import (
     BITS,
     CONVOLUTIONS,
@@ -411,6 +411,43 @@ def _pools() -> list[Template]:
     return found
 
 
+# ---------------------------------------------------------------- recurrent layers
+#: What Torch's own recurrent layers compute: cell -> activations.
+_CELLS = {"lstm": ("sigmoid tanh tanh",), "gru": ("sigmoid tanh",), "plain": ("tanh", "relu")}
+
+
+def _own_cell(call: Call) -> bool:
+    return not call.attrs["variant"] and call.attrs["activations"] in _CELLS[call.attrs["cell"]]
+
+
+def _spelled_cell(call: Call) -> bool:
+    return not _own_cell(call)
+
+
+def _size(call: Call) -> str:
+    return str(extents(call.operands["x"])[-1])
+
+
+def _recurrent_prep(call: Call) -> str:
+    a, names = call.attrs, ("hidden", "width", "layers", "directions")
+    sizes = ", ".join(str(v) for v in (_size(call), *(a[n] for n in names)))
+    return f"recurrent_packed({call.names['w']}, {a['cell']!r}, {a['activations']!r}, {sizes})"
+
+
+def _recurrent() -> list[Template]:
+    call = "recurrent_layers({x}, {s}, WEIGHTS, {cell}, {activations}, {hidden}, {width}, {layers}, {directions}, out={out})"
+    weights = "recurrent_weights({w}, {cell}, {size}, {hidden}, {width}, {layers}, {directions})"
+    own: dict[str, Any] = {"family": "recurrent", "dense": ("s", "w"), "applies": _all(_FLOAT, _own_cell)}
+    return [
+        row("recurrent", RECURRENT, spell(call.replace("WEIGHTS", weights), size=_size),
+            setup=("recurrent_layers", "recurrent_weights"), **own),
+        row("recurrent_packed", RECURRENT, call.replace("WEIGHTS", "{w}"), prep={"w": _recurrent_prep},
+            setup=("recurrent_layers", "recurrent_packed"), **own),
+        row("recurrent_spelled", RECURRENT, "recurrent_spelled({x}, {s}, {w}, " + RECURRENT_ATTRS + ", out={out})",
+            family="recurrent", setup=("recurrent_spelled", "scan"), applies=_all(_FLOAT, _spelled_cell)),
+    ]  # fmt: skip
+
+
 # ---------------------------------------------------------------- attention, layout, indexing
 _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
@@ -463,7 +500,7 @@ class TorchBackend:
     @cached_property
     def templates(self) -> Sequence[Template]:
         """All kernels; views and what Torch lacks are NumPy's."""
-        return (*_pointwise(), *_reductions(), *_products(), *_convolutions(), *_pools(), *_rest())
+        return (*_pointwise(), *_reductions(), *_products(), *_convolutions(), *_pools(), *_recurrent(), *_rest())
 
     def unavailable(self) -> str:
         """Empty, or that Torch is missing or broken."""

@@ -1,11 +1,13 @@
 """The small functions that emitted source may contain where it uses Torch. Their own text is copied into it: each may
-use `torch` and the other functions here, nothing else.
+use `torch` and the other functions here (and `scan`, which is NumPy's too), nothing else.
 """
 
 from __future__ import annotations
 
 import inspect
 from typing import TYPE_CHECKING, Any
+
+from ..egraph.recurrence import scan
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +72,68 @@ def attention_spelled(
     return torch.matmul(torch.softmax(scores, -1), v)
 
 
+def recurrent_weights(
+    w: Any, cell: str, size: int, hidden: int, width: int, layers: int, directions: int
+) -> list[Any]:
+    """The weights of recurrent layers, one line, as views in the order in which Torch's recurrent functions take them."""
+    rows, found, taken = hidden * {"lstm": 4, "gru": 3, "plain": 1}[cell], [], 0
+    for _ in range(layers):
+        for _ in range(directions):
+            shapes = [(rows, size), (rows, width), (rows,), (rows,), *([(width, hidden)] if width != hidden else [])]
+            for shape in shapes:
+                count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+                found.append(w[taken : taken + count].view(shape))
+                taken += count
+        size = directions * width
+    return found
+
+
+def recurrent_packed(
+    w: Any, cell: str, activations: str, size: int, hidden: int, width: int, layers: int, directions: int
+) -> list[Any]:
+    """The same weights; on a GPU in one piece of memory as cuDNN wants them, in copies."""
+    found = recurrent_weights(w, cell, size, hidden, width, layers, directions)
+    if w.is_cuda and torch.backends.cudnn.is_acceptable(w):
+        found, mode = [v.clone() for v in found], {"lstm": 2, "gru": 3, "plain": int(activations == "tanh")}[cell]
+        projected = width if width != hidden else 0
+        each = 5 if projected else 4
+        torch._cudnn_rnn_flatten_weight(found, each, size, mode, hidden, projected, layers, False, directions == 2)
+    return found
+
+
+def recurrent_layers(
+    x: Any, state: Any, weights: Any, cell: str, activations: str, hidden: int, width: int, layers: int, directions: int,
+    out: Any = None,
+) -> Any:  # fmt: skip
+    """Torch's recurrent layers: hidden values of all steps, then the last states, in one line."""
+    count, batch = layers * directions, x.shape[1]
+    cut = count * batch * width
+    first, settings = state[:cut].view(count, batch, width), (True, layers, 0.0, False, directions == 2, False)
+    if cell == "lstm":
+        memories = state[cut:].view(count, batch, hidden)
+        found = torch._VF.lstm(x, (first, memories), weights, *settings)
+    else:
+        name = "gru" if cell == "gru" else f"rnn_{activations}"
+        found = getattr(torch._VF, name)(x, first, weights, *settings)
+    return torch.cat([v.reshape(-1) for v in found], out=out)
+
+
+def recurrent_spelled(
+    x: Any, state: Any, w: Any, cell: str, variant: str, activations: str, hidden: int, width: int, layers: int,
+    directions: int, out: Any = None,
+) -> Any:  # fmt: skip
+    """Recurrent layers step by step, for what Torch's own do not know."""
+    functions = torch.nn.functional
+    acts = {
+        "sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu, "softplus": functions.softplus,
+        "softsign": functions.softsign,
+    }  # fmt: skip
+    wide = torch.float32 if x.element_size() == 2 else x.dtype
+    x, state, w = x.to(wide), state.to(wide), w.to(wide)
+    made = scan(x, state, w, acts, torch.cat, cell, variant, activations, hidden, width, layers, directions)
+    return made if out is None else out.copy_(made)
+
+
 def conv_uneven(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> Any:
     """Convolution with different padding before and after."""
     n = len(pads) // 2
@@ -90,5 +154,5 @@ def rope_out(x: Any, cos: Any, sin: Any, out: Any) -> None:
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for name, value in list(globals().items())
-    if inspect.isfunction(value) and value.__module__ == __name__
+    if inspect.isfunction(value) and value.__module__ in (__name__, scan.__module__)
 }

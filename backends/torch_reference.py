@@ -14,6 +14,7 @@ import numpy as np
 from ..egraph import dtypes
 from ..egraph.graph import Graph, Tensor, load_data, topological
 from ..egraph.interpret import expand_all
+from ..egraph.recurrence import scan
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -269,6 +270,16 @@ def _scatter_elements(attrs: Attrs, x: Any, index: Any, updates: Any) -> Any:
     return x.scatter_reduce(axis, index, updates, {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[mode])
 
 
+def _recurrent(attrs: Attrs, x: Any, state: Any, w: Any) -> Any:
+    import torch
+    from torch.nn import functional
+
+    acts = {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu, "softplus": functional.softplus,
+            "softsign": functional.softsign}  # fmt: skip
+    wide = torch.float32 if x.element_size() == 2 else x.dtype
+    return scan(x.to(wide), state.to(wide), w.to(wide), acts, torch.cat, **attrs).to(x.dtype)
+
+
 #: atomic op -> its value from attributes and operands.
 FUNCTIONS: dict[str, Function] = {
     **{op: _torch(op) for op in (
@@ -286,7 +297,7 @@ FUNCTIONS: dict[str, Function] = {
     "argmin": lambda a, x: x.argmin(dim=a["axis"], keepdim=True),
     "cumsum": lambda a, x: _counted(x).cumsum(dim=a["axis"]).to(x.dtype),
     "argsort": _argsort,
-    "matmul": _matmul, "conv": _conv,
+    "matmul": _matmul, "conv": _conv, "recurrent": _recurrent,
     "reshape": lambda a, x: x.reshape(a["shape"]),
     "permute": lambda a, x: x.permute(a["perm"]),
     "broadcast_to": lambda a, x: x.expand(a["shape"]),

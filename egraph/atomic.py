@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from . import dtypes
 from .ops import Op, register
+from .recurrence import recurrent
 from .special import erf
 
 Array = np.ndarray[Any, Any]
@@ -285,6 +286,14 @@ register(Op("conv", 2, "conv", "contraction",
             {"strides": "dims", "pads": "dims", "dilations": "dims", "groups": "int"}, {},
             "convolution (cross-correlation) of x[N, C, *S] with w[O, C/groups, *K]", numpy=conv, linear=(0, 1),
             onnx=("Conv",), aten=("convolution",)))  # fmt: skip
+
+register(Op("recurrent", 3, "recurrent", "contraction",
+            {"cell": "str", "variant": "str", "activations": "str", "hidden": "int", "width": "int", "layers": "int",
+             "directions": "int"}, {},
+            "recurrent layers over x[T, B, I], all in one line: hidden values [T, B, directions * width], then the last states; "
+            "the first states and the weights of all layers are lines, too (egraph/recurrent.py)",
+            numpy=lambda a, x, state, w: recurrent(x, state, w, **a), floats_only=True, onnx=("LSTM", "GRU", "RNN"),
+            aten=("lstm", "gru", "rnn_tanh", "rnn_relu")))  # fmt: skip
 
 register(Op("reshape", 1, "reshape", "view", {"shape": "dims"}, {}, "other sizes, same order of elements",
             numpy=lambda a, x: np.reshape(x, a["shape"]), linear=(0,), onnx=("Reshape",),

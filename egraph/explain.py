@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
-from .composite import expand
 from .congruence import Congruence, Equation, ShortProofs
 from .graph import LEAVES, Graph, Tensor, topological
 from .instance import FAILURES, number_of
 from .match import Binding, Matcher
 from .pattern import build, holds
+from .recurrent import parts_of
 from .rule import Rule
 from .saturate import Limits, Session, saturate_block
 from .unfold import GAP, MOST_STEPS, TooDeep, position, unfold
@@ -225,8 +225,7 @@ def _definitions(roots: Iterable[Tensor]) -> Iterator[Equation]:
         if node in done:
             continue
         done.add(node)
-        if node.entry.composite:
-            parts = expand(node)
+        if (parts := parts_of(node)) is not None:
             yield Equation(DEFINITION + node.op, node, parts)
             waiting += topological([parts])
 

@@ -288,6 +288,11 @@ def _cross_entropy(op: Op, ranks: Sequence[int]) -> Cases:
     yield LawCase(S1, D0)
 
 
+def _recurrent(op: Op, ranks: Sequence[int]) -> Cases:
+    rows = f"(* {_at(S0, 0)} (* {_at(S0, 1)} (* a_directions a_width)))"
+    yield LawCase(_vec([f"(+ {rows} {_at(S1, 0)})"]), D0)
+
+
 #: The same names as `laws.LAWS`; `ranks` are those that may occur.
 LAW_TEXT: dict[str, Callable[[Op, Sequence[int]], Cases]] = {
     "leaf": _leaf,
@@ -318,6 +323,7 @@ LAW_TEXT: dict[str, Callable[[Op, Sequence[int]], Cases]] = {
     "attention": _attention,
     "rope": _same,
     "cross_entropy": _cross_entropy,
+    "recurrent": _recurrent,
     "same": _same,
 }
 

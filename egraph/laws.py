@@ -12,6 +12,9 @@ from . import dtypes
 from .dims import Dim, Shape, volume
 from .ops import Attrs, Op, Type
 
+#: recurrent cell -> how many blocks of rows its weights have, and how many activations it takes.
+GATES = {"lstm": (4, 3), "gru": (3, 2), "plain": (1, 1)}
+
 Law = Callable[[Op, tuple[Type, ...], Attrs], Type]
 
 
@@ -301,6 +304,28 @@ def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(target.shape, logits.dtype)
 
 
+def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """x[T, B, I], a line of first states and a line of weights: a line of T * B * directions * width elements and the states."""
+    x, state, w = types
+    hidden, width, count = attrs["hidden"], attrs["width"], attrs["layers"] * attrs["directions"]
+    if (x.rank, state.rank, w.rank) != (3, 1, 1) or min(hidden, width, count) < 1 or attrs["directions"] > 2:
+        raise ShapeError("recurrent needs x[T, B, I], a line of states, a line of weights, and positive sizes")
+    if attrs["cell"] not in GATES or len(attrs["activations"].split()) != GATES[attrs["cell"]][1]:
+        raise ShapeError(f"no recurrent cell {attrs['cell']!r} with the activations {attrs['activations']!r}")
+    steps, batch, size = x.shape
+    if isinstance(steps, int) and steps < 1:
+        raise ShapeError("a recurrent layer needs at least one step")
+    lstm, rows = attrs["cell"] == "lstm", hidden * GATES[attrs["cell"]][0]
+    states = count * batch * (width + (hidden if lstm else 0))
+    every = rows * (width + 2) + (width * hidden if width != hidden else 0)
+    every += 3 * hidden if "peephole" in attrs["variant"] else 0
+    inputs = attrs["directions"] * rows * (size + (attrs["layers"] - 1) * attrs["directions"] * width)
+    if state.shape[0] != states or w.shape[0] != inputs + count * every:
+        sizes = (states, state.shape[0], inputs + count * every, w.shape[0])
+        raise ShapeError("the states have {1} elements, not {0}, or the weights {3}, not {2}".format(*sizes), sizes=sizes)
+    return Type((steps * batch * attrs["directions"] * width + states,), _same_dtype(types))
+
+
 def same(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Type of the first operand; every axis named must exist."""
     for axis in (*attrs.get("axes", ()), *((attrs["axis"],) if "axis" in attrs else ())):
@@ -337,6 +362,7 @@ LAWS: dict[str, Law] = {
     "attention": attention,
     "rope": rope,
     "cross_entropy": cross_entropy,
+    "recurrent": recurrent,
     "same": same,
 }
 __all__ = ["LAWS", "Law", "axis_of", "broadcast", "conv_size"]

@@ -15,12 +15,12 @@ from typing import Any
 from ..errors import ShapeError
 from . import dtypes
 from .blocks import weight_only
-from .composite import expand
 from .dims import Shape, concrete
 from .graph import LEAVES, Graph, Tensor, topological
 from .language import SNAP, Interner
 from .ops import OPS, Attrs
 from .pricing import Pricing, tree_costs
+from .recurrent import parts_of
 
 Row = tuple[int, ...]  # operand classes or node numbers, then attribute numbers (dims: index into `Lowered.dims`)
 
@@ -101,10 +101,10 @@ def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]
     nodes, pairs = graph.nodes(), list[tuple[Tensor, Tensor]]()
     done, start = set(nodes), 0
     while start < len(nodes):
-        fresh = [(n, expand(n)) for n in nodes[start:] if n.entry.composite and not n.entry.pointwise]
+        fresh = [(n, parts_of(n)) for n in nodes[start:] if not n.entry.pointwise]
         start = len(nodes)
         for composite, parts in fresh:
-            if parts.type == composite.type:
+            if parts is not None and parts.type == composite.type:
                 pairs.append((composite, parts))
                 nodes += [n for n in topological([parts]) if n not in done]
                 done.update(nodes[start:])

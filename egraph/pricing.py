@@ -151,6 +151,8 @@ def contraction_flops(op: Op) -> Cost | None:
         return two * elements() * size(0, 1)
     if op.law == "conv":  # each result element reads the weights of one output channel
         return two * elements() * (elements(1) // Cost("first", 1))
+    if op.law == "recurrent":  # each weight meets each row of each step
+        return two * elements(2) * size(0, 3) * size(0, 2)
     if op.law == "attention":
         return two * elements() * size(1, 2) * two
     return None

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from . import dtypes
-from .composite import expand
 from .dims import concrete
 from .explain import DEFINITION, Explanation, Step
 from .graph import LEAVES, Tensor, make, topological
 from .instance import is_instance, number_of
 from .interpret import evaluate
+from .recurrent import parts_of
 from .rule import Rule
 from .unfold import CONSTANT, GAP
 
@@ -157,7 +157,7 @@ def _is_instance(step: Step, rules: Mapping[str, Rule]) -> bool:
     if step.rule == CONSTANT:
         return number_of("full", before.attrs) == number_of("full", after.attrs)
     if step.rule.startswith(DEFINITION):
-        return before.op == step.rule.removeprefix(DEFINITION) and before.entry.composite and expand(before) is after
+        return before.op == step.rule.removeprefix(DEFINITION) and parts_of(before) is after
     rule = rules.get(step.rule)
     return rule is not None and any(is_instance(rule, i, before, after) for i in range(len(rule.lefts)))
 

@@ -21,6 +21,9 @@ def node_flops(node: Tensor) -> float:
         return 2.0 * out * concrete(node.args[0].shape)[-1]
     if node.op == "conv":
         return 2.0 * out * prod(concrete(node.args[1].shape)[1:])
+    if node.op == "recurrent":
+        steps, batch, _ = concrete(node.args[0].shape)
+        return 2.0 * steps * batch * prod(concrete(node.args[2].shape))
     if node.op in ("attention", "masked_attention"):
         q, k = concrete(node.args[0].shape), concrete(node.args[1].shape)
         rows = prod(concrete(node.shape)[:-2])

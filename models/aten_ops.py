@@ -18,6 +18,7 @@ from . import aten_layout as layout
 from . import aten_nn as nn
 from . import aten_pointwise as p
 from . import aten_reduce as r
+from .aten_recurrent import RECURRENT
 
 Builder = Callable[..., Any]
 
@@ -315,7 +316,7 @@ _LAYERS: dict[str, Builder] = {
 }
 
 #: overload name ("add.Tensor") -> builder
-TABLE: dict[str, Builder] = _overloads(
+TABLE: dict[str, Builder] = RECURRENT | _overloads(
     _ARITHMETIC | _FUNCTIONS | _CREATION | _VIEWS | _LAYOUT | _REDUCTIONS | _CONTRACTIONS | _LAYERS
 )
 

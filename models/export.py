@@ -18,6 +18,7 @@ from ..errors import ExportError, UsageError
 from ..extract.collection import no_collection
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
+from .aten_recurrent import known_shapes
 from .export_graph import MODES, overload_of
 from .export_sizes import read_exported
 from .export_writes import Writes, aliases, functional, writes_of
@@ -45,7 +46,7 @@ def load_module(
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
-    with torch.no_grad(), no_collection(), tracing():  # (imports alone are a third faster)
+    with torch.no_grad(), no_collection(), tracing(), known_shapes():  # (imports alone are a third faster)
         try:
             program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
         except Exception as error:
@@ -60,7 +61,7 @@ def from_exported(program: Any, *, name: str = "graph", sizes: Sequence[Mapping[
 
     writes = writes_of(program) if _is_ready(program) else None
     if writes is None:
-        with torch.no_grad(), no_collection(), tracing():
+        with torch.no_grad(), no_collection(), tracing(), known_shapes():
             try:
                 program = program.run_decompositions(_decompositions(program))
             except Exception as error:

@@ -26,6 +26,8 @@ from .backends.program import Program
 from .backends.registry import backend, describe, eager, elsewhere, on_gpu, select, storing_narrow
 from .backends.turns import Turns
 from .backends.views import view_strides
+from .caller import Caller, CallerProgram, compared, decided, note, unlike
+from .caller import values as callers_values
 from .costdb.device import gpu_facts, gpu_machine
 from .costdb.store import Store
 from .egraph.blocks import Blocks, find_blocks
@@ -59,11 +61,11 @@ from .origin import attach
 from .prices import CostPricer
 from .progress import Progress
 from .remember import Memory, Remembered, Stale, content_digest, key_of_search, listing, refuse_dearer, text_digest
-from .report import BlockReport, Report, kernel_rows
+from .report import AS_WRITTEN, CALLER, PROGRAM, BlockReport, Report, kernel_rows
 from .room import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
 from .rules import ALL
 from .session import Options, Session, beside_ours, kept_warnings, open_store, store_of, store_root
-from .source import as_graph, bound, refuse_no_sizes, sizes_of
+from .source import as_graph, as_tuple, bound, refuse_no_sizes, sizes_of
 from .symbolic import Symbolic, why_fixed
 from .verify import (
     Reference,
@@ -86,6 +88,10 @@ class Prepared:
     work: Graph  # simplified, widened
     sizes: dict[str, int]
     narrow: Graph  # simplified: what eager execution runs on devices whose kernels take 16 bits
+
+    def written(self, backends: Sequence[Backend]) -> Graph:
+        """What runs where the graph runs as it is written."""
+        return self.narrow if on_gpu(backends) else self.work
 
 
 def prepare(session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True) -> Prepared:
@@ -396,6 +402,7 @@ def optimize(
     effort: int = 1,
     rules: Sequence[Rule] = (),
     again: bool = False,
+    allow_caller: bool = True,
     progress: Progress | None = None,
     trust: bool = False,
 ) -> Program:
@@ -417,6 +424,9 @@ def optimize(
     `effort`: 0 rewrites nothing, 1 rewrites within `limits`, each step more also within limits twice as wide, and keeps
     all that less effort finds. `rules` are in force beside the built-in ones; each is tried on random instances first. The plan of an earlier search for the same on the same machine is taken again where nothing has
     become worse (remember.py); `again`: search on, with all that was measured before.
+    On the CPU the program is timed beside the graph as it is written and beside calls of `source` itself on the example inputs. Where
+    one of these is faster by more than noise, it is what the program runs, and `report.runs` and `report.compared` say so;
+    `allow_caller=False` keeps to compiled plans.
     Raises the named errors of `tensor_graphs.errors`; VerificationError only for a miscompile.
     """
     options = Options(
@@ -434,6 +444,7 @@ def optimize(
         effort=effort,
         rules=beside_ours(rules),
         again=again,
+        allow_caller=allow_caller,
     )
     session = Session(options, progress or Progress())
     with session.running(), measuring_begun(session):
@@ -456,6 +467,7 @@ def _optimized(
             source, example_inputs, params=params, dims=given, dynamic_shapes=dynamic_shapes, example_kwargs=example_kwargs,
             trust=trust,
         )  # fmt: skip
+        session.caller = Caller.of(source, as_tuple(example_inputs), example_kwargs or {})
         graph = graph.bind({n: s for n, s in given.items() if n in graph.free_dims})
         sizes = {**given, **sizes_of(graph, dims)}
         if fixed is True:
@@ -489,6 +501,7 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
         ):
             session.warnings.append(f"no kernels in C: {why}")
         program = _searched(session, graph, prepared, backends)
+        report = program.report
         if memory is not None and not session.progress.stopped and program.plan is not None:
             verified = content_digest(graph.params) if program.report.verification else ""
             root, kept = store_root(options), session.kept
@@ -497,8 +510,10 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
             )
             if why:
                 session.memory.append(f"this plan is not kept: {why}")
-        program.report.memory = session.memory
-        return program
+        report.memory = session.memory
+        found = faster_of_both(session, prepared, program, backends, report)
+        report.seconds, report.timeline = session.clock.seconds, session.timeline
+        return found
 
 
 def backends_of(options: Options) -> list[Backend]:
@@ -549,7 +564,7 @@ def memory_of(
     just now."""
     if not options.measure or options.deterministic:
         return None
-    chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("budget", "again", "verify")}
+    chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("budget", "again", "verify", "allow_caller")}
     chosen["costdb"] = store_root(options).resolve()
     return Memory.of(key_of_search(graph, sorted((dims or {}).items()), backends, chosen))
 
@@ -603,8 +618,9 @@ def _recalled(
     report.seconds, report.timeline = session.clock.seconds, session.timeline
     report.warnings += [w for w in session.warnings if w not in report.warnings]
     program.report = report
-    _attached(program, prepared, symbolic, as_written=found.as_written)
-    return program
+    searched = prepared.written(backends) if found.as_written else prepared.work
+    _attached(program, searched, symbolic)
+    return faster_of_both(session, prepared, program, backends, report)
 
 
 def _rebuilt(
@@ -614,7 +630,7 @@ def _rebuilt(
     options = session.options
     with session.stage("recall"):
         symbolic = for_every_size(session, graph, prepared, backends) if held["plan"].get("sizes") else None
-        searched = prepared.narrow if held.get("as_written") else prepared.work
+        searched = prepared.written(backends) if held.get("as_written") else prepared.work
         whole = renamed(prepared.graph, searched) if symbolic is None else symbolic.graph
         found = Remembered.of(dict(held), whole)
         if bool(found.plan.sizes) != (symbolic is not None):
@@ -644,12 +660,12 @@ def _verified_again(
     return None if wrong else verdict
 
 
-def _attached(program: Program, prepared: Prepared, symbolic: Symbolic | None, *, as_written: bool) -> None:
+def _attached(program: Program, graph: Graph, symbolic: Symbolic | None) -> None:
     """The program keeps what it was made from; where its sizes are free, at those at which the rules were applied."""
     if symbolic is not None:
         attach(program, symbolic.work, symbolic.generic)
     else:
-        attach(program, prepared.narrow if as_written else prepared.work)
+        attach(program, graph)
 
 
 def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
@@ -727,7 +743,7 @@ def _found(session: Session, prepared: Prepared, backends: Sequence[Backend]) ->
         session.clocks += [("readers", session.lowerings.pool.clock), *measurer.clocks]
     report.timeline = session.timeline
     program.report = report
-    _attached(program, prepared, symbolic, as_written=session.kept)
+    _attached(program, prepared.written(backends) if session.kept else prepared.work, symbolic)
     program.reset()  # verification and timing have used its states
     return program
 
@@ -790,7 +806,54 @@ def _stays(session: Session, prepared: Prepared, unoptimized: Program, report: R
     report.kernels, report.kernels_after, report.priced = own.kernels, own.kernels_after, own.priced
     report.cost_us = report.latency_after_us = before or 0.0
     report.lower_bound_us, report.optimal = min(report.lower_bound_us, report.cost_us), False
+    report.runs = AS_WRITTEN
     return True
+
+
+def faster_of_both(
+    session: Session, prepared: Prepared, program: Program, backends: Sequence[Backend], report: Report
+) -> Program:
+    """The program, or one that calls what the caller gave, where that is faster by more than noise and as accurate as was asked for.
+    The report says what was compared."""
+    options, caller = session.options, session.caller
+    report.caller_us = report.program_us = None
+    report.compared, report.runs = "", PROGRAM if report.runs == CALLER else report.runs
+    if caller is None or on_gpu(backends):
+        return program
+    limited = options.memory_limit is not None or options.error_budget is not None
+    why = (
+        "allow_caller=False" if not options.allow_caller
+        else "nothing is measured" if not options.measure or options.deterministic
+        else "it has no limits of memory or rounding" if limited
+        else f"backend={options.backend!r} was asked for" if ("torch" if caller.torch else "numpy") not in {b.name for b in backends}
+        else "Ctrl-C came" if session.progress.stopped
+        else unlike(program, caller, prepared.graph)
+    )  # fmt: skip
+    if why:
+        note(report, why)
+        return program
+    with session.stage("compare"):
+        taken = compared(program, caller, report, left=session.left, ended=session.interrupted())
+    if not taken:
+        decided(report, False)
+        return program
+    if options.verify and (verdict := _callers_verdict(session, prepared, caller)) is not None:
+        if not verdict.passed:
+            decided(report, False, "the caller's own form is over tolerance")
+            return program
+        report.verification = verdict.to_json()
+    return CallerProgram.around(program, caller, decided(report, True))
+
+
+def _callers_verdict(session: Session, prepared: Prepared, caller: Caller) -> Verification | None:
+    """The verdict on the caller's own form; None where Ctrl-C came."""
+    options = session.options
+    with session.stage("verify"), suppress(Halted):
+        return verify(
+            prepared.graph, partial(callers_values, caller, prepared.graph), tolerance=options.tolerance, seed=options.seed,
+            seeds=1, poll=session.polled(),
+        )  # fmt: skip
+    return None
 
 
 def _acceptance(
@@ -906,17 +969,16 @@ LARGE = 1 << 30  # bytes of two programs above which only one is bound at a time
 def _time_whole(
     session: Session, prepared: Prepared, program: Program, backends: Sequence[Backend], report: Report
 ) -> Program | None:
-    """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget: on a GPU also
-    beyond it where kernels of the program were never measured. The unoptimized program where that is the faster one there."""
-    from .timing import clock_of, is_faster, sampled
+    """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget, and beyond it
+    where kernels of the program were never measured. The unoptimized program where that is the faster one."""
+    from .timing import clock_of, is_surely_faster, sampled
 
-    device = on_gpu(backends)
-    graph = prepared.narrow if device else prepared.work
+    device, graph = on_gpu(backends), prepared.written(backends)
     plan = direct_plan(graph, eager(backends))
     report.kernels_before = plan.kernels
     if not session.options.measure:
         return None
-    doubted = device and not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
+    doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
     if session.over and not doubted:
         session.cut.append(UNTIMED)
         return None
@@ -948,7 +1010,7 @@ def _time_whole(
         report.warnings.append(
             f"the program as a whole takes {ratio:.1f} times the sum of its kernels' prices: a busy machine, or kernels that slow each other down"
         )
-    return before if device and is_faster(samples["before"], samples["after"], NOISE) else None
+    return before if is_surely_faster(samples["before"], samples["after"], NOISE) else None
 
 
 # ---------------------------------------------------------------- other entry points

@@ -12,6 +12,10 @@ from .timeline import Rows
 from .timeline import html as timeline_html
 
 
+#: What a program's calls are: the plan that was found, the graph's ops by libraries' kernels, or the caller's module or function.
+PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
+
+
 @dataclass
 class BlockReport:
     """One unique block: how often it occurs, its size, and how its saturation went."""
@@ -78,6 +82,10 @@ class Report:
     memory: list[str] = field(default_factory=list)  # why it was not, where there was one; why this one is not kept
     latency_before_us: float | None = None
     latency_after_us: float | None = None
+    caller_us: float | None = None  # whole calls of the caller's own module or function, where it was compared
+    program_us: float | None = None  # whole calls of the program beside them
+    compared: str = ""  # what that comparison led to, or why there was none
+    runs: str = PROGRAM  # what calls of the program run
     verification: dict[str, Any] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     measuring: dict[str, float] = field(default_factory=dict)  # on a GPU: seconds by part, and counts
@@ -160,6 +168,8 @@ class Report:
         if self.latency_before_us and self.latency_after_us:
             before, after = self.latency_before_us, self.latency_after_us
             rows.append(("latency", f"{_time(before)} before, {_time(after)} after ({before / after:.2f}x)"))
+        if self.compared:
+            rows.append(("caller", self.compared))
         if v:
             rows.append(("error", f"{v['error_before']:.2e} before, {v['error_after']:.2e} after, {v['allowed']:.2e} allowed "
                                   f"({'passed' if v['passed'] else 'FAILED'}, {v['seeds']} seeds)"))  # fmt: skip

@@ -22,6 +22,7 @@ from .egraph.saturate import Limits
 from .egraph.view import EGraphView
 from .errors import UsageError, warnings_into
 from .extract.clock import Clock, Halted
+from .caller import Caller
 from .progress import Progress
 from .rules import ALL
 from .symbolic import Symbolic
@@ -62,6 +63,7 @@ class Options:
     error_budget: float | None = None
     effort: int = 1
     again: bool = False
+    allow_caller: bool = True
 
     def __post_init__(self) -> None:
         for name, (kinds, meant) in _KINDS.items():
@@ -99,6 +101,7 @@ class Session:
         default_factory=list
     )  # why no plan of an earlier search was taken, and this one is not kept
     kept: bool = False  # whether the graph runs as it is written, for nothing faster was found in the time
+    caller: Caller | None = None  # what the graph was made of, where that can be called instead
 
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # of others who take part, for the timeline
 

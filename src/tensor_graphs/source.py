@@ -49,10 +49,10 @@ def as_graph(
     elif type(source).__module__.startswith("torch") or module:
         from .models.export import load_module
 
-        args = _tuple(example_inputs)
+        args = as_tuple(example_inputs)
         graph = load_module(source, args, example_kwargs=example_kwargs, dims=dims, dynamic_shapes=dynamic_shapes)
     elif callable(source):
-        graph = _of_function(source, _tuple(example_inputs), dynamic_shapes)
+        graph = _of_function(source, as_tuple(example_inputs), dynamic_shapes)
     else:
         raise UsageError(
             f"cannot optimize a {type(source).__name__}",
@@ -127,7 +127,8 @@ def _is_module(source: Any) -> bool:
     return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(source).__mro__)
 
 
-def _tuple(values: Any) -> tuple[Any, ...]:
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    """Example inputs as the arguments of a call."""
     if values is None:
         return ()
     return tuple(values) if isinstance(values, list | tuple) else (values,)

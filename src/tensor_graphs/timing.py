@@ -76,6 +76,15 @@ def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
     return {n: median(s) for n, s in sampled(calls, **how).items()}
 
 
+FEW, FEW_NOISE = 5, 0.25
+"""Samples below which a difference must be larger than noise is, and the share that it must be then."""
+
+
+def is_surely_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
+    """`is_faster`, of fewer than FEW samples by FEW_NOISE."""
+    return is_faster(one, other, FEW_NOISE if min(len(one), len(other)) < FEW else noise)
+
+
 def is_faster(one: Sequence[float], other: Sequence[float], noise: float) -> bool:
     """Whether samples of one call say that it is faster than the other by more than `noise`, a share: by their medians and by the
     fastest of each. Others at work on the machine only ever add time, and not to both alike."""

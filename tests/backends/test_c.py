@@ -276,7 +276,7 @@ GAPS = {
     **dict.fromkeys(("argmax", "argmin", "argsort", "cumsum"), "notimpl: the kernel IR has no index expression for it"),
     **dict.fromkeys(("scatter_elements", "cross_entropy"), "notimpl: the kernel IR has no index expression for it"),
     **dict.fromkeys(("floordiv", "mod"), "notimpl: NumPy's signs and zeros are not C's"),
-    **dict.fromkeys(("matmul", "linear", "attention", "masked_attention", "conv"), "never: products are the libraries'"),
+    **dict.fromkeys(("matmul", "linear", "attention", "masked_attention", "conv", "recurrent"), "never: products are the libraries'"),
 }  # fmt: skip
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 

@@ -59,6 +59,9 @@ def _every_law() -> list[Tensor]:
         c.rope(x, t.param("cos", (1, 3, 4)), t.param("sin", (1, 3, 4))),
         c.cross_entropy(t.input("l", (5, 3)), t.input("tt", (5,), "int64")), c.softmax(x, axis=2),
         t.full((2, 2), 3), t.iota((2, 3), 1), c.logsumexp(x, axes=(1, 2)),
+        make("recurrent", [x, t.input("first", (60,)), t.param("lstm", (440,))],
+             {"cell": "lstm", "variant": "", "activations": "sigmoid tanh tanh", "hidden": 5, "width": 5, "layers": 1,
+              "directions": 2}),
     ]  # fmt: skip
 
 

@@ -64,6 +64,14 @@ CASES: dict[str, list[tuple[Shapes, dict[str, Any]]]] = {
     "attention": [((*_QKV, (2, 1, 3, 5)), a) for a in _ATTENTION],
     "rope": [(((2, 3, 4), (1, 3, 4), (1, 3, 4)), {})],
     "cross_entropy": [(((3, 5), (3,)), {})],
+    "recurrent": [
+        (((3, 2, 4), (states,), (weights,)),
+         {"cell": cell, "variant": variant, "activations": acts, "hidden": 5, "width": width, "layers": layers,
+          "directions": directions})
+        for cell, variant, acts, width, layers, directions, states, weights in (
+            ("lstm", "", "sigmoid tanh tanh", 5, 2, 2, 80, 1120), ("lstm", "peephole coupled", "sigmoid tanh tanh", 3, 1, 1, 16, 210),
+            ("gru", "", "sigmoid tanh", 5, 1, 2, 20, 330), ("gru", "reset first", "softsign softplus", 5, 2, 1, 20, 345),
+            ("plain", "", "relu", 5, 1, 1, 10, 55))],
     "same": [(((2, 3, 4),), {"axis": a}) for a in (0, 1, 2)],
     "cast": [(((2, 3),), {"dtype": d}) for d in ALL],
 }  # fmt: skip

@@ -20,7 +20,9 @@ from tensor_graphs.egraph import composite, dtypes
 from tensor_graphs.egraph.dims import concrete
 from tensor_graphs.egraph.graph import Graph, Tensor, make
 from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.laws import GATES
 from tensor_graphs.egraph.ops import OPS
+from tensor_graphs.egraph.recurrent import layers
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.sample import attempt
@@ -503,12 +505,32 @@ def _cross_entropy(g: Grower, op: str) -> Tensor:
     return make(op, [x, g.leaf((rows,), "int64", bound=classes)])
 
 
+def _recurrent(g: Grower, op: str) -> Tensor:
+    """Layers whose weights are so small that rounding does not grow from step to step."""
+    x = g.fitting(lambda v: v.rank == 3 and dtypes.is_float(v.dtype) and 0 not in v.shape)
+    steps, batch, size = concrete(x.shape)
+    cell, acts = g.pick(("lstm", "sigmoid tanh tanh"), ("gru", "sigmoid tanh"), ("plain", "tanh"))
+    hidden, count, directions = g.pick(1, 2, 3), g.pick(1, 1, 2), g.pick(1, 1, 2)
+    width = g.pick(hidden, 1) if cell == "lstm" else hidden
+    rows, weights = hidden * GATES[cell][0], []
+    for layer in range(count):
+        for _ in range(directions):
+            inner = directions * width if layer else size
+            shapes = [(rows, inner), (rows, width), (rows,), (rows,), *([(width, hidden)] if width != hidden else [])]
+            weights += [g.of(s, x.dtype) * 0.25 for s in shapes]
+    firsts = [g.of((count * directions, batch, d), x.dtype) for d in ((width, hidden) if cell == "lstm" else (width,))]
+    out, last = layers(x, firsts, weights, cell=cell, activations=acts, hidden=hidden, width=width, count=count,
+                       directions=directions)  # fmt: skip
+    return g.pick(out, *last)
+
+
 _LAWS: dict[str, Callable[[Grower, str], Tensor]] = {
     "pointwise": _pointwise, "compare": _compare, "where": _where, "cast": _cast, "reduce": _reduce, "arg_reduce": _along,
     "along": _along, "same": _along, "along_index": _along, "matmul": _matmul, "linear": _linear, "conv": _conv, "pool": _pool,
     "reshape": _reshape, "permute": _permute, "broadcast_to": _broadcast, "slice": _slice, "windows": _windows,
     "concat": _concat, "pad": _pad, "gather": _gather, "gather_elements": _gather_elements, "scatter_elements": _scatter,
     "norm": _norm, "channel_norm": _channel_norm, "attention": _attention, "rope": _rope, "cross_entropy": _cross_entropy,
+    "recurrent": _recurrent,
 }  # fmt: skip
 _OWN: dict[str, Callable[[Grower, str], Tensor]] = {
     "and": _logic, "or": _logic, "xor": _logic, "div": _divided, "mod": _divided, "floordiv": _divided, "pow": _pow,

@@ -1,0 +1,293 @@
+"""The caller's own module or function beside a program on the CPU: both are timed on the example inputs, and the faster one runs.
+
+A program's kernels are measured one by one. Whether calls of the program are faster than what the caller has already is
+known only by calling both, in the caller's process, as the caller would. Where the program loses by more than noise, the
+returned `CallerProgram` calls the caller's function for inputs like the examples, and the report says so.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .backends.exchange import array_of, is_torch, tensor_of
+from .backends.program import Program, structured
+from .egraph.graph import Graph
+from .egraph.ops import Type
+from .report import CALLER, Report
+from .timing import Run, is_surely_faster, sampled, wall_us
+
+SHARE_S, LEAST_S = 1.0, 0.1  # seconds of timing: at most, and however little of the budget is left
+NOISE = 0.04  # share by which the caller's function must be faster: less is no difference
+SHORT_US = 50.0  # shorter calls are repeated until a sample takes as long
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A module or function and the arguments of its example call. `torch`: its arguments are Torch's tensors, else arrays."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    torch: bool
+
+    @classmethod
+    def of(cls, source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Caller | None:
+        """What a user gave to be optimized, if it can be called with the examples: functions and modules over tensors or arrays on
+        the CPU, no types."""
+        leaves = list(_leaves((args, dict(kwargs))))
+        tensors = [is_torch(x) for x in leaves]
+        if not callable(source) or not leaves or type(source).__name__ == "ExportedProgram":
+            return None
+        on_cpu = all(x.device.type == "cpu" for x, t in zip(leaves, tensors) if t)
+        arrays = all(isinstance(x, np.ndarray) for x, t in zip(leaves, tensors) if not t)
+        if not on_cpu or not arrays or len(set(tensors)) != 1:
+            return None
+        return cls(source, args, kwargs, tensors[0])
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The tensors or arrays of the example call, in the order of a program's inputs."""
+        return list(_leaves((self.args, dict(self.kwargs))))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the arguments are tensors or arrays by position and nothing else."""
+        return not self.kwargs and all(hasattr(a, "shape") for a in self.args)
+
+    def call(self, given: Sequence[Any]) -> Any:
+        """What the function returns for other tensors or arrays in place of those of the examples."""
+        if self.plain:
+            return self.function(*given)
+        left = iter(given)
+        args, kwargs = _filled((self.args, dict(self.kwargs)), left)
+        return self.function(*args, **kwargs)
+
+    def outputs(self, given: Sequence[Any]) -> list[Any]:
+        """The tensors or arrays that the function returns, in the order of a program's outputs."""
+        found = self._without_gradients(given) if self.torch else self.call(given)
+        return [found] if type(found) is type(given[0]) else _results(found, self.torch)
+
+    def _without_gradients(self, given: Sequence[Any]) -> Any:
+        import torch
+
+        if not torch.is_grad_enabled():
+            return self.call(given)
+        with torch.no_grad():
+            return self.call(given)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The tensors and arrays in nested arguments, in their order."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif hasattr(value, "shape") and hasattr(value, "dtype"):
+        yield value
+
+
+def _filled(value: Any, left: Iterator[Any]) -> Any:
+    """Nested arguments with other tensors and arrays in the places of theirs."""
+    if isinstance(value, Mapping):
+        return {k: _filled(v, left) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_filled(v, left) for v in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return next(left) if hasattr(value, "shape") and hasattr(value, "dtype") else value
+
+
+def _results(found: Any, torch: bool) -> list[Any]:
+    if not torch:
+        return [np.asarray(x) for x in _leaves(found)]
+    if is_torch(found):
+        return [found]
+    from torch.utils import _pytree
+
+    return [x for x in _pytree.tree_leaves(found) if x is not None]
+
+
+# ---------------------------------------------------------------- a program that calls the caller's function
+class CallerProgram(Program):
+    """A program whose calls are the caller's own function, where the inputs are of its kind (Torch's tensors on the CPU, or arrays);
+    for others the compiled plan runs. `save` writes the compiled plan."""
+
+    caller: Caller | None
+    said: str  # why, for whoever saves it
+    _kinds: Sequence[tuple[type, Any, tuple[int, ...]]] | None  # type, dtype and shape of each argument of a plain call
+
+    @classmethod
+    def around(cls, program: Program, caller: Caller, said: str = "") -> CallerProgram:
+        """A program that shares everything with another one, which is not used any more."""
+        made = object.__new__(cls)
+        made.__dict__.update(program.__dict__)
+        made.caller, made.said, made._kinds = caller, said, None
+        if caller.plain and not program.manifest.sizes:
+            made._kinds = [(type(x), x.dtype, tuple(x.shape)) for x in caller.args]
+        return made
+
+    def bind(self, params: Mapping[str, Any] | None = None) -> Program:
+        """See Program. With other weights the compiled plan runs: the caller's function has its own."""
+        if params is not None:
+            self.caller = self._kinds = None
+        return super().bind(params)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """See Program."""
+        kinds = self._kinds
+        if kinds is None or named or len(args) != len(kinds):
+            return super().__call__(*args, **named)
+        for x, (kind, dtype, shape) in zip(args, kinds):
+            if type(x) is not kind or x.dtype != dtype or x.shape != shape:
+                return super().__call__(*args)
+        assert self.caller is not None
+        return structured(self.manifest.structure, self.caller.outputs(args))
+
+    def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
+        """See Program."""
+        caller = self.caller
+        given = args if not named and len(args) == len(self.input_names) else self._arguments(args, named)
+        if caller is None or not self._fit(given, caller.torch):
+            return super().flat(*given)
+        return caller.outputs(given)
+
+    def _fit(self, given: Sequence[Any], torch: bool) -> bool:
+        """Whether a call's inputs are what the caller's function takes."""
+        specs = self._specs(given) if self.manifest.sizes else self.manifest.inputs
+        for x, (_, shape, dtype) in zip(given, specs):
+            own = is_torch(x) and x.device.type == "cpu" if torch else type(x) is np.ndarray
+            if not own or _dtype(x) != dtype or tuple(x.shape) != shape:
+                return False
+        return True
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the compiled plan: see Program. Warns that the folder has no copy of the caller's function."""
+        if self.caller is None:
+            return super().save(folder)
+        warnings.warn(f"the compiled plan is saved, not the caller's function: {self.said}", stacklevel=2)
+        return super().save(folder)
+
+
+# ---------------------------------------------------------------- which of the two
+def unlike(program: Program, caller: Caller, graph: Graph) -> str:
+    """Why a program cannot be exchanged for the caller's function; "" where it can."""
+    if graph.updates or program.manifest.states:
+        return "the program has states of its own"
+    given = caller.inputs
+    if program.device != "cpu" or [dtype for _, _, dtype in program.manifest.inputs] != [_dtype(x) for x in given]:
+        return "the example inputs are not the program's"
+    if [tuple(x.shape) for x in given] != [shape for _, shape, _ in _specs(program, given)]:
+        return "the example inputs have other sizes"
+    try:
+        found = caller.outputs(given)
+        wanted = [o for o in program.flat(*given)]
+    except Exception as error:  # whatever the caller's function raises: it is not what was traced
+        return f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+    if [_type(x) for x in found] != [_type(x) for x in wanted]:
+        return "it returns other types than the program"
+    if any(_shares(x, y) for x in found for y in given):
+        return "it returns its inputs' memory"
+    return ""
+
+
+def _specs(program: Program, given: Sequence[Any]) -> Sequence[Any]:
+    try:
+        return program._specs(given) if program.manifest.sizes else program.manifest.inputs
+    except Exception:
+        return ()
+
+
+def _dtype(x: Any) -> str:
+    return str(x.dtype).rpartition(".")[2]
+
+
+def _type(x: Any) -> Type:
+    return Type(tuple(x.shape), _dtype(x))
+
+
+def _shares(x: Any, y: Any) -> bool:
+    if is_torch(x):
+        return bool(x.numel() and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr())
+    return bool(np.may_share_memory(x, y))
+
+
+def compared(
+    program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
+    clock: Callable[[Run], float] = wall_us,
+) -> bool:  # fmt: skip
+    """Whether a `CallerProgram` is faster than a program by more than noise. Notes the medians of whole calls, and those of the
+    caller's function alone, in the report.
+
+    Rounds of all three in turn, for `left` seconds, from LEAST_S to SHARE_S; `ended` is asked after each round."""
+    given = caller.inputs
+    until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
+    over = lambda: ended() or time.perf_counter() >= until
+    wrapped = CallerProgram.around(program, caller)
+    with _fastest(caller):
+        calls: dict[str, Run] = {
+            "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)
+        }  # fmt: skip
+        once = {name: min(clock(call), clock(call)) for name, call in calls.items()}
+        times = max(1, int(SHORT_US / max(1e-3, min(once.values()))))
+        many = {name: _repeated(call, times) for name, call in calls.items()}
+        samples = sampled(many, seconds=SHARE_S, settled=LEAST_S, clock=clock, ended=over)
+    for taken in samples.values():
+        taken[:] = [us / times for us in taken]
+    report.caller_us, report.program_us = (float(np.median(samples[name])) for name in ("caller", "program"))
+    return is_surely_faster(samples["wrapped"], samples["program"], NOISE)
+
+
+def _repeated(call: Run, times: int) -> Run:
+    def run() -> None:
+        for _ in range(times):
+            call()
+
+    return call if times == 1 else run
+
+
+def _fastest(caller: Caller) -> Any:
+    """What the caller is timed in: without gradients, nor what they need."""
+    if not caller.torch:
+        return nullcontext()
+    import torch
+
+    return torch.inference_mode()
+
+
+def values(caller: Caller, graph: Graph, given: Mapping[str, Any]) -> list[Any]:
+    """The function's results for verification, from arrays by the names of a graph's inputs."""
+    arrays = [given[str(n.attr("name"))] for n in graph.inputs]
+    found = caller.outputs([tensor_of(a) for a in arrays] if caller.torch else arrays)
+    return [array_of(x) if is_torch(x) else x for x in found]
+
+
+def note(report: Report, said: str) -> None:
+    """Say in the report why nothing was compared."""
+    report.compared = f"not compared with the caller's own: {said}"
+
+
+def decided(report: Report, taken: bool, why: str = "") -> str:
+    """Say in the report what was compared, and what runs; the text."""
+    assert report.caller_us is not None and report.program_us is not None
+    ours, theirs = (_time(us) for us in (report.program_us, report.caller_us))
+    runs = "the caller's own form runs" if taken else "the program runs" + (f", for {why}" if why else "")
+    report.compared = f"caller {theirs}, program {ours}: {runs}"
+    if taken:
+        report.runs = CALLER
+    return report.compared
+
+
+def _time(us: float) -> str:
+    return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
+
+
+__all__ = ["Caller", "CallerProgram", "compared", "decided", "note", "unlike", "values"]
