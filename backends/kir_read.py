@@ -14,7 +14,7 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make
 from .index import Axis, Index, index, linear, unravelled
 from .kir import WINDOW, Buffer, Builder, Expr, Unfusable, operands_first
-from .kir_simplify import conjuncts
+from .kir_simplify import as_index, conjuncts
 
 
 class Reader:
@@ -222,6 +222,18 @@ def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     return r.b.reduce("sum", axis, r.b.mul(image, weight))
 
 
+def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
+    """A place along an axis; negative ones count from its end."""
+    if where.op in ("index", "const"):
+        return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
+    zero = b.const(0, "int")
+    if where.op == "where" and where.args[0].op == "lt" and where.args[0].args == (where.args[2], zero):
+        return where  # said already
+    return b.pointwise(
+        "where", (b.pointwise("lt", (where, zero)), b.pointwise("add", (where, b.const(size, "int"))), where)
+    )
+
+
 def _gather(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     table, picks = t.args
     if table not in r.of:
@@ -251,7 +263,8 @@ def _gather_elements(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[
     place = Index()
     for k, (i, stride, size) in enumerate(zip(at, buffer.strides, buffer.shape, strict=True)):
         place = place + i * stride if k != a and size > 1 else place
-    return r.b.load(r.of[table], place, buffer.dtype, ((r.value(picks, at, guards), buffer.strides[a]),), guards)
+    where = from_the_start(r.b, r.value(picks, at, guards), buffer.shape[a])
+    return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
 
 
 _RULES: dict[str, Rule] = {
