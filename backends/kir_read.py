@@ -45,6 +45,8 @@ class Reader:
         return operands_first(t, lambda x: (x, at, guards) in self.memo, reads)
 
     def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+        if _reads_as_negative(t):
+            raise Unfusable("whole numbers that int64 does not hold")
         if t in self.of:
             name = self.of[t]
             buffer = self.buffers[name]
@@ -82,6 +84,17 @@ class Reader:
         more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
         value = self.value(x, at, (*guards, *more))
         return b.pointwise("where", (inside, value, b.const(fill, value.kind)))
+
+
+_ORDERED = {"lt", "le", "floordiv", "mod", "maximum", "minimum", "max", "min", "abs", "sign", "pow", "argmax", "argmin", "argsort"}
+
+
+def _reads_as_negative(t: Tensor) -> bool:
+    """Whether an operation would take the larger half of uint64 for negative numbers: whole numbers are int64 in kernels. Sums,
+    products and bits are the same in both."""
+    if not any(a.dtype == "uint64" for a in t.args):
+        return False
+    return t.op in _ORDERED or (t.op == "cast" and dtypes.is_float(t.dtype))
 
 
 Rule = Callable[[Reader, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]

@@ -35,6 +35,7 @@ Array = np.ndarray[Any, Any]
 NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
 LARGEST = {"float64": 1e6, "float32": 1e5, "float16": 200.0, "bfloat16": 1e4}  # magnitude that a value may have
+LEAST = {"float16": 1.2e-7}  # what may be lost of denormal numbers
 FLOATS = ("float32", "float32", "float32", "float64", "float16", "bfloat16")
 INTS = ("int64", "int64", "int32", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8)
@@ -359,7 +360,7 @@ def function(w: Writer) -> Value:
     which = w.rng.choice(("exp", "tanh", "sin", "cos", "atan", "sigmoid", "relu", "sqrt", "log", "square", "expm1", "log1p", "erf"))
     if which in ("exp", "expm1", "sin", "cos") and top > 9:
         raise Unfit
-    if which in ("sqrt", "log") and a.min(initial=1.0) < 0.05 or which == "log1p" and a.min(initial=1.0) < -0.9:
+    if (which in ("sqrt", "log") and a.min(initial=1.0) < 0.05) or which == "log1p" and a.min(initial=1.0) < -0.9:
         raise Unfit
     err = np.vectorize(math.erf, otypes=[np.float64])
     table: dict[str, tuple[Callable[[Array], Array], Callable[[], Any]]] = {
@@ -769,7 +770,7 @@ def wrong(found: Any, want: Value) -> str:
     with np.errstate(all="ignore"):
         if want.dtype in UNIT:
             gap = np.abs(found.astype(np.float64) - want.x)
-            bad = ~(gap <= SLACK * want.e + 8 * UNIT[want.dtype] * np.abs(want.x) + 1e-37)
+            bad = ~(gap <= SLACK * want.e + 8 * UNIT[want.dtype] * np.abs(want.x) + LEAST.get(want.dtype, 1e-37))
         else:
             bad = (found != want.x) & (want.e == 0)
     if not bad.any():
