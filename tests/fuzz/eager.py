@@ -33,7 +33,12 @@ from tensor_graphs.egraph.saturate import Limits
 
 Array = np.ndarray[Any, Any]
 NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
-UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
+UNIT = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}  # half a unit in the last place
 LARGEST = {"float64": 1e6, "float32": 1e5, "float16": 200.0, "bfloat16": 1e4}  # magnitude that a value may have
 LEAST = {"float16": 1.2e-7}  # what may be lost of denormal numbers
 FLOATS = ("float32", "float32", "float32", "float64", "float16", "bfloat16")
@@ -124,7 +129,9 @@ class Writer:
             if how == "small":
                 return small
             pick = self.draw.random(shape)
-            return np.asarray(np.where(pick < 0.4, small, np.where(pick < 0.8, large, ends)) if how == "mixed" else large)
+            return np.asarray(
+                np.where(pick < 0.4, small, np.where(pick < 0.8, large, ends)) if how == "mixed" else large
+            )
         x = self.draw.standard_normal(shape)
         how = self.rng.choice(("normal", "normal", "short", "wide", "positive"))
         if how == "short":
@@ -248,10 +255,14 @@ class Writer:
                 args = [visit(a) for a in v.of]
                 number[id(v)] = len(number)
                 attrs = {k: a for k, a in v.tensor.attrs if k not in ("digest", "dtype")}
-                lines.append(f"  %{number[id(v)]} = {v.made}({', '.join(f'%{a}' for a in args)}) {attrs} : {v.dtype}{list(v.shape)}")
+                lines.append(
+                    f"  %{number[id(v)]} = {v.made}({', '.join(f'%{a}' for a in args)}) {attrs} : {v.dtype}{list(v.shape)}"
+                )
             return number[id(v)]
 
-        return "\n".join([*(f"  -> %{visit(r)}" for r in roots)][:0] + [f"  outputs {[visit(r) for r in roots]}"] + lines)
+        return "\n".join(
+            [*(f"  -> %{visit(r)}" for r in roots)][:0] + [f"  outputs {[visit(r) for r in roots]}"] + lines
+        )
 
 
 def fits(a: Sequence[int], b: Sequence[int]) -> bool:
@@ -283,7 +294,9 @@ def arithmetic(w: Writer) -> Value:
     x, y = w.rng.choice(((x, y), (y, x)))
     which = w.rng.choice(("add", "sub", "mul", "maximum", "minimum"))
     tensor = getattr(tg, which)(x.tensor, y.tensor)
-    got = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "maximum": np.maximum, "minimum": np.minimum}[which](x.x, y.x)
+    got = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "maximum": np.maximum, "minimum": np.minimum}[which](
+        x.x, y.x
+    )
     if kind(x.dtype) == "int":
         return w.made(tensor, got, doubt(x, y), x.dtype, x, y)
     if which == "mul":
@@ -298,14 +311,36 @@ def arithmetic(w: Writer) -> Value:
 @step(3)
 def scaled(w: Writer) -> Value:
     x = w.some("float", "int")
-    number = w.rng.choice((0, 1, 2, -1, 3, 7, -5)) if kind(x.dtype) == "int" else w.rng.choice((0.5, 2.0, -1.0, 0.1, 3.0, 1.0, 0.0))
+    number = (
+        w.rng.choice((0, 1, 2, -1, 3, 7, -5))
+        if kind(x.dtype) == "int"
+        else w.rng.choice((0.5, 2.0, -1.0, 0.1, 3.0, 1.0, 0.0))
+    )
     if x.dtype.startswith("u"):
         number = abs(number)
     which = w.rng.choice(("add", "sub", "mul", "rsub"))
-    f = {"add": lambda a: a + number, "sub": lambda a: a - number, "mul": lambda a: a * number, "rsub": lambda a: number - a}[which]
-    typed = np.asarray(number, numpy_dtype(x.dtype)) if kind(x.dtype) == "int" else np.float64(np.asarray(number, numpy_dtype(x.dtype)))
-    g = {"add": lambda a: a + typed, "sub": lambda a: a - typed, "mul": lambda a: a * typed, "rsub": lambda a: typed - a}[which]
-    e = doubt(x) if kind(x.dtype) == "int" else (x.e * abs(number) if which == "mul" else x.e + UNIT[x.dtype] * (np.abs(x.x) + abs(number)))
+    f = {
+        "add": lambda a: a + number,
+        "sub": lambda a: a - number,
+        "mul": lambda a: a * number,
+        "rsub": lambda a: number - a,
+    }[which]
+    typed = (
+        np.asarray(number, numpy_dtype(x.dtype))
+        if kind(x.dtype) == "int"
+        else np.float64(np.asarray(number, numpy_dtype(x.dtype)))
+    )
+    g = {
+        "add": lambda a: a + typed,
+        "sub": lambda a: a - typed,
+        "mul": lambda a: a * typed,
+        "rsub": lambda a: typed - a,
+    }[which]
+    e = (
+        doubt(x)
+        if kind(x.dtype) == "int"
+        else (x.e * abs(number) if which == "mul" else x.e + UNIT[x.dtype] * (np.abs(x.x) + abs(number)))
+    )
     return w.made(f(x.tensor), g(x.x), e, x.dtype, x)
 
 
@@ -336,7 +371,9 @@ def division_by_a_number(w: Writer) -> Value:
 def bits(w: Writer) -> Value:
     x = w.some("int", "bool")
     y = w.beside(x)
-    which, f = w.rng.choice((("logical_and", np.bitwise_and), ("logical_or", np.bitwise_or), ("logical_xor", np.bitwise_xor)))
+    which, f = w.rng.choice(
+        (("logical_and", np.bitwise_and), ("logical_or", np.bitwise_or), ("logical_xor", np.bitwise_xor))
+    )
     return w.made(getattr(tg, which)(x.tensor, y.tensor), f(x.x, y.x), doubt(x, y), x.dtype, x, y)
 
 
@@ -357,7 +394,9 @@ def function(w: Writer) -> Value:
     u = UNIT[x.dtype]
     a, e = x.x, x.e
     top = np.abs(a).max(initial=0.0)
-    which = w.rng.choice(("exp", "tanh", "sin", "cos", "atan", "sigmoid", "relu", "sqrt", "log", "square", "expm1", "log1p", "erf"))
+    which = w.rng.choice(
+        ("exp", "tanh", "sin", "cos", "atan", "sigmoid", "relu", "sqrt", "log", "square", "expm1", "log1p", "erf")
+    )
     if which in ("exp", "expm1", "sin", "cos") and top > 9:
         raise Unfit
     if (which in ("sqrt", "log") and a.min(initial=1.0) < 0.05) or which == "log1p" and a.min(initial=1.0) < -0.9:
@@ -458,7 +497,13 @@ def total(w: Writer) -> Value:
     tensor = tg.sum(x.tensor, axes, keep)
     if x.dtype not in UNIT:
         to = "uint64" if x.dtype.startswith("u") else "int64"
-        return w.made(tensor, np.sum(x.x, axis=axes, keepdims=keep, dtype=to), np.sum(doubt(x) + np.zeros(x.shape), axis=axes, keepdims=keep), to, x)
+        return w.made(
+            tensor,
+            np.sum(x.x, axis=axes, keepdims=keep, dtype=to),
+            np.sum(doubt(x) + np.zeros(x.shape), axis=axes, keepdims=keep),
+            to,
+            x,
+        )
     n = math.prod(x.shape[a] for a in axes)
     e = np.sum(x.e + n * UNIT[x.dtype] * np.abs(x.x), axis=axes, keepdims=keep)
     return w.made(tensor, np.sum(x.x, axis=axes, keepdims=keep), e, x.dtype, x)
@@ -479,7 +524,14 @@ def extreme(w: Writer) -> Value:
     axes, keep = w.axes(x), w.rng.random() < 0.5
     which, f = w.rng.choice((("max", np.max), ("min", np.min)))
     e = np.max(x.e, axis=axes, keepdims=keep)
-    return Value(getattr(tg, which)(x.tensor, axes, keep), np.asarray(f(x.x, axis=axes, keepdims=keep)), np.asarray(e), x.dtype, which, (x,))
+    return Value(
+        getattr(tg, which)(x.tensor, axes, keep),
+        np.asarray(f(x.x, axis=axes, keepdims=keep)),
+        np.asarray(e),
+        x.dtype,
+        which,
+        (x,),
+    )
 
 
 @step(3)
@@ -525,7 +577,9 @@ def running(w: Writer) -> Value:
     tensor = tg.cumsum(x.tensor, axis)
     if x.dtype not in UNIT:
         to = "uint64" if x.dtype.startswith("u") else "int64"
-        return w.made(tensor, np.cumsum(x.x, axis=axis, dtype=to), np.cumsum(doubt(x) + np.zeros(x.shape), axis=axis), to, x)
+        return w.made(
+            tensor, np.cumsum(x.x, axis=axis, dtype=to), np.cumsum(doubt(x) + np.zeros(x.shape), axis=axis), to, x
+        )
     e = np.cumsum(x.e + x.shape[axis] * UNIT[x.dtype] * np.abs(x.x), axis=axis)
     return w.made(tensor, np.cumsum(x.x, axis=axis), e, x.dtype, x)
 
@@ -537,9 +591,15 @@ def place_of_extreme(w: Writer) -> Value:
     which, f = w.rng.choice((("argmax", np.argmax), ("argmin", np.argmin)))
     at = np.expand_dims(f(x.x, axis=axis), axis)
     best = np.take_along_axis(x.x, at, axis).astype(np.float64)
-    near = np.abs(x.x.astype(np.float64) - best) <= SLACK * (x.e + np.take_along_axis(np.ascontiguousarray(x.e), at, axis))
+    near = np.abs(x.x.astype(np.float64) - best) <= SLACK * (
+        x.e + np.take_along_axis(np.ascontiguousarray(x.e), at, axis)
+    )
     there = np.arange(x.shape[axis]).reshape([-1 if i == axis else 1 for i in range(x.x.ndim)]) == at
-    e = np.where((near & ~there & ((x.e > 0) | np.any((x.e > 0) & there, axis, keepdims=True))).any(axis, keepdims=True), np.inf, 0.0)
+    e = np.where(
+        (near & ~there & ((x.e > 0) | np.any((x.e > 0) & there, axis, keepdims=True))).any(axis, keepdims=True),
+        np.inf,
+        0.0,
+    )
     e = e if x.dtype in UNIT else np.max(doubt(x) + np.zeros(x.shape), axis=axis, keepdims=True)
     at, e = (at, e) if keep else (np.squeeze(at, axis), np.squeeze(e, axis))
     return w.made(getattr(tg, which)(x.tensor, axis, keep), at, e, "int64", x)
@@ -553,7 +613,10 @@ def order(w: Writer) -> Value:
     at = np.argsort(-line if down else line, axis=axis, kind="stable")
     ordered, bound = np.take_along_axis(x.x, at, axis), np.take_along_axis(np.ascontiguousarray(x.e), at, axis)
     if x.dtype in UNIT:
-        gaps, pairs = np.abs(np.diff(ordered, axis=axis)), SLACK * (np.delete(bound, 0, axis) + np.delete(bound, -1, axis))
+        gaps, pairs = (
+            np.abs(np.diff(ordered, axis=axis)),
+            SLACK * (np.delete(bound, 0, axis) + np.delete(bound, -1, axis)),
+        )
         e = np.where(((gaps <= pairs) & (pairs > 0)).any(axis=axis, keepdims=True), np.inf, 0.0)
     else:
         e = np.max(doubt(x) + np.zeros(x.shape), axis=axis, keepdims=True)
@@ -565,7 +628,9 @@ def order(w: Writer) -> Value:
 def matmul(w: Writer) -> Value:
     x = w.some("float", "int", rank=1)
     k = x.shape[-1]
-    found = [v for v in w.values if v.dtype == x.dtype and len(v.shape) >= 1 and v.shape[-2 if len(v.shape) > 1 else 0] == k]
+    found = [
+        v for v in w.values if v.dtype == x.dtype and len(v.shape) >= 1 and v.shape[-2 if len(v.shape) > 1 else 0] == k
+    ]
     y = w.rng.choice(found) if found and w.rng.random() < 0.6 else w.leaf((k, w.rng.choice(SIZES)), x.dtype)
     try:
         shape = np.empty(x.shape, np.bool_).__matmul__(np.empty(y.shape, np.bool_)).shape
@@ -575,7 +640,9 @@ def matmul(w: Writer) -> Value:
         raise Unfit
     got = np.matmul(x.x, y.x)
     if kind(x.dtype) == "int":
-        unsure = np.matmul((x.e > 0).astype(np.float64), np.ones(y.shape)) + np.matmul(np.ones(x.shape), (y.e > 0).astype(np.float64))
+        unsure = np.matmul((x.e > 0).astype(np.float64), np.ones(y.shape)) + np.matmul(
+            np.ones(x.shape), (y.e > 0).astype(np.float64)
+        )
         return w.made(tg.matmul(x.tensor, y.tensor), got, np.where(unsure > 0, np.inf, 0.0), x.dtype, x, y)
     a, b = np.abs(x.x), np.abs(y.x)
     e = np.matmul(a, y.e) + np.matmul(x.e, b) + np.matmul(x.e, y.e) + k * UNIT[x.dtype] * np.matmul(a, b)
@@ -730,7 +797,12 @@ def taken_along(w: Writer) -> Value:
         raise Unfit
     index = _index(w, [w.rng.choice((1, 2, 4)) if i == axis else d for i, d in enumerate(x.shape)], size, signed=True)
     at = index.x.astype(np.int64) % size
-    return w.moved(tg.gather_elements(x.tensor, index.tensor, axis), lambda v: np.take_along_axis(np.ascontiguousarray(v), at, axis), x, index)
+    return w.moved(
+        tg.gather_elements(x.tensor, index.tensor, axis),
+        lambda v: np.take_along_axis(np.ascontiguousarray(v), at, axis),
+        x,
+        index,
+    )
 
 
 @step(3)
@@ -742,7 +814,10 @@ def scattered(w: Writer) -> Value:
         raise Unfit
     mode = w.rng.choice(("set", "add", "max", "min"))
     shape = [w.rng.randint(1, size) if i == axis else d for i, d in enumerate(x.shape)]
-    one = w.draw.permuted(np.broadcast_to(np.arange(size).reshape([-1 if i == axis else 1 for i in range(len(shape))]), x.shape), axis=axis)
+    one = w.draw.permuted(
+        np.broadcast_to(np.arange(size).reshape([-1 if i == axis else 1 for i in range(len(shape))]), x.shape),
+        axis=axis,
+    )
     at = np.take(one, range(shape[axis]), axis) if mode == "set" else w.draw.integers(0, size, shape)
     signed = np.where(w.draw.random(at.shape) < 0.3, at - size, at)
     index = w.leaf(shape, "int64", signed.astype(np.int64))
@@ -785,7 +860,9 @@ WAYS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def compiled(writers: Sequence[Writer], roots: Sequence[list[Value]], way: dict[str, Any], *, verify: bool) -> list[str]:
+def compiled(
+    writers: Sequence[Writer], roots: Sequence[list[Value]], way: dict[str, Any], *, verify: bool
+) -> list[str]:
     """What is wrong with each program, all of them compiled together."""
     outputs = {f"g{w.seed}.{i}": v.tensor for w, values in zip(writers, roots) for i, v in enumerate(values)}
     params = {n: a for w in writers for n, a in w.params.items()}
@@ -804,7 +881,9 @@ def compiled(writers: Sequence[Writer], roots: Sequence[list[Value]], way: dict[
     ]  # fmt: skip
 
 
-def attempted(writers: Sequence[Writer], roots: Sequence[list[Value]], way: dict[str, Any], *, verify: bool = False) -> Iterator[tuple[int, str]]:
+def attempted(
+    writers: Sequence[Writer], roots: Sequence[list[Value]], way: dict[str, Any], *, verify: bool = False
+) -> Iterator[tuple[int, str]]:
     """(seed, what is wrong) of programs that fail; those compiled together where that raises, each by itself."""
     try:
         for w, said in zip(writers, compiled(writers, roots, way, verify=verify)):
@@ -819,7 +898,9 @@ def attempted(writers: Sequence[Writer], roots: Sequence[list[Value]], way: dict
             yield from attempted(writers[part], roots[part], way, verify=verify)
 
 
-def batch(first: int, count: int, steps: int, way: dict[str, Any], *, verify: bool = False, seen: Counter[str] | None = None) -> list[tuple[int, str]]:
+def batch(
+    first: int, count: int, steps: int, way: dict[str, Any], *, verify: bool = False, seen: Counter[str] | None = None
+) -> list[tuple[int, str]]:
     """The failures among programs of consecutive seeds."""
     writers, roots = [], []
     for seed in range(first, first + count):
@@ -861,13 +942,22 @@ def main() -> None:
     for number, first in enumerate(range(given.seed, given.seed + given.graphs, given.together)):
         which = (first // given.together) % len(WAYS) if given.way < 0 else given.way
         count = min(given.together, given.seed + given.graphs - first)
-        found = batch(first, count, given.steps, WAYS[which], verify=number % given.verify == given.verify - 1, seen=seen)
+        found = batch(
+            first, count, given.steps, WAYS[which], verify=number % given.verify == given.verify - 1, seen=seen
+        )
         for seed, said in found:
             failures.append({"seed": seed, "way": which, "said": said[:600]})
             print(f"=== seed {seed} way {which} {WAYS[which]}\n{said[:1500]}", flush=True)
         if given.log and number % 5 == 4:
-            note = {"from": given.seed, "to": first + count, "failures": len(failures), "seconds": round(time.monotonic() - start)}
-            Path(given.log).write_text(json.dumps({**note, "seen": dict(seen), "failed": failures}, indent=1), encoding="utf-8")
+            note = {
+                "from": given.seed,
+                "to": first + count,
+                "failures": len(failures),
+                "seconds": round(time.monotonic() - start),
+            }
+            Path(given.log).write_text(
+                json.dumps({**note, "seen": dict(seen), "failed": failures}, indent=1), encoding="utf-8"
+            )
     print(f"{seen['programs']} programs, {seen['outputs']} outputs, {seen['places']} places "
           f"({seen['places that either value fits']} that rounding decides), seeds {given.seed} to {given.seed + given.graphs - 1}, "
           f"{len(failures)} failures, {time.monotonic() - start:.0f} s, {time.process_time() - cpu:.0f} CPU s here")  # fmt: skip
