@@ -17,7 +17,7 @@ from .kir_axes import normalized
 from .kir_beside import Beside, side_by_side
 from .kir_halves import cut, halved
 from .kir_pieces import SHORT, Piece, pieces, written_out
-from .kir_read import Reader
+from .kir_read import Reader, from_the_start
 from .kir_simplify import as_index
 
 
@@ -163,7 +163,7 @@ def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> Store:
         if base is None or t.attr("mode") != "set" or r.buffers[base] != buffer:
             raise Unfusable("values written into what is not in memory, or not in their place")
         size = buffer.shape[axis]
-        where = _from_the_start(r.b, r.value(t.args[1], part.at, guards), size)
+        where = from_the_start(r.b, r.value(t.args[1], part.at, guards), size)
         if where.op in ("index", "const"):
             place = as_index(where) * buffer.strides[axis]
             if not (as_index(where).range[0] >= 0 and as_index(where).range[1] < size):
@@ -175,18 +175,6 @@ def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> Store:
     for n, (i, stride, size) in enumerate(zip(part.at, buffer.strides, buffer.shape, strict=True)):
         place = place + i * stride if size > 1 and n != axis else place
     return Store(name, place, part.value, guards, tuple(parts))
-
-
-def _from_the_start(b: Builder, where: Expr, size: int) -> Expr:
-    """A place along an axis; negative ones count from its end."""
-    if where.op in ("index", "const"):
-        return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
-    zero = b.const(0, "int")
-    if where.op == "where" and where.args[0].op == "lt" and where.args[0].args == (where.args[2], zero):
-        return where  # said already
-    return b.pointwise(
-        "where", (b.pointwise("lt", (where, zero)), b.pointwise("add", (where, b.const(size, "int"))), where)
-    )
 
 
 def _within(

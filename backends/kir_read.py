@@ -14,7 +14,7 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor, make
 from .index import Axis, Index, index, linear, unravelled
 from .kir import WINDOW, Buffer, Builder, Expr, Unfusable, operands_first
-from .kir_simplify import conjuncts
+from .kir_simplify import as_index, conjuncts
 
 
 class Reader:
@@ -45,6 +45,8 @@ class Reader:
         return operands_first(t, lambda x: (x, at, guards) in self.memo, reads)
 
     def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
+        if _reads_as_negative(t):
+            raise Unfusable("whole numbers that int64 does not hold")
         if t in self.of:
             name = self.of[t]
             buffer = self.buffers[name]
@@ -82,6 +84,17 @@ class Reader:
         more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
         value = self.value(x, at, (*guards, *more))
         return b.pointwise("where", (inside, value, b.const(fill, value.kind)))
+
+
+_ORDERED = {"lt", "le", "floordiv", "mod", "maximum", "minimum", "max", "min", "abs", "sign", "pow", "argmax", "argmin", "argsort"}
+
+
+def _reads_as_negative(t: Tensor) -> bool:
+    """Whether an operation would take the larger half of uint64 for negative numbers: whole numbers are int64 in kernels. Sums,
+    products and bits are the same in both."""
+    if not any(a.dtype == "uint64" for a in t.args):
+        return False
+    return t.op in _ORDERED or (t.op == "cast" and dtypes.is_float(t.dtype))
 
 
 Rule = Callable[[Reader, Tensor, tuple[Index, ...], tuple[Expr, ...]], Expr]
@@ -222,6 +235,18 @@ def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     return r.b.reduce("sum", axis, r.b.mul(image, weight))
 
 
+def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
+    """A place along an axis; negative ones count from its end."""
+    if where.op in ("index", "const"):
+        return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
+    zero = b.const(0, "int")
+    if where.op == "where" and where.args[0].op == "lt" and where.args[0].args == (where.args[2], zero):
+        return where  # said already
+    return b.pointwise(
+        "where", (b.pointwise("lt", (where, zero)), b.pointwise("add", (where, b.const(size, "int"))), where)
+    )
+
+
 def _gather(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     table, picks = t.args
     if table not in r.of:
@@ -251,7 +276,8 @@ def _gather_elements(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[
     place = Index()
     for k, (i, stride, size) in enumerate(zip(at, buffer.strides, buffer.shape, strict=True)):
         place = place + i * stride if k != a and size > 1 else place
-    return r.b.load(r.of[table], place, buffer.dtype, ((r.value(picks, at, guards), buffer.strides[a]),), guards)
+    where = from_the_start(r.b, r.value(picks, at, guards), buffer.shape[a])
+    return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
 
 
 _RULES: dict[str, Rule] = {

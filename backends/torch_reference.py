@@ -7,13 +7,14 @@ floats change nothing; composites are what their decompositions say. Values are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..egraph import dtypes
 from ..egraph.graph import Graph, Tensor, load_data, topological
-from ..egraph.interpret import expand_all
+from ..egraph.interpret import Around, expand_all
 from ..egraph.recurrence import scan
 from ..errors import UsageError
 
@@ -55,10 +56,10 @@ def evaluate_graph(
 
 def evaluate_tensors(
     graph: Graph, values: Mapping[str, Any], device: str, *, float64: bool = False,
-    poll: Callable[[], object] = lambda: None, kept: dict[str, torch.Tensor] | None = None,
+    poll: Callable[[], object] = lambda: None, kept: dict[str, torch.Tensor] | None = None, around: Around | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
     """The same as tensors that stay on the device; `values` may be arrays, or tensors there. `poll`: see the interpreter. `kept`: params
-    that are there already, by name; those that are taken there are added."""
+    that are there already, by name; those that are taken there are added. `around`: see the interpreter."""
     import torch
 
     from .exchange import is_torch, tensor_of
@@ -76,12 +77,12 @@ def evaluate_tensors(
         return there
 
     with torch.no_grad():
-        return [x.contiguous() for x in _run(graph.roots, given, torch.device(device), wide=float64, poll=poll)]
+        return [x.contiguous() for x in _run(graph.roots, given, torch.device(device), wide=float64, poll=poll, around=around)]
 
 
 def _run(
     roots: Sequence[Tensor], given: Callable[[Tensor], torch.Tensor | None], where: torch.device, *, wide: bool,
-    poll: Callable[[], object] = lambda: None,
+    poll: Callable[[], object] = lambda: None, around: Around | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
     tops = expand_all(list(roots))
     order = topological(tops)
@@ -91,7 +92,11 @@ def _run(
     live: dict[int, torch.Tensor] = {}
     for node in order:
         poll()
-        live[id(node)] = _value(node, [live[id(a)] for a in node.args], given, where, wide)
+        compute = partial(_value, node, given=given, where=where, wide=wide)
+        operands = [live[id(a)] for a in node.args]
+        plain = around is None or node.entry.kind == "leaf"
+        live[id(node)] = compute(operands) if plain else around(node, operands, compute)  # type: ignore[misc]
+        del operands
         for a in node.args:
             uses[id(a)] -= 1
             if not uses[id(a)]:

@@ -9,6 +9,7 @@ and no weight is there a second time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .composite import expand
 from .graph import Data, Graph, Tensor, load_data, make, topological
 
 Array = np.ndarray[Any, Any]
+Around = Callable[[Tensor, Sequence[Any], Callable[[Sequence[Any]], Any]], Any]
 
 
 def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Tensor]:
@@ -122,9 +124,11 @@ def evaluate(
     float64: bool = False,
     whole: bool = False,
     poll: Callable[[], object] = lambda: None,
+    around: Around | None = None,
 ) -> list[Array]:
     """The roots' values (outputs, then state updates). `values` gives inputs and states by name; `whole`: see `apply`; `poll` is
-    called before each operation, and what it raises ends the run.
+    called before each operation, and what it raises ends the run. `around` computes each operation in place of `apply`: from the
+    node, its operands, and a function that computes it.
 
     UsageError names leaves without data.
     """
@@ -141,9 +145,13 @@ def evaluate(
     live: dict[int, Array] = {}
     for node in order:
         poll()
-        live[id(node)] = _leaf(node, values, data) if node.is_leaf else apply(
-            node, [live[id(a)] for a in node.args], float64=float64, whole=whole
-        )  # fmt: skip
+        if node.is_leaf:
+            live[id(node)] = _leaf(node, values, data)
+        else:
+            compute = partial(apply, node, float64=float64, whole=whole)
+            operands = [live[id(a)] for a in node.args]
+            live[id(node)] = compute(operands) if around is None else around(node, operands, compute)
+            del operands
         for a in node.args:
             uses[id(a)] -= 1
             if not uses[id(a)]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .dtypes import HALVES
 from .graph import Graph, Tensor, make, rebuild
+from .simplify import lossless
 
 WIDE = "float32"
 
@@ -23,10 +24,10 @@ def widen(graph: Graph) -> Graph:
 
 
 def as_dtype(x: Tensor, dtype: str) -> Tensor:
-    """The value in a dtype: itself, what it was cast from, or its cast."""
+    """The value in a dtype: itself, what it was cast from where that cast lost nothing, or its cast."""
     if x.dtype == dtype:
         return x
-    if x.op == "cast" and x.args[0].dtype == dtype:  # a 16-bit leaf that goes straight to an output
+    if x.op == "cast" and x.args[0].dtype == dtype and lossless(dtype, x.dtype):  # a 16-bit leaf that goes to an output
         return x.args[0]
     return make("cast", (x,), {"dtype": dtype})
 

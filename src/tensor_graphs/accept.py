@@ -159,8 +159,7 @@ class Acceptance:
         """Whether an output that is farther off than is allowed has more bits than what the plan stores on the way."""
         assert program.plan is not None
         far = [
-            o.plan > o.allowed and r.type.dtype not in HALVES
-            for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
+            not o.passed and r.type.dtype not in HALVES for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
         ]
         return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
 
@@ -245,10 +244,10 @@ class Acceptance:
             return [e or s for e, s in zip(self.errors(of), seen)]  # what was not measured alone was seen in the plan
 
         spent = math.hypot(*errors([choice.hypergraph.candidates[i] for i in choice.chosen]))
-        if self.tightened == TIGHTENINGS or not 0 < spent < math.inf or not math.isfinite(worst.plan):
+        if self.tightened == TIGHTENINGS or not 0 < spent < math.inf or not math.isfinite(worst.excess):
             return False
         self.tightened += 1
-        most = spent * MARGIN * worst.allowed / worst.plan
+        most = spent * MARGIN / worst.excess
         try:
             self.tighter = self.choose(found, (rounding(most, errors),))
         except NoPlanError:
@@ -263,8 +262,7 @@ class Acceptance:
     def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
         worst = verdict.worst
         return VerificationError(
-            f"output {worst.name!r} is off by {worst.plan:.3g} (allowed {worst.allowed:.3g})"
-            + ("" if worst.finite else ", NaN or infinities are misplaced"),
+            worst.said,
             where=finding.blame(self.fired),
             hint="report this with the model; verify=False runs it regardless",
         )

@@ -4,11 +4,14 @@ if the meaning agrees and running it alone does not; nobody's but rounding's els
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from . import drawing
+from .backends import compare
+from .backends.disturb import Disturbed
 from .backends.emission import device_of
 from .backends.single import meanings as kernel_meanings
 from .backends.single import run_outputs
@@ -20,11 +23,12 @@ from .egraph.pattern import Var, build
 from .egraph.rule import Rule
 from .errors import TensorGraphsError
 from .extract.kernel import Plan, Step
-from .verify import WRONG, allowed_error, index_bounds, misplaced, relative_error, sample_inputs
+from .verify import WRONG, allowed_error, misplaced, relative_error
 
 Array = np.ndarray[Any, Any]
 TOLERABLE = 1e-4  # relative error in float64 that another order of the same arithmetic may explain
 CANCELS = 1e-10  # the same relative to the largest value on the way, where the result cancels to nearly nothing
+TURNS = (0, 1)  # of the inputs that verification draws
 SAMPLES = 12  # random instances on which each rule that fired is tried
 
 
@@ -108,9 +112,13 @@ def diagnose(graph: Graph, plan: Plan, seed: int = 0) -> Diagnosis:
 
 
 def rewrite_error(graph: Graph, plan: Plan, seed: int = 0) -> float:
-    """How far the plan's meaning is from the graph's in float64; 0 where reordered arithmetic explains it."""
-    rng = np.random.default_rng(seed)
-    inputs = sample_inputs([*graph.inputs, *graph.leaves("state")], rng, index_bounds(graph))
+    """How far the plan's meaning is from the graph's in float64, on inputs as verification draws them; 0 where reordered arithmetic
+    explains it."""
+    return max(_rewrite_error(graph, plan, np.random.default_rng((seed, turn)), turn) for turn in TURNS)
+
+
+def _rewrite_error(graph: Graph, plan: Plan, rng: np.random.Generator, turn: int) -> float:
+    inputs = drawing.inputs(graph, rng, turn)
     roots, _ = meaning(plan)
     with np.errstate(all="ignore"):
         exact = evaluate(graph, inputs, float64=True)
@@ -125,9 +133,10 @@ def rewrite_error(graph: Graph, plan: Plan, seed: int = 0) -> float:
 
 
 def _gap(value: Array, exact: Array, dtype: str) -> float:
-    if dtypes.is_float(dtype):
-        return relative_error(value, exact)
-    return float(np.mean(value != exact)) if np.size(value) else 0.0
+    if not dtypes.is_float(dtype):
+        return float(np.mean(value != exact)) if np.size(value) else 0.0
+    place = compare.worst(value, exact, None, "float64", TOLERABLE / compare.PLACE)
+    return max(relative_error(value, exact), min(place.relative, 1.0) if place.ratio > 1 else 0.0)
 
 
 def _cancels(value: Array, exact: Array, peak: float) -> bool:
@@ -162,27 +171,44 @@ def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
     """(error of the kernel alone against float64, what is fair: the interpreter's in the same dtypes, and some ulp), of the
     output where the one is the largest multiple of the other.
 
-    Relative Frobenius error for floats, infinite where NaN or infinities are misplaced; the share of wrong places for
-    integers and bools.
+    Relative error for floats, of the whole or of the worst place where that is beyond its limit, infinite where NaN or infinities are
+    misplaced; 1 for integers and bools of which one is wrong.
     """
-    call, roots = step.call, kernel_meanings(step.template, step.call)
-    graph = Graph.of(roots)
-    operands = sample_inputs(graph.leaves("param"), rng, index_bounds(graph))
+    graph = Graph.of(kernel_meanings(step.template, step.call))
+    return max((_kernel_error(step, graph, rng, turn) for turn in TURNS), key=lambda pair: pair[0] / pair[1])
+
+
+def _kernel_error(step: Step, graph: Graph, rng: np.random.Generator, turn: int) -> tuple[float, float]:
+    call, roots = step.call, list(graph.outputs)
+    operands = drawing.inputs(graph, rng, turn, ("param",))
     with np.errstate(all="ignore"):
         operands = {n: _stored(a, call.operands[n].type.dtype) for n, a in operands.items()}
         exact = evaluate(roots, {}, params=operands, float64=True)
         own = evaluate(roots, {}, params=operands)
         found = run_outputs(step.template, call, operands)
     kinds = [o.type.dtype for o in call.outputs]
-    errors = [_error(f, e, _stored(o, k), k) for f, e, o, k in zip(found, exact, own, kinds, strict=True)]
+    disturbed = Disturbed(replace(graph, params=operands), {})
+    errors = [
+        _error(f, e, _stored(o, k), k, k_th, disturbed)
+        for k_th, (f, e, o, k) in enumerate(zip(found, exact, own, kinds, strict=True))
+    ]
     return max(errors, key=lambda pair: pair[0] / pair[1])
 
 
-def _error(found: Array, exact: Array, own: Array, dtype: str) -> tuple[float, float]:
+def _error(found: Array, exact: Array, own: Array, dtype: str, k: int, disturbed: Disturbed) -> tuple[float, float]:
+    """(error, what is fair) of a kernel's output, of which `disturbed` knows at number `k` what rounding does to it."""
     if not dtypes.is_float(dtype):
-        return float(np.mean(found != own)) if found.size else 0.0, 0.01
+        place = compare.differing(found, own, exact)
+        while place.ratio > 0 and disturbed.further():
+            place = compare.differing(found, own, exact, disturbed.moved[k])
+        return (1.0 if place.ratio > 0 else 0.0), 0.5
     fair = allowed_error("fast", relative_error(own, exact), dtype)
-    return float("inf") if misplaced(found, exact, own) else relative_error(found, exact), fair
+    if misplaced(found, exact, own):
+        return float("inf"), fair
+    error, place = relative_error(found, exact), compare.worst(found, exact, own, dtype, fair)
+    while place.ratio > 1 and error <= fair and disturbed.further():
+        place = compare.worst(found, exact, own, dtype, fair, disturbed.moved[k])
+    return (max(error, min(place.relative, 1.0)) if place.ratio > 1 else error), fair
 
 
 def _stored(array: Array, dtype: str) -> Array:

@@ -319,7 +319,7 @@ def _check(program: Program, graph: Graph, where: str) -> Verification:
     verdict = verify(graph, lambda values: run_flat(program, values), flops=flops, device=program.tensors)
     if verdict.miscompiled:
         raise VerificationError(
-            f"output {verdict.worst.name!r} is off by {verdict.worst.plan:.3g}, allowed {verdict.worst.allowed:.3g}",
+            verdict.worst.said,
             where=where, hint="the e-graph says equal what is not; saturate again",
         )  # fmt: skip
     return verdict

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .backends import compare
 from .backends.exchange import is_torch, tensor_of
 from .backends.torch_reference import evaluate_tensors, torch_dtype
+from .drawing import SHARE as ODD_SHARE
+from .drawing import Role, odd_numbers, random_indices, roles, whole_numbers
 from .egraph import dtypes
 from .egraph.dims import concrete
 from .egraph.dtypes import HALVES
 from .egraph.graph import Graph, Tensor
 from .egraph.interpret import expand_all
-from .verify import index_bounds, random_indices, share
+from .verify import share
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +65,33 @@ def sample_tensors(
     return found
 
 
+def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> dict[str, torch.Tensor]:
+    """Values for inputs and states as `drawing.inputs` has them, drawn on a device: the same ones for the same generator on the
+    same kind of device."""
+    import torch
+
+    drawn = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
+    known, found = roles(graph), {}
+    for leaf in (*graph.inputs, *graph.leaves("state")):
+        shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
+        role = known.get(name) or Role()
+        if kind == "bool":
+            found[name] = torch.rand(shape, generator=drawn, device=device) < 0.5
+        elif kind == "int":
+            found[name] = tensor_of(np.asarray(whole_numbers(shape, leaf.dtype, role, rng, turn), order="C")).to(device)
+        else:
+            wide = torch.float64 if leaf.dtype == "float64" else torch.float32
+            x = torch.randn(shape, generator=drawn, dtype=wide, device=device)
+            some = torch.rand(shape, generator=drawn, device=device) < ODD_SHARE if turn else None
+            if role.positive:
+                x = torch.where(some, x, x.abs() + 0.1) if turn == 2 and some is not None else x.abs() + 0.1
+            if turn == 1 and some is not None:
+                odd = torch.tensor(odd_numbers(role), dtype=wide, device=device)
+                x = torch.where(some, odd[torch.randint(len(odd), shape, generator=drawn, device=device)], x)
+            found[name] = x.to(torch_dtype(leaf.dtype))
+    return found
+
+
 def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | None:
     """Where the weights of a graph stay between runs on a GPU, if there is room: taking them there is most of what a run of a large
     model takes. None elsewhere."""
@@ -75,11 +105,11 @@ def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | Non
 
 def reference_tensors(
     graph: Graph, rng: np.random.Generator, device: str, poll: Callable[[], object] = lambda: None,
-    kept: dict[str, torch.Tensor] | None = None,
+    kept: dict[str, torch.Tensor] | None = None, turn: int = 0,
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
     """Inputs, the float64 run, and the run in the graph's own dtypes; torch.OutOfMemoryError where they find no room. `kept`: weights
-    that are on the device already, see `evaluate_tensors`."""
-    inputs = sample_tensors([*graph.inputs, *graph.leaves("state")], rng, index_bounds(graph), device)
+    that are on the device already, see `evaluate_tensors`; `turn` counts the inputs of one verification from 0."""
+    inputs = draw(graph, rng, device, turn)
     graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
     wide = evaluate_tensors(graph, inputs, device, float64=True, poll=poll, kept=kept)
     exact = [_kept(value, root.dtype) for value, root in zip(wide, graph.roots)]
@@ -114,7 +144,7 @@ def errors(y: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> tuple[flo
 def _errors(y: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> tuple[float, float, bool]:
     import torch
 
-    sums, finite = np.zeros(4), True
+    sums, finite, dtype = np.zeros(4), True, dtypes.name_of(own.dtype)
     flat = [x.reshape(-1) for x in (y, exact, own)]
     for start in range(0, exact.numel(), PIECE):
         v, r, o = (x[start : start + PIECE].double() for x in flat)
@@ -123,16 +153,11 @@ def _errors(y: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> tuple[fl
             torch.linalg.vector_norm(torch.where(places, x, 0.0))
             for places, x in ((seen, v - r), (seen, r), (known, o - r), (known, r))
         ]
-        placed = (_alike(v, r) | _alike(v, o)).all()
+        placed = ~compare.misplaced(torch, v, r, o, dtype).any()
         *norms, fine = torch.stack([*parts, placed.double()]).tolist()  # waits for the device once
         sums, finite = np.hypot(sums, norms), finite and bool(fine)
     gap, scale, original, fine_scale = map(float, sums)
     return share(gap, scale), share(original, fine_scale), finite
-
-
-def _alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Where both are NaN, the same infinity, or finite."""
-    return (a.isfinite() & b.isfinite()) | (a.isinf() & (a == b)) | (a.isnan() & b.isnan())
 
 
 def unequal(y: torch.Tensor, own: torch.Tensor) -> float:

@@ -332,7 +332,7 @@ def _tolerable(output: OutputError, tolerance: Tolerance) -> bool:
     if output.discrete and tolerance != "exact":
         return not output.miscompiled
     slack = SLACK if tolerance in FACTORS else 1.0
-    return output.finite and output.plan <= slack * output.allowed
+    return output.finite and output.excess <= slack
 
 
 def _plainness(n: int) -> tuple[bool, bool, int]:

@@ -1,0 +1,276 @@
+"""The comparison of a result with its float64 reference, place by place and slice by slice, of NumPy arrays or Torch tensors.
+
+One number for a whole output hides a wrong part whose values are small. So every place has a limit of its own, made of what is
+allowed relative to its value and of what the unoptimized run loses in the slices that the place is in (its row, its column, its
+channel: all places of one index along an axis; of values with one long axis, stretches of it), whichever slice loses least. And
+every slice has a limit for its norm, which finds many places that are each a little off.
+
+The limits are estimates. A place beyond its limit is looked at again with what rounding does to it (`disturb.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+PLACE = 8.0  # times the relative error that is allowed for the whole, of one place
+BESIDE = 4.0  # the same, relative to the root mean square of its slice
+OWN = 12.0  # times the unoptimized run's root mean square error in a slice, of one place in it
+SLICE = 3.0  # times what is allowed for the whole, of a slice's norm; and of the unoptimized run's
+LEAST = 32  # places that a slice has at least: fewer have no mean
+STRETCH = 256  # places of a stretch of a long axis
+PIECE = 1 << 18  # places that are compared at a time
+
+#: Half a unit in the last place of 1.0, and the largest and smallest numbers whose digits are all there.
+UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+SMALLEST = {"float64": 2.2250738585072014e-308, "float32": 2.0**-126, "float16": 2.0**-22, "bfloat16": 2.0**-126}
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The place or slice of a result that is nearest to its limit, or farthest beyond."""
+
+    ratio: float = 0.0  # its error over its limit
+    error: float = 0.0  # absolute; of a slice its norm
+    limit: float = 0.0
+    size: float = 0.0  # of the reference: its magnitude there, a slice's norm
+    where: str = ""  # which place or slice, in words
+    exempt: int = 0  # places whose value rounding decides, which are not compared
+
+    @property
+    def relative(self) -> float:
+        """Its error relative to the reference there."""
+        return self.error / self.size if self.size else math.inf if self.error else 0.0
+
+    @property
+    def said(self) -> str:
+        """Where and how much, in words."""
+        return f"{self.where}: off by {self.error:.3g}, where {self.limit:.3g} is allowed beside {self.size:.3g}"
+
+
+def module_of(x: Any) -> Any:
+    """NumPy, or Torch for its tensors."""
+    if type(x).__module__.partition(".")[0] == "torch":
+        import torch
+
+        return torch
+    return np
+
+
+def wide(x: Any) -> Any:
+    """An array or tensor in float64."""
+    return x.astype(np.float64) if isinstance(x, np.ndarray) else x.double()
+
+
+def worst(
+    y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None
+) -> Worst:
+    """The worst place or slice of a result `y` in `dtype` against its float64 reference, all of one shape.
+
+    `own`: the unoptimized run in its own dtypes, None where there is none. `allowed`: relative error of the whole. `unstable`: per
+    place how far rounding moves it; places beyond their limit but within that are exempt. Places where one of the three is
+    not finite are not looked at."""
+    xp, shape = module_of(exact), tuple(exact.shape)
+    if 0 in shape:
+        return Worst()
+    with np.errstate(all="ignore"):
+        flat = _Flat(shape)
+        parts = [x if x is None else flat.of(x) for x in (y, exact, own, unstable)]
+        sums = _Sums(flat, xp)
+        for rows, (v, r, o, u) in _pieces(parts, flat.columns):
+            gap, size, lost = _errors(xp, v, r, o)
+            sums.add(rows, gap if u is None else xp.where(gap <= u, xp.zeros_like(gap), gap), size, lost)
+        limits = sums.limits(dtype, allowed)
+        found = sums.slices(dtype, allowed)
+        exempt = 0
+        for rows, (v, r, o, u) in _pieces(parts, flat.columns):
+            gap, size, _ = _errors(xp, v, r, o)
+            limit = PLACE * allowed * size + limits.of(rows) + SMALLEST[dtype]
+            if u is not None:
+                free = (gap > limit) & (gap <= u)
+                exempt += int(free.sum())
+                gap = xp.where(free, xp.zeros_like(gap), gap)
+            ratio = (gap / limit).reshape(-1)
+            at = int(ratio.argmax())
+            if float(ratio[at]) > found.ratio:
+                place = np.unravel_index(rows.start * flat.columns + at, shape)
+                where = f"at [{', '.join(str(int(i)) for i in place)}]"
+                found = Worst(float(ratio[at]), float(gap.reshape(-1)[at]), float(limit.reshape(-1)[at]),
+                              float(size.reshape(-1)[at]), where)  # fmt: skip
+        return replace(found, exempt=exempt)
+
+
+def _errors(xp: Any, v: Any, r: Any, o: Any) -> tuple[Any, Any, Any]:
+    """Magnitudes of the error, the reference and the unoptimized run's error, 0 where one of them is not finite."""
+    there = xp.isfinite(v) & xp.isfinite(r)
+    none = xp.zeros_like(r)
+    gap = xp.where(there, xp.abs(v - r), none)
+    lost = none if o is None else xp.where(there & xp.isfinite(o), xp.abs(o - r), none)
+    return gap, xp.where(there, xp.abs(r), none), lost
+
+
+def _pieces(parts: list[Any], columns: int) -> Iterator[tuple[slice, list[Any]]]:
+    """Rows of arrays [rows, columns] in float64, some at a time."""
+    step = max(1, PIECE // max(columns, 1))
+    for start in range(0, parts[0].shape[0], step):
+        rows = slice(start, start + step)
+        yield rows, [None if x is None else wide(x[rows]) for x in parts]
+
+
+class _Flat:
+    """A shape as rows and columns: its first axes and its last ones, as near to a square as it goes."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        sizes = [math.prod(shape[:k]) for k in range(len(shape) + 1)]
+        total = sizes[-1]
+        split = min(range(len(shape) + 1), key=lambda k: abs(math.log(sizes[k] / math.sqrt(total))))
+        self.total, self.leading, self.trailing = total, shape[:split], shape[split:]
+        self.rows, self.columns = sizes[split], total // sizes[split]
+        self.stretched = False
+        if min(self.rows, self.columns) == 1 and total >= 4 * LEAST:  # one long axis
+            self.stretched = True
+            width = next((w for w in range(STRETCH, LEAST - 1, -1) if total % w == 0), 0)
+            self.columns = width or total
+            self.rows = total // self.columns
+            self.leading, self.trailing = (self.rows,), (self.columns,)
+
+    def of(self, x: Any) -> Any:
+        """An array of the shape as rows and columns."""
+        return x.reshape(self.rows, self.columns)
+
+    def axes(self) -> Iterator[tuple[bool, int, int]]:
+        """Axes with slices of enough places to have a mean: among the rows or not, which, and places in a slice."""
+        for first, sizes in ((True, self.leading), (False, self.trailing)):
+            if self.stretched and not first:
+                continue
+            for axis, size in enumerate(sizes):
+                if size > 1 and self.total // size >= LEAST:
+                    yield first, axis, self.total // size
+
+    def name(self, first: bool, axis: int, index: int) -> str:
+        """A slice in words."""
+        if self.stretched:
+            return f"in places {index * self.columns} to {(index + 1) * self.columns - 1}"
+        return f"at index {index} of axis {axis if first else axis + len(self.leading)}"
+
+
+class _Sums:
+    """Sums of squares over each row and each column: of the error, the reference, and the unoptimized run's error."""
+
+    def __init__(self, flat: _Flat, xp: Any) -> None:
+        self.flat, self.xp = flat, xp
+        self.by_row: list[list[Any]] = [[], [], []]
+        self.by_column: list[Any] = [0.0, 0.0, 0.0]
+
+    def add(self, rows: slice, *errors: Any) -> None:
+        """Count some rows."""
+        for k, x in enumerate(errors):
+            square = x * x
+            self.by_row[k].append(square.sum(1))
+            self.by_column[k] = self.by_column[k] + square.sum(0)
+
+    def _along(self, k: int, first: bool, axis: int) -> Any:
+        """Sums of one of them per index of an axis."""
+        flat = self.flat
+        line, sizes = (self._rows(k), flat.leading) if first else (self.by_column[k], flat.trailing)
+        found = line.reshape(sizes)
+        for other in reversed(range(len(sizes))):
+            found = found if other == axis else found.sum(other)
+        return found
+
+    def _rows(self, k: int) -> Any:
+        if len(self.by_row[k]) > 1:
+            join = self.xp.concatenate if self.xp is np else self.xp.cat
+            self.by_row[k] = [join(self.by_row[k])]
+        return self.by_row[k][0]
+
+    def slices(self, dtype: str, allowed: float) -> Worst:
+        """The worst slice by its norm; the whole is judged by itself."""
+        found = Worst()
+        for first, axis, count in self.flat.axes():
+            gap, size, lost = (self.xp.sqrt(self._along(k, first, axis)) for k in range(3))
+            limit = SLICE * (allowed * size + lost) + SMALLEST[dtype] * math.sqrt(count)
+            ratio = gap / limit
+            at = int(ratio.argmax())
+            if float(ratio[at]) > found.ratio:
+                found = Worst(float(ratio[at]), float(gap[at]), float(limit[at]), float(size[at]), self.flat.name(first, axis, at))
+        return found
+
+    def limits(self, dtype: str, allowed: float) -> _Limits:
+        """What a place may be off by beside what is allowed relative to its value."""
+        xp, flat = self.xp, self.flat
+        whole = self._limit([x.sum() for x in (self.by_column[1], self.by_column[2])], flat.total, allowed)
+        rows, columns = whole + xp.zeros_like(self._rows(1)), whole + xp.zeros_like(self.by_column[1])
+        for first, axis, count in flat.axes():
+            line = self._limit([self._along(k, first, axis) for k in (1, 2)], count, allowed)
+            sizes = flat.leading if first else flat.trailing
+            shaped = line.reshape([-1 if i == axis else 1 for i in range(len(sizes))])
+            full = (shaped + xp.zeros_like((rows if first else columns).reshape(sizes))).reshape(-1)
+            if first:
+                rows = xp.minimum(rows, full)
+            else:
+                columns = xp.minimum(columns, full)
+        return _Limits(xp, rows, columns)
+
+    def _limit(self, sums: list[Any], count: int, allowed: float) -> Any:
+        size, lost = (self.xp.sqrt(x / count) for x in sums)
+        return BESIDE * allowed * size + OWN * lost
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Per row and per column what a place may be off by; the smaller one counts."""
+
+    xp: Any
+    rows: Any
+    columns: Any
+
+    def of(self, rows: slice) -> Any:
+        """Those of some rows."""
+        return self.xp.minimum(self.rows[rows][:, None], self.columns[None, :])
+
+
+# ---------------------------------------------------------------- whole numbers, truth values, NaN and infinities
+def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None = None) -> Worst:
+    """Places of whole numbers or truth values that are neither as in the unoptimized run nor as in the float64 run, the first of them
+    by its place; `ratio` is their share. `unstable`: places whose value rounding decides, which may have any."""
+    xp = module_of(own)
+    if not math.prod(own.shape):
+        return Worst()
+    with np.errstate(all="ignore"):
+        off = y != own
+        if exact is not None and bool(off.any()):
+            off = off & (y != exact)
+        exempt = 0
+        if unstable is not None:
+            exempt = int((off & unstable).sum())
+            off = off & ~unstable
+        count = int(off.sum())
+        if not count:
+            return Worst(exempt=exempt)
+        first = int((off * 1 if xp is np else off.int()).reshape(-1).argmax())
+        got, want = (x.reshape(-1)[first].item() for x in (y, own))
+    place = [int(i) for i in np.unravel_index(first, tuple(own.shape))]
+    where = f"{count} of {math.prod(own.shape)} places, the first at {place}: {got} for {want}"
+    return Worst(count / math.prod(own.shape), count, 0.0, 0.0, where, exempt)
+
+
+def misplaced(xp: Any, v: Any, r: Any, o: Any, dtype: str = "float64") -> Any:
+    """Where NaN, +inf, -inf or a finite number stands and neither the reference nor the unoptimized run has it, all in float64.
+    Numbers within rounding of a dtype's largest one may be that infinity, and the other way round."""
+    edge = LARGEST[dtype] * (1 - 64 * UNITS[dtype])
+    near = (xp.abs(r) >= edge) & (xp.abs(v) >= edge) & ((v > 0) == (r > 0))
+    return ~(_alike(xp, v, r) | _alike(xp, v, o) | near)
+
+
+def _alike(xp: Any, a: Any, b: Any) -> Any:
+    """Where both are NaN, the same infinity, or finite."""
+    return (xp.isfinite(a) & xp.isfinite(b)) | (xp.isinf(a) & (a == b)) | (xp.isnan(a) & xp.isnan(b))
+
+
+__all__ = ["LARGEST", "SMALLEST", "UNITS", "Worst", "differing", "misplaced", "module_of", "wide", "worst"]

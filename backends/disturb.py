@@ -1,0 +1,145 @@
+"""What rounding does to a graph's values: float64 runs in which every computed value is off by a random number of the size of its
+dtype's rounding.
+
+Where such runs agree, a value is well conditioned and must be there. Where they differ (an argmax of nearly equal numbers, the floor
+of a sum near a whole number, a difference of nearly equal sums, a row of NaN or of what a cast cannot hold) rounding decides, and
+programs that are right may differ as well. The runs are made only where a place of a result is beyond its limit, and only until
+all such places are explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..egraph import dtypes
+from ..egraph.graph import Graph, Tensor
+from ..egraph.interpret import evaluate
+from .compare import module_of, wide
+
+NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, at most
+RUNS = 10  # beside the first, which the others are compared with
+TIMES = 8.0  # times the largest movement that was seen, which a place may be off by
+MOVES = ("view", "layout", "index", "leaf")  # kinds of ops that round nothing
+EXACT = {"neg", "abs", "sign", "floor", "ceil", "round", "maximum", "minimum", "where", "max", "min"}
+APPROXIMATE = {"div", "recip", "sqrt", "rsqrt", "exp", "log", "log1p", "expm1", "tanh", "erf", "sin", "cos", "atan", "pow"}
+SUMS = {"sum", "prod", "cumsum", "matmul", "conv"}  # round on the way: what they read is disturbed as well
+Compute = Callable[[Sequence[Any]], Any]
+
+
+@dataclass
+class Disturbed:
+    """How far rounding moves each output of a graph on given values (arrays, or tensors on `device`), known better with each
+    run."""
+
+    graph: Graph
+    values: Mapping[str, Any]
+    device: str = ""
+    kept: dict[str, Any] | None = None  # weights that are on the device already
+    poll: Callable[[], object] = lambda: None
+    runs: int = 0
+    first: list[Any] = field(default_factory=list)
+    moved: list[Any] = field(default_factory=list)
+
+    def further(self) -> bool:
+        """One run more; False where there were enough."""
+        if self.runs == RUNS:
+            return False
+        if not self.first:
+            self.first = self._run(0)
+            self.moved = [_nothing(x, r) for x, r in zip(self.first, self.graph.roots)]
+        self.runs += 1
+        with np.errstate(all="ignore"):
+            for k, (a, b) in enumerate(zip(self.first, self._run(self.runs))):
+                self.moved[k] = self._more(k, a, b)
+        return True
+
+    def _more(self, k: int, a: Any, b: Any) -> Any:
+        if not dtypes.is_float(self.graph.roots[k].dtype):
+            return self.moved[k] | (a != b)
+        xp = module_of(a)
+        gap = TIMES * xp.abs(wide(a) - wide(b))
+        gap = xp.where(xp.isnan(gap), xp.full_like(gap, np.inf), gap)
+        gap = xp.where((a == b) | (xp.isnan(a) & xp.isnan(b)), xp.zeros_like(gap), gap)
+        return xp.maximum(self.moved[k], gap)
+
+    def _run(self, seed: int) -> list[Any]:
+        if self.device:
+            from .torch_reference import evaluate_tensors
+
+            around = _Around(_of_tensors(seed, self.device))
+            return evaluate_tensors(
+                self.graph, self.values, self.device, float64=True, poll=self.poll, kept=self.kept, around=around
+            )
+        with np.errstate(all="ignore"):
+            around = _Around(np.random.default_rng(seed).random)
+            return evaluate(self.graph, self.values, float64=True, poll=self.poll, around=around)
+
+
+def _nothing(x: Any, root: Tensor) -> Any:
+    if dtypes.is_float(root.dtype):
+        return wide(module_of(x).zeros_like(x))
+    return x != x
+
+
+def _of_tensors(seed: int, device: str) -> Callable[[Any], Any]:
+    import torch
+
+    drawing = torch.Generator(device).manual_seed(seed)
+    return lambda shape: torch.rand(tuple(shape), generator=drawing, device=device, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class _Around:
+    """Computes a node with noise; `random` gives numbers from 0 to 1 of a shape."""
+
+    random: Callable[[Any], Any]
+
+    def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
+        """The node's value over its operands."""
+        if node.op in SUMS:
+            operands = [self._noisy(x, a.dtype, short=True) for x, a in zip(operands, node.args)]
+        if node.op in ("floordiv", "mod") and dtypes.is_float(node.dtype):  # x // x is near a jump
+            operands = [self._noisy(x, a.dtype, short=False) for x, a in zip(operands, node.args)]
+        value = compute(operands)
+        if (undefined := _undefined(node, operands)) is not None:
+            return self._anything(value, undefined)
+        if node.entry.kind in MOVES or node.op in EXACT or not dtypes.is_float(node.dtype):
+            return value
+        return self._noisy(value, node.dtype, short=node.op not in APPROXIMATE)
+
+    def _noisy(self, x: Any, dtype: str, *, short: bool) -> Any:
+        """Floats, each off by a little; `short` ones (of at most seven bits) are taken to be computed exactly."""
+        if not dtypes.is_float(dtype):
+            return x
+        xp = module_of(x)
+        factor = 1.0 + NOISE[dtype] * (2.0 * self.random(x.shape) - 1.0)
+        if short:
+            mantissa = xp.frexp(x)[0] * 128
+            factor = xp.where(mantissa == xp.round(mantissa), xp.ones_like(factor), factor)
+        return wide(x) * factor
+
+    def _anything(self, value: Any, places: Any) -> Any:
+        """Whole numbers, at some places any number."""
+        xp = module_of(value)
+        chance = self.random(value.shape) * 100
+        other = chance.astype(value.dtype) if xp is np else chance.to(value.dtype)
+        return xp.where(places, other, value)
+
+
+def _undefined(node: Tensor, operands: Sequence[Any]) -> Any | None:
+    """Where a whole number is not defined: a float that the dtype does not hold, a division by zero. None if nowhere."""
+    if node.op == "cast" and dtypes.category(node.dtype) == "int" and dtypes.is_float(node.args[0].dtype):
+        x = operands[0]
+        off = ~((x > float(dtypes.least(node.dtype)) - 1.0) & (x < float(dtypes.greatest(node.dtype)) + 1.0))
+    elif node.op in ("floordiv", "mod") and dtypes.category(node.dtype) == "int":
+        off = operands[1] == 0
+    else:
+        return None
+    return off if bool(off.any()) else None
+
+
+__all__ = ["Disturbed"]

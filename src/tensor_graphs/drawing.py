@@ -1,0 +1,291 @@
+"""Inputs that a graph is run on to be verified: values for what reads them.
+
+Places along an axis are drawn within it, the first and the last among them, and negative ones where they count from the end; what is
+compared with a constant or with positions lies around these; divisors are not zero; whole numbers that only whole numbers are
+computed from come from all of their dtype, and wrap around. Floats are normal numbers, positive where a logarithm or a root is
+taken of them. On the second input a share of them is zero, short (so that they tie) or a thousand times as large, on the third
+some of the positive ones are not positive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .egraph import dtypes
+from .egraph.dims import concrete
+from .egraph.dtypes import HALVES
+from .egraph.graph import Graph, Tensor, topological
+from .egraph.interpret import expand_all
+
+Array = np.ndarray[Any, Any]
+GIVEN = ("input", "state")  # leaves that a call gives
+VIEWS = {"reshape", "permute", "slice", "broadcast_to", "concat", "pad", "flip", "windows"}
+PASSED = VIEWS - {"pad", "flip", "windows"} | {"cast", "where", "add", "minimum", "maximum"}  # what indices go through
+INDEXED = ("gather", "gather_elements", "scatter_elements", "cross_entropy")
+KEEPS_SIGN = VIEWS | {
+    "cast",
+    "where",
+    "add",
+    "mul",
+    "div",
+    "sum",
+    "max",
+    "min",
+    "maximum",
+    "minimum",
+    "cumsum",
+    "gather",
+}
+DOMAIN = {"log", "log1p", "sqrt", "rsqrt", "pow"}  # of positive numbers
+ARITHMETIC = {
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "mod",
+    "pow",
+    "neg",
+    "abs",
+    "sign",
+    "and",
+    "or",
+    "xor",
+    "sum",
+    "prod",
+    "cumsum",
+    "matmul",
+}
+ODD = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 1.5, 2.5, 8.0, -8.0)
+LARGE = (1e-3, -1e-3, 100.0, -100.0, 3e3, -3e3)  # where no value of the graph has 16 bits
+SHARE = 0.125  # of the places that are odd
+EDGE = 100  # of whole numbers that floats are computed from
+
+
+@dataclass
+class Role:
+    """What the values of one input are drawn by."""
+
+    bound: int = 0  # places along an axis of this size
+    signed: bool = False  # of which negative ones count from the end
+    near: set[int] = field(default_factory=set)  # constants that the values are compared with
+    counted: int = 0  # compared with positions below this
+    divisor: bool = False
+    exponent: bool = False
+    arithmetic: bool = False  # whole numbers that are computed with
+    floats: bool = False  # whole numbers or truth values that floats depend on
+    positive: bool = False
+    large: bool = True  # floats that may be large
+
+
+def roles(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, Role]:
+    """The role of each input and state (or leaf of other `kinds`), by name."""
+    found = {str(n.attr("name")): Role() for n in graph.nodes() if n.op in kinds}
+    for name, bound in index_bounds(graph, kinds).items():
+        found[name].bound = bound
+    nodes = topological(expand_all(graph.roots))
+    narrow = any(n.dtype in HALVES for n in nodes)
+    for role in found.values():
+        role.large = not narrow
+    _spread(graph, nodes, found, kinds)
+    return found
+
+
+def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, Role], kinds: Sequence[str]) -> None:
+    """Follow inputs from node to node: by moves and casts, by computing with whole numbers, and by operations that keep signs."""
+    moved: dict[int, frozenset[str]] = {}
+    whole: dict[int, frozenset[str]] = {}
+    signs: dict[int, frozenset[str]] = {}
+    plain = {id(n.args[1]) for n in graph.nodes() if n.op in ("gather_elements", "scatter_elements")}
+    plain_names = {str(n.attr("name")) for i in graph.nodes() if id(i) in plain for n in _sources(i) if n.op in kinds}
+    none: frozenset[str] = frozenset()
+    for node in nodes:
+        if node.is_leaf:
+            own = frozenset((str(node.attr("name")),)) if node.op in kinds else none
+            moved[id(node)] = whole[id(node)] = signs[id(node)] = own
+            continue
+        args = [id(a) for a in node.args]
+        categories = [dtypes.category(a.dtype) for a in node.args]
+        from_ = [moved[a] for a in args]
+        moved[id(node)] = (
+            none.union(*from_) if node.op in VIEWS or (node.op == "cast" and categories[0] == "int") else none
+        )
+        is_float = dtypes.is_float(node.dtype)
+        reads = none.union(*(whole[a] for a, k in zip(args, categories) if k != "float"))
+        whole[id(node)] = none if is_float else reads
+        if is_float and node.op not in INDEXED:
+            for name in reads:
+                found[name].floats = True
+        if not is_float and node.op in ARITHMETIC and categories[0] == "int":
+            for name in reads:
+                found[name].arithmetic = True
+        _roles_of_operands(node, from_, found)
+        square = node.op == "mul" and node.args[0] is node.args[1]
+        below = none.union(*(signs[a] for a, k in zip(args, categories) if k == "float"))
+        signs[id(node)] = below if node.op in KEEPS_SIGN and not square else none
+        if node.op in DOMAIN and not _whole_power(node):
+            for name in signs[args[0]]:
+                found[name].positive = True
+    for name in plain_names & set(found):
+        found[name].signed = found[name].bound > 0
+
+
+def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dict[str, Role]) -> None:
+    """What an operation asks of the inputs that are moved to its operands."""
+    if node.op in ("floordiv", "mod"):
+        for name in from_[1]:
+            found[name].divisor = True
+    if node.op == "pow" and not dtypes.is_float(node.dtype):
+        for name in from_[1]:
+            found[name].exponent = True
+    if node.op in ("lt", "le", "eq"):
+        for names, other in zip(from_, node.args[::-1]):
+            base = next(iter(_sources(other)), None)
+            for name in names:
+                if base is not None and base.op == "iota":
+                    found[name].counted = int(concrete(base.shape)[base.attr("axis")])
+                elif base is not None and base.op == "full" and not dtypes.is_float(base.dtype):
+                    found[name].near.add(int(base.attr("value")))
+
+
+def _sources(node: Tensor) -> Iterable[Tensor]:
+    """The leaf that a value is moved from, through views and casts of one operand."""
+    while node.op in VIEWS | {"cast"} and len(node.args) == 1:
+        node = node.args[0]
+    return (node,) if node.is_leaf else ()
+
+
+def _whole_power(node: Tensor) -> bool:
+    """Whether it is a power of a whole number, which negative numbers have."""
+    if node.op != "pow":
+        return False
+    base = next(iter(_sources(node.args[1])), None)
+    return base is not None and base.op == "full" and float(base.attr("value")).is_integer()
+
+
+def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
+    """For integer inputs that index something (through views and casts): the smallest size that they index."""
+    source: dict[int, set[str]] = {}
+    bounds: dict[str, int] = {}
+    for node in graph.nodes():
+        if node.op in kinds:
+            source[id(node)] = {str(node.attr("name"))}
+            continue
+        through = node.op in PASSED and node.args
+        source[id(node)] = set().union(*(source[id(a)] for a in node.args)) if through else set()
+        if node.op in INDEXED:
+            size = node.args[0].shape[1 if node.op == "cross_entropy" else node.attr("axis")]
+            for name in source[id(node.args[1])]:
+                if isinstance(size, int):
+                    bounds[name] = min(bounds.get(name, size), size)
+    return bounds
+
+
+# ---------------------------------------------------------------- values
+FEW = 1 << 20  # places along an axis that are shuffled
+
+
+def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
+    """Random integers below a bound: a Latin square of sorts, with no value twice along an axis that is not longer than it."""
+    if math.prod(shape) == 0:
+        return np.zeros(shape, np.int64)
+    steps = (rng.permutation(n).reshape(-1, *[1] * (len(shape) - 1 - i)) for i, n in enumerate(shape))
+    places = np.broadcast_to(sum(steps, start=rng.integers(bound)), shape) % bound
+    return np.asarray(rng.permutation(bound)[places] if bound <= FEW else places)
+
+
+def whole_numbers(shape: tuple[int, ...], dtype: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
+    """Whole numbers for one input, in its dtype; `turn` counts the inputs from 0."""
+    info = np.iinfo(dtypes.numpy_dtype(dtype))
+    if role.bound:
+        found = random_indices(shape, role.bound, rng)
+        if role.signed and info.min < 0:
+            found = np.where(rng.random(shape) < 0.25, found - role.bound, found)
+        return found.astype(dtypes.numpy_dtype(dtype))
+    if role.exponent:
+        return rng.integers(0, 4, shape).astype(dtypes.numpy_dtype(dtype))
+    found = _free(shape, info, role, rng, turn)
+    near = sorted({min(max(c + d, info.min), info.max) for c in role.near for d in (-1, 0, 1)})
+    if near:
+        found = np.where(rng.random(shape) < 0.6, rng.choice(np.array(near, found.dtype), shape), found)
+    if role.divisor:
+        found = np.where(found == 0, np.array(3, found.dtype), found)
+    return np.asarray(found).astype(dtypes.numpy_dtype(dtype))
+
+
+def _free(shape: tuple[int, ...], info: Any, role: Role, rng: np.random.Generator, turn: int) -> Array:
+    """Whole numbers that no place along an axis limits, in their dtype."""
+    dtype, low = info.dtype, int(info.min)
+    if role.counted:
+        return np.asarray(rng.integers(0, min(role.counted, int(info.max)), shape)).astype(dtype)
+    if role.floats and not (role.arithmetic or role.divisor):
+        return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
+    small = rng.integers(max(low, -9), 10, shape).astype(dtype)
+    if role.floats:
+        some = rng.integers(max(low, -EDGE), EDGE + 1, shape).astype(dtype)
+        return np.where(rng.random(shape) < 0.5, small, some)
+    large = rng.integers(low, int(info.max), shape, dtype=dtype, endpoint=True)
+    ends = rng.choice(np.array([low, low + 1, int(info.max), int(info.max) - 1, 0, 1], dtype), shape)
+    pick = rng.random(shape)
+    return np.where(pick < 0.4, small, np.where(pick < 0.8, large, ends))
+
+
+def odd_numbers(role: Role) -> tuple[float, ...]:
+    """Floats that stand in some places of the second input: zeros, short numbers that tie, large ones."""
+    found = ODD + LARGE if role.large else ODD
+    return tuple(abs(x) for x in found if x) if role.positive else found
+
+
+def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequence[str] = GIVEN) -> dict[str, Array]:
+    """Values for inputs and states (or leaves of other `kinds`), by name, as arrays; `turn` counts the inputs of one verification
+    from 0."""
+    known, found = roles(graph, kinds), {}
+    for leaf in (leaf for kind in kinds for leaf in (graph.inputs if kind == "input" else graph.leaves(kind))):
+        shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
+        role = known.get(name) or Role()
+        if kind == "bool":
+            found[name] = np.asarray(rng.random(shape) < 0.5)
+        elif kind == "int":
+            found[name] = whole_numbers(shape, leaf.dtype, role, rng, turn)
+        else:
+            found[name] = _floats(shape, role, rng, turn).astype(dtypes.numpy_dtype(leaf.dtype))
+    return found
+
+
+def _floats(shape: tuple[int, ...], role: Role, rng: np.random.Generator, turn: int) -> Array:
+    x = np.asarray(rng.standard_normal(shape))
+    if role.positive:
+        x = np.where(rng.random(shape) < SHARE, x, np.abs(x) + 0.1) if turn == 2 else np.abs(x) + 0.1
+    if turn == 1:
+        x = np.where(rng.random(shape) < SHARE, rng.choice(np.array(odd_numbers(role)), shape), x)
+    return np.asarray(x)
+
+
+def special_floats(values: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """The values with NaN, infinities, signed zeros and denormal numbers in some places: for programs of which every bit is right."""
+    found = {}
+    for name, x in values.items():
+        if dtypes.is_float(dtypes.name_of(x.dtype)):
+            with np.errstate(over="ignore", under="ignore"):
+                odd = rng.choice(
+                    np.array((np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, -1e-40, 3e38, 1.0)), x.shape
+                ).astype(x.dtype)
+            x = np.where(rng.random(x.shape) < SHARE, odd, x)
+        found[name] = np.asarray(x)
+    return found
+
+
+__all__ = [
+    "Role",
+    "index_bounds",
+    "inputs",
+    "odd_numbers",
+    "random_indices",
+    "roles",
+    "special_floats",
+    "whole_numbers",
+]
