@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import blake2b
 from math import prod
 
@@ -33,6 +34,16 @@ _REDUCED = re.compile(r"\br\d+(?:_\d+)?\b")  # axes of reductions are named afte
 _ROW = re.compile(r"^\s*\w+ \w+\[[^\]]*size_\w+[^\]]*\];", re.MULTILINE)  # an array as long as a free size
 PREFIX = "size_"  # of parameters
 PARALLEL = "omp parallel"
+
+
+@dataclass(frozen=True, eq=False)
+class SizedTemplate(Template):
+    """A C kernel for every size. Its text follows from a template and a call at the generic sizes; measurements belong to a
+    template at the searched sizes."""
+
+    origin: Generated = field(default=None)  # type: ignore[assignment]
+    origin_call: Call = field(default=None)  # type: ignore[assignment]
+    searched: Generated = field(default=None)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,8 @@ def sized(
     if _ROW.search(function) or {*names} & {*template.operands}:
         return None
     attrs = {n: Expr((((atom,), 1),)) for n, atom in numbers.graph.free_dims.items()}
-    return Sized(chosen, at, _free(template, roots, function, names), replace(free, attrs=attrs))
+    made = _free(template, call, chosen, roots, function, names)
+    return Sized(chosen, at, made, replace(free, attrs=attrs))
 
 
 # ---------------------------------------------------------------- terms and calls
@@ -161,7 +173,9 @@ def _function(text: str, threads: str, numbers: Numbers, worth: str) -> str:
     return "\n".join(made)
 
 
-def _free(template: Generated, roots: list[Tensor], function: str, names: list[str]) -> Template:
+def _free(
+    template: Generated, origin: Call, searched: Generated, roots: list[Tensor], function: str, names: list[str]
+) -> SizedTemplate:
     """The kernel for every size: its sizes are attributes of the call, and further arguments."""
     parameters = "".join(f", const long {PREFIX}{n}" for n in names)
     head, brace, rest = function.partition(")")
@@ -177,9 +191,9 @@ def _free(template: Generated, roots: list[Tensor], function: str, names: list[s
         return f"{title}({', '.join(known[b] for b in order)}, {sizes})"
 
     identify(code, f"c_sizes.sized[{title}]")
-    return Template(
+    return SizedTemplate(
         template.name, template.backend, pattern, code, family=template.family, source=lambda call: {title: source},
-        setup=template.setup, version=template.version,
+        setup=template.setup, version=template.version, origin=template, origin_call=origin, searched=searched,
     )  # fmt: skip
 
 
@@ -188,4 +202,4 @@ def _parameters(head: str) -> list[str]:
     return [part.split()[-1].lstrip("*") for part in head.partition("(")[2].split(",")]
 
 
-__all__ = ["Sized", "sized"]
+__all__ = ["Sized", "SizedTemplate", "sized"]

@@ -134,9 +134,14 @@ class _Stored:
     @cached_property
     def templates(self) -> Sequence[Template]:
         """The kernels, with what they are restricted to."""
-        same = Template("view.cast", "numpy", "cast(x, dtype=dtype)", "{x}", family="view", applies=_one_float)
         own = [t if t.family in ("view", "copy") or t.name == "np.cast" else _given(t) for t in self.base.templates]
-        return (same, *own)
+        return (_SAME_CAST, *own)
+
+
+#: A cast between floats that are stored in one dtype.
+_SAME_CAST = Template(
+    "view.cast", "numpy", "cast(x, dtype=dtype)", "{x}", family="view", applies=lambda call: _one_float(call)
+)
 
 
 def _given(template: Template) -> Template:
@@ -180,7 +185,8 @@ def template(backend_name: str, name: str) -> Template:
 
 @cache
 def _by_name(backend_name: str) -> dict[str, Template]:
-    return {t.name: t for t in backend(backend_name).templates}
+    extra = [_SAME_CAST] if backend_name == _SAME_CAST.backend else []
+    return {t.name: t for t in (*extra, *backend(backend_name).templates)}
 
 
 @cache

@@ -30,6 +30,7 @@ COUNTS = {
     "classes": (6, 6),
     "exact": (4, 6),
     "plans": (3, 6),
+    "filed": (3, 6),
     "optimized": (3, 6),
     "sizes": (8, 7),
     "specified": (8, 7),

@@ -319,6 +319,59 @@ def test_bad_plans_are_named_errors() -> None:
     assert caught > 40
 
 
+# ---------------------------------------------------------------- generated kernels
+FREE = t.dim("n", min=1, max=64)
+
+
+def free_model() -> Tensor:
+    """A chain for every number of rows, which one C kernel computes."""
+    x = t.input("x", (FREE, 24))
+    return rms_norm(softmax(t.tanh(x) * 0.5 + 1.0, axis=1) * t.exp(x), t.param("g", (24,)), eps=1e-6)
+
+
+@pytest.fixture
+def fast_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in C take 1 µs, all others 50 µs; whole programs are not timed."""
+    took = lambda self, template, call: Measured((1.0 if template.backend == "c" else 50.0,) * 5, {"rel_fro": 0.0})
+    monkeypatch.setattr(CpuMeasurer, "time", took)
+    monkeypatch.setattr(pipeline, "_time_whole", lambda *a: None)
+
+
+def in_c(**options: Any) -> Any:
+    found = optimized(free_model(), **{"backend": "c", "params": {"g": G}, "dims": {"n": 8}, **options})
+    assert any(s.template.backend == "c" for s in found.plan.steps)
+    return found
+
+
+@pytest.mark.usefixtures("fast_c")
+def test_kernels_in_c_for_every_size_are_taken_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = in_c()
+    assert first.report.memory == [] and first.plan.sizes
+    Store(home / "costdb").add(  # another row: prices are looked up again, under the keys of the sizes searched at
+        [Timing(key=replace(key_of(s.template, c), kernel="other"), work=Work(1, 1), samples=[3.0] * 5)
+         for s, c in priced_steps(first.plan)[:1]]
+    )  # fmt: skip
+    second = in_c()
+    assert second.report.remembered and second.source == first.source and second.report.memory == []
+    other = in_c(params={"g": 2 * G})  # verified for other weights, and written again
+    assert other.report.remembered and in_c(params={"g": 2 * G}).report.memory == []
+    for rows in (1, 8, 33):
+        x = RNG.standard_normal((rows, 24)).astype(np.float32)
+        np.testing.assert_array_equal(first(x), second(x))
+    (path,) = kept(home)
+    data = json.loads(path.read_text())
+    assert "#pragma" not in path.read_text() and "void " not in path.read_text(), "the file holds no code"
+    for change in ({"identity": "0" * 24}, {"generic": {}}, {"generic": 3}):
+        damaged = json.loads(path.read_text())
+        for kernel in damaged["plan"]["kernels"]:
+            if "generic" in kernel:
+                kernel |= change
+        path.write_text(json.dumps(damaged))
+        found = in_c()
+        assert not found.report.remembered and found.report.memory and found.source == first.source
+    assert data["plan"]["kernels"] == json.loads(path.read_text())["plan"]["kernels"]
+
+
 # ---------------------------------------------------------------- with a GPU's backends
 def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rehearsed on the CPU: measured with Triton's interpreter."""

@@ -506,8 +506,9 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
             verified = content_digest(graph.params) if program.report.verification else ""
             root, kept = store_root(options), session.kept
             why = memory.write(
-                program.plan, program.report, program.source, options.budget, verified, root, as_written=kept
-            )
+                program.plan, program.report, program.source, options.budget, verified, root, as_written=kept,
+                lift=session.symbolic.lift if session.symbolic else None,
+            )  # fmt: skip
             if why:
                 session.memory.append(f"this plan is not kept: {why}")
         report.memory = session.memory
@@ -611,7 +612,10 @@ def _recalled(
         program.reset()
     if verified and (verified, report.cut) != (held["verified"], held["report"]["cut"]):
         root, kept = store_root(options), found.as_written
-        memory.write(found.plan, report, program.source, float(held["budget"]), verified, root, as_written=kept)
+        lift = symbolic.lift if symbolic else None
+        memory.write(
+            found.plan, report, program.source, float(held["budget"]), verified, root, as_written=kept, lift=lift
+        )
     if not verified:
         report.verification = None
     report.measured_now, report.remembered = 0, True
@@ -632,7 +636,7 @@ def _rebuilt(
         symbolic = for_every_size(session, graph, prepared, backends) if held["plan"].get("sizes") else None
         searched = prepared.written(backends) if held.get("as_written") else prepared.work
         whole = renamed(prepared.graph, searched) if symbolic is None else symbolic.graph
-        found = Remembered.of(dict(held), whole)
+        found = Remembered.of(dict(held), whole, symbolic.lift if symbolic else None)
         if bool(found.plan.sizes) != (symbolic is not None):
             raise Stale("it is one for other sizes")
         if not found.as_written and found.store != listing(store_root(options)):  # that was timed as a whole

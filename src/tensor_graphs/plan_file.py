@@ -1,16 +1,21 @@
-"""Plans as JSON: values, steps and weights, with kernels by name. What is read is checked as jobs and model files are: nothing
-in it is executed, and a kernel that this version does not have, or has otherwise, is an error."""
+"""Plans as JSON files: values, steps, weights, and the names of kernels.
+
+The file holds no code. A library kernel is stored as its name, a generated kernel as its term, from which it is generated
+again; a C kernel for every size as the kernel at the generic sizes that it was written from. Each has the hash of its body: a
+kernel that this version does not have, or has with another body, is a UsageError. Sizes and types are checked as in model files.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from .backends.jobs import job_of, template_of_job
+from .backends.c_sizes import Sized, SizedTemplate
+from .backends.jobs import job_of, read_job, template_of_job
 from .egraph import dtypes
 from .egraph.dims import Expr
 from .egraph.graph import Data, Graph, Tensor, load_data
@@ -24,6 +29,8 @@ LARGEST_CONSTANT = 1 << 16  # bytes of a constant of a plan's own that is writte
 ORIGINS = ("input", "state", "weight", "kernel", "view")
 
 Json = dict[str, Any]
+Lift = Callable[[Template, Call], Sized | None]
+"""A kernel at the generic sizes of a graph, with its call -> the kernel for every size (`Symbolic.lift`)."""
 
 
 # ---------------------------------------------------------------- writing
@@ -35,14 +42,19 @@ def plan_to_json(plan: Plan) -> Json:
     for step in plan.steps:
         if step.template not in templates:
             templates[step.template] = len(kernels)
-            job = job_of(step.template, there(plan, step.call))
-            kernels.append({k: v for k, v in job.items() if k != "call"})
+            kernels.append(_kernel_out(step.template, there(plan, step.call)))
         steps.append(_step_out(step, templates[step.template]))
     return {
         "values": [[_type_out(v.type), _out(v.strides), v.origin, v.name, v.base, v.carried] for v in plan.values],
         "kernels": kernels, "steps": steps, "weights": _weights_out(plan), "outputs": list(plan.outputs),
         "updates": dict(plan.updates), "cost": plan.cost, "lower_bound": plan.lower_bound, "sizes": dict(plan.sizes),
     }  # fmt: skip
+
+
+def _kernel_out(template: Template, call: Call) -> Json:
+    if isinstance(template, SizedTemplate):
+        return {"identity": template.identity, "generic": job_of(template.origin, template.origin_call)}
+    return {k: v for k, v in job_of(template, call).items() if k != "call"}
 
 
 def there(plan: Plan, call: Call) -> Call:
@@ -123,15 +135,16 @@ class _Held:
         return self.array
 
 
-def plan_from_json(data: Json, graph: Graph) -> Plan:
-    """The plan of a graph. UsageError (or another named error) says what is wrong with it, or not as it was any more."""
+def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
+    """The plan of a graph. `lift` is needed where the graph has free dimensions and the plan has C kernels. UsageError (or
+    another named error) says what is wrong with the file, or which kernel has changed."""
     try:
         sizes = {str(k): _int(v) for k, v in data["sizes"].items()}
         values = [_value(i, item) for i, item in enumerate(data["values"])]
         calls = [_call(item["call"]) for item in data["steps"]]
         first = {item["kernel"]: call for item, call in reversed(list(zip(data["steps"], calls)))}
         templates = {
-            k: template_of_job(data["kernels"][k], bound_call(call, sizes) if sizes else call)
+            k: _template(data["kernels"][k], bound_call(call, sizes) if sizes else call, lift)
             for k, call in first.items()
         }
         steps = [_step(item, templates[item["kernel"]], call, len(values)) for item, call in zip(data["steps"], calls)]
@@ -143,6 +156,18 @@ def plan_from_json(data: Json, graph: Graph) -> Plan:
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise UsageError(f"not a plan: {type(error).__name__}: {error}") from None
+
+
+def _template(item: Json, call: Call, lift: Lift | None) -> Template:
+    if "generic" not in item:
+        return template_of_job(item, call)
+    origin, (origin_call, *_) = read_job(item["generic"])
+    made = lift(origin, origin_call) if lift is not None else None
+    if made is None:
+        raise UsageError(f"{origin.name} cannot be written for every size")
+    if made.free_template.identity != item["identity"]:
+        raise UsageError(f"{origin.name} is another kernel in this version")
+    return made.free_template
 
 
 def _int(value: Any) -> int:
@@ -217,5 +242,13 @@ def _weights(item: Json | None, graph: Graph) -> Mapping[int, Tensor]:
 
 
 def priced_steps(plan: Plan) -> list[tuple[Step, Call]]:
-    """The plan's kernels (views are none), each with its call as prices know it."""
-    return [(s, replace(there(plan, s.call), names={})) for s in plan.steps if not s.is_view]
+    """The steps that are no views, each with the call under which the cost store knows its time. A kernel for every size is
+    replaced by the one at the searched sizes, which was measured."""
+    found = []
+    for step in plan.steps:
+        if isinstance(step.template, SizedTemplate):
+            call = replace(there(plan, step.call), names={}, attrs={})
+            found.append((replace(step, template=step.template.searched), call))
+        elif not step.is_view:
+            found.append((step, replace(there(plan, step.call), names={})))
+    return found

@@ -32,7 +32,7 @@ from .egraph.graph import Data, Graph, load_data
 from .errors import TensorGraphsError
 from .extract.kernel import Backend, Candidate, Plan, Vertex
 from .models.native import graph_to_json
-from .plan_file import Json, plan_from_json, plan_to_json, priced_steps
+from .plan_file import Json, Lift, plan_from_json, plan_to_json, priced_steps
 from .prices import CostPricer
 from .report import Report
 
@@ -112,10 +112,10 @@ class Remembered:
     as_written: bool = False  # nothing faster than the graph as it is written was found
 
     @staticmethod
-    def of(data: Json, graph: Graph) -> Remembered:
-        """As a plan of a graph; Stale where a kernel is not what it was any more, or the file is damaged."""
+    def of(data: Json, graph: Graph, lift: Lift | None = None) -> Remembered:
+        """As a plan of a graph (`lift`: see `plan_from_json`); Stale where a kernel has changed or the file is damaged."""
         try:
-            plan, report = plan_from_json(data["plan"], graph), Report.of_json(data["report"])
+            plan, report = plan_from_json(data["plan"], graph, lift), Report.of_json(data["report"])
             source, verified, store = (str(data[key]) for key in ("source", "verified", "store"))
             return Remembered(plan, report, source, verified, store, bool(data.get("as_written")))
         except TensorGraphsError as error:
@@ -154,10 +154,11 @@ class Memory:
         return dict(data)
 
     def write(
-        self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False
+        self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False,
+        lift: Lift | None = None,
     ) -> str:  # fmt: skip
-        """Remember a plan, found with a store as it is now, or that the graph stays `as_written`. Where no file can hold it, or no
-        disk took it: why."""
+        """Write a plan that was found with the cost store as it is now, or the fact that the graph stays `as_written`. Returns why
+        it could not be written, '' if it was: the plan is read back first (`lift`: see `plan_from_json`)."""
         try:
             written = plan_to_json(plan)
             data: Json = {
@@ -165,7 +166,7 @@ class Memory:
                 "verified": verified, "store": listing(store), "time": time.time(),
                 "as_written": as_written,
             }  # fmt: skip
-            again = plan_from_json(json.loads(json.dumps(written)), plan.graph)
+            again = plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)
             if emit_for(again).source != source:
                 return "its program reads otherwise when it is made anew"
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

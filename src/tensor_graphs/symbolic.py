@@ -142,15 +142,16 @@ class Symbolic:
         key = id(template), id(call)
         if key not in self._calls:
             self._held.append((template, call))
-            found = self._calls[key] = self._lift(template, call)
+            found = self._calls[key] = self.lift(template, call)
             if found is None:
                 self.refused[template.name] = self.refused.get(template.name, 0) + 1
             else:
                 self._free[id(found.call)] = found
         return self._calls[key]
 
-    def _lift(self, template: Template, call: Call) -> Sized | None:
-        """A call at generic sizes as one at the searched ones and one in free sizes; None if it holds at one size only."""
+    def lift(self, template: Template, call: Call) -> Sized | None:
+        """A kernel and its call at the generic sizes -> both at the searched sizes and in free sizes; None if it holds at one size
+        only."""
         if isinstance(template, Generated):
             return sized(template, call, self.numbers, self.searched, self._others)
         free = lifted_call(template, call, self.numbers)

@@ -33,6 +33,7 @@ CHECKS: Mapping[str, tuple[Callable[..., str], Kinds]] = {
     "classes": (checks.classes, Kinds(rules=0.4)),
     "exact": (partial(checks.classes, exact=True), Kinds(rules=0.4, exact=True)),
     "plans": (checks.plans, Kinds()),
+    "filed": (checks.filed, Kinds()),
     "narrow": (partial(checks.plans, narrow=True), Kinds(floats=("bfloat16",))),
     "optimized": (checks.optimized, Kinds()),
     "bitwise": (partial(checks.optimized, exact=True), Kinds(rules=0.4)),

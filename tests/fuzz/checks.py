@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import json
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 
 import tensor_graphs as tg
 from tensor_graphs.accept import renamed, run_flat
+from tensor_graphs.backends.emission import emit_for
+from tensor_graphs.backends.keys import key_of
 from tensor_graphs.backends.precision import IEEE
 from tensor_graphs.backends.program import Program
 from tensor_graphs.backends.registry import backend, storing_narrow
@@ -27,12 +30,13 @@ from tensor_graphs.egraph.rule import Rule
 from tensor_graphs.egraph.saturate import Limits, saturate_block, saturate_blocks
 from tensor_graphs.egraph.view import EGraphView, glue
 from tensor_graphs.extract.candidates import Hypergraph, candidates
-from tensor_graphs.extract.kernel import Backend, Priced
+from tensor_graphs.extract.kernel import Backend, Plan, Priced
 from tensor_graphs.extract.plan import plan_of
 from tensor_graphs.extract.problem import Extraction
 from tensor_graphs.extract.search import Choice
 from tensor_graphs.extract.storage import narrow_types
 from tensor_graphs.pipeline import prepare
+from tensor_graphs.plan_file import plan_from_json, plan_to_json, priced_steps
 from tensor_graphs.rules import ALL
 from tensor_graphs.session import Options, Session
 
@@ -272,28 +276,35 @@ def forms(one: Case, *, exact: bool = False) -> tuple[Graph, EGraphView]:
     return work, glue(blocks, views)
 
 
-def plans(one: Case, rng: random.Random, *, names: Sequence[str] = CPU, tries: int = 8, device: str | None = None,
-          narrow: bool = False) -> str:  # fmt: skip
-    """Programs of kernels that were picked for being odd compute what the graph means."""
+def odd_plans(one: Case, rng: random.Random, names: Sequence[str], tries: int, narrow: bool) -> Iterator[Plan]:
+    """Plans of the graph at random prices, each with kernels that no earlier one has. ValueError where none covers the outputs."""
     work, view = forms(one)
     types = narrow_types(view) if narrow else None
     chosen = backends_of(*names)
     if narrow and not {*names} & {*GPU}:
         chosen = storing_narrow(chosen)
     found = candidates(view, chosen, view_strides, types)
-    dtype = coarsest(one.graph.nodes())
-    dtype = max(dtype, "float32", key=BASE.__getitem__) if dtype != "float64" else dtype
-    oracle = Oracle(one.graph.outputs, data_of(one), dtype=dtype)
     done: set[Any] = set()
     for _ in range(tries):
         choice = odd_choice(found, rng, done)
         if choice is None:
-            return "" if narrow else f"no kernels cover the outputs of\n{Case(work, {}).text()}"
+            if narrow:
+                return
+            raise ValueError(f"no kernels cover the outputs of\n{Case(work, {}).text()}")
         fresh = {kernel_key(found.candidates[i]) for i in choice.chosen} - done
         if not fresh:
-            break
+            return
         done |= fresh
-        plan = replace(plan_of(choice, work), graph=renamed(one.graph, work))
+        yield replace(plan_of(choice, work), graph=renamed(one.graph, work))
+
+
+def plans(one: Case, rng: random.Random, *, names: Sequence[str] = CPU, tries: int = 8, device: str | None = None,
+          narrow: bool = False) -> str:  # fmt: skip
+    """Programs of kernels that were picked for being odd compute what the graph means."""
+    dtype = coarsest(one.graph.nodes())
+    dtype = max(dtype, "float32", key=BASE.__getitem__) if dtype != "float64" else dtype
+    oracle = Oracle(one.graph.outputs, data_of(one), dtype=dtype)
+    for plan in odd_plans(one, rng, names, tries, narrow):
         program = Program(plan, device=device)
         SEEN.update(f"kernel {s.template.name}" for s in plan.steps)
         SEEN["programs"] += 1
@@ -307,6 +318,28 @@ def plans(one: Case, rng: random.Random, *, names: Sequence[str] = CPU, tries: i
         for value, root in zip(values, one.graph.outputs):
             if np.asarray(value).dtype != dtypes.numpy_dtype(root.dtype):
                 return f"dtype {np.asarray(value).dtype}, not {root.dtype}"
+    return ""
+
+
+FILED: tuple[tuple[tuple[str, ...], bool], ...] = (
+    (CPU, False), (("numpy", "torch"), True), (("torch_cuda", "triton"), True), (("torch_cuda", "nvrtc"), True),
+)  # fmt: skip
+
+
+def filed(one: Case, rng: random.Random, *, tries: int = 3) -> str:
+    """Plans of every backend's kernels, written to JSON and read again, are the same programs."""
+    for names, narrow in FILED:
+        for plan in odd_plans(one, rng, names, tries, narrow):
+            SEEN.update(f"kernel {s.template.name}" for s in plan.steps)
+            source, written = emit_for(plan).source, plan_to_json(plan)
+            again = plan_from_json(json.loads(json.dumps(written)), plan.graph)
+            if emit_for(again).source != source:
+                return f"another program is read than was written: {names}\n{own_text(source)}"
+            if plan_to_json(again) != written:
+                return f"another file is written of the plan that was read: {names}"
+            for (a, call), (b, other) in zip(priced_steps(plan), priced_steps(again), strict=True):
+                if key_of(a.template, call) != key_of(b.template, other):
+                    return f"{a.template.name} has another key in the cost store"
     return ""
 
 
