@@ -1,8 +1,8 @@
-"""Which kernels are generated for a view: those of its regions and of groups of them, in the forms that are worth measuring.
+"""Generated kernels of an e-graph view: those of its fusion groups, in the forms that are worth measuring.
 
-A `Generator` grows regions (extract/regions.py), whole parts and groups (extract/whole.py, together.py, onward.py), asks of each
-whether it can be one kernel (generated.py), in several processes (lower_pool.py), and keeps what it was told: repeated layers ask
-once.
+A `Generator` grows fusion groups (extract/regions.py), including maximal, multi-output and consumer fusion
+(extract/whole.py, together.py, onward.py), finds out whether each can be one kernel (generated.py), in several
+processes (lower_pool.py), and caches the answers: repeated layers are lowered once.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ from .lower_pool import default_pool
 from .lower_worker import Job, Reply, flat
 from .precision import IEEE, PRECISIONS, Precision, within
 
-BODIES = 2  # ways to compute one value from the same others that are kept
+BODIES = 2  # alternative computations of one value from the same operands that are kept
 
 
 @dataclass
 class Generator:
-    """A backend that has nothing but what it generates for a view; `several`: also kernels with several outputs. `vectors` is
-    up to how many rows a product is bound by reading its weights, which are then also laid out anew: what one output needs is
-    contiguous."""
+    """A backend whose kernels are all generated for an e-graph view.
+
+    `several` allows kernels with several outputs. `vectors` is the number of rows up to which a product is bound by
+    reading its weights, which then are also offered transposed: contiguous along K. `known` caches templates.
+    """
 
     emitter: Emitter
     helpers: Mapping[str, str]
@@ -50,17 +52,17 @@ class Generator:
     several: bool = False
     vectors: int = 1
     precisions: tuple[Precision, ...] = (IEEE,)
-    limit: float = 0.0  # what kernels may lose, as they were asked for last
-    done: set[Hashable] = field(default_factory=set)  # regions that were asked for, with how their values lie
-    answered: dict[Hashable, Sequence[Answer]] = field(default_factory=dict)  # by the same, what computes them
+    limit: float = 0.0  # loss that kernels may have by reduced precision, from the last call
+    done: set[Hashable] = field(default_factory=set)  # fusion groups that were lowered, with their layouts
+    answered: dict[Hashable, Sequence[Answer]] = field(default_factory=dict)  # the same keys -> templates
 
     @property
     def name(self) -> str:
-        """The emitter's."""
+        """The emitter's name."""
         return self.emitter.name
 
     def unavailable(self) -> str:
-        """Why it cannot be used here; empty when it can."""
+        """Why the backend cannot be used here; empty if it can."""
         for module in self.emitter.needs:
             if not _there(module):
                 return f"{module} is not installed"
@@ -69,7 +71,7 @@ class Generator:
         return "" if torch.cuda.is_available() else "no CUDA device"
 
     def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
-        """How far regions of a view go."""
+        """The fusion policies for a view."""
         return REACHES
 
     def generated(
@@ -80,14 +82,16 @@ class Generator:
         limit: float = 0.0,
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """(template, classes that it makes, operands' classes) of the regions that a kernel can be generated for: of those
-        that make one value from the same others, the `BODIES` with the least arithmetic and the smallest kernels. Then
-        those that compute several values together (extract/together.py). `limit`: what kernels may lose by rounding operands.
-        Where `enough` says so no more are looked for, but those that have been found are there."""
+        """(template, its output classes, its operand classes) of the fusion groups that one kernel can compute.
+
+        Of groups with the same outputs and operands, the `BODIES` with the least arithmetic and the smallest kernels
+        are kept. Multi-output groups follow (extract/together.py). `limit` is the relative error that kernels may have
+        by rounding operands. When `enough()` is true, the search stops and what was found is yielded.
+        """
         self.precisions = within(limit, getattr(self.emitter, "precisions", ()))
         self.limit = limit
         regions = Regions(view, given, reaches=self.reaches(view))
-        pictures = images(view) - given  # what is given lies row-major
+        pictures = images(view) - given  # given values are row-major
         if self.several:
             first = Whole(regions)
             for whole in (first, Whole(regions, written=True), Whole(regions, rows=False)):
@@ -102,7 +106,7 @@ class Generator:
             if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
                 yield template, region.classes, tuple(c for _, c in region.leaves)
         if self.several:
-            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # not for each precision
+            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # not once per precision
             together = Together(regions, list(once.values()), self.device == "cuda")
             for several in (together, Onward(together)):
                 for group, template in self._lowered(several, types, pictures, enough):
@@ -111,8 +115,11 @@ class Generator:
     def _at_once(
         self, whole: Whole, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
     ) -> Iterator[tuple[Region | Group, Generated]]:
-        """The large parts that a kernel can be generated for, each with its templates as soon as it is read: they may be all that
-        there is time for. What none can be generated for is handed back, to be cut."""
+        """The maximal fusion groups that one kernel can compute, each with its templates as soon as it is lowered
+        (there may be no time for more).
+
+        Groups without a kernel are handed back to `whole`, to be split.
+        """
         for asked in (_asked(part, whole.view, types, pictures) for part in whole):
             region, found = asked.region, self.answers(asked)
             for template, _, _ in found:
@@ -129,7 +136,7 @@ class Generator:
         pictures: frozenset[int],
         enough: Callable[[], bool],
     ) -> Iterator[tuple[Region | Group, Generated]]:
-        """The regions or groups that a kernel can be generated for, each with its template."""
+        """The fusion groups that one kernel can compute, each with its template."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view
         grown = found.until(enough) if isinstance(found, Regions) else () if enough() else found
@@ -145,13 +152,16 @@ class Generator:
                 yield region, template
 
     def _ahead(self, grown: Iterable[Asked], enough: Callable[[], bool]) -> Iterator[Asked]:
-        """The same, each when other processes have lowered it (lower_pool.py), which begin while there are more to come, or have left it
-        to this one. From where there is `enough` on, those that were lowered before."""
+        """The fusion groups, each when worker processes have lowered it (lower_pool.py) or have left it to this
+        process.
+
+        Workers start while the list still grows. Once `enough()` is true, only groups that are already lowered follow.
+        """
         pool = default_pool()
         names = pool.names if self.name in pool.names else (self.name,)
 
         def fresh(one: Asked, generator: Generator) -> bool:
-            """Whether it was not asked for yet; it is now."""
+            """Whether a group was not requested yet; marks it as requested."""
             key = one.key(self.limit)
             known = key in generator.done
             generator.done.add(key)
@@ -174,12 +184,13 @@ class Generator:
                 take_in(one.region.terms, batch.there() if late else batch.take(), key)
             if not late or key in self.answered:
                 yield one
-            elif first:  # whoever has more time may ask again
+            elif first:  # a later search may request the group again
                 for name in names:
                     generator_of(name).done.discard(key)
 
     def answers(self, asked: Asked) -> Sequence[Answer]:
-        """The templates that compute a region. Repeated layers ask the same many times."""
+        """The templates that compute a fusion group, with flops and size; cached, because repeated layers ask for the
+        same."""
         key = asked.key(self.limit)
         found = self.answered.get(key)
         if found is None:
@@ -189,7 +200,7 @@ class Generator:
         return found
 
     def prepare(self, asked: Sequence[tuple[Generated, Call]]) -> Iterator[None]:
-        """See whether templates apply to calls, in several processes; a step at a time."""
+        """Lower calls of templates in several processes; yields after each template."""
         by_template: dict[Generated, list[Call]] = {}
         for template, call in asked:
             if lying(template.written(call)) not in template.lowered:
@@ -208,7 +219,8 @@ class Generator:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """What a job asks for: all forms of a region; or calls of one form, which are answered by what they are lowered to."""
+        """Handle a job: all forms of a fusion group, or calls of one form, whose result is the lowered kernels (returns
+        [])."""
         if job.form is None:
             self.precisions = within(job.limit, getattr(self.emitter, "precisions", ()))
             self.limit = job.limit
@@ -221,7 +233,7 @@ class Generator:
         return []
 
     def _in_all(self, asked: Asked) -> Iterator[tuple[Generated, Call]]:
-        """The region's templates in the precision that is wanted, or as they are where it has none for them."""
+        """The group's templates in the requested precision, or in full precision if there are none."""
         multiplies = any(
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
             for t in topological(asked.region.terms)
@@ -231,8 +243,8 @@ class Generator:
             yield from found or (self._templates(asked, IEEE) if precision.loss else ())
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
-        """The region's template, and the call that it fits; that over transposed weights where a vector meets them; filters
-        are always laid out for it. An image is written in either layout, each time as those that are read lie."""
+        """The group's templates with the calls that they fit: plain; over transposed weights for skinny GEMM; with
+        filters always in kernel layout; with channels-last images, outputs like inputs."""
         region, call, weights, _ = asked
         laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
         plain = self._template(region.terms, laid, precision=precision)
@@ -257,15 +269,19 @@ class Generator:
 
     @property
     def _across(self) -> Mapping[Precision, Precision]:
-        """Precisions in which the matrix unit wants both sides along the sum, and what is used for sides that lie across it."""
+        """Precisions for which tensor cores want both sides contiguous along K -> precision for other sides."""
         found: Mapping[Precision, Precision] = getattr(self.emitter, "across", {})
         return found
 
     def _turned(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
     ) -> Iterator[tuple[Generated, Call]]:
-        """The template over transposed weights, where few rows meet matrices, or the matrix unit reads float32, of which it takes
-        both sides along the sum only; of many rows, over those whose rows lie unevenly. Without it there may be no kernel at all."""
+        """The template over transposed weights, for skinny GEMM, or for float32 tensor cores, which want both sides
+        contiguous along K.
+
+        For GEMM with many rows, only unaligned weights are transposed. Without transposition there may be no kernel at
+        all.
+        """
         matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
         odd = tuple(w for w in matrices if uneven(call.operands[w].type))
         if plain is None:
@@ -296,7 +312,8 @@ class Generator:
 
 
 class Asked(NamedTuple):
-    """A region, the call that computes it from row-major values, its weights, and which operands and results are images."""
+    """A request: a fusion group, the call that computes it from row-major values, its weights, and which operands and
+    outputs are images."""
 
     region: Region | Group
     call: Call
@@ -304,11 +321,11 @@ class Asked(NamedTuple):
     images: tuple[str, ...] = ()
 
     def key(self, limit: float) -> Hashable:
-        """All that its templates depend on."""
+        """Cache key: everything that the templates depend on."""
         return self.region.terms, lying(self.call), self.weights, self.images, limit
 
 
-# A template, the effort of its call, its expressions
+# (template, flops of its call, number of its expressions)
 Answer = tuple[Generated, float, int]
 
 
@@ -322,7 +339,8 @@ def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pict
 
 
 def _with_places(regions: Regions, types: Sequence[Type]) -> Regions:
-    """The regions, reading single places of a sequence as views: what they compute is the same kernel at every step then."""
+    """The fusion groups with single positions of a sequence read as views: their kernel then is the same at every
+    step."""
     places = picks(regions.view, regions.given, types)
     if not places:
         return regions
@@ -341,7 +359,7 @@ def generator_of(name: str) -> Generator:
 
 
 def take_in(terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
-    """Keep what another process has lowered of some terms, and what it says of the region that `key` stands for."""
+    """Store a worker's reply: the lowered kernels of some terms, and the templates for the group with this `key`."""
     for name, found, forms in reply:
         generator = generator_of(name)
         made = {form: generator._template(terms, *form[:2], PRECISIONS[form[2]]) for form in {f for f, *_ in found}}
@@ -352,13 +370,13 @@ def take_in(terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:
 
 
 def _reads(region: Region | Group) -> tuple[int, ...]:
-    """The classes that a kernel for a region reads."""
+    """The operand classes of a group's kernel."""
     return tuple(sorted({c for _, c in region.leaves}))
 
 
 def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
-    """The classes that a region computes of which its result is the same memory, looked at as other sizes or another type: what
-    makes such a class makes the result too."""
+    """The classes inside a group whose value is its result's memory, reshaped or reinterpreted: a kernel of such a
+    class makes the result, too."""
     if not isinstance(region, Region):
         return
     inner, (cls,) = dict(region.inner), region.classes
@@ -371,12 +389,12 @@ def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
 
 
 def _evened(template: Generated, call: Call) -> bool:
-    """Whether a template reads a weight laid out anew that lies unevenly as it is."""
+    """Whether a template reads an unaligned weight in another layout."""
     return any(uneven(call.operands[w].type) for w in template.prep)
 
 
 def _rows(terms: Sequence[Tensor]) -> int:
-    """The most rows of a product in some terms."""
+    """The maximum rows of a product in some terms."""
     products = (t for t in topological(terms) if t.op in ("matmul", "linear"))
     return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
 

@@ -1,8 +1,8 @@
-"""Reading terms as kernels in several processes at once: the near side of lower_worker.py.
+"""Pool of worker processes that lower terms to kernels; the parent's side of lower_worker.py.
 
-Whoever has a list of jobs works on it from its beginning, processes from its end, until they meet: nothing waits for a process to
-start, and on a machine without idle cores nothing is lost. While the list still grows, processes take what there is, in order. One thread
-does all: it looks after the processes between its own jobs.
+The caller works through a list of jobs from its beginning, workers from its end, until they meet: nobody waits for a
+worker to start, and a machine without idle cores loses nothing. While the list still grows, workers take jobs in order.
+The caller is single-threaded and serves the workers between its own jobs.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from ..costdb.device import cores
 from ..extract.clock import Clock
 from .lower_worker import HEAD, Job, Reply, message
 
-MOST = 16  # processes
-PART, AHEAD = 4, 2  # jobs of a message, messages that a process has at once
-WORTH = 100  # jobs of a batch from which on starting processes is worth it: about a second of work
-PATIENCE_S = 30.0  # for one job: a process that takes longer is given up
+MOST = 16  # worker processes
+PART, AHEAD = 4, 2  # jobs per message, messages that a worker has at once
+WORTH = 100  # jobs of a batch that are worth starting workers: about a second of work
+PATIENCE_S = 30.0  # seconds for one job, after which a worker is given up
 
 
 @dataclass(eq=False)
 class _Process:
-    """One process: what is still to be written to it, what came of the next reply, how many messages it has."""
+    """One worker: pending output, the partial next reply, and its number of messages."""
 
     process: subprocess.Popen[bytes]
     out: bytearray = field(default_factory=bytearray)
     into: bytearray = field(default_factory=bytearray)
-    busy: dict[int, None] = field(default_factory=dict)  # jobs that it has
+    busy: dict[int, None] = field(default_factory=dict)  # jobs in progress
     messages: int = 0
-    since: float = 0.0  # when it had none
-    heard: bool = False  # whether it has ever answered: it may still be starting
+    since: float = 0.0  # time since the worker has had messages
+    heard: bool = False  # whether the worker has ever answered: it may still be starting
 
     def write(self) -> None:
-        """As much as the pipe takes."""
+        """Write as much as the pipe takes."""
         assert self.process.stdin is not None
         with contextlib.suppress(BlockingIOError):
             while self.out:
                 del self.out[: os.write(self.process.stdin.fileno(), self.out)]
 
     def read(self) -> list[tuple[int, Reply]]:
-        """The replies that are there. EOFError where the process has ended."""
+        """The complete replies in the pipe. EOFError if the worker has ended."""
         assert self.process.stdout is not None
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -65,7 +65,7 @@ class _Process:
         return found
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the worker."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -76,34 +76,35 @@ class _Process:
 
 @dataclass
 class Batch:
-    """Jobs under way, each of which is taken once, in their order; numbers count on from one batch to the next."""
+    """A batch of jobs, each taken once and in order; job numbers continue from one batch to the next."""
 
     pool: LowerPool
     first: int
     jobs: list[Callable[[], Job]] = field(default_factory=list)
     found: dict[int, Reply] = field(default_factory=dict)
-    grows: bool = True  # whether there may be more jobs
+    grows: bool = True  # whether jobs may still be added
 
     def __post_init__(self) -> None:
-        self.taken = self.early = self.given = 0  # by the caller; while there were to be more; from the end
+        # jobs taken by the caller; by workers while the batch grew; first index given to workers from the end
+        self.taken = self.early = self.given = 0
 
     def add(self, job: Callable[[], Job]) -> None:
-        """One more job."""
+        """Add a job."""
         self.jobs.append(job)
         self.pool.added(self)
 
     def close(self) -> None:
-        """These are all."""
+        """Declare the batch complete."""
         self.grows, self.given = False, len(self.jobs)
         self.pool.pump(self)
 
     def there(self) -> Reply:
-        """What processes have made of the next job by now."""
+        """The workers' reply to the next job if it has arrived, else an empty one."""
         self.taken += 1
         return self.found.pop(self.first + self.taken - 1, [])
 
     def take(self) -> Reply:
-        """What processes made of the next job; nothing where it is the caller's to do."""
+        """The workers' reply to the next job; empty if the job is left to the caller."""
         number = self.first + self.taken
         self.taken += 1
         self.pool.pump(self)
@@ -115,7 +116,8 @@ class Batch:
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Jobs for a process, from the end: none that the caller will have come to by then. While there are more to come, the first."""
+        """Jobs for a worker, from the end, except those that the caller will reach first; while the batch grows, from
+        its beginning."""
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0
             self.early += count
@@ -126,26 +128,26 @@ class Batch:
 
 
 class LowerPool:
-    """Up to `size` processes, started when first needed, or by `begin`. `names`: the generators that are in use together: what one
-    asks for, the others will."""
+    """Up to `size` worker processes, started on demand or by `begin`. `names` are the generators in use together: they
+    lower the same jobs."""
 
     names: tuple[str, ...]
 
     def __init__(self, size: int) -> None:
         self.size, self.names = size, ()
         self._count = 0  # jobs so far
-        self.clock = Clock()  # when processes worked
+        self.clock = Clock()  # time that workers were busy
         self._processes: list[_Process] = []
         self._selector = selectors.DefaultSelector()
 
     def begin(self) -> None:
-        """Start the processes, without waiting for them; those that ended for want of work start again."""
+        """Start the workers without waiting for them; idle ones that have ended are restarted."""
         for process in [p for p in self._processes if p.process.poll() is not None and not p.messages]:
             self._drop(process)
         while len(self._processes) < self.size:
             try:
                 self._start()
-            except OSError:  # no process, no help
+            except OSError:  # continue with fewer workers
                 self.size = len(self._processes)
 
     def _start(self) -> None:
@@ -162,7 +164,7 @@ class LowerPool:
         self._selector.register(process.stdout, selectors.EVENT_READ, made)
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
-        """Have jobs done, each made when it is sent; one batch at a time, the one before is over."""
+        """Start a batch of jobs, each built when it is sent. Only one batch at a time; the previous one is dropped."""
         found = self.growing()
         found.jobs += jobs
         self._count += len(jobs)
@@ -172,13 +174,13 @@ class LowerPool:
         return found
 
     def growing(self) -> Batch:
-        """The same, of jobs that are added one by one."""
+        """Start an empty batch, to which jobs are added one by one."""
         for p in self._processes:
-            p.busy.clear()  # what is left of the one before is read and dropped
+            p.busy.clear()  # late replies of the previous batch are dropped
         return Batch(self, self._count)
 
     def added(self, batch: Batch) -> None:
-        """A job was added to a batch: processes have their part in it at once."""
+        """Notice that a job was added: workers may take it at once."""
         self._count += 1
         if len(batch.jobs) == WORTH:
             self.begin()
@@ -186,7 +188,7 @@ class LowerPool:
             self.pump(batch)
 
     def waits_for(self, number: int) -> bool:
-        """Whether a process works on a job. One that has not even started has it no more."""
+        """Whether a worker has the job in progress. Jobs of a worker that has not started yet are taken back."""
         for p in self._processes:
             if number in p.busy:
                 if p.heard:
@@ -195,7 +197,7 @@ class LowerPool:
         return False
 
     def pump(self, batch: Batch, wait: bool = False) -> None:
-        """Take in what is done, and hand out what is next."""
+        """Collect replies and send further jobs."""
         for p in [*self._processes]:
             while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
                 p.since = p.since if p.messages else time.monotonic()
@@ -220,7 +222,7 @@ class LowerPool:
                 batch.found[number] = found
 
     def _safely(self, process: _Process, work: Callable[[], None]) -> None:
-        """Do something with a process; one that is gone is so with its jobs, which the caller does."""
+        """Do something with a worker. If the worker has died, its jobs are left to the caller."""
         try:
             work()
         except (OSError, EOFError):
@@ -234,7 +236,7 @@ class LowerPool:
         process.end()
 
     def close(self) -> None:
-        """End all processes; they start again when needed."""
+        """End all workers; they start again on demand."""
         for process in [*self._processes]:
             self._drop(process)
 
