@@ -1,7 +1,9 @@
-"""What a compiled kernel uses, read from its binary: an ELF file whose section `.nv.info` lists attributes of functions.
+"""Register and stack use of a compiled CUDA kernel, parsed from its cubin: an ELF file whose section `.nv.info` lists
+function attributes.
 
-An attribute is a form (1 byte), a number (1 byte) and a size or value (2 bytes); those of form 4 are followed by so many bytes,
-here a symbol's index and a count. (Seen in binaries of sm_80 to sm_90; `cuobjdump --dump-resource-usage` shows the same.)
+An attribute has a format (1 byte), an id (1 byte) and a size or value (2 bytes); format 4 is followed by that many
+bytes, here a symbol index and a count. (Seen in binaries of sm_80 to sm_90; `cuobjdump --dump-resource-usage` shows the
+same.)
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-SIZED = 4  # the form of attributes with bytes of their own
-FRAME, REGISTERS = 0x11, 0x2F  # the numbers of those that are read
+SIZED = 4  # format of attributes with a payload
+FRAME, REGISTERS = 0x11, 0x2F  # ids of the attributes that are read
 
 
 def resources(binary: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack that a thread spills to), the most of any function; ValueError if it is no such binary."""
+    """(registers, bytes of stack spills) per thread, the maximum over all functions. ValueError if `binary` is no
+    cubin."""
     try:
         found = [pair for start, size in _sections(binary, b".nv.info") for pair in _attributes(binary, start, size)]
     except (struct.error, IndexError) as error:
@@ -24,7 +27,7 @@ def resources(binary: bytes) -> tuple[int, int]:
 
 
 def _sections(binary: bytes, wanted: bytes) -> Iterator[tuple[int, int]]:
-    """(start, bytes) of the sections of a name."""
+    """(offset, bytes) of the sections called `wanted`."""
     if binary[:5] != b"\x7fELF\x02":
         raise ValueError("not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", binary, 40)
@@ -37,7 +40,7 @@ def _sections(binary: bytes, wanted: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _attributes(binary: bytes, start: int, length: int) -> Iterator[tuple[int, int]]:
-    """(number, count) of the attributes that have a count for a function."""
+    """(id, count) of the register and stack attributes."""
     at = start
     while at < start + length:
         form, number, size = struct.unpack_from("<BBH", binary, at)

@@ -1,4 +1,4 @@
-"""The CUDA backend: generated kernels (generated.py) as CUDA C++, compiled by NVRTC through cuda-core."""
+"""The CUDA C++ backend: generated kernels (generated.py), compiled by NVRTC through cuda-core."""
 
 from __future__ import annotations
 
@@ -36,27 +36,30 @@ from .tiling import Shape, shape_of
 
 @dataclass
 class CudaEmitter:
-    """One function for each kernel; the parts of a split reduction are joined by the last block of each tile."""
+    """Emitter of CUDA C++: one `__global__` function per kernel. In a split reduction the last block of each tile
+    combines the partial results."""
 
     name: str = "nvrtc"
     version: str = "6"
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
-    precisions: tuple[Precision, ...] = (THREE,)  # beside that of the dtype; in TF32 the library is faster
+    precisions: tuple[Precision, ...] = (THREE,)  # besides the dtype's own; for TF32 the library is faster
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """See cuda_space.py, cuda_role_space.py and cuda_tile_space.py for what it leaves, and cuda_window_space.py."""
+        """Candidate schedules, best guess first: see cuda_space.py, cuda_role_space.py, cuda_tile_space.py and
+        cuda_window_space.py."""
         if shape.kind == "windows" and (found := window_schedules(kernel, COUNT)):
             return found
         found = among(schedules(kernel, shape, splits=splits), role_schedules(kernel, shape, COUNT))
         return found[:COUNT] or tile_schedules(kernel, shape, COUNT, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Schedule]:
-        """See cuda_tile_space.py."""
+        """Candidate schedules at a reduced precision of float32 products: see cuda_tile_space.py."""
         return tile_schedules(kernel, shape, COUNT, precision)
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
-        """Whether a schedule can be written: a block's threads, registers and shared memory suffice."""
+        """Whether a schedule is legal: the kernel can be emitted and fits the limits on threads, registers and shared
+        memory."""
         if "roles" in schedule:
             return roles_fit(kernel, shape, schedule)
         if "tiles" in schedule:
@@ -68,13 +71,13 @@ class CudaEmitter:
         return if_fusable(self.launches, Lowered(kernel, shape, ()), schedule, PROBE) is not None
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """See cuda_source.py, cuda_roles.py, cuda_tiles.py and cuda_windows.py."""
+        """The launch of a schedule. Emitters: cuda_source.py, cuda_roles.py, cuda_tiles.py and cuda_windows.py."""
         if "roles" in schedule:
             return [emit_roles(found.kernel, found.shape, Roles.of(schedule), name)]
         if "tiles" in schedule:
             return [emit_tiles(found.kernel, found.shape, Tiles.of(schedule), name)]
         if "x" in schedule:
-            strip = Strip(1) if name == PROBE else Strip(**schedule)  # all boxes can be written, or none
+            strip = Strip(1) if name == PROBE else Strip(**schedule)  # either all box sizes can be emitted, or none
             return [emit_windows(found.kernel, strip, name)]
         layout = layout_of(found.kernel, found.shape, schedule)
         parts = schedule.get("split", 1)
@@ -91,25 +94,26 @@ class CudaEmitter:
         after = replace(found.shape, joined={}, inner=inner, outer=inner, dots={})
         if len(spread.inner) != len(found.shape.inner):
             raise Unfusable("a reduction that only the joining half does")
-        # the same threads in the same places, by the names that the parts' axes have
+        # same thread layout, with the axis names of the split kernel
         names = dict(zip((a.name for a in found.shape.inner), (a.name for a in spread.inner), strict=True))
         moved = replace(layout, dims={names.get(d, d): along for d, along in layout.dims.items()})
         return [emit_joined(first, second, (moved, joining(layout, after)), name, (spread, after))]
 
 
 def among(first: Sequence[Schedule], second: Sequence[Schedule]) -> list[Schedule]:
-    """Guesses of two forms as one list: two of the first, then one of the second."""
+    """Two ranked lists merged: two entries of the first, then one of the second."""
     threes = zip_longest(first[::2], first[1::2], second)
     return [schedule for three in threes for schedule in three if schedule is not None]
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:
-    """The template of a term over inputs, or of several; the weights `transposed` are laid out anew at load."""
+    """Template of a term over inputs, or of several (multi-output fusion); the weights named in `transposed` are
+    transposed at load time."""
     return template_of(BACKEND.emitter, root, transposed)
 
 
 class Cuda(Generator):
-    """The backend."""
+    """The CUDA C++ backend."""
 
 
 BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)

@@ -1,4 +1,5 @@
-"""The frame of a CUDA kernel: its dimensions in a layout of threads, the blocks of its text, what is known in each."""
+"""State of the SIMT code generator: a kernel's dimensions in a thread layout, nested scopes of emitted text, known
+values."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from .kir import Expr, Kernel, Unfusable
 from .scopes import Block, Writer
 from .tiling import Shape
 
-WRITTEN = 2000  # operations in all loops of a kernel: values that several of them need are written in each
+WRITTEN = 2000  # limit of operations over all loop nests: values needed by several nests are emitted in each
 
 
 @dataclass(frozen=True)
 class Local:
-    """A value in registers: an array over the loops of its dimensions, those of `lanes` (one dimension) inside vectors."""
+    """A value in registers: an array over the per-thread elements of `dims`, with the elements along `lanes` (one
+    dimension) packed in vectors."""
 
     name: str
     dims: tuple[str, ...]
@@ -29,13 +31,17 @@ class Local:
 
 @dataclass
 class Scope(Block[Local]):
-    """A block with what is known of maxima in it."""
+    """A scope of emitted text with facts about maxima."""
 
-    safe: set[Expr] = field(default_factory=set)  # maxima that are never -inf
+    safe: set[Expr] = field(default_factory=set)  # maxima known not to be -inf
 
 
 class Frame(Writer[Scope]):
-    """A kernel in a layout, and the text of it so far."""
+    """A kernel in a thread layout, and the text emitted so far.
+
+    Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
+    not cover and that are therefore looped over sequentially. `wide` is the compute dtype.
+    """
 
     def __init__(self, kernel: Kernel, layout: Layout, name: str, shape: Shape) -> None:
         self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
@@ -54,18 +60,18 @@ class Frame(Writer[Scope]):
         bound = {a for d, g in self.groups.items() for a in g if d not in self.walked} | {*shape.batch}
         self.scope = self.top = Scope(1, bound)
         self.shared = 0
-        self.fresh_loads = False  # whether states are read that other blocks have just written
+        self.fresh_loads = False  # whether loads read partial results of other blocks (must bypass L1)
         self.long = kernel.long
         self.columns = {r: index(c) for r, c in shape.joined.items()}
         self.stages = self._stages()
-        self.counts: dict[str, int] = {}  # elements of accumulators
-        self.place: dict[str, str] = {}  # which tile of rows and of columns a block has
-        self.rings: list[str] = []  # declarations of what is fetched ahead
+        self.counts: dict[str, int] = {}  # elements per accumulator
+        self.place: dict[str, str] = {}  # text of the block's tile index along rows and columns
+        self.rings: list[str] = []  # declarations of shared-memory prefetch rings
         self.ring_bytes = 0
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
 
     def dims(self, axes: Iterable[Axis]) -> tuple[str, ...]:
-        """The dimensions that axes lie in, in the layout's order."""
+        """The dimensions of some axes, in the layout's order. Unfusable if an axis is in no dimension."""
         found = {self.dim_of.get(a, "") for a in axes if a not in self.shape.batch}
         if "" in found:
             raise Unfusable("an axis without a place in the layout")
@@ -76,22 +82,23 @@ class Frame(Writer[Scope]):
         return self.dims(e.axes)
 
     def loops(self, dims: Iterable[str], lanes: str = "") -> list[tuple[str, str, int]]:
-        """(variable, dimension, count) of the loops over what a thread holds along dimensions, without those of a vector."""
+        """Loops over the elements that a thread holds along dimensions: (variable, dimension, count). Loops of one
+        iteration, and the vector loop along `lanes`, are left out."""
         there = [d for d in self.order if d in set(dims)]
         found = [(f"{d}_i", d, self.along[d].repeat) for d in there]
         found += [(f"{d}_v", d, self.along[d].vector) for d in there if d != lanes]
         return [x for x in found if x[2] > 1]
 
     def count(self, dims: Iterable[str], lanes: str = "") -> int:
-        """Elements that a thread holds along dimensions."""
+        """Elements (vectors, with `lanes`) that a thread holds along dimensions."""
         return math.prod(n for *_, n in self.loops(dims, lanes))
 
     def ragged(self, dim: str) -> bool:
-        """Whether the last block along a dimension is not full."""
+        """Whether the last block along a dimension is partial and needs bounds checks."""
         return self.extent[dim] % self.along[dim].block != 0
 
     def in_column(self, e: Expr) -> Expr:
-        """The expression with columns in place of the reduction axes that run over them."""
+        """The expression with reduction axes over columns replaced by the column axes."""
         if not e.axes & self.columns.keys():
             return e
         args = tuple(self.in_column(a) for a in e.args)
@@ -104,7 +111,7 @@ class Frame(Writer[Scope]):
         return b.make(e.op, args, e.value, e.kind)
 
     def _stages(self) -> dict[Expr, int]:
-        """In how many loop nests each value is needed: bodies of reductions, and results."""
+        """Number of loop nests (reduction bodies and results) that need each value."""
         found: dict[Expr, int] = {}
         roots = [self.in_column(e.args[0]) for e in self.kernel.reductions]
         roots += [e for s in self.kernel.stores for e in s.exprs]
@@ -120,7 +127,7 @@ class Frame(Writer[Scope]):
         return any(e in scope.safe for scope in self.scope.outward())
 
     def _thread(self, dim: str) -> str:
-        """The first element of a thread in a block, along a dimension."""
+        """Text of the thread's first element along a dimension, relative to the block."""
         along, stride = self.along[dim], self.layout.stride(dim)
         if along.threads == 1:
             return ""
@@ -137,7 +144,7 @@ class Frame(Writer[Scope]):
 
 
 def nest_of(root: Expr) -> list[Expr]:
-    """All expressions of one loop nest: reductions and loads are in it, what they read is not."""
+    """All expressions of one loop nest: includes reductions and loads, but not their operands."""
     order: dict[Expr, None] = {}
     stack = [root]
     while stack:

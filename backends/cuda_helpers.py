@@ -1,5 +1,7 @@
-"""What emitted source contains for kernels of CUDA C++: how they are compiled and launched. The text of the class is copied
-into it: it may use `torch`, `cuda.core` and the library's text beside it, nothing else.
+"""Runtime support in emitted programs for CUDA C++ kernels: NVRTC compilation and launch.
+
+The source text of `CudaKernel` is copied into emitted programs, so the class may use only `torch`, `cuda.core`,
+`cuda.bindings` and the CUDA library text defined beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _short(name: str, short: ShortErf) -> str:
-    """An error function as exact as results of 16 bits need, and x/2 * (1 + erf(x / sqrt(2))), in C++."""
+    """C++ source of `erf(x)` and of GELU `x/2 * (1 + erf(x / sqrt(2)))`, accurate enough for 16-bit results."""
     erf, normal = (
         re.sub(r"\d+\.?\d*(e-?\d+)?", r"\g<0>f", short.horner("u", times)) for times in (1.0, 0.5 * math.sqrt(0.5))
     )
@@ -46,13 +48,16 @@ CUDA_LIBRARY = (
 
 
 class CudaKernel:
-    """A kernel of CUDA C++. All of a program are compiled together, when the first of them is called on a device, for what
-    the tensors' addresses are multiples of: up to 16 bytes move at once. Calls go to Torch's current stream.
+    """A CUDA C++ kernel of a program.
 
-    `early` lets the kernel be started before the one before it has ended, where the GPU can; it waits itself before it reads
-    anything. `room` is how many bytes of shared memory it asks for, `beside` what its text needs beside the library. `boxes` are
-    (tensor of 16 bits, shape and box as a matrix, elements from row to row if not the columns) of those that it knows as the copy
-    unit does.
+    All kernels of a program are compiled together on the first call on a device, once per common pointer alignment of
+    at most 16 bytes, which bounds vectorized accesses. Launches go to Torch's current stream.
+
+    `grid` and `block` are the numbers of blocks and of threads per block. `early` enables programmatic dependent launch
+    where the GPU supports it; the kernel then waits for its predecessor before it reads. `room` is the dynamic shared
+    memory in bytes, `beside` further library texts that the kernel includes. In a call, `boxes` are the operands
+    accessed by TMA: (tensor of 16-bit elements, matrix shape, box shape, row stride in elements if it differs from the
+    number of columns).
     """
 
     known: ClassVar[dict[str, Any]] = {}
@@ -82,12 +87,13 @@ class CudaKernel:
             launch(self, config, kernel, *places)
 
     def described(self, x: Any, shape: tuple[int, int], box: tuple[int, int], apart: int = 0) -> Any:
-        """A tensor as a matrix that the copy unit reads or writes boxes of, 128 bytes wide (cuTensorMapEncodeTiled)."""
+        """Tensor map of a matrix for TMA boxes that are 128 bytes wide (cuTensorMapEncodeTiled, 128B swizzle). `apart`
+        is the row stride in elements, 0 for a contiguous matrix."""
         from cuda.bindings import driver
 
         key = x.data_ptr(), shape, box, apart
         if key not in self.maps:
-            if len(self.maps) >= 256:  # tensors come and go
+            if len(self.maps) >= 256:  # bounds the cache: tensors come and go
                 self.maps.clear()
             sizes, steps = [driver.cuuint64_t(n) for n in shape[::-1]], [driver.cuuint64_t(2 * (apart or shape[1]))]
             block, ones = [driver.cuuint32_t(n) for n in box[::-1]], [driver.cuuint32_t(1)] * 2
@@ -104,7 +110,7 @@ class CudaKernel:
         return self.maps[key]
 
     def launch_described(self, kernel: Any, places: list[int], maps: list[Any]) -> None:
-        """A launch with matrices for the copy unit behind the addresses."""
+        """Launch with tensor maps as further arguments after the addresses."""
         import ctypes
 
         from cuda.bindings import driver
@@ -128,11 +134,11 @@ class CudaKernel:
             raise RuntimeError(f"{self.name} cannot be launched: {failed.name}")
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Where launches go."""
+        """The CUDA stream protocol: launches go to Torch's current stream."""
         return 0, torch.cuda.current_stream().cuda_stream
 
     def made(self, device: int, aligned: int) -> Any:
-        """The compiled kernel and how it is launched."""
+        """The compiled kernel and its launch configuration for a device and a pointer alignment in bytes."""
         from cuda.core import Device, LaunchConfig
 
         Device(device).set_current()
@@ -152,33 +158,35 @@ class CudaKernel:
 
     @classmethod
     def source(cls) -> str:
-        """The text of all kernels, complete."""
+        """The complete CUDA C++ source of all kernels."""
         beside = dict.fromkeys(text for kernel in cls.known.values() for text in kernel.beside)
         return "\n".join((CUDA_LIBRARY, *beside, *(kernel.text.lstrip("\n") for kernel in cls.known.values())))
 
     @classmethod
     def compiled(cls, arch: str, aligned: int = 16) -> Any:
-        """All kernels for an architecture such as "sm_90"; what was compiled before is in the user's cache."""
+        """All kernels compiled for an architecture such as "sm_90"; earlier results come from the user's program
+        cache."""
         from cuda.core import Program, ProgramOptions
         from cuda.core.utils import FileStreamProgramCache
 
-        arch = "sm_90a" if arch == "sm_90" else arch  # with what only this one has
+        arch = "sm_90a" if arch == "sm_90" else arch  # sm_90a: wgmma and setmaxnreg
         options = ProgramOptions(std="c++17", arch=arch, define_macro=("BYTES", str(aligned)))
         try:
             cache = FileStreamProgramCache()
-        except OSError:  # no place to keep it
+        except OSError:  # no writable cache folder
             cache = None
         return Program(cls.source(), "c++", options).compile("cubin", cache=cache)
 
 
 def cuda_text(source: str) -> str:
-    """The CUDA C++ that an emitted source holds, complete, as a file for readers and compilers; empty if it holds none."""
+    """The complete CUDA C++ of an emitted source as one file for readers and compilers; empty if the source has no CUDA
+    kernels."""
     kernels = re.findall(r'= CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
     beside = re.findall(r'^CUDA_(?:ROLES|TILES)\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
     return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""
 
 
-#: name -> source text.
+#: helper name -> source text
 HELPERS = {
     "CudaKernel": f'CUDA_LIBRARY = r"""{CUDA_LIBRARY}"""\n\n\n{inspect.getsource(CudaKernel).rstrip()}'.replace(
         "ClassVar[dict[str, Any]]", "dict[str, Any]").replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]")

@@ -1,4 +1,4 @@
-"""Layouts of threads over a kernel's dimensions, and what lies side by side in memory along them."""
+"""Thread layouts of CUDA kernels, and contiguity and alignment analysis for vectorized accesses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .kir import Expr
 
 @dataclass(frozen=True)
 class Along:
-    """How a dimension is laid over a block: `threads` side by side, each with `vector` neighbours, `repeat` times."""
+    """Distribution of one dimension over a thread block: `threads` threads, `vector` contiguous elements each, `repeat`
+    times."""
 
     threads: int = 1
     vector: int = 1
@@ -21,19 +22,22 @@ class Along:
 
     @property
     def block(self) -> int:
-        """Elements that a block covers."""
+        """Elements of the dimension that a block covers."""
         return self.threads * self.vector * self.repeat
 
     @property
     def held(self) -> int:
-        """Elements that a thread holds."""
+        """Elements of the dimension that a thread holds."""
         return self.vector * self.repeat
 
 
 @dataclass(frozen=True)
 class Warps:
-    """How warps share a sum of products on the matrix unit (cuda_matrix.py): `across` of them lie along the columns, each with
-    `tiles` times 8 of these; `along` lie along the sum, each with `depth` times 32 elements of it at a time."""
+    """Warp layout of a tensor-core GEMM (cuda_matrix.py).
+
+    `across` warps lie along N, each with `tiles` fragments of 8 columns. `along` warps lie along K (intra-block
+    split-K), each with `depth` chunks of 32 elements per iteration.
+    """
 
     along: int
     across: int = 1
@@ -43,9 +47,13 @@ class Warps:
 
 @dataclass(frozen=True)
 class Layout:
-    """The dimensions of a block, the one along which neighbouring threads lie first; whether the kernel may be started before
-    the one before it has ended; how many rounds of a loop are fetched ahead, by way of shared memory; how many threads a
-    block has at least, and how its warps share a product."""
+    """Thread layout of a kernel.
+
+    `dims` maps each dimension to its distribution, the fastest-varying thread dimension first. `early` enables
+    programmatic dependent launch. `ahead` is the prefetch distance in loop iterations of cp.async copies into shared
+    memory (0: none). `least` is the minimum number of threads of a block. `warps` is the warp layout of a tensor-core
+    GEMM, None without one.
+    """
 
     dims: Mapping[str, Along]
     early: bool = False
@@ -55,11 +63,11 @@ class Layout:
 
     @cached_property
     def threads(self) -> int:
-        """Threads of a block: whole warps."""
+        """Threads of a block, at least one warp."""
         return max(self.least, math.prod(a.threads for a in self.dims.values()))
 
     def stride(self, dim: str) -> int:
-        """How far apart in a block threads are that neighbour each other along a dimension."""
+        """Distance in thread ids between neighbours along a dimension."""
         step = 1
         for name, along in self.dims.items():
             if name == dim:
@@ -69,7 +77,8 @@ class Layout:
 
 
 def slope(at: Index, axis: Axis, width: int) -> int | None:
-    """How far an index moves with an axis inside each aligned run of `width` elements; None where that is not one number."""
+    """Stride of an index along `axis` inside each aligned run of `width` elements; None if the stride is not constant
+    there."""
     total = 0
     for atom, c in at.terms:
         if isinstance(atom, Axis):
@@ -83,7 +92,8 @@ def slope(at: Index, axis: Axis, width: int) -> int | None:
 
 
 def divisor(at: Index, axis: Axis, width: int) -> int:
-    """A number by which an index is divisible at the beginning of each aligned run of an axis."""
+    """A divisor of the index at the start of each aligned run of `width` elements along `axis` (alignment in
+    elements)."""
     found = at.const
     for atom, c in at.terms:
         factor = width if atom == axis else 1
@@ -94,13 +104,15 @@ def divisor(at: Index, axis: Axis, width: int) -> int:
 
 
 def together(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
-    """Whether `width` elements along an axis are neighbours in memory that a vector can move."""
+    """Whether `width` elements along an axis are contiguous and aligned, so that vector accesses of up to 16 bytes can
+    move them."""
     run = min(width, 16 // itemsize)
     return width > 1 and axis.size % width == 0 and slope(at, axis, width) == 1 and divisor(at, axis, width) % run == 0
 
 
 def steady(e: Expr, axis: Axis, width: int) -> bool:
-    """Whether a condition is the same for each aligned run of `width` elements along an axis: its bounds lie between runs."""
+    """Whether a condition is uniform over each aligned run of `width` elements along an axis, because its bounds are
+    multiples of `width`."""
     if axis not in e.axes:
         return True
     if e.op in ("and", "or", "not"):
@@ -109,6 +121,6 @@ def steady(e: Expr, axis: Axis, width: int) -> bool:
         return False
     low, high = (a.value if a.op == "index" else index(a.value) for a in e.args)
     rising, falling = slope(low - high, axis, width), slope(high - low, axis, width)
-    if rising == 1:  # low < high where low - high < 0
+    if rising == 1:  # low < high is low - high < 0
         return divisor(low - high, axis, width) % width == 0
     return falling == 1 and divisor(high - low - 1, axis, width) % width == 0  # high - low - 1 >= 0

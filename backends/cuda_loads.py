@@ -1,4 +1,5 @@
-"""Reading into registers: as vectors where neighbours lie side by side, rounds ahead where a layout says so."""
+"""Loads into registers: vectorized where elements are contiguous, prefetched through shared memory where the layout
+says so."""
 
 from __future__ import annotations
 
@@ -12,21 +13,21 @@ from .cuda_text import CTYPES, all_of, span
 from .index import Index
 from .kir import Expr, Unfusable, unknown
 
-HELD = 512  # bytes of one value in a thread's registers
+HELD = 512  # limit in bytes of one value in a thread's registers
 COSTLY = frozenset(("exp", "exp2", "log", "erf", "tanh", "sin", "cos", "pow", "log1p", "expm1"))
 
 
 class Loads(Frame):
-    """What a kernel has in registers before it computes; reductions are said elsewhere."""
+    """Loads and hoisted values of a kernel; reductions are added by subclasses."""
 
     def reduction(self, e: Expr) -> None:
-        """Have a reduction in registers."""
+        """Compute a reduction into registers."""
         raise NotImplementedError
 
     def need(self, e: Expr) -> None:
-        """Have everything in registers that the loop nest of an expression reads."""
+        """Load or compute everything that the loop nest of an expression reads."""
         for x in unknown(e, lambda a: self.scope.find(a) is not None or a.op in ("const", "index")):
-            if self.scope.find(x) is not None:  # with another reduction
+            if self.scope.find(x) is not None:  # computed along with another reduction
                 continue
             if x.op == "reduce":
                 self.reduction(x)
@@ -43,7 +44,7 @@ class Loads(Frame):
                     home.known[x] = self.kept(x)
 
     def load(self, e: Expr) -> Local:
-        """Read what a load needs in this thread, as vectors where neighbours lie side by side."""
+        """Emit a load of this thread's elements, vectorized where they are contiguous."""
         operand, at, steps, dtype = e.value
         dims = self.spans(e)
         lanes = next((d for d in dims if self._vector(at, d, dtype, e.args, steps)), "")
@@ -71,7 +72,7 @@ class Loads(Frame):
         return local
 
     def _vector(self, at: Index, dim: str, dtype: str, args: Sequence[Expr], steps: Sequence[int]) -> bool:
-        """Whether a load's neighbours along a dimension move together."""
+        """Whether a load can be vectorized along a dimension."""
         width, group = self.along[dim].vector, self.groups[dim]
         picks, guards = args[: len(steps)], args[len(steps) :]
         if width == 1 or not group or any(dim in self.spans(a) for a in picks):
@@ -81,7 +82,7 @@ class Loads(Frame):
         return together(at, group[-1], width, itemsize(dtype)) and all(s % width == 0 for s in steps)
 
     def kept(self, e: Expr) -> Local:
-        """An expression's values in registers, for several loop nests."""
+        """Compute an expression into registers once, for use in several loop nests."""
         dims = self.spans(e)
         count = self.count(dims)
         self._check_held(4 * count)
@@ -99,7 +100,8 @@ class Loads(Frame):
             raise Unfusable(f"{nbytes} bytes of one value in a thread")
 
     def _fetch(self, e: Expr, inner: Scope, fetched: Scope) -> None:
-        """Have a load's vectors of 16 bytes fetched rounds ahead, each thread's own; others are left as they are."""
+        """Prefetch a load's 16-byte vectors with cp.async into a ring in shared memory, private slots per thread; other
+        loads are left alone."""
         operand, at, _, dtype = e.value
         dims = self.spans(e)
         lanes = next((d for d in dims if self._vector(at, d, dtype, (), ())), "")
@@ -127,7 +129,8 @@ class Loads(Frame):
         inner.known[e] = local
 
     def _early_loads(self) -> None:
-        """Loads of results that wait for nothing are under way before a loop begins, where they hold few registers."""
+        """Issue independent loads of the epilogue before the main loop, where they need few registers (at most 8
+        values)."""
         for store in self.kernel.stores:
             for e in nest_of(store.value):
                 small = e.op == "load" and e.axes <= self.top.bound and self.count(self.spans(e)) <= 8

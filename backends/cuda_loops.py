@@ -1,4 +1,4 @@
-"""Loops over an axis that a block does not cover: all reductions along it that are ready share one."""
+"""Loops over axes that a block does not cover: all reductions along an axis that are ready share one loop."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from .kir import Expr, Unfusable
 
 
 class Loops(Reductions):
-    """Reductions of a kernel."""
+    """Emitter of reductions, in a loop where a block does not cover their axis."""
 
     def reduction(self, e: Expr) -> None:
-        """Have a reduction in registers: in a loop where a block does not cover its axis, and with all others that are ready."""
+        """Compute a reduction into registers, with all others along its axis that are ready; in a loop if a block does
+        not cover the axis."""
         dim = self.dim_of[e.axis]
         if dim in self.walked:
             if set(self.groups[dim]) & self.scope.bound:
@@ -32,12 +33,12 @@ class Loops(Reductions):
             self._exchange(names, monoid, dim)
 
     def loop(self, wanted: Expr) -> None:
-        """The loop that computes a reduction, and with it all others along its dimension that are ready."""
+        """Emit the loop that computes a reduction and all others along its dimension that are ready."""
         dim = self.dim_of[wanted.axis]
         ready = self._ready(wanted, dim)
         bodies = {e: self.in_column(e.args[0]) for e in ready}
         outer = self.scope
-        for body in bodies.values():  # what does not move with the loop comes before it
+        for body in bodies.values():  # hoist loop-invariant reductions
             for x in nest_of(body):
                 if x.op == "reduce" and x not in ready and x.axes <= outer.bound and self.scope.find(x) is None:
                     self.need(x)
@@ -80,8 +81,8 @@ class Loops(Reductions):
             outer.known[e] = Local(names[e], self._kept_dims(e, bodies[e], dim), self.wide)
 
     def _walk(self, dim: str, inner: Scope, outer: Scope, fetched: Scope | None = None) -> None:
-        """Close a loop over a dimension: its head, its first coordinate, its lines. What is `fetched` ahead is under way
-        some rounds before."""
+        """Close a loop over a dimension: header, first coordinate, body. With `fetched`, loads are prefetched some
+        iterations ahead (cp.async)."""
         size, at, step, ahead = self.extent[dim], f"{dim}_block", self.along[dim].block, self.layout.ahead
         first = f"const int {dim}_0 = {at}{plus(self._thread(dim))};"
         if fetched is not None:

@@ -1,10 +1,11 @@
-"""Products of few rows on the matrix unit, in CUDA C++: fragments of the operands go from memory to registers, each thread's own.
+"""Skinny GEMM on tensor cores in CUDA C++: mma.sync fragments are loaded from global memory straight into registers.
 
-A fragment of 16 rows (or of 8 columns) and 32 elements of the sum lies in a warp as the instruction wants it: threads that
-are 4 apart hold neighbouring rows (columns), and each holds 8 neighbours along the sum, one access of 16 bytes. Which of them
-meet in one instruction is the same permutation for both operands, and a sum does not mind. So matrices are read once, past the
-first cache, with nothing waited for together; rows are read by every warp and come from that cache. Warps lie along the columns
-and along the sum; what they have is added through shared memory, and from there on a kernel goes on in its layout.
+A fragment of 16 rows (or 8 columns) by 32 elements along K is distributed over a warp as mma.m16n8k16 wants it: threads
+4 apart hold neighbouring rows (columns), and each thread holds 8 contiguous elements along K, one 16-byte access. The
+order of the K elements within an instruction is the same permutation for both operands, which leaves the sum unchanged.
+Matrices are therefore read once, bypassing L1 and without block-wide barriers; rows are read by every warp and hit in
+L1. Warps are laid out along N and K (intra-block split-K); their partial sums are added through shared memory. The
+epilogue continues in the kernel's thread layout.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from .index import Axis
 from .kir import Expr, Unfusable, factors, walk
 from .tiling import Dot
 
-CHUNK = 32  # elements of the sum in a fragment
+CHUNK = 32  # K elements of a fragment
 WIDTH = 8  # columns of a fragment
 HEIGHT = 16  # rows of a fragment
 
 
 @dataclass(frozen=True)
 class Put:
-    """Where the warps' parts of a sum lie in shared memory: the first one, how far rows are apart in it, and parts."""
+    """Location of the warps' partial sums in shared memory, in elements: first offset, row stride, stride between
+    partial sums."""
 
     first: int
     row: int
@@ -37,8 +39,11 @@ class Put:
 
 
 class Fragments(Reductions):
-    """A kernel's operands as fragments, and all its sums along one axis: another frame over its dimensions, in which rows and
-    columns lie along the same threads."""
+    """The mainloop: a kernel's operands as mma fragments, and all its sums along one axis.
+
+    This is a second frame over the kernel's dimensions, in which rows and columns are distributed over the same
+    threads.
+    """
 
     def __init__(self, outer: Frame, axis: Axis, warps: Warps) -> None:
         super().__init__(outer.kernel, outer.layout, outer.name, outer.shape)
@@ -54,7 +59,8 @@ class Fragments(Reductions):
         self._operands(axis)
 
     def _operands(self, axis: Axis) -> None:
-        """The products and other sums along the axis, their sides, and what is read for them."""
+        """Find the products and other sums along the axis, their sides, and their loads. Unfusable where fragments do
+        not apply."""
         ready = [e for e in self.kernel.reductions if e.axis == axis]
         if any(e.value[0] != "sum" or e.kind != "float" for e in ready) or self.wide != "float32":
             raise Unfusable("a reduction that is no sum beside a product")
@@ -78,12 +84,13 @@ class Fragments(Reductions):
         self.names: dict[Expr, Local] = {}
 
     def _sides(self, dot: Dot) -> bool:
-        """Whether a product has rows on one side and other columns on the other, both along the sum."""
+        """Whether a product has only rows on the left side and other columns on the right, both with K."""
         left, right = ({d for f in side for d in self.spans(f)} for side in (dot.left, dot.right))
         return left == {"m", self.dim} and len(right) == 2 and self.dim in right and "m" not in right
 
     def _rows(self, e: Expr) -> tuple[Expr, Expr] | None:
-        """The two operands of a sum over products of equal rows, where both are read whole."""
+        """The two operands of a sum of products of equal rows (such as a sum of squares), if both are vector loads;
+        else None."""
         over, under = factors(e.args[0])
         whole = not under and len(over) == 2 and all(self.read_whole(f) for f in over)
         if not whole or any(self.spans(f) != ("m", self.dim) for f in over) or len({self.dtype(f) for f in over}) > 1:
@@ -91,13 +98,14 @@ class Fragments(Reductions):
         return over[0], over[1]
 
     def ragged(self, dim: str) -> bool:
-        """Whether some of a block's fragments lie beyond the end."""
+        """Whether some of a block's fragments lie beyond the end of a dimension."""
         whole = {self.dim: self.step, "n": self.warps.tiles * WIDTH * self.warps.across}
         return self.extent[dim] % whole.get(dim, self.along[dim].block) != 0
 
     # ------------------------------------------------------------ reading
     def read_whole(self, e: Expr) -> bool:
-        """Whether vectors along the sum come from one place each: loads, and choices between loads that vectors do not cross."""
+        """Whether vectors along K are single loads: loads, or selects between loads whose condition is uniform over a
+        vector."""
         if e.op == "where":
             c, *ways = e.args
             apart = all(x.op not in ("load", "reduce") for x in walk([c])) and steady(c, self.groups[self.dim][0], 8)
@@ -105,11 +113,11 @@ class Fragments(Reductions):
         return e.op == "load" and not e.value[2] and self._vector(e.value[1], self.dim, e.value[3], e.args, ())
 
     def dtype(self, e: Expr) -> str:
-        """The dtype of what is read whole."""
+        """Dtype of a vector load (or select of loads)."""
         return str(e.value[3]) if e.op == "load" else self.dtype(e.args[1])
 
     def sources(self, e: Expr) -> list[Expr]:
-        """What of an expression is read whole; all of it must be computed from that."""
+        """The vector loads that an expression is computed from. Unfusable if it has other loads or reductions."""
         if self.read_whole(e):
             return [e]
         if e.op in ("load", "reduce"):
@@ -117,7 +125,7 @@ class Fragments(Reductions):
         return [x for a in e.args for x in self.sources(a)]
 
     def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
-        """Declare registers for vectors along the sum."""
+        """Declare registers for vectors along K of dimensions `dims`."""
         if self.dim not in dims or CTYPES[dtype] not in ("bf16", "f16"):
             raise Unfusable("a load that is no fragment")
         local = Local(self.fresh("v"), dims, dtype, self.dim)
@@ -127,12 +135,15 @@ class Fragments(Reductions):
         return local
 
     def spot(self, local: Local, at: str) -> str:
-        """One of the vectors that a thread holds."""
+        """Text of one of the vectors that a thread holds."""
         return f"{local.name}[{at}]" if self.count(local.dims, local.lanes) > 1 else local.name
 
     def fill(self, nest: Nest, e: Expr, condition: str = "") -> None:
-        """Read vectors in a loop nest; those of columns past the first cache, which is for the rows. What is not there is read
-        elsewhere and cleared: a branch would have loads wait for each other."""
+        """Emit vector loads in a loop nest; those of columns bypass L1, which is kept for the rows.
+
+        Out-of-bounds vectors are loaded from a valid address and zeroed by a select: a branch would serialize the
+        loads.
+        """
         local = self.held[e]
         where, anywhere, conditions = self._source(nest, e)
         conditions = [*nest.masks(local.dims), *conditions]
@@ -141,8 +152,8 @@ class Fragments(Reductions):
         nest.line(f"{f'if ({condition}) ' if condition else ''}{self.spot(local, nest.slot(local))} = {text};")
 
     def _source(self, nest: Nest, e: Expr, known: frozenset[Expr] = frozenset()) -> tuple[str, str, list[str]]:
-        """The text of a vector's address, one that is always good, and on what it depends that the vector is there; `known`
-        holds already."""
+        """(address of a vector, an address that is always valid, bounds conditions of the vector). `known` conditions
+        are left out."""
         if e.op == "where":
             c, yes, no = e.args
             other = self.kernel.builder.make("not", (c,), None, "bool")
@@ -156,7 +167,7 @@ class Fragments(Reductions):
         return where, self.param[operand], [nest.scalar(g, nest.depth(self.spans(g))) for g in e.args if g not in known]
 
     def read(self, loads: Sequence[Expr], condition: str = "") -> None:
-        """Loops that read vectors, where a condition holds if there is one."""
+        """Emit loop nests that load vectors, each predicated by `condition` if there is one."""
         for dims in dict.fromkeys(self.held[x].dims for x in loads):
             nest = Nest(self, dims, self.dim)
             for x in loads:
@@ -166,7 +177,7 @@ class Fragments(Reductions):
 
     # ------------------------------------------------------------ computing
     def stage(self) -> list[str]:
-        """The text: places, accumulators, the first vectors, and the loop over the sum."""
+        """Emit coordinates, accumulators, the first vectors and the loop over K. Returns the lines."""
         warps, chunk = self.warps, CHUNK * self.warps.depth
         base = f"{enclosed(self.place['n'])} * {self.block} + " if self.place["n"] else ""
         across = f"thread / 32 % {warps.across} * {warps.tiles * WIDTH} + " if warps.across > 1 else ""
@@ -200,7 +211,8 @@ class Fragments(Reductions):
             self._begin(self.names[e].name, dims, "sum")
 
     def _walk_sum(self) -> None:
-        """Rounds along the sum: what was read is multiplied, and behind its last use the next is read."""
+        """The software-pipelined loop over K: each vector is multiplied and, right after its last use, loaded for the
+        next iteration."""
         whole, at, outer = self.step >= self.size, f"{self.dim}_block", self.top
         loop = Scope(2 if whole else 3, set(outer.bound), outside=outer)
         with self.inside(loop):
@@ -232,7 +244,7 @@ class Fragments(Reductions):
         self.line("}")
 
     def _pack(self, e: Expr) -> Local:
-        """A side of a product in 16 bits: as it was read, or computed from that."""
+        """A side of a product as 16-bit vectors: as loaded, or computed from loaded vectors."""
         if e in self.held:
             return self.held[e]
         kinds = {self.held[x].dtype for x in self.sources(e)}
@@ -247,13 +259,15 @@ class Fragments(Reductions):
         return local
 
     def _rows_of(self, local: Local, height: int) -> list[str]:
-        """The vectors of 16 rows in a loop over fragments of the sum: those of the upper 8, and those of the lower."""
+        """Texts of the A fragment of 16 rows inside the loop over K chunks: the vectors of the upper 8 and of the lower
+        8 rows."""
         depth = self.along[self.dim].repeat
         k = f"{self.dim}_i" if depth > 1 else "0"
         return [f"{local.name}[{plus(k, (2 * height + i) * depth)}]" for i in (0, 1)]
 
     def _multiply(self, dots: Sequence[Expr], columns: str, sides: dict[Expr, Local], later: Sequence[Expr]) -> None:
-        """The loop nest of products over the same columns; `later`: what is read for the next round, right behind its use."""
+        """The loop nest of products over the same columns. `later` are the loads for the next iteration, each emitted
+        right after its use."""
         nest = Nest(self, (self.dim, columns), self.dim)
         tiles = self.along[columns].repeat
         tile = f"{columns}_i" if tiles > 1 else "0"
@@ -269,7 +283,8 @@ class Fragments(Reductions):
         nest.close()
 
     def _square(self, e: Expr) -> None:
-        """Sums of products of equal rows: the diagonal of one operand times the other, whose rows are columns then."""
+        """Sums of products of equal rows: the diagonal of A·Bᵀ, where the rows of the other operand serve as
+        columns."""
         nest = Nest(self, (self.dim,), self.dim)
         a, b = (self.held[x] for x in self.squares[e])
         for h in range(self.heights):
@@ -279,7 +294,7 @@ class Fragments(Reductions):
 
     # ------------------------------------------------------------ results
     def put(self, e: Expr, first: int) -> Put:
-        """Put what a warp has of a sum into shared memory."""
+        """Store a warp's partial sum in shared memory. Returns where."""
         warps, rows, local = self.warps, self.heights * HEIGHT, self.names[e]
         tiles, across = 0, 1
         if e in self.dots:
@@ -305,10 +320,11 @@ class Fragments(Reductions):
 
 
 class Matrix(Loops):
-    """Sums of products of a kernel whose layout has warps for the matrix unit."""
+    """Emitter of kernels whose layout has warps for tensor cores."""
 
     def products(self) -> None:
-        """Compute all reductions along the sum of products, in fragments, and have the results in the kernel's layout."""
+        """Compute all reductions along K in fragments, and add the warps' partial sums in the kernel's thread
+        layout."""
         assert self.layout.warps is not None
         axis = max((e.axis for e in self.shape.dots if e.axis in self.shape.outer), key=lambda a: a.size)
         frame = Fragments(self, axis, self.layout.warps)
@@ -328,7 +344,7 @@ class Matrix(Loops):
             self.top.known[e] = self._gathered(e, put, self.layout.warps.along)
 
     def _gathered(self, e: Expr, put: Put, parts: int) -> Local:
-        """A sum over what warps have put, in the kernel's layout."""
+        """The sum over the warps' partial sums, in the kernel's thread layout."""
         local = Local(self.fresh("acc"), self.spans(e), self.wide)
         self._check_held(4 * self.count(local.dims))
         self.line(f"float {local.name}[{self.count(local.dims)}];")
@@ -344,5 +360,5 @@ class Matrix(Loops):
 
 
 def plus(text: str, number: int) -> str:
-    """The text of a sum."""
+    """Text of `text + number`."""
     return str(number) if text == "0" else f"{text} + {number}" if number else text

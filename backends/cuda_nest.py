@@ -1,4 +1,4 @@
-"""Loops over what one thread holds, and the expressions in them."""
+"""Loop nests over the elements that one thread holds, and the expressions inside them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from .kir import Expr, Unfusable, below_maximum, unknown
 
 
 class Nest:
-    """A loop nest over what a thread holds along dimensions. Values that do not vary along the inner loops are computed
-    outside them. `lanes` is the dimension whose vector is one value here; with `inner`, its lanes are the innermost loop."""
+    """A loop nest over a thread's elements along dimensions.
+
+    Values that do not vary along inner loops are hoisted out of them. Along `lanes` the nest handles whole vectors
+    instead of elements; with `inner` (the same dimension), the elements of a vector are the innermost loop.
+    """
 
     def __init__(self, emitter: Frame, dims: Iterable[str], lanes: str = "", inner: str = "") -> None:
         self.emitter, self.lanes = emitter, lanes
@@ -33,20 +36,20 @@ class Nest:
 
     # ------------------------------------------------------------ lines
     def depth(self, dims: Iterable[str]) -> int:
-        """How many loops are around what varies along dimensions."""
+        """Number of loops around a value that varies along dimensions."""
         there = set(dims)
         return max((i + 1 for i, (_, d, _) in enumerate(self.loops) if d in there), default=0)
 
     def line(self, text: str) -> None:
-        """A statement of the innermost loop."""
+        """Add a statement to the innermost loop."""
         self.lines[self.deepest].append(text)
 
     def before(self, text: str) -> None:
-        """A statement ahead of the innermost loop."""
+        """Add a statement before the innermost loop."""
         self.lines[self.deepest - 1].append(text)
 
     def after(self, text: str) -> None:
-        """A statement behind the innermost loop."""
+        """Add a statement after the innermost loop."""
         self.ends.append(text)
 
     def close(self) -> None:
@@ -67,7 +70,8 @@ class Nest:
 
     # ------------------------------------------------------------ places
     def coordinate(self, dim: str, start: bool = False) -> str:
-        """The element of a dimension at this point of the nest; with `start`, the first one of its vector."""
+        """Text of the coordinate along a dimension at this point of the nest; with `start`, of the first element of its
+        vector."""
         e, along = self.emitter, self.emitter.along[dim]
         terms = [f"{dim}_0"] if along.threads > 1 or dim in e.walked or self._tiled(dim) else []
         if along.repeat > 1:
@@ -91,7 +95,7 @@ class Nest:
         return dim in ("m", "n") and dim not in e.walked and e.extent[dim] > e.along[dim].block
 
     def axis(self, axis: Axis, start: bool = False) -> str:
-        """The text of an axis' value."""
+        """Text of the value of an axis."""
         e = self.emitter
         if axis in e.shape.batch:
             return axis.name
@@ -107,7 +111,8 @@ class Nest:
         return f"({text})" if axis is group[0] else f"({text} % {axis.size})"
 
     def position(self, at: Index, picks: Sequence[tuple[Expr, int]], span: int, start: bool = False) -> str:
-        """An index' text, with data-dependent parts; with `start`, at the first element of the vector."""
+        """Text of an index with data-dependent terms `picks` (expression, stride); with `start`, at the first element
+        of the vector. `span` is the largest position: it decides between 32-bit and 64-bit arithmetic."""
         terms = []
         for atom, c in at.terms:
             inner = self.axis(atom, start) if isinstance(atom, Axis) else (
@@ -122,18 +127,19 @@ class Nest:
         return " + ".join(terms).replace("+ -", "- ")
 
     def mask(self, dim: str) -> str:
-        """The condition that this element of a dimension is there; with it, all neighbours in one thread are."""
+        """Bounds check of a thread's element along a dimension; where vectors divide the axis, one check serves the
+        whole vector."""
         e = self.emitter
         whole = e.groups[dim][-1].size % e.along[dim].vector == 0 if e.groups[dim] else True
         return f"{self.coordinate(dim, whole)} < {e.extent[dim]}"
 
     def masks(self, dims: Iterable[str]) -> list[str]:
-        """The conditions that the element is there, along ragged dimensions."""
+        """Bounds checks along the ragged dimensions."""
         return [self.mask(d) for d in dims if self.emitter.ragged(d)]
 
     # ------------------------------------------------------------ values
     def at(self, local: Local, whole_vector: bool = False) -> str:
-        """The element of a value in registers at this point of the nest."""
+        """Text of an element (or vector) of a register value at this point of the nest."""
         e = self.emitter
         text = local.name
         if e.count(local.dims, local.lanes) > 1 or not (local.lanes or whole_vector or local.name.startswith("v")):
@@ -143,7 +149,7 @@ class Nest:
         return text
 
     def slot(self, local: Local) -> str:
-        """The position of an element, or a vector, among those that a thread holds."""
+        """Text of the register index of an element or vector in its per-thread array."""
         loops = self.emitter.loops(local.dims, local.lanes)
         step, terms = math.prod(n for *_, n in loops), []
         for name, _, n in loops:
@@ -152,7 +158,7 @@ class Nest:
         return " + ".join(terms) or "0"
 
     def scalar(self, e: Expr, at: int, dtype: str = "") -> str:
-        """The text of an expression used inside `at` loops; for a result of a dtype, converted to it."""
+        """Text of an expression used inside `at` loops; with `dtype`, converted to that storage dtype."""
         if not self.uses:
             self._count(e)
         if dtype:
@@ -201,7 +207,8 @@ class Nest:
         return f"stored<{CTYPES[dtype]}>({text})" if floats else f"{spelled(CTYPES[dtype])}({text})"
 
     def _named(self, e: Expr, text: str, at: int) -> str:
-        """The text itself where it is short and used once, in these loops; else a name for it, as far outside as it can be."""
+        """The text itself if it is short, used once and needed at this depth; else a variable defined in the outermost
+        possible loop."""
         depth = self.depth(self.emitter.spans(e))
         plain = re.fullmatch(r"\w+(\[[\w *+]*\])?(\.at\[\w+\])?|-?[\d.e-]+f?", text) is not None
         if plain or (self.uses.get(e, 0) <= 1 and depth == at and len(text) < 60):

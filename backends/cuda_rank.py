@@ -1,6 +1,8 @@
-"""Which layouts of CUDA kernels are likely to be fast: an estimate from little that is known of a kernel.
+"""Ranking of candidate schedules of SIMT and skinny-GEMM CUDA kernels by an analytical cost model.
 
-Many kernels are alike in this, so the ranking of each kind is made once. The constants were fitted to times on an H200.
+The model sees only a small description of the kernel (`Seen`), so kernels with equal descriptions share one cached
+ranking. The constants were fitted to times measured on an H200. Estimated times are in µs; other ranks are unitless.
+Lower is better.
 """
 
 from __future__ import annotations
@@ -18,34 +20,37 @@ Schedule = dict[str, int]
 Fixed = tuple[tuple[str, int], ...]
 Ranked = Iterator[tuple[Schedule, float]]
 
-COUNT = 16  # schedules of a kernel and shape that are measured
-RESIDENT = 2048  # threads that a multiprocessor can have
-REGISTERS = 96  # values of 4 bytes that a thread should not exceed
-SHARED = 11 << 10  # values that a block's threads exchange at once
-WHOLE = 64  # elements of a row that a thread holds at once
-BANDWIDTH = 4.3e6  # bytes a µs
-IN_FLIGHT = 40 << 10  # bytes that a multiprocessor must be waiting for to keep its share of the memory busy
-FLYING = 96  # bytes of loads that the compiler keeps under way in a thread that walks
-LATENCY = 0.9  # µs of a round of loads
-FASTEST = 5.5e4  # bytes a µs that one multiprocessor can read
-JOIN = 3.0  # µs that joining parts takes
-AHEAD = 3  # rounds that are fetched before they are needed
-TOGETHER = 4  # vectors of a row for threads to read side by side: one took 2.9 times as long as eight, two 1.4 times
-SEGMENT = 32  # neighbours that a warp should write at once
-RING, ALL_SHARED = 47 << 10, 227 << 10  # bytes of shared memory of a block and of a multiprocessor
+COUNT = 16  # schedules that are measured per kernel and shape
+RESIDENT = 2048  # maximum resident threads of an SM
+REGISTERS = 96  # limit of 4-byte values per thread: more would risk spills
+SHARED = 11 << 10  # limit of values in one exchange through shared memory
+WHOLE = 64  # limit of elements of a row that a thread holds at once
+BANDWIDTH = 4.3e6  # DRAM bandwidth in bytes/µs
+IN_FLIGHT = 40 << 10  # bytes in flight that an SM needs to saturate its share of the bandwidth (Little's law)
+FLYING = 96  # bytes of loads that the compiler keeps in flight in one thread inside a loop
+LATENCY = 0.9  # µs per dependent round of loads
+FASTEST = 5.5e4  # read bandwidth of one SM in bytes/µs
+JOIN = 3.0  # µs to combine the partial results of split-K
+AHEAD = 3  # prefetch distance of the cp.async pipeline in loop iterations
+TOGETHER = 4  # vectors of a row for neighbouring threads to read: 1 took 2.9 times as long as 8, 2 took 1.4 times
+SEGMENT = 32  # contiguous elements that a warp should write at once
+RING, ALL_SHARED = 47 << 10, 227 << 10  # bytes of shared memory: limit of a block's prefetch ring, and total of an SM
 
 
 class Seen(Protocol):
-    """What is known of a kernel."""
+    """A description of a kernel that suffices to rank its schedules. Hashable: key of the cache of `ranked`."""
 
     def ranked(self) -> Ranked:
-        """Schedules with a rank each: the lower, the better."""
+        """Candidate schedules with a rank each; lower is better."""
         ...
 
 
 @memo(4096)
 def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
-    """At most `count` schedules, best guess first: started early, the best few also not."""
+    """At most `count` schedules, best rank first.
+
+    About three quarters of them use programmatic dependent launch (`early`); the best quarter follows without it.
+    """
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():
         key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1 or k[0] in "tu"))
@@ -56,8 +61,11 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
 
 
 def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
-    """First the best of each kind: of those that differ in the depth of a sum, or in how many columns stand beside it, alone; for
-    the matrix unit, of each number of columns."""
+    """The schedules reordered round-robin over kinds, so that measuring a few covers every kind.
+
+    Schedules of a kind differ only in the threads along the reduction or, without those, in other thread counts.
+    Tensor-core schedules (with `warps`) of one kind have equal column tiles `n`.
+    """
     alike: dict[tuple[int, ...], int] = {}
     turns: list[tuple[int, Schedule]] = []
     for s in ordered:
@@ -74,21 +82,26 @@ def _powers(low: int, high: int) -> list[int]:
 
 
 def _repeats(chunks: int, threads: int) -> list[int]:
-    """How often a thread can repeat: so that a block covers everything, or less."""
+    """Candidate repeat counts per thread: powers of two below full coverage of `chunks` by `threads`, and full coverage
+    if at most 16."""
     exact = -(-chunks // threads)
     return [*(r for r in (1, 2, 4, 8) if r < exact), *([exact] if exact <= 16 else [])]
 
 
 def _busy(programs: int, threads: int) -> float:
-    """How much longer the work takes because multiprocessors idle: before the first wave is full, and in the last."""
+    """Slowdown factor of idle SMs: wave quantization, or fewer blocks than SMs. `programs` is the number of blocks."""
     resident = max(1, RESIDENT // threads)
     waves = programs / (MULTIPROCESSORS * resident)
     return -(-waves // 1) / waves if waves > 1 else max(1.0, MULTIPROCESSORS / programs)
 
 
 def _splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[int]:
-    """Into how many parts a reduction can be cut so that all multiprocessors have work; `uneven`: numbers that are no powers of two, too,
-    where powers do not divide it."""
+    """Candidate split-K factors, 1 first: at most 8 blocks per SM in total, at least `step` elements (or half the axis)
+    per part.
+
+    `tiles` is the number of output tiles. With `uneven`, the nearest divisors of `length` replace powers of two that do
+    not divide it.
+    """
     most, least = max(1, 8 * MULTIPROCESSORS // tiles), max(2, min(step, length // 2))
     counts = divisors(length, _powers(2, 512)) if uneven else [s for s in _powers(2, 512) if length % s == 0]
     return [1, *(s for s in counts if s <= most and length // s >= least)]
@@ -96,8 +109,13 @@ def _splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[in
 
 @dataclass(frozen=True)
 class Pass:
-    """Everything read and written once: dimensions along which most and less lies side by side, and their vectors. Where
-    both have some, a thread turns a square in its registers."""
+    """Elementwise kernels and transposes: every element is read and written once.
+
+    `fast` and `slow` name the dimensions ("m", "n") with the most and the least contiguous bytes, `length` and
+    `breadth` are their sizes, `vector` and `across` the vector widths along them, `reads` the number of loads, `batch`
+    the blocks beside the tile grid. Where both widths exceed 1 (a transpose), each thread transposes a square of
+    elements in its registers.
+    """
 
     fast: str
     slow: str
@@ -109,7 +127,7 @@ class Pass:
     batch: int
 
     def ranked(self) -> Ranked:
-        """Enough bytes under way in each thread, whole segments of memory, all multiprocessors busy."""
+        """Favours about 16 elements in flight per thread, coalesced accesses, and all SMs busy."""
         crossed = min(self.vector, self.across) > 1
         squares = [(a, b) for a, b in product((8, 4, 2), repeat=2) if a <= self.vector and b <= self.across]
         shapes = squares if crossed else [(self.vector, 1)]
@@ -141,8 +159,13 @@ class Pass:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that are reduced and written again: held in registers where they fit, walked several times where not. `across`:
-    neighbours in memory of different rows, where results lie the other way round; a thread then turns squares."""
+    """Row reductions followed by elementwise work on the same rows (softmax, layer norm).
+
+    Rows stay in registers where they fit; longer rows are read again in each pass. `count` and `length` are the number
+    and the length of rows, `vector` is the width along a row, `across` the width over neighbouring rows where results
+    are stored transposed (a thread then transposes squares), `reads` the number of row operands, `batch` the batch
+    size, `own` the fixed schedule entries of short inner reductions.
+    """
 
     count: int
     length: int
@@ -153,7 +176,7 @@ class Rows:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """Some 16 elements under way in each thread, a row in one warp where it fits."""
+        """Favours about 16 elements in flight per thread and a row within one warp."""
         chunks, most = -(-self.length // self.vector), padded(max(1, self.count))
         whole = padded(chunks)
         for t in _powers(1, min(1024, whole)):
@@ -179,7 +202,7 @@ class Rows:
                         yield {"tn": t, "vn": self.vector, "un": repeat, **own}, rank
 
     def _rows_of(self, t: int, rows: int, walked: bool) -> list[tuple[int, int]]:
-        """Neighbouring rows that a thread may hold, and how often it may repeat."""
+        """Candidate pairs (vector width over neighbouring rows, row repeats) of a thread."""
         if self.across > 1:
             return [(v, 1) for v in _powers(1, self.across)]
         return [(1, more) for more in ((1, 2, 4) if rows * t >= 64 and not walked else (1,))]
@@ -187,8 +210,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Reductions whose rows are not written again: the longest axis is walked, in parts where there are few rows. The vector
-    lies along the rows' dimension (columns of a matrix are summed) or along the reduction."""
+    """Reductions whose rows are not needed again (sums, means, GEMV without reuse); the longest axis may be split over
+    blocks.
+
+    `count` is the number of rows, `length` the length of the longest reduction axis, `axis` its index in `Shape.inner`.
+    The vector of `vector` elements lies along the rows (`along_rows`: column sums of a row-major matrix) or along the
+    reduction. `nbytes` is the memory traffic, `splits` allows split reductions.
+    """
 
     count: int
     length: int
@@ -201,7 +229,8 @@ class Reduced:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """An estimate of the time in µs."""
+        """Ranks by estimated µs: bandwidth time, scaled by idle SMs, too few bytes in flight and uncoalesced reads,
+        plus the split's cost."""
         vm, vk = (self.vector, 1) if self.along_rows else (1, self.vector)
         chunks, at = -(-self.length // vk), self.axis
         for threads in (128, 256, 512):
@@ -228,7 +257,12 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Product:
-    """A few rows times matrices: bound by reading the matrices once, along their columns or along the sum."""
+    """Skinny GEMM and GEMV on CUDA cores: few rows times one or more matrices, bound by reading the matrices once.
+
+    `rows`, `columns` and `length` are M, N and K, `axis` is the index of K in `Shape.inner`, `matrices` the number of
+    right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors lie along N
+    (`along_columns`) or along K.
+    """
 
     rows: int
     columns: int
@@ -243,7 +277,7 @@ class Product:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """By `us`. Threads lie along columns and along the sum."""
+        """Ranks by `us`. Threads are laid out along N and along K."""
         vn, vk = (self.vector, 1) if self.along_columns else (1, self.vector)
         chunks, at = -(-self.length // vk), self.axis
         for threads in (64, 128, 256, 512, 1024):
@@ -260,17 +294,18 @@ class Product:
                     for more, depth, rank in self._depths(tn, vn * un, tk, vk):
                         yield schedule | more | {f"v{at}": vk, f"u{at}": depth}, rank
                         beside = next((v for v in (8, 4, 2) if depth % v == 0), 1) if self.along_columns else 1
-                        if beside > 1:  # the rows' elements that one thread needs lie side by side
+                        if beside > 1:  # left-operand elements of a thread are contiguous: vector loads
                             yield schedule | more | {f"v{at}": beside, f"u{at}": depth // beside}, rank - 0.2
 
     def _depths(self, tn: int, held_n: int, tk: int, vk: int) -> Iterator[tuple[Schedule, int, float]]:
-        """(parts and rounds fetched ahead, repetitions along the sum, rank) that fit registers and shared memory."""
+        """Combinations along K that fit registers and shared memory: ({split-K factor, prefetch distance}, repeats,
+        rank)."""
         block, sums = max(32, tk * tn), self.rows * held_n * self.matrices
         lanes = min(tk, max(1, 32 // tn) if self.along_columns else 32)
         tiles = -(-self.columns // (tn * held_n)) * self.batch
         run = (
             tn * held_n if self.along_columns else tk * vk
-        ) * self.itemsize  # bytes side by side that a block reads at once
+        ) * self.itemsize  # contiguous bytes that a block reads at once
         for split in _splits(self.length, tiles, tk * vk) if self.splits else (1,):
             exchanged = block // lanes * sums * (1 + (split > 1))
             if exchanged > SHARED or self.rows * held_n * -(-split // tk) > WHOLE:
@@ -288,9 +323,12 @@ class Product:
                     yield {"split": split, "ahead": AHEAD}, depth, longest * us
 
     def us(self, columns: int, across: int, held: int, threads: int, split: int, ring: int = 0) -> float:
-        """An estimate of the time. A block computes `columns`, `across` threads lie along the sum, and a thread holds `held`
-        elements of the matrices at once, of which the compiler keeps the loads of some under way. Rounds of loads take as
-        long as memory takes, at least its latency. With a `ring` of so many bytes, `AHEAD` of them are under way."""
+        """Estimated time in µs.
+
+        A block computes `columns` columns with `across` threads along K; each thread holds `held` matrix elements per
+        iteration, of which the compiler keeps only some loads in flight. An iteration takes its bandwidth time or the
+        memory latency, whichever is longer. With a prefetch ring of `ring` bytes, `AHEAD` iterations are in flight.
+        """
         share = -(-self.columns // columns) * self.batch * split / MULTIPROCESSORS
         sums = self.rows * self.matrices * max(1.0, columns * across / threads)
         of_block = self.length // split * columns * self.matrices * self.itemsize
@@ -305,18 +343,21 @@ class Product:
             found += max(rounds * LATENCY, blocks * of_block / (BANDWIDTH / MULTIPROCESSORS))
             share -= resident
         joined = JOIN + 0.03 * split if split > 1 else 0.0
-        large = 0.3 * max(0, threads.bit_length() - 9)  # blocks of more than 256 threads begin and end later
+        large = 0.3 * max(0, threads.bit_length() - 9)  # blocks of more than 256 threads start and finish later
         return found + 1.2 + 0.006 * sums * across.bit_length() + 0.15 * (across > 32) + large + joined
 
 
-FINE = 32  # columns, of which multiples have enough blocks without a rest
-WASTED = 8  # where others have so many blocks that the last one, which is not full, costs little
+FINE = 32  # column counts that are multiples of this must be divided evenly by the tile
+WASTED = 8  # others may be divided unevenly, into so many blocks that the partial last one costs little
 
 
 @dataclass(frozen=True)
 class Few:
-    """Up to 32 rows times matrices on the matrix unit, whose operands go straight to registers: bound by reading the matrices
-    once, with as much as possible under way from the first moment on."""
+    """Skinny GEMM on tensor cores: 2 to 32 rows times matrices, with fragments loaded straight into registers.
+
+    Bound by reading the matrices once, so as many bytes as possible must be in flight from the start. `rows`, `columns`
+    and `length` are M, N and K; `own` holds the fixed schedule entries of short inner reductions.
+    """
 
     rows: int
     columns: int
@@ -327,7 +368,8 @@ class Few:
     own: Fixed
 
     def ranked(self) -> Ranked:
-        """By `us`: warps along the sum and along columns, columns and elements of the sum of a warp, parts of the sum."""
+        """Ranks by `us`: warps along K and N, column fragments per warp, K chunks per warp and iteration, split-K
+        factor."""
         for along, wide, tiles, deep in product((2, 4, 8, 16, 32), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16)):
             if along * wide > 32:
                 continue
@@ -344,14 +386,16 @@ class Few:
                 yield schedule | dict(self.own), self.us(along, wide, tiles, deep, split)
 
     def _registers(self, tiles: int, deep: int) -> int:
-        """What a thread has of the matrices, of the rows and of the sums, and the rest."""
+        """Estimated registers per thread: right and left fragments, accumulators and about 30 others."""
         heights = -(-self.rows // 16)
         return 4 * tiles * (deep + heights) * self.matrices + 8 * deep * heights + 30
 
     def us(self, along: int, wide: int, tiles: int, deep: int, split: int) -> float:
-        """An estimate of the time, fitted to kernels of all these kinds: what memory takes, or a multiprocessor of which more
-        is asked than of others, times what too little under way costs, joining, and rows that are read too often; at least the
-        latency of its rounds."""
+        """Estimated time in µs, fitted to measured kernels of this kind.
+
+        The larger of DRAM time and the time of the busiest SM, times penalties for too few bytes in flight, for split-K
+        and for re-reading rows; at least one memory latency per iteration and wave.
+        """
         warps, n, heights = along * wide, 8 * tiles * wide, -(-self.rows // 16)
         part, step = self.length / split, 32 * along * deep
         rounds = ceil(part / step)
@@ -361,11 +405,11 @@ class Few:
         blocks = ceil(self.columns / n) * self.batch * split
         total = self.length * self.columns * self.matrices * 2.0 * self.batch
         each = -(-blocks // MULTIPROCESSORS)
-        rows = 2.0 * self.rows * min(each * part, self.length)  # read again: from the multiprocessor's cache
+        rows = 2.0 * self.rows * min(each * part, self.length)  # re-read from the L1 cache
         busiest = (each * total / blocks + rows) / FASTEST
-        used = part / (rounds * step)  # of what its rounds could read
+        used = part / (rounds * step)  # useful fraction of the loads of its iterations
         flying = min(max(1.0, blocks / MULTIPROCESSORS), resident) * n * along * deep * self.matrices * 64 * used
-        share = min(1.0, total / MULTIPROCESSORS / (96 << 10))  # where all there is is little, little must be under way
+        share = min(1.0, total / MULTIPROCESSORS / (96 << 10))  # small problems need fewer bytes in flight
         slower = (
             share * (0.4 * max(0.0, log2((40 << 10) / flying)) + 0.27 * max(0.0, log2((96 << 10) / flying)))
             + 0.12 * (split > 1) * split + 0.12 * (warps > 8) + 0.18 * (warps > 16) + 0.1 * (heights - 1)

@@ -1,4 +1,4 @@
-"""Reductions over what a block holds: each thread's own, then lanes, then warps."""
+"""Block-level reductions: per-thread accumulation, then warp shuffles, then shared memory across warps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .kir_loops import power_of, rolled, sharing
 
 
 class Reductions(Loads):
-    """Accumulators of a kernel, and how threads exchange them."""
+    """Accumulators of a kernel, and their combination across threads."""
 
     def _kept_dims(self, e: Expr, body: Expr, dim: str) -> tuple[str, ...]:
         if e.kind != "float" or e.value[0] not in COMBINE:
@@ -21,7 +21,7 @@ class Reductions(Loads):
         return tuple(d for d in self.spans(body) if d != dim)
 
     def _begin(self, name: str, kept: Sequence[str], monoid: str) -> None:
-        """Declare an accumulator that holds the neutral element."""
+        """Declare an accumulator, initialized to the monoid's neutral element."""
         count = self.count(kept)
         self._check_held(4 * count)
         self.counts[name] = count
@@ -31,7 +31,7 @@ class Reductions(Loads):
             self.line(f"fill({name}, {start});")
 
     def _accumulate(self, e: Expr, body: Expr, dim: str, acc: Local) -> None:
-        """The loop nest that adds what this thread holds to its accumulator."""
+        """Emit the loop nest that accumulates this thread's elements."""
         if dim not in self.spans(body):
             raise Unfusable("a reduction along an axis that its body does not have")
         nest = Nest(self, self.spans(body))
@@ -49,7 +49,8 @@ class Reductions(Loads):
         nest.close()
 
     def _exchange(self, names: Sequence[str], monoid: str, dim: str) -> None:
-        """Combine accumulators over the threads along a dimension."""
+        """Combine accumulators across the threads along a dimension: shuffles within a warp, shared memory across
+        warps."""
         threads, stride = self.along[dim].threads, self.layout.stride(dim)
         if threads == 1 or not names:
             return
@@ -66,8 +67,12 @@ class Reductions(Loads):
         self.line(f"across<{kind}>({place}, {', '.join(names)});")
 
     def _ready(self, wanted: Expr, dim: str, rolls: bool = True) -> list[Expr]:
-        """Reductions along a dimension, ready in this scope, that can be computed together: inner ones first. With `rolls`,
-        also sums relative to a maximum that is one of them."""
+        """Reductions along a dimension that are ready in this scope and can share a loop with `wanted`, inner ones
+        first.
+
+        With `rolls`, includes sums relative to a running maximum in the same loop (online softmax). Operands of
+        `wanted` that must come first are computed here.
+        """
         same = [
             e for e in self.kernel.reductions
             if self.dim_of.get(e.axis) == dim and e.axes <= self.scope.bound and self.scope.find(e) is None
@@ -82,7 +87,8 @@ class Reductions(Loads):
         return self._ready(wanted, dim, rolls)
 
     def _running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
-        """A maximum that moves with the loop: its new value, and by what sums relative to the old one must be scaled."""
+        """One iteration of a running maximum (online softmax): updates the maximum and returns the factor that rescales
+        sums relative to the old one."""
         kept, ctype = self._kept_dims(e, body, dim), CTYPES[self.wide]
         new, safe, scale = (Local(self.fresh(s), kept, self.wide) for s in ("new", "safe", "scale"))
         old = Local(name, kept, self.wide)
@@ -109,7 +115,8 @@ class Reductions(Loads):
     def _joint(
         self, e: Expr, names: Mapping[Expr, str], sums: Sequence[Expr], dim: str, bodies: Mapping[Expr, Expr]
     ) -> None:
-        """The joint state of a maximum and the sums relative to it, over the threads along a dimension."""
+        """Combine a running maximum and the sums relative to it across the threads along a dimension (online
+        softmax)."""
         if self.along[dim].threads == 1:
             return
         kept = self._kept_dims(e, bodies[e], dim)
@@ -131,11 +138,12 @@ class Reductions(Loads):
 
 
 def rolls_on(e: Expr) -> Expr | None:
-    """The maximum that a sum is relative to, along its own axis."""
+    """The maximum that a sum of exponentials is relative to along its own axis, or None."""
     return rolled(e, e.axis)
 
 
 def vanishes(body: Expr) -> bool:
-    """Whether a body is 0 where loads beyond the end give 0: a product of loads and numbers."""
+    """Whether a body is 0 wherever out-of-bounds loads give 0 (a product of loads and constants): the mask can be
+    omitted."""
     over, under = factors(body)
     return not under and any(f.op == "load" for f in over) and all(f.op in ("load", "const") for f in over)

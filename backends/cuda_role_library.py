@@ -1,18 +1,20 @@
-"""The library of CUDA C++ kernels whose warps have roles (cuda_roles.cuh), beside that of all kernels: for Hopper alone."""
+"""CUDA C++ library text of warp-specialized kernels (cuda_roles.cuh), for Hopper only; used with the common library."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-COLUMNS = tuple(range(64, 257, 16))  # of one instruction of the matrix unit, that are worth writing
-PIECE = 64  # columns of results that leave together
-GROUPS, GROUP = 2, 64  # groups of four warps that multiply; rows of one of them in an instruction
+COLUMNS = tuple(range(64, 257, 16))  # N of one wgmma instruction: those worth emitting
+PIECE = 64  # columns of a result piece that is stored at once
+GROUPS, GROUP = 2, 64  # number of consumer warp groups; rows of one wgmma instruction
 
 
 def product_text(columns: int) -> str:
-    """One instruction in two dtypes: 64 rows times so many columns, 16 elements of the sum. Sums lie as the library wants them:
-    pieces of 64 columns (the last one may be narrower), rows 8 apart, 8 columns, neighbours; the instruction has 8 columns outside
-    of the rows."""
+    """CUDA source of `wgmma.mma_async` m64nNk16 for N = `columns`, in bfloat16 and float16.
+
+    The accumulator order differs from the instruction's: the library wants [piece of 64 columns (the last may be
+    narrower)][rows 8 apart][8-column block][neighbour], the instruction has column blocks outside of rows.
+    """
     count, pieces = columns // 2, -(-columns // PIECE)
     spots = []
     for j in range(columns // 8):

@@ -1,8 +1,9 @@
-"""Schedules of products of large matrices whose warps have roles (cuda_roles.py): those worth measuring, and which are legal.
+"""Candidate schedules of warp-specialized GEMM (cuda_roles.py) by a cost model, and their legality.
 
-`roles` is 1. `m` rows and `n` columns of a tile (of each of several matrices), `stages` of the ring, `group` rows of tiles that are
-taken together. `turns` is 2 where the two groups of warps take tiles in turns; of a cluster's two blocks, `down` or `across` is
-2 where they lie below or beside each other; a cluster's `parts` blocks have one tile, each a part of its sum. `early` lets the kernel start before the one before it has ended.
+`roles` is 1. `m`, `n`: tile shape (`n` per right-hand matrix); `stages`: pipeline depth; `group`: rows of tiles
+rasterized together. `turns`: 2 for ping-pong consumers, 1 for cooperative ones. `down`, `across`: cluster size along M
+and N, at most one of them 2 (TMA multicast). `parts`: split-K factor within a cluster. `early`: programmatic dependent
+launch.
 """
 
 from __future__ import annotations
@@ -18,31 +19,32 @@ from .cuda_roles import DEPTH, Roles, emit_roles, readable
 from .kir import PROBE, Kernel, if_fusable
 from .tiling import MULTIPROCESSORS, Shape
 
-ROWS, COLUMNS_ = 17, 64  # least rows and columns of a product that roles are worth measuring for
-MOST_PARTS = 8  # blocks of a cluster that every GPU with clusters has room for
-CLUSTERED = 120  # multiprocessors that clusters of more than two blocks find side by side
-HELD, HELD_TOGETHER = 192, 128  # sums of a thread; where both groups have a tile: 256 x 192 took a fifth longer
+ROWS, COLUMNS_ = 17, 64  # least rows and columns of a GEMM that is worth warp specialization
+MOST_PARTS = 8  # largest portable cluster size
+CLUSTERED = 120  # SMs that clusters of more than two blocks can occupy
+HELD, HELD_TOGETHER = 192, 128  # limits of accumulators per thread: ping-pong, cooperative (256 x 192 took 1/5 longer)
 NAMES = {"roles", "m", "n", "stages", "turns", "down", "across", "parts", "group"}
 PLAIN = dict.fromkeys(NAMES, 1) | {"m": 64, "n": 64, "stages": 2, "turns": 2}  # legal if any schedule is
 FORMS = (*product((1, 2), ((1, 1), (2, 1), (1, 2)), (1,)), *((1, (1, 1), parts) for parts in (2, 3, 4, 6, 8)))
-# For ranking only, fitted to times of 76 products in up to 72 schedules each on an H200: of the schedules timed, the first guess took 4 %
-# longer than the best one in the mean, the best of three 0.6 %, of eight 0.1 %.
-RATE = 4096  # operations of a multiprocessor in a cycle,
-NARROW = 32  # and columns of an instruction that take as long as what is the same for all instructions
-BYTES = 74  # of tiles that reach a multiprocessor in a cycle; what two blocks share reaches both
-PAIRS, LONG_PAIRS = 1.09, 0.99  # times as long in clusters of two; where sums are
-LONG = 2048  # elements long, blocks have several tiles, and what is shared saves power
-SMALL, ODD = 1.03, 1.07  # times as long with tiles of 64 rows, with columns that are no whole pieces
-BEGIN, END = 3000, 8  # cycles before the first product; for each pair of results of a thread behind the last one
-SENT = 18  # bytes of a sum that a block gets from others in a cycle
-SHORT = 50_000  # cycles of a kernel whose beginning counts
+# Constants for ranking only, fitted to times of 76 products in up to 72 schedules each on an H200: of the schedules
+# timed, the first guess took 4 % longer than the best one in the mean, the best of three 0.6 %, the best of eight 0.1
+# %.
+RATE = 4096  # multiply-add flops of an SM per cycle
+NARROW = 32  # fixed cost of a wgmma instruction in columns
+BYTES = 74  # bytes of tiles that reach an SM per cycle; multicast bytes reach both SMs
+PAIRS, LONG_PAIRS = 1.09, 0.99  # slowdown of clusters of two in general, and where K is at least
+LONG = 2048  # this long and blocks have several tiles: multicast then saves power
+SMALL, ODD = 1.03, 1.07  # slowdown of tiles of 64 rows, and of columns that are no multiple of 64
+BEGIN, END = 3000, 8  # cycles before the first product; epilogue cycles per pair of results of a thread
+SENT = 18  # bytes of partial sums that a block receives per cycle
+SHORT = 50_000  # cycles below which early launch is worth measuring
 
 
 def role_schedules(kernel: Kernel, shape: Shape, count: int) -> list[dict[str, int]]:
-    """At most `count` schedules, the best guess first; none where roles are not for this kernel."""
+    """At most `count` schedules, best guess first; empty if warp specialization does not apply to the kernel."""
     if shape.kind != "contraction" or shape.m < ROWS or shape.n < COLUMNS_:
         return []
-    if not _written(kernel, shape, PLAIN):  # tiles change how sides are read, not what follows the product
+    if not _written(kernel, shape, PLAIN):  # tile sizes affect the operand loads only, not the epilogue
         return []
     rights = len({d.right for d in shape.dots.values()})
     batch, size = prod(a.size for a in shape.batch), max(a.size for a in shape.inner)
@@ -55,7 +57,7 @@ def role_schedules(kernel: Kernel, shape: Shape, count: int) -> list[dict[str, i
 
 
 def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
-    """Whether a schedule of roles is legal: its tiles fit into registers and shared memory, and can be written."""
+    """Whether a schedule is legal: registers and shared memory suffice, and the kernel can be emitted."""
     return _legal(shape, schedule) and _written(kernel, shape, schedule)
 
 
@@ -82,7 +84,8 @@ def _written(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
 
 @memo(1024)
 def _ranked(rows: int, columns: int, size: int, batch: int, rights: int) -> tuple[tuple[float, dict[str, int]], ...]:
-    """(an estimate of the cycles, schedule), the best first: what is multiplied or brought, and what lies before and behind it."""
+    """(estimated cycles, schedule), best first: the larger of math and memory time of the mainloop, plus prologue and
+    epilogue."""
     found = _estimates(rows, columns, size, batch, rights)
     return tuple(sorted(found, key=lambda pair: (pair[0], sorted(pair[1].items()))))
 
@@ -107,7 +110,7 @@ def _estimates(rows: int, columns: int, size: int, batch: int, rights: int) -> I
         if not stages or r.joining(rights) > stages * r.stage(rights):
             continue
         rounds = ceil(programs / MULTIPROCESSORS)
-        wide = rights * -(-n // PIECE) * PIECE  # columns come 64 at a time
+        wide = rights * -(-n // PIECE) * PIECE  # right-hand columns are loaded 64 at a time
         brought = (m + wide) * 2 * DEPTH / BYTES
         multiplied = 2 * m * n * rights * DEPTH / RATE * (1 + NARROW / r.taken(rights))
         pairs = 1.0 if down * across == 1 else LONG_PAIRS if size >= LONG and rounds > 1 else PAIRS

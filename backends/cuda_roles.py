@@ -1,10 +1,11 @@
-"""Products of large matrices in CUDA C++ whose warps have roles: one copies, two groups of four multiply and write (Hopper).
+"""Warp-specialized persistent GEMM in CUDA C++ for Hopper: one TMA producer warp group, two wgmma consumer warp groups.
 
-Tiles of both sides come through the copy unit (descriptors.py) into a ring in shared memory, from where the matrix unit takes
-them; of the two blocks of a cluster, each fetches half of the side that both read. Blocks stay and take one tile after the other.
-Groups either share a tile's rows or take tiles in turns, so that what follows the product of one is computed beside the
-product of the other. That is written in a layout as everywhere: 64 columns at a time, each thread two neighbours of two rows
-in every 8 columns, as the matrix unit leaves them; results of 16 bits leave through the copy unit as well.
+The producer loads tiles of both operands with TMA (tensor maps: descriptors.py) into a ring in shared memory guarded by
+mbarriers; the consumers multiply them with wgmma. In a cluster of two blocks each block loads half of the shared
+operand and multicasts it. Blocks are persistent: each iterates over tiles. The consumers either share the rows of a
+tile (cooperative) or alternate between tiles (ping-pong), so that the epilogue of one overlaps the mainloop of the
+other. The epilogue is emitted in the thread layout of the wgmma accumulators, 64 columns at a time: each thread holds
+two neighbouring elements of two rows in every 8 columns. 16-bit results leave through shared memory and TMA stores.
 """
 
 from __future__ import annotations
@@ -26,18 +27,22 @@ from .index import Axis, Index
 from .kir import PROBE, Expr, Kernel, Store, Unfusable, if_fusable
 from .tiling import MULTIPROCESSORS, Shape
 
-DEPTH = 64  # elements of the sum in a stage: 128 bytes, over which lines of shared memory are exchanged
-ROOM = 226 << 10  # bytes of shared memory that a block can ask for, less than a KiB rounded off
-REGISTERS = 24, 240  # of a thread that copies, of one that multiplies
-EARLY = 176  # registers of a thread for sums and what is read before they are there
+DEPTH = 64  # K elements per pipeline stage: 128 bytes, the span of the 128B swizzle
+ROOM = 226 << 10  # dynamic shared memory of a block in bytes, less up to 1 KiB of alignment
+REGISTERS = 24, 240  # per thread of the producer and of the consumers (setmaxnreg)
+EARLY = 176  # register budget per thread of accumulators and epilogue operands prefetched before the mainloop
 THREADS = 128 * (1 + GROUPS)
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The numbers of a schedule. Tiles of `m` rows and `n` columns, `stages` deep; with `turns` of 2 groups take tiles in turns;
-    in clusters of two, `down` blocks lie below each other, or `across` beside each other, or clusters of `parts` blocks have one
-    tile, each a part of the sum; tiles of `group` rows are taken together."""
+    """Schedule parameters of a warp-specialized GEMM.
+
+    `m`, `n`: tile shape; `stages`: pipeline depth. `turns`: 2 for ping-pong consumers, 1 for cooperative ones. `down`,
+    `across`: cluster size along M (multicast of the right operand) and along N (multicast of the left operand), at most
+    2 together. `parts`: cluster size along K (split-K reduced through distributed shared memory). `group`: rows of
+    tiles rasterized together for L2 reuse. `early`: programmatic dependent launch.
+    """
 
     m: int
     n: int
@@ -51,23 +56,23 @@ class Roles:
 
     @staticmethod
     def of(schedule: Mapping[str, int]) -> Roles:
-        """Those of a schedule (cuda_role_space.py)."""
+        """The parameters of a schedule (cuda_role_space.py)."""
         names = {k: v for k, v in schedule.items() if k not in ("roles", "early")}
         return Roles(**names, early=bool(schedule.get("early")))
 
     @property
     def beside(self) -> bool:
-        """Whether groups share a tile by its columns: of 64 rows."""
+        """Whether the consumer groups split a tile of 64 rows by columns."""
         return self.turns == 1 and self.m == GROUP
 
     @property
     def height(self) -> int:
-        """Rows of a group."""
+        """Rows of a consumer group's tile."""
         return self.m if self.turns > 1 or self.beside else self.m // GROUPS
 
     @property
     def wide(self) -> int:
-        """Columns of a group."""
+        """Columns of a consumer group's tile."""
         return self.n // GROUPS if self.beside else self.n
 
     @property
@@ -76,32 +81,33 @@ class Roles:
         return self.down * self.across * self.parts
 
     def held(self, rights: int) -> int:
-        """Sums that a thread holds."""
+        """Accumulators per consumer thread for `rights` right-hand matrices."""
         return rights * self.height * self.wide // 128
 
     def taken(self, rights: int) -> int:
-        """Columns of one instruction: those of all right sides where they lie behind each other, and are not too many."""
+        """N of one wgmma instruction: all right sides together where they are adjacent in shared memory and at most 256
+        columns."""
         together = not self.beside and rights * self.n <= COLUMNS[-1] and self.n % PIECE == 0
         return rights * self.n if together else self.wide
 
     def stage(self, rights: int) -> int:
-        """Bytes of a stage."""
+        """Bytes of shared memory of a pipeline stage."""
         return 2 * DEPTH * (self.m + rights * -(-self.n // PIECE) * PIECE)
 
     def joining(self, rights: int) -> int:
-        """Bytes that the other blocks of a cluster send to one, into its ring."""
+        """Bytes of partial sums that the other blocks of a cluster send to one block, stored in its ring."""
         pieces = -(-self.wide // PIECE)
         return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
 
     def waiting(self, rights: int) -> int:
-        """Pieces of results that can lie in shared memory, for each group; 0: there is no room."""
+        """64-column result buffers in shared memory per consumer group, at most 2; 0 if they do not fit."""
         left = ROOM - self.stages * (self.stage(rights) + 64)
         return max(0, min(2, left // (GROUPS * self.height * 2 * PIECE)))
 
 
 @dataclass(frozen=True)
 class Side:
-    """A side of a product: its box, the name of that, and whether neighbours in memory lie along the sum."""
+    """An operand of a product: the name of its tensor map, its TMA box, and whether it is contiguous along K."""
 
     name: str
     box: Box
@@ -109,17 +115,18 @@ class Side:
 
 
 def emit_roles(kernel: Kernel, shape: Shape, roles: Roles, name: str) -> CudaLaunch:
-    """The launch of a product with given tiles; Unfusable where it is not one over plain matrices of 16 bits."""
+    """The launch of a GEMM with given tiles. Unfusable unless its operands are plain 16-bit matrices that TMA can
+    load."""
     return _Roles(kernel, shape, roles, name).roles()
 
 
 def readable(kernel: Kernel, shape: Shape, roles: Roles) -> bool:
-    """Whether the sides of a product can be brought by these tiles."""
+    """Whether TMA can load the operands of a product in these tiles."""
     return if_fusable(_Roles, kernel, shape, roles, PROBE) is not None
 
 
 class _Roles(Function):
-    """A kernel of roles: the frame is that of what follows the product."""
+    """Emitter of a warp-specialized GEMM. The inherited frame is that of the epilogue."""
 
     def __init__(self, kernel: Kernel, shape: Shape, roles: Roles, name: str) -> None:
         layout = Layout({"n": Along(4, 2, PIECE // 8), "m": Along(8, 1, 2)}, roles.early)
@@ -128,7 +135,7 @@ class _Roles(Function):
         self.boxes: dict[tuple[str, Box], str] = {}
         self.ahead: dict[
             Expr, tuple[str, Local]
-        ] = {}  # what is read before the product: array of all pieces, one's places
+        ] = {}  # prefetched epilogue operands: (array over all pieces, layout within a piece)
         self.dots = list(shape.dots)
         axes = {e.axis for e in self.dots}
         if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots}:
@@ -141,7 +148,7 @@ class _Roles(Function):
         if roles.n not in COLUMNS or roles.height % GROUP or not roles.waiting(len(self.rights)):
             raise Unfusable("tiles that groups of warps cannot share, or that leave no room")
         self.tiles = -(-shape.m // roles.m), -(-shape.n // roles.n)
-        # the last tiles begin where nothing of them lies beyond the end, and compute again what others have
+        # the last tiles are shifted back to end at the edge, and recompute elements of their neighbours
         again = not any(s.guards or getattr(s, "parts", ()) for s in kernel.stores)
         self.last = {
             d: max(0, self.extent[d] - size) if again else count * size
@@ -156,7 +163,7 @@ class _Roles(Function):
         if roles.joining(len(self.rights)) > roles.stages * roles.stage(len(self.rights)):
             raise Unfusable("parts of a sum for which there is no room")
         if any({*s.at.axes}.isdisjoint(side) for s in kernel.stores for side in (shape.rows, shape.cols)):
-            raise Unfusable("a result that is no tile of rows and columns")  # one of each row: all tiles would write it
+            raise Unfusable("a result that is no tile of rows and columns")  # every tile of a row writes it
         (left,) = lefts
         self.dtype = self._read(left).value[3]
         self.left = self._side(left, "m", roles.across)
@@ -167,24 +174,25 @@ class _Roles(Function):
             raise Unfusable("right sides that lie differently")
 
     def ragged(self, dim: str) -> bool:
-        """Whether some of a dimension's tiles lie beyond the end."""
+        """Whether some tiles along a dimension reach beyond the end."""
         if dim in self.tile and self.last[dim] + self.tile[dim] == self.extent[dim]:
             return False
         return self.extent[dim] % self.tile.get(dim, DEPTH) != 0
 
     def reduction(self, e: Expr) -> None:
-        """There is none but the products."""
+        """Not supported besides the products: raises Unfusable."""
         raise Unfusable("a reduction beside products")
 
     # ------------------------------------------------------------ boxes
     def _read(self, side: Sequence[Expr]) -> Expr:
-        """The load that a side of a product is."""
+        """The load that a side of a product consists of. Unfusable if it is no plain 16-bit matrix."""
         if len(side) != 1 or side[0].op != "load" or side[0].args or side[0].value[3] not in HALVES:
             raise Unfusable("a side of a product that is no matrix of 16 bits")
         return side[0]
 
     def _box(self, at: Index, dtype: str, origins: Mapping[str, str]) -> tuple[Box, str] | None:
-        """The matrix that an index walks, its tile beginning at `origins` of dimensions; and the dimension of neighbours in memory."""
+        """The TMA box of the tile that an index covers from `origins`, and its contiguous dimension; None if there is
+        no such box."""
         ones = {d: Axis(f"{d}_all", prod(a.size for a in self.groups[d])) for d in origins}
         for d, one in ones.items():
             moved = as_one(at, self.groups[d], one)
@@ -199,7 +207,8 @@ class _Roles(Function):
         return found, next(d for d, one in ones.items() if one == found.axes[1])
 
     def _side(self, side: Sequence[Expr], dim: str, shared: int) -> Side:
-        """A side as boxes of which each block of a cluster fetches its part."""
+        """An operand as TMA boxes, of which each block of a cluster loads its part. `shared` is the number of blocks
+        that share the operand."""
         e, inner = self._read(side), self.axis.name
         found = self._box(e.value[1], e.value[3], {dim: f"at.{dim}", inner: "k"})
         if found is None:
@@ -211,7 +220,8 @@ class _Roles(Function):
         return Side(self._described(e.value[0], replace(whole, block=block)), whole, along)
 
     def _brought(self) -> int:
-        """Bytes of a stage, of those that come: of a side along the sum, no more rows than there are."""
+        """Bytes that TMA transfers per stage (the mbarrier's expected bytes); TMA clips the rows of an operand
+        contiguous along K."""
         sides = [(self.left, "m", self.r.across), *((s, "n", self.r.down) for s in self.right)]
         rows = (
             (min(self.tile[d], self.extent[d]) if shared == 1 else self.tile[d]) if s.along
@@ -220,7 +230,7 @@ class _Roles(Function):
         return 2 * DEPTH * sum(rows)
 
     def _described(self, operand: str, found: Box) -> str:
-        """The parameter that describes a matrix to the copy unit."""
+        """The kernel parameter with an operand's tensor map."""
         key = operand, replace(found, origin=("", ""))
         return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
 
@@ -258,11 +268,11 @@ class _Roles(Function):
 
     @property
     def _depths(self) -> int:
-        """Steps of the whole sum."""
+        """Pipeline stages over all of K."""
         return -(-self.axis.size // DEPTH)
 
     def _copying(self, walk: Sequence[str]) -> list[str]:
-        """What the group does that copies."""
+        """Code of the producer."""
         r, first, last = self.r, "0", str(self.axis.size)
         if r.parts > 1:
             first, last = f"{DEPTH} * roles.part({self._depths})", f"{DEPTH} * roles.part({self._depths}, 1)"
@@ -282,7 +292,7 @@ class _Roles(Function):
         ]
 
     def _multiplying(self, walk: Sequence[str], results: Sequence[str]) -> list[str]:
-        """What the groups do that multiply and write."""
+        """Code of the consumers."""
         own, stages = str(self._depths), self._depths
         if self.r.parts > 1:
             own = f"roles.part({stages}, 1) - roles.part({stages})"
@@ -290,7 +300,7 @@ class _Roles(Function):
         return [*walk, *turns, *self.early, f"    roles.multiply(sums, {own});", *results, "}"]
 
     def _body(self, copying: Sequence[str], multiplying: Sequence[str]) -> list[str]:
-        """The function of what its groups do."""
+        """The function's body around its producer and consumer code."""
         r, rights = self.r, len(self.rights)
         few, many = REGISTERS
         numbers = (
@@ -317,7 +327,7 @@ class _Roles(Function):
         ]
 
     def _batch(self) -> list[str]:
-        """The values of batch axes."""
+        """Code that derives the values of batch axes."""
         found, step = [], 1
         for a in reversed(self.shape.batch):
             text = f"at.batch / {step}" if step > 1 else "at.batch"
@@ -328,7 +338,8 @@ class _Roles(Function):
     def _pieces(
         self, lines: Sequence[str], before: Sequence[str] = (), after: Sequence[str] = (), last: bool = False
     ) -> list[str]:
-        """Loops over the pieces of a tile, or what is done for the narrow last one, and the heights of the matrix unit in them."""
+        """Loops over a tile's pieces of 64 columns (or, with `last`, the narrower last piece) and its wgmma row
+        blocks."""
         r, pieces = self.r, self.r.wide // PIECE
         side = " + roles.side()" if r.beside else ""
         mine = ["        if (!roles.owns(c)) continue;"] if r.parts > 1 else []
@@ -347,7 +358,7 @@ class _Roles(Function):
         ]  # fmt: skip
 
     def _early(self) -> list[str]:
-        """Reads of what lies as the result does are under way before the product, where there are registers for them."""
+        """Prefetch of 16-bit epilogue operands before the mainloop, if there are registers for them."""
         r, found = self.r, []
         loads = dict.fromkeys(
             e for s in self.kernel.stores for e in nest_of(s.value)
@@ -369,7 +380,7 @@ class _Roles(Function):
         return [*found, *self._pieces(scope.lines)]
 
     def _results(self) -> list[str]:
-        """What is written of a tile, in pieces of 64 columns; of a narrower last one, threads write it."""
+        """The epilogue: results in pieces of 64 columns; threads store a narrower last piece directly."""
         found = [line for store in self.kernel.stores for line in self._written(store)]
         if rest := self.r.wide % PIECE:
             self.along["n"] = Along(4, 2, rest // 8)
@@ -403,13 +414,13 @@ class _Roles(Function):
         return self._pieces(scope.lines, ["        const Address piece = roles.begin_piece();"], [f"        {lines}"])
 
     def _origins(self) -> dict[str, str]:
-        """Where a group's piece of a tile begins."""
+        """Texts of the first row and column of a consumer group's piece."""
         side = " + roles.side()" if self.r.beside else ""
         return {"m": "at.m + roles.base()", "n": f"at.n{side} + c * {PIECE}"}
 
     def _lines(self, store: Store) -> str:
-        """The statement that writes a piece of a result row by row, where the copy unit cannot; empty where its rows do not lie
-        side by side."""
+        """The statement that stores a piece row by row where TMA cannot; empty if rows of the result are not
+        contiguous."""
         buffer, begin = self.kernel.buffers[store.buffer], self._origins()
         if store.guards or getattr(store, "parts", ()) or itemsize(buffer.dtype) != 2:
             return ""
@@ -431,7 +442,7 @@ class _Roles(Function):
         return f"roles.write_piece(piece, {where}, {steps[ones['m']]}LL, {', '.join(ends)});"
 
     def _target(self, store: Store) -> tuple[str, tuple[str, ...]] | None:
-        """The box that a piece of a result leaves as, and where it goes; None where threads write it."""
+        """(tensor map, coordinates) of the TMA store of a result's piece; None if threads must store it."""
         dtype = self.kernel.buffers[store.buffer].dtype
         if store.guards or getattr(store, "parts", ()) or itemsize(dtype) != 2:
             return None
@@ -443,7 +454,7 @@ class _Roles(Function):
         return name, whole.origin
 
     def _keep(self, store: Store) -> None:
-        """A piece of a result, rounded, into shared memory."""
+        """Emit the store of a piece of a result, rounded, into shared memory."""
         self.need(store.value)
         if self.spans(store.value) != ("m", "n"):
             raise Unfusable("a result that is no tile of rows and columns")

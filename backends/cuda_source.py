@@ -1,23 +1,23 @@
-"""The CUDA C++ emitter: a kernel of the IR and a layout of threads as the text of one `__global__` function.
+"""The SIMT emitter of CUDA C++: a kernel of the IR in a thread layout as the text of one `__global__` function.
 
-A layout says for each dimension (rows `m`, columns `n`, each reduction axis) how many threads lie along it, how many
-neighbouring elements each of them holds, and how often that repeats. All values of a kernel share it: a value lies in registers
-along the dimensions that it has and is the same in all threads along the others. Whatever is contiguous in memory along a
-dimension of neighbours moves as one vector. A reduction is each thread's own, then an exchange between the threads that lie
-along its axis; where a block does not cover the axis, a loop walks it. So rows, columns, vectors times matrices, gathers and
-transpositions are one emitter in different layouts.
+A layout gives for each dimension (rows `m`, columns `n`, each reduction axis) the number of threads along it, the
+vector width per thread and the number of repeats. All values of a kernel share the layout: a value is distributed over
+registers along its own dimensions and replicated in all threads along the others. Contiguous elements move as
+vectorized accesses. A reduction accumulates per thread, then across the threads along its axis; a loop covers an axis
+that is longer than the block's part of it. Row kernels, column reductions, GEMV, gathers and transposes thus are
+different layouts of one emitter.
 
-What is here: which tile a block has, what it stores, and who joins the parts of a split reduction. Each of the files below knows
-of those before it only:
+This module chooses a block's tile, emits stores, and joins the partial results of split reductions. Each of the modules
+below depends only on those above it:
 
-    cuda_layout      layouts, and what lies side by side in memory
-    cuda_text        the spelling of dtypes, operations, conditions
-    cuda_frame       dimensions, blocks of text, what is known in them
-    cuda_nest        loops over what a thread holds, and expressions
-    cuda_loads       reading
-    cuda_reductions  accumulators, exchanges between threads
-    cuda_loops       axes that a block does not cover
-    cuda_matrix      products of few rows on the matrix unit
+    cuda_layout      thread layouts, contiguity analysis
+    cuda_text        spelling of dtypes, operations, conditions
+    cuda_frame       dimensions, scopes of text, known values
+    cuda_nest        loop nests over a thread's elements, expressions
+    cuda_loads       vectorized and prefetched loads
+    cuda_reductions  accumulators, reductions across threads
+    cuda_loops       loops over axes that a block does not cover
+    cuda_matrix      skinny GEMM on tensor cores
 """
 
 from __future__ import annotations
@@ -36,34 +36,37 @@ from .kir import Buffer, Kernel, Store, Unfusable
 from .kir_split import counted
 from .tiling import Shape
 
-SHARED = 48 << 10  # bytes of shared memory that a block has without asking
-ROOM = 200 << 10  # bytes that it can ask for
+SHARED = 48 << 10  # bytes of static shared memory that a block has without opting in
+ROOM = 200 << 10  # limit of dynamic shared memory in bytes
 
 
 def emit(kernel: Kernel, layout: Layout, name: str, shape: Shape) -> CudaLaunch:
-    """The launch of a kernel in a layout. Unfusable where it has something that this emitter does not write."""
+    """The launch of a kernel in a layout. Unfusable if the emitter does not support the kernel."""
     return Function(kernel, layout, name, shape).launch()
 
 
 def emit_joined(
     first: Kernel, second: Kernel, layouts: tuple[Layout, Layout], name: str, shapes: tuple[Shape, Shape]
 ) -> CudaLaunch:
-    """One launch of a split kernel: the block that is last to store the states of a tile joins them. Both halves cover the
-    same tile with as many threads. Blocks count themselves in the buffer `counters`, which is zero before and after."""
+    """One launch of a split reduction: the last block of each tile (by an atomic counter) combines the partial results.
+
+    Both halves cover the same tile with equally many threads. The buffer `counters` is zero before and after the
+    kernel.
+    """
     return Function(first, layouts[0], name, shapes[0]).launch(Function(second, layouts[1], name, shapes[1]))
 
 
 class Function(Matrix):
-    """A whole kernel."""
+    """Emitter of a whole kernel."""
 
     def store_all(self) -> None:
-        """Every result, computed and written."""
+        """Emit the computation and the store of every result."""
         stores = self.kernel.stores
         if self.layout.warps is not None:
             self.products()
         if "n" in self.walked:
             late = [s for s in stores if {*s.value.axes, *s.at.axes} & set(self.shape.cols)]
-            for s in late:  # all reductions first: the loop over columns only reads them
+            for s in late:  # all reductions first: the loop over columns only reads their results
                 for e in nest_of(s.value):
                     if e.op == "reduce":
                         self.need(e)
@@ -81,7 +84,7 @@ class Function(Matrix):
             self.write(s)
 
     def write(self, store: Store) -> None:
-        """One result."""
+        """Emit the loads, reductions and the store of one result, vectorized where its elements are contiguous."""
         value, buffer = store.value, self.kernel.buffers[store.buffer]
         for e in store.exprs:
             self.need(e)
@@ -116,14 +119,14 @@ class Function(Matrix):
         nest.close()
 
     def launch(self, last: Function | None = None) -> CudaLaunch:
-        """The function's text and its grid. `last` is what the last block of each tile does after its part."""
+        """The function's text and its grid. `last` emits what the last block of each tile does after its own part."""
         s = self.shape
         tiles = {d: 1 if d in self.walked else -(-self.extent[d] // self.along[d].block) for d in ("m", "n")}
         batch = math.prod(a.size for a in s.batch)
         head = Scope(1, set())
         with self.inside(head):
             self._program(tiles["m"], tiles["n"])
-        if not self.walked:  # all loads are under way before the first value is waited for
+        if not self.walked:  # issue all loads before the first use of a value
             for e in self.kernel.exprs:
                 if e.op == "load" and all(a.op in ("const", "index") for a in e.args):
                     moved = self.in_column(e)
@@ -151,7 +154,8 @@ class Function(Matrix):
         )  # fmt: skip
 
     def _room(self) -> int:
-        """Bytes of shared memory that must be asked for; 0 where a block has enough. Unfusable where there is not so much."""
+        """Bytes of dynamic shared memory to request; 0 if static shared memory suffices. Unfusable beyond the hardware
+        limit."""
         used = self.shared * (8 if self.wide == "float64" else 4) + self.ring_bytes
         asked = used if used + 16 > SHARED and self.layout.warps is not None else 0
         if used > (ROOM if asked else SHARED):
@@ -159,25 +163,26 @@ class Function(Matrix):
         return asked
 
     def _function(self, parameters: Sequence[str], body: Sequence[str], room: int) -> str:
-        """The text of the function around its body."""
+        """The function's text around its body."""
         declared = "ROOM(float, shared);" if room else f"__shared__ {CTYPES[self.wide]} shared[{self.shared}];"
         shared = [f"    {declared}"] if self.shared else []
         early = ["    begin_next();", "    await_previous();"] if self.layout.early else []
-        alone = ", 1" if self.layout.warps is not None else ""  # registers are there for what is under way
+        alone = ", 1" if self.layout.warps is not None else ""  # 1 block per SM: registers hold loads in flight
         return "\n".join([
             f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone})', f"{self.name}({', '.join(parameters)}) {{",
             *early, *shared, *self.rings, *body, "}", "",
         ])  # fmt: skip
 
     def _parameter(self, name: str, buffer: Buffer, written: bool) -> str:
-        """Read-only memory may be cached where nothing tells of changes: not in a kernel that starts before they end."""
+        """Parameter declaration. `__restrict__` allows the read-only cache, but not under programmatic dependent
+        launch, where the previous kernel may still write."""
         plain = self.layout.early or name.startswith("part")
         return (
             f"{'' if written else 'const '}{CTYPES[buffer.dtype]}* {'' if plain else '__restrict__ '}{self.param[name]}"
         )
 
     def as_last(self, programs: int, parts: int, counter: int, shared: int) -> list[str]:
-        """The lines that join a tile's parts, in the block that finds all others done."""
+        """The lines that combine a tile's partial results in its last block."""
         tiles = counted(programs, parts)
         self.counter, self.shared, self.fresh_loads = counter, shared, True
         self.store_all()

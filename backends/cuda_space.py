@@ -1,11 +1,10 @@
-"""Layouts of generated CUDA kernels worth measuring, the best guesses first.
+"""Candidate schedules of SIMT and skinny-GEMM CUDA kernels, best guess first, and their legality.
 
-A schedule is a mapping of small integers. For rows `m`, columns `n` and each reduction axis `0`, `1`, … (in the order of
-`Shape.inner`): `t` threads along it, `v` neighbours in one thread, `u` repetitions, each 1 where it is left out. `split` blocks
-share one reduction, and the last of them joins; `early` lets a kernel be started before the one before it has ended; `ahead`
-rounds of a loop are fetched before they are needed. Where there is `warps`, a product is for the matrix unit
-(cuda_matrix.py): so many lie along the sum and `wide` along the `n` columns of a block, each with `deep` times 32 elements of the
-sum at a time.
+A schedule maps names to small integers. For rows `m`, columns `n` and each reduction axis `0`, `1`, … (in the order of
+`Shape.inner`): `t` threads, `v` contiguous elements per thread (vector width) and `u` repeats, each 1 if absent.
+`split` is the split-K factor over blocks; `early` enables programmatic dependent launch; `ahead` is the prefetch
+distance in loop iterations. With `warps`, tensor cores compute the product (cuda_matrix.py): so many warps along K and
+`wide` along the block's `n` columns, each with `deep` chunks of 32 K elements per iteration.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from .index import Axis, Index
 from .kir import Kernel, Unfusable, if_fusable, walk
 from .tiling import Shape, padded
 
-ROWS = 4  # most rows that are multiplied without a matrix unit
-FEW = 32  # most rows that are multiplied with it, by fragments that go to registers
-MOST_AHEAD = 8  # rounds of a loop
-HELD = 64  # most elements of short reductions inside another one
+ROWS = 4  # maximum rows of GEMM on CUDA cores
+FEW = 32  # maximum rows of skinny GEMM on tensor cores with register fragments
+MOST_AHEAD = 8  # maximum prefetch distance in iterations
+HELD = 64  # maximum elements of short reductions nested in another one
 
 
 def layout_of(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> Layout:
-    """The layout that a schedule means for a kernel of this shape."""
+    """The thread layout of a schedule for a kernel of this shape."""
     if "warps" in schedule:
         return _of_warps(shape, schedule)
     names = {"m": "m", "n": "n"} | {str(i): a.name for i, a in enumerate(shape.inner) if a not in shape.joined}
@@ -42,7 +41,7 @@ def layout_of(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> Layo
 
 
 def _of_warps(shape: Shape, schedule: Mapping[str, int]) -> Layout:
-    """A layout for the matrix unit: behind the product, each thread has two neighbours of a tile's rows."""
+    """Tensor-core layout; in the epilogue each thread holds two neighbouring columns of the tile."""
     wide, n = schedule.get("wide", 1), schedule["n"]
     warps = Warps(schedule["warps"], wide, n // (8 * wide), schedule.get("deep", 1))
     threads = 32 * warps.along * wide
@@ -63,8 +62,11 @@ _ALONG = re.compile(r"[tvu](m|n|\d+)")
 
 
 def legal(schedule: Mapping[str, int], shape: Shape) -> bool:
-    """Whether the numbers mean a layout, and no other than a schedule with smaller ones: threads that a block can have, lengths of
-    vectors, no more along rows and columns than there are (but for the next power of two), switches that are on or off."""
+    """Whether the numbers describe a valid layout in canonical form.
+
+    Thread counts and vector widths must be powers of two within hardware limits, tiles must not exceed the next power
+    of two of twice the rows or columns, and switches must be 0 or 1.
+    """
     along = {k: v for k, v in schedule.items() if _ALONG.fullmatch(k)}
     named = OF_WARPS if "warps" in schedule else OF_THREADS
     if not set(schedule) <= named | set(along) or schedule.get("early", 0) > 1:
@@ -83,7 +85,8 @@ def legal(schedule: Mapping[str, int], shape: Shape) -> bool:
 
 
 def joining(first: Layout, shape: Shape) -> Layout:
-    """The layout in which the last block joins the parts of a tile: what lay along the reduction lies along the parts."""
+    """The layout in which the last block combines a tile's partial results: threads along the reduction now lie along
+    the parts."""
     dims: dict[str, Along] = {}
     for name, along in first.dims.items():
         if name in ("m", "n"):
@@ -98,7 +101,7 @@ def joining(first: Layout, shape: Shape) -> Layout:
 
 # ---------------------------------------------------------------- what lies how in memory
 def _accesses(kernel: Kernel) -> Iterator[tuple[str, Index, str, float]]:
-    """(buffer, index, dtype, bytes) of each load and store."""
+    """(buffer, index, dtype, bytes of the buffer) of each load and store."""
     for e in kernel.exprs:
         if e.op == "load":
             operand, at, _, dtype = e.value
@@ -109,13 +112,13 @@ def _accesses(kernel: Kernel) -> Iterator[tuple[str, Index, str, float]]:
 
 
 def _groups(shape: Shape) -> dict[str, tuple[Axis, ...]]:
-    """The axes of each dimension; reduction axes that run over columns count as these."""
+    """The axes of each dimension; reduction axes over columns belong to the columns."""
     own = {a.name: (a,) for a in shape.inner if a not in shape.joined}
     return {"m": shape.rows, "n": (*shape.joined, *shape.cols), **own}
 
 
 def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
-    """Bytes that lie side by side in memory along each dimension."""
+    """Bytes of memory traffic that is contiguous along each dimension."""
     found: dict[str, float] = {}
     for dim, group in _groups(shape).items():
         ends = [group[-1], *shape.joined] if dim == "n" and group else group[-1:]
@@ -125,7 +128,7 @@ def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
 
 
 def width(kernel: Kernel, shape: Shape, dim: str) -> int:
-    """The longest vector along a dimension that the most bytes can move in."""
+    """The widest vector along a dimension that serves the most bytes, at most 16 bytes of the narrowest operand."""
     group = _groups(shape)[dim]
     if not group:
         return 1
@@ -145,10 +148,11 @@ def width(kernel: Kernel, shape: Shape, dim: str) -> int:
 
 # ---------------------------------------------------------------- schedules
 def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[Schedule]:
-    """At most `count` schedules, best guess first; empty for what is left to others: products of many rows, attention."""
+    """At most `count` schedules, best guess first; empty for kernels of other emitters (GEMM with many rows,
+    attention)."""
     if shape.kind == "attention" or (shape.walks and not shape.joined):
         return []
-    narrow = all(b.dtype != "float64" for b in kernel.buffers.values())  # states of parts are float32
+    narrow = all(b.dtype != "float64" for b in kernel.buffers.values())  # partial results are float32
     splits = splits and narrow and not shape.joined
     found: list[Schedule] = []
     if shape.kind != "contraction" or shape.m <= ROWS:
@@ -160,7 +164,7 @@ def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool 
 
 
 def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
-    """A product of few rows for the matrix unit, where what it sums over lies side by side in 16 bits."""
+    """Description of a skinny GEMM for tensor cores, if its operands are 16-bit and contiguous along K; else None."""
     axes = [e.axis for e in shape.dots if e.axis in shape.outer]
     if not axes or not 1 < shape.m <= FEW:
         return None
@@ -178,7 +182,7 @@ def _few(kernel: Kernel, shape: Shape, splits: bool) -> Few | None:
 
 
 def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced | Product:
-    """What the ranking needs to know of a kernel."""
+    """The kernel's description for ranking."""
     batch = prod(a.size for a in shape.batch)
     loads = [e for e in kernel.exprs if e.op == "load"]
     side = fastest(kernel, shape)
@@ -219,7 +223,7 @@ def _seen(kernel: Kernel, shape: Shape, splits: bool) -> Pass | Rows | Reduced |
 
 
 def _short(kernel: Kernel, shape: Shape, main: Axis | None) -> tuple[tuple[str, int], ...]:
-    """Every other reduction axis whole in each thread. Unfusable where they are long."""
+    """Schedule entries that keep every other reduction axis whole in each thread. Unfusable if those axes are long."""
     found: dict[str, int] = {}
     for i, a in enumerate(shape.inner):
         if a != main and a not in shape.joined:

@@ -1,4 +1,4 @@
-"""Pieces of CUDA C++: the spelling of dtypes, operations and conditions."""
+"""Spelling of dtypes, operations and conditions in CUDA C++, and the description of a launch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from .short_erf import gelu_of
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """One kernel call: name, CUDA text, blocks, threads of each, argument names, whether it may start early, and bytes of
-    shared memory beyond what a block has without asking; (operand, shape, box, how far rows are apart where that is more than
-    they are long, else 0) of the matrices that the copy unit knows, which follow the arguments; and what else the text needs
-    beside the library of all: name -> text."""
+    """One kernel launch.
+
+    `text` is the CUDA source, `grid` and `block` are the numbers of blocks and of threads per block, `args` the
+    argument names. `early` enables programmatic dependent launch; `room` is the dynamic shared memory in bytes. `boxes`
+    describes the operands with tensor maps, which follow the arguments: (operand, matrix shape, box shape, row stride
+    in elements, 0 if contiguous). `beside` maps names to further library texts that the source needs.
+    """
 
     name: str
     text: str
@@ -33,7 +36,7 @@ class CudaLaunch:
 
     @property
     def source(self) -> str:
-        """The definition in Python."""
+        """The Python statement that defines the kernel."""
         options = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
         options += f", beside=({', '.join(self.beside)},)" if self.beside else ""
         return (
@@ -42,11 +45,11 @@ class CudaLaunch:
 
     @property
     def definitions(self) -> dict[str, str]:
-        """All definitions in Python."""
+        """All Python definitions: name -> source."""
         return {name: f'{name} = r"""{text}"""\n' for name, text in self.beside.items()} | {self.name: self.source}
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The statement that launches it."""
+        """The Python statement that launches the kernel; `names` maps arguments to variables."""
         described = ", ".join(
             f"({names[o]}, {shape}, {block}{f', {apart}' if apart else ''})" for o, shape, block, apart in self.boxes
         )
@@ -71,14 +74,17 @@ _DOUBLE: dict[str, Any] = {
     "infinity": "double(infinity())",
     "nan": "(double(infinity()) - double(infinity()))",
 }
-#: what arithmetic is done in -> its spelling; functions are those of cuda_library.cuh
+#: compute dtype -> spelling of operations; the functions are in cuda_library.cuh
 SPELLINGS = {"float32": _SINGLE, "float64": replace(_SINGLE, **_DOUBLE)}
 COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
 
 
 def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozenset[str]) -> str:
-    """The text of a pointwise operation over the texts of operands, in arithmetic of dtype `wide`, for results of some dtypes: where
-    these are narrow, error functions are as exact as they need (short_erf.py)."""
+    """Text of an elementwise operation over the texts of its operands, in compute dtype `wide`.
+
+    `results` are the storage dtypes of the kernel's results: where all are 16-bit, erf and GELU use polynomials of
+    matching accuracy (short_erf.py).
+    """
     short = ("coarse" if results == {"bfloat16"} else "short") if results <= {*HALVES} else ""
     if short and wide == "float32" and e.op == "mul" and (x := gelu_of(e)) is not None:
         return f"op::{short}_gelu({text(x)})"
@@ -94,35 +100,35 @@ def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozense
 
 
 def span(at: Index, steps: Sequence[int]) -> int:
-    """The largest position that an index with data-dependent parts can have."""
+    """The largest position that an index can have; data-dependent strides `steps` force 64 bits."""
     return max(abs(at.range[0]), at.range[1]) + sum(abs(s) for s in steps) * WIDE * bool(steps)
 
 
 def integer(value: int | bool) -> str:
-    """The text of a whole number or truth value."""
+    """Text of an integer or boolean constant."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value}LL" if abs(value) >= WIDE else str(value)
 
 
 def all_of(conditions: Sequence[str]) -> str:
-    """The condition that all of some hold."""
+    """Text of the conjunction of conditions."""
     found = list(dict.fromkeys(conditions))
     return found[0] if len(found) == 1 else " && ".join(enclosed(c) if "||" in c or "?" in c else c for c in found)
 
 
 def plus(text: str) -> str:
-    """A further term of a sum."""
+    """Text of a further term of a sum."""
     return f" + {text}" if text else ""
 
 
 def spelled(ctype: str) -> str:
-    """A type as it stands in a conversion."""
+    """A type as spelled in a conversion."""
     return f"({ctype})" if " " in ctype else ctype
 
 
 def enclosed(text: str) -> str:
-    """The text, in parentheses unless it is one word, element, number or call."""
+    """The text in parentheses, unless it is a word, element, number or call."""
     if re.fullmatch(r"[\d.]+e[-+]\d+f?|[\w.]+(\[[^\[\]]*\])?(\.at\[\w+\])?", text):
         return text
     head = re.match(r"[\w:<>]+\(", text)

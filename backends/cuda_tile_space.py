@@ -1,8 +1,8 @@
-"""Schedules of products of float32 by tiles in shared memory (cuda_tiles.py): those worth measuring, and which are legal.
+"""Candidate schedules of tiled float32 GEMM (cuda_tiles.py) by a cost model, and their legality.
 
-`tiles` is 1. `m` rows and `n` columns of a tile, `deep` elements of the sum and `stages` of them under way; `high` rows and `wide`
-columns of a thread, or where `precision` is not 0 of a warp on the matrix unit; `group` rows of tiles that are taken together;
-`split` blocks share a sum, and the last of them joins (`join`). `early` lets the kernel start before the one before it has ended.
+`tiles` is 1. `m`, `n`: block tile; `deep`: K elements per stage; `stages`: pipeline depth. `high`, `wide`: tile of a
+thread, or of a warp on tensor cores where `precision` is not 0. `group`: rows of tiles rasterized together. `split`:
+split-K factor; the last block of a tile combines the partial sums (`join`). `early`: programmatic dependent launch.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .precision import Precision
 from .tiling import MULTIPROCESSORS, Shape, padded
 
 NAMES = {"tiles", "m", "n", "deep", "high", "wide", "stages", "group"}
-LEAST = 5  # rows and columns of a product that tiles are worth measuring for
-THREADS = 64, 512  # of a block
-HELD, PARTED = 128, 64  # sums of a thread; where it holds parts of numbers beside them: with more, registers spilled
-REGISTERS, RESIDENT = 65536, 2048  # of a multiprocessor; threads on it
-RATE = {"ieee": 128.0, "tf32x3": 200.0}  # products of a multiprocessor in a cycle, for ranking only
-READ = {"ieee": 1.0, "tf32x3": 3.0}  # how much the reading of shared memory costs beside, for ranking only
-BUSY = 8  # warps of a multiprocessor that hide each other's waiting
+LEAST = 5  # least rows and columns of a GEMM that is worth tiling
+THREADS = 64, 512  # least and most threads of a block
+HELD, PARTED = 128, 64  # limits of accumulators per thread: CUDA cores, split operands (more spilled)
+REGISTERS, RESIDENT = 65536, 2048  # registers of an SM; maximum resident threads of an SM
+RATE = {"ieee": 128.0, "tf32x3": 200.0}  # multiply-adds of an SM per cycle, for ranking only
+READ = {"ieee": 1.0, "tf32x3": 3.0}  # relative cost of shared-memory reads, for ranking only
+BUSY = 8  # warps per SM that hide each other's latency
 BEGIN, JOIN, BYTES = (
     1500,
     2000,
     40,
-)  # cycles before the first product, to meet; bytes that reach a multiprocessor in a cycle
+)  # cycles before the first product; cycles to combine split-K; bytes that reach an SM per cycle
 PARTS = (2, 4, 8, 16)
 
 
 def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precision) -> list[dict[str, int]]:
-    """At most `count` schedules, the best guess first; none where tiles are not for this kernel."""
+    """At most `count` schedules, best guess first; empty if tiling does not apply to the kernel."""
     if shape.kind != "contraction" or shape.m < LEAST or shape.n < LEAST:
         return []
     size, batch = max(a.size for a in shape.inner), prod(a.size for a in shape.batch)
@@ -52,7 +52,7 @@ def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precisio
 
 
 def tiles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
-    """Whether a schedule of tiles is legal: it fits into registers and shared memory, and can be written."""
+    """Whether a schedule is legal: registers and shared memory suffice, and the kernel can be emitted."""
     if not NAMES <= set(schedule) <= NAMES | {"early", "precision", "split", "join"} or schedule["tiles"] != 1:
         return False
     if (schedule.get("split", 1) > 1) != bool(schedule.get("join")):
@@ -65,7 +65,7 @@ def tiles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
 
 
 def _whole(t: Tiles) -> bool:
-    """Whether threads and warps share a tile evenly, and hold what they can."""
+    """Whether threads and warps divide the tile evenly and stay within the accumulator limits."""
     high, wide = (16, 8) if t.precision else (4, 4)
     even = t.high % high == t.wide % wide == t.deep % (8 if t.precision else 4) == 0
     shared = t.m % t.high == t.n % t.wide == 0 and t.deep >= 8
@@ -88,7 +88,7 @@ SHARES = {
 def _ranked(
     rows: int, columns: int, size: int, batch: int, rights: int, precision: Precision
 ) -> tuple[tuple[float, dict[str, int]], ...]:
-    """(an estimate of the cycles, schedule), the best first."""
+    """(estimated cycles, schedule), best first."""
     found = _estimates(rows, columns, size, batch, rights, precision)
     return tuple(sorted(found, key=lambda pair: (pair[0], sorted(pair[1].items()))))
 
@@ -127,7 +127,7 @@ def _estimates(
 
 
 def _cycles(t: Tiles, size: int, rights: int, share: int, resident: int, precision: Precision) -> float:
-    """About how long a multiprocessor takes for `share` blocks, of which so many are there at once."""
+    """Estimated cycles of an SM for `share` blocks, of which `resident` run at once."""
     warps = min(share, resident) * t.threads / 32
     slow = (1 + READ[precision.name] * (1 / t.high + 1 / t.wide)) * math.sqrt(max(1.0, BUSY / warps))
     multiplied = t.m * t.n * rights * size / RATE[precision.name] * slow

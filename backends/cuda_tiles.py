@@ -1,9 +1,9 @@
-"""Products of matrices of float32 in CUDA C++, by tiles in shared memory (cuda_tiles.cuh): with multiply-add, or on the matrix unit
-in three products of halves (precision.py).
+"""Tiled float32 GEMM in CUDA C++ (cuda_tiles.cuh): FMA on CUDA cores, or tensor cores with 3xTF32 split operands
+(precision.py).
 
-Both sides are fetched rounds ahead, lines along the sum or across it as they lie in memory. Without the matrix unit a thread has
-squares of four by four results; with it a warp has tiles of 16 by 8, as that unit leaves them. What follows the product is
-written in a layout of these as everywhere.
+Tiles of both operands are prefetched into shared memory with cp.async, contiguous along K or across it as they are in
+global memory. On CUDA cores each thread computes 4 x 4 squares; on tensor cores each warp computes 16 x 8 mma tiles.
+The epilogue is emitted in the accumulators' thread layout.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ from .tiling import Shape, shape_of
 _TEXT = [Path(__file__).with_name(f"cuda_tiles{part}.cuh").read_text(encoding="utf-8") for part in ("_intrinsics", "")]
 TILE_INTRINSICS, TILE_LIBRARY = _TEXT[0], "".join(_TEXT)
 HOW = {IEEE: "FUSED", THREE: "THREE"}
-ROOM = 226 << 10  # bytes of shared memory that a block can ask for
+ROOM = 226 << 10  # limit of dynamic shared memory of a block in bytes
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The numbers of a schedule. Tiles of `m` rows and `n` columns, `deep` elements of the sum at a time, `stages` of them under way;
-    `high` by `wide` of a tile belong to a thread, or on the matrix unit to a warp; tiles of `group` rows are taken together;
-    `split` blocks share a sum, and the last of them joins."""
+    """Schedule parameters of a tiled GEMM.
+
+    `m`, `n`: block tile; `deep`: K elements per stage; `stages`: pipeline depth; `high`, `wide`: tile of a thread, or
+    of a warp on tensor cores; `group`: rows of tiles rasterized together for L2 reuse; `precision`: index in
+    `PRECISIONS`; `split`: split-K factor, the last block of a tile combines the partial sums; `early`: programmatic
+    dependent launch.
+    """
 
     m: int
     n: int
@@ -52,7 +56,7 @@ class Tiles:
 
     @staticmethod
     def of(schedule: Mapping[str, int]) -> Tiles:
-        """Those of a schedule (cuda_tile_space.py)."""
+        """The parameters of a schedule (cuda_tile_space.py)."""
         names = {k: v for k, v in schedule.items() if k not in ("tiles", "early", "join")}
         return Tiles(**names, early=bool(schedule.get("early")))
 
@@ -63,11 +67,13 @@ class Tiles:
 
     @property
     def held(self) -> int:
-        """Sums that a thread holds, for each right side; those of a stage are apart."""
+        """Accumulators per thread for each right-hand matrix; doubled where each stage has accumulators of its own
+        (3xTF32)."""
         return self.high * self.wide // (32 if self.precision else 1) * (2 if self.precision == THREE.number else 1)
 
     def room(self, left: bool, right: bool, rights: int) -> int:
-        """Bytes of shared memory; whether sides lie along the sum."""
+        """Bytes of shared memory; `left` and `right` say whether the sides are contiguous along K. Rows are padded
+        against bank conflicts."""
         lines = [
             t * (self.deep + 4) if along else self.deep * (t + 8) for t, along in ((self.m, left), (self.n, right))
         ]
@@ -76,8 +82,8 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Side:
-    """A side of a product in memory: the text of its first element's place, how far lines are apart, whether they lie along the
-    sum, and how many numbers may be moved together."""
+    """An operand in global memory: text of the tile's base address, stride of its non-contiguous dimension, whether it
+    is contiguous along K, and how many elements may be copied at once."""
 
     place: str
     step: int
@@ -86,7 +92,7 @@ class Side:
 
 
 def emit_tiles(kernel: Kernel, shape: Shape, tiles: Tiles, name: str) -> CudaLaunch:
-    """The launch of a product in given tiles; Unfusable where it is not one over plain matrices of float32."""
+    """The launch of a GEMM with given tiles. Unfusable unless its operands are plain float32 matrices."""
     if tiles.split == 1:
         return _Tiles(kernel, shape, tiles, name).tiles()
     axes = {e.axis for e in shape.dots}
@@ -101,7 +107,7 @@ def emit_tiles(kernel: Kernel, shape: Shape, tiles: Tiles, name: str) -> CudaLau
 
 
 def _joining(t: Tiles) -> Layout:
-    """The layout in which a block joins the parts of its tile: neighbours along the columns."""
+    """The thread layout in which the last block combines a tile's partial sums: contiguous along the columns."""
     across = min(t.n // 4, t.threads)
     down = min(t.m, t.threads // across)
     dims = {"n": Along(across, 4, t.n // (4 * across)), "m": Along(down, 1, t.m // down)}
@@ -109,7 +115,7 @@ def _joining(t: Tiles) -> Layout:
 
 
 class _Tiles(Function):
-    """A kernel of tiles: the frame is that of what follows the product."""
+    """Emitter of a tiled GEMM. The inherited frame is that of the epilogue."""
 
     def __init__(self, kernel: Kernel, shape: Shape, tiles: Tiles, name: str) -> None:
         s = tiles
@@ -128,22 +134,22 @@ class _Tiles(Function):
             raise Unfusable("products of different rows, or of no matrices")
         self.rights = list(dict.fromkeys(shape.dots[e].right for e in self.dots))
         if any({*s.at.axes}.isdisjoint(side) for s in kernel.stores for side in (shape.rows, shape.cols)):
-            raise Unfusable("a result that is no tile of rows and columns")  # one of each row: all tiles would write it
+            raise Unfusable("a result that is no tile of rows and columns")  # all tiles of a row would write it
         (left,) = lefts
         self.left, self.right = self._side(left, "m"), [self._side(r, "n") for r in self.rights]
         if len({(r.step, r.along) for r in self.right}) > 1:
             raise Unfusable("right sides that lie differently")
 
     def ragged(self, dim: str) -> bool:
-        """Whether some of a dimension's tiles lie beyond the end."""
+        """Whether some tiles along a dimension reach beyond the end."""
         return self.extent[dim] % self.tile[dim] != 0
 
     def reduction(self, e: Expr) -> None:
-        """There is none but the products."""
+        """Not supported besides the products: raises Unfusable."""
         raise Unfusable("a reduction beside products")
 
     def _side(self, side: Sequence[Expr], dim: str) -> Side:
-        """A side as lines in memory."""
+        """An operand of a product as strided lines. Unfusable if it is no plain float32 matrix."""
         e = side[0]
         if len(side) != 1 or e.op != "load" or e.args or e.value[3] != "float32":
             raise Unfusable("a side of a product that is no matrix of float32")
@@ -163,7 +169,8 @@ class _Tiles(Function):
         return Side(place, step, along, math.gcd(together, 4))
 
     def tiles(self, last: Function | None = None) -> CudaLaunch:
-        """The function's text and its grid. `last` is what the last block of each tile does after its part."""
+        """The function's text and its grid. `last` emits what the last block of each tile does after its own part
+        (split-K)."""
         t, s, rights = self.t, self.shape, len(self.rights)
         counts = {d: -(-self.extent[d] // self.tile[d]) for d in "mn"}
         blocks = prod(counts.values()) * prod(a.size for a in s.batch)
@@ -213,7 +220,7 @@ class _Tiles(Function):
         )
 
     def _joined(self, last: Function, blocks: int) -> list[str]:
-        """The lines that join a tile's parts, in a layout of their own."""
+        """The lines that combine a tile's partial sums, in their own thread layout."""
         places = [
             f"    const int {d}_0 = {' + '.join(x for x in (f'tile_{d} * {self.tile[d]}', last._thread(d)) if x)};"
             for d in "mn"
@@ -222,7 +229,8 @@ class _Tiles(Function):
         return [first, "    {", *places, *lines, "    }"]
 
     def _places(self, counts: Mapping[str, int]) -> None:
-        """Which tile a block has: those of some rows one after the other, so that what they read stays in the cache."""
+        """Emit the block's tile coordinates: tiles are rasterized in groups of rows, so that their operands stay in
+        L2."""
         down, across = counts["m"], counts["n"]
         self.line("const int thread = threadIdx.x, program = blockIdx.x;")
         first, step = "program", down * across

@@ -1,7 +1,7 @@
-"""Schedules of kernels over short windows (cuda_windows.py): those worth measuring, the best guesses first, and which are legal.
+"""Candidate schedules of short-window kernels (cuda_windows.py), best guess first, and their legality.
 
-`x`, `y`, `z`: results of a thread along the axis that lies side by side in memory, and along the two before it; `threads` of a block;
-`early` lets the kernel start before the one before it has ended.
+`x`, `y`, `z`: results per thread along the contiguous axis and the two axes before it; `threads`: threads of a block;
+`early`: programmatic dependent launch.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from .tiling import MULTIPROCESSORS
 Schedule = dict[str, int]
 
 NAMES = {"x", "y", "z", "threads"}
-MOST = 800  # elements of windows that a thread adds up: more is a long text, and few threads
-BOX = 64  # results of a thread
-THREADS = 128  # of a block
-RESIDENT = 1536  # threads of a multiprocessor that hide what others wait for
-ISSUED = 5e5  # instructions of warps that start in a µs, for ranking only
-VECTOR = 16  # bytes that neighbouring threads may lie apart: beyond, one access of a warp is several
-ACCESS, OWN, BEGIN = 3, 6, 20  # instructions of an access, a result and a thread beside those of the sums
+MOST = 800  # limit of window elements that a thread reduces: more means long code and few threads
+BOX = 64  # limit of results per thread
+THREADS = 128  # threads of a block
+RESIDENT = 1536  # resident threads of an SM that hide each other's latency
+ISSUED = 5e5  # warp instructions issued per µs, for ranking only
+VECTOR = 16  # bytes between neighbouring threads up to which a warp's access stays coalesced
+ACCESS, OWN, BEGIN = 3, 6, 20  # instructions per access, per result and per thread besides the reductions
 
 
 def window_schedules(kernel: Kernel, count: int) -> list[Schedule]:
-    """At most `count` schedules, the best guess first: early, the best few also not; none where a kernel is not of windows alone."""
+    """At most `count` schedules, best guess first (with `early`, the best quarter also without); empty unless all
+    reductions are over windows."""
     if not is_windowed(kernel):
         return []
     return [dict(s) for s in _ranked(Work.of(kernel), count)]
 
 
 def windows_fit(kernel: Kernel, schedule: Mapping[str, int]) -> bool:
-    """Whether a schedule is legal: boxes of results no larger than the axes, and not too much for a thread."""
+    """Whether a schedule is legal: boxes of results no larger than the axes, and bounded work per thread."""
     if not NAMES <= set(schedule) <= NAMES | {"early"} or schedule.get("early", 0) > 1 or not is_windowed(kernel):
         return False
     return 32 <= schedule["threads"] <= 512 and _fits(Work.of(kernel), tuple(schedule[k] for k in "xyz"))
@@ -51,8 +52,8 @@ def _fits(work: Work, box: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Read:
-    """A load: where it reads for each element of a window, in which steps it moves with the last axes and with all others, and bytes
-    of an element."""
+    """Access pattern of a load: `places` are its offsets for all window elements, `steps` its strides along the last
+    axes, `others` the gcd of all other strides, `itemsize` in bytes."""
 
     places: tuple[int, ...]
     steps: tuple[int, ...]
@@ -60,7 +61,7 @@ class Read:
     itemsize: int
 
     def counted(self, box: tuple[int, ...]) -> tuple[int, int]:
-        """(accesses, elements) of a thread."""
+        """(vector accesses, elements) of a thread."""
         moves = [range(0, n * s, s) if s else (0,) for n, s in zip(box, self.steps)]
         elements = {p + sum(m) for p in self.places for m in product(*moves)}
         width = gcd(16 // self.itemsize, self.others, *(n * s for n, s in zip(box, self.steps)))
@@ -69,7 +70,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does: sizes of its last axes, the last first; all its results; elements of its windows; its loads."""
+    """Work of a kernel: sizes of its last axes (last first), number of results, elements of its windows, its loads."""
 
     sizes: tuple[int, ...]
     results: int
@@ -78,14 +79,14 @@ class Work:
 
     @staticmethod
     def of(kernel: Kernel) -> Work:
-        """That of a kernel."""
+        """The work of a kernel."""
         last = tuple(reversed(kernel.axes))[:3]
         reads = tuple(_read(kernel, e, last) for e in kernel.exprs if e.op == "load")
         taps = sum(e.axis.size for e in kernel.reductions)
         return Work(tuple(a.size for a in last), prod(a.size for a in kernel.axes), taps, reads)
 
     def us(self, box: tuple[int, ...]) -> float:
-        """An estimate of the time: instructions of all warps, in waves of which the last is not full."""
+        """Estimated µs: instructions issued by all warps, scaled by occupancy."""
         threads = prod(ceil(s / n) for s, n in zip(self.sizes, box)) * self.results / prod(self.sizes)
         accesses, elements = (sum(n) for n in zip(*(r.counted(box) for r in self.reads)))
         apart = max(1.0, *(box[0] * r.itemsize / VECTOR for r in self.reads))
@@ -118,7 +119,7 @@ def _read(kernel: Kernel, e: Expr, last: tuple[Axis, ...]) -> Read:
 
 
 def _step(at: Index, axis: Axis) -> int:
-    """How far an index moves with an axis; 1 where that is not one number."""
+    """Stride of an index along an axis; 1 where the stride is not constant."""
     return at.coefficient(axis) or int(any(isinstance(x, Division) and axis in x.index.axes for x, _ in at.terms))
 
 

@@ -1,10 +1,10 @@
-"""Sums and maxima over short windows in CUDA C++ (depthwise convolutions, pools): all that a thread does is unrolled.
+"""Short-window reductions in CUDA C++ (depthwise convolution, pooling): fully unrolled threads with register reuse.
 
-A thread makes a small box of results: `x` along the axis that lies side by side in memory, `y` and `z` along the two before it. Its
-elements of the windows become expressions of their own, whose indices differ in a constant. Equal ones are one expression, so that
-what several results read is read once, converted once, and lies in a register: a row of an image for all taps of a row of the
-filter, a filter's weight for all results. Loads whose constants lie in one aligned run of memory become one access of up to
-16 bytes, guards included: a condition that moves by whole runs is the same for all of a run.
+A thread computes a small box of results: `x` along the contiguous axis, `y` and `z` along the two before it. Its window
+elements become separate expressions whose indices differ by constants. Equal expressions are shared, so an element that
+several results need is loaded and converted once and stays in a register: a row of an image for all taps of a filter
+row, a filter weight for all results. Loads whose constants lie in one aligned run of memory become one access of up to
+16 bytes, guards included: a condition whose index moves by whole runs is uniform over a run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from .kir_simplify import SIMPLIFY, as_index
 from .tiling import is_window
 
 FOLD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
-MOST = 1 << 14  # expressions of a thread
-INLINE = 60  # characters of an expression that is not given a name
-NAMES = ("x", "y", "z")  # of a box's sides, from the axis that lies side by side in memory on
+MOST = 1 << 14  # limit of expressions per thread
+INLINE = 60  # characters up to which an expression is inlined instead of named
+NAMES = ("x", "y", "z")  # sides of a box, from the contiguous axis outwards
 
 
 @dataclass(frozen=True)
 class Strip:
-    """The numbers of a schedule: results of a thread along the last three axes, threads of a block, an early start."""
+    """Schedule parameters: results per thread along the last three axes (`x` the last), threads of a block, early
+    launch (0 or 1)."""
 
     x: int
     y: int = 1
@@ -38,20 +39,20 @@ class Strip:
     early: int = 0
 
     def tiles(self, kernel: Kernel) -> dict[Axis, tuple[Axis, int]]:
-        """The axes of which a thread has several elements -> (the axis of its boxes, elements)."""
+        """Tiled axes: axis -> (axis over the boxes, elements per thread)."""
         sides = zip(reversed(kernel.axes), (self.x, self.y, self.z))
         return {a: (Axis(f"{a.name}t", -(-a.size // n)), n) for a, n in sides if n > 1}
 
 
 def is_windowed(kernel: Kernel) -> bool:
-    """Whether all reductions are over windows of floats, and nothing is read from where data says."""
+    """Whether all reductions are over float windows and no position depends on data."""
     reduced = all(is_window(e.axis) and e.kind == "float" and e.value[0] in FOLD for e in kernel.reductions)
     plain = all(not e.value[2] for e in kernel.exprs if e.op == "load") and all(not s.parts for s in kernel.stores)
     return bool(kernel.reductions) and reduced and plain and not any(map(below_maximum, kernel.exprs))
 
 
 def emit_windows(kernel: Kernel, strip: Strip, name: str) -> CudaLaunch:
-    """The launch of a kernel over windows. Unfusable where it is none, or too long."""
+    """The launch of a kernel over windows. Unfusable if it is no such kernel or too large."""
     if not is_windowed(kernel):
         raise Unfusable("a kernel not of windows alone")
     return Unrolled(kernel, strip, name).launch()
@@ -59,11 +60,11 @@ def emit_windows(kernel: Kernel, strip: Strip, name: str) -> CudaLaunch:
 
 # ---------------------------------------------------------------- expressions
 def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-    """The roots as expressions of builder `b` with indices in place of axes; what these decide is decided."""
+    """The roots rebuilt in builder `b` with indices in place of axes; conditions that become constant are folded."""
     known: dict[Index, Index] = {}
 
     def put(at: Index) -> Index:
-        terms = Index(at.terms)  # of many indices that differ in a number
+        terms = Index(at.terms)  # cached: many indices differ in the constant only
         if terms not in known:
             known[terms] = terms.replaced(change)
         return known[terms] + at.const
@@ -83,7 +84,7 @@ def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> li
 
 
 def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
-    """The roots in a builder of their own without reductions, and what each reduction is after one element, two, ..."""
+    """The roots without reductions, and the partial values of each reduction after one element, two, ..."""
     steps: list[list[Expr]] = []
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -101,8 +102,7 @@ def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[E
 
 @dataclass(frozen=True)
 class Run:
-    """An aligned run of memory of which a thread reads or writes some elements: buffer, first element without its constant, where
-    the run begins, what must hold."""
+    """An aligned run of memory that a thread accesses: buffer, index without its constant, start of the run, guards."""
 
     buffer: str
     terms: Index
@@ -111,18 +111,20 @@ class Run:
 
 
 def aligned(at: Index, itemsize: int, elements: int) -> int:
-    """Elements of the longest run of 16 bytes at most whose constants alone say where an index lies in it."""
+    """Elements of the longest aligned run (at most 16 bytes) such that an index's position in it depends on its
+    constant alone."""
     steps = gcd(elements, *(c for _, c in at.terms))
     return gcd(16 // itemsize, steps) if itemsize <= 16 else 1
 
 
 def run_of(buffer: str, at: Index, guards: Sequence[Expr], width: int) -> Run:
-    """The run of `width` elements in which an index lies; conditions that are the same all over it count as one."""
+    """The run of `width` elements that contains an index; guards that are uniform over the run are normalized to be
+    equal."""
     return Run(buffer, at - at.const, at.const // width * width, frozenset(_over_run(g, width) for g in guards))
 
 
 def _over_run(guard: Expr, width: int) -> object:
-    """A condition, or what all conditions have in common that agree with it wherever its index moves by whole runs."""
+    """A key of a condition: equal for conditions that agree because their indices move by whole runs."""
     if guard.op == "lt" and all(a.op in ("index", "const") and a.kind == "int" for a in guard.args):
         below = as_index(guard.args[0]) - as_index(guard.args[1])
         if all(c % width == 0 for _, c in below.terms):
@@ -131,7 +133,7 @@ def _over_run(guard: Expr, width: int) -> object:
 
 
 def covering(places: Sequence[int], width: int) -> tuple[int, int]:
-    """(first element, elements) of the shortest aligned part of a run that has all of some places."""
+    """(first element, elements) of the shortest aligned part of a run that covers all of some positions."""
     size = 1
     while places[0] // size != places[-1] // size:
         size *= 2
@@ -140,7 +142,7 @@ def covering(places: Sequence[int], width: int) -> tuple[int, int]:
 
 # ---------------------------------------------------------------- text
 class Unrolled:
-    """A kernel, a box of its results for each thread, and the text so far."""
+    """Emitter of a kernel in which each thread computes a box of results; holds the text emitted so far."""
 
     def __init__(self, kernel: Kernel, strip: Strip, name: str) -> None:
         self.kernel, self.strip, self.name, self.builder = kernel, strip, name, Builder()
@@ -150,9 +152,9 @@ class Unrolled:
         self.lines: list[str] = []
         self.known: dict[Expr, str] = {}
         self.uses: dict[Expr, int] = {}
-        self.runs: dict[Expr, tuple[Run, int]] = {}  # of each load: its run and its width
-        self.places: dict[tuple[Run, int], set[int]] = {}  # constants that are read of a run
-        self.read: dict[tuple[Run, int], tuple[str, int]] = {}  # name of what was read of it, and where that begins
+        self.runs: dict[Expr, tuple[Run, int]] = {}  # load -> (run, width)
+        self.places: dict[tuple[Run, int], set[int]] = {}  # (run, width) -> constants that are read
+        self.read: dict[tuple[Run, int], tuple[str, int]] = {}  # (run, width) -> (variable, its first element)
         self.pointers: dict[tuple[str, Index], str] = {}
         self.counter = 0
 
@@ -164,12 +166,12 @@ class Unrolled:
         self.place(axes, threads)
         stores, partial = self.boxes(tiles)
         roots = [e for step in partial for e in step] + [e for s in stores for e in s.exprs]
-        order = walk(reversed(roots))  # which begins with the last one
+        order = walk(reversed(roots))  # begins with the last root
         if len(order) > MOST:
             raise Unfusable(f"{len(order)} expressions in a thread")
         self.prepare(order, {e for step in partial for e in step}, stores)
         for e in order:
-            if e.kind == "float":  # conditions when they are asked for
+            if e.kind == "float":  # conditions are emitted on use
                 self.text(e)
         self.write(stores)
         used = [n for n in self.kernel.buffers if any(key[0] == n for key in self.pointers)]
@@ -177,8 +179,8 @@ class Unrolled:
                           tuple(used), bool(self.strip.early))  # fmt: skip
 
     def boxes(self, tiles: Mapping[Axis, tuple[Axis, int]]) -> tuple[list[Store], list[list[Expr]]]:
-        """The stores of every result of a thread, and the reductions of all of them after one element, two, ...: in this order a
-        row of an image is read when all that need it follow."""
+        """The stores of all results of a thread, and the partial reductions of all results, interleaved element by
+        element: an image row is then loaded where all its uses follow."""
         b, stores = self.builder, self.kernel.stores
         roots = [e for s in stores for e in s.exprs]
         roots, steps = unrolled(b, roots)
@@ -202,7 +204,7 @@ class Unrolled:
         return found, [list(step) for step in zip(*partial)]
 
     def inside(self, roots: Sequence[Expr]) -> list[Expr]:
-        """The roots without loads from beyond a buffer, where a box reaches over the end of an axis."""
+        """The roots with loads beyond a buffer guarded, where a box reaches over the end of an axis."""
         b = self.builder
 
         def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -219,7 +221,7 @@ class Unrolled:
         return 1 + sum((d - 1) * s for d, s in zip(found.shape, found.strides))
 
     def place(self, axes: Sequence[Axis], threads: int) -> None:
-        """Where this thread's box lies."""
+        """Emit the coordinates of this thread's box."""
         self.line(f"const int thread = blockIdx.x * {self.strip.threads} + threadIdx.x;")
         if threads % self.strip.threads:
             self.line(f"if (thread >= {threads}) return;")
@@ -233,7 +235,7 @@ class Unrolled:
             step *= a.size
 
     def prepare(self, order: Sequence[Expr], named: set[Expr], stores: Sequence[Store]) -> None:
-        """Count uses, and find what loads lie in one run."""
+        """Count uses, and group loads by run."""
         for e in order:
             for a in e.args:
                 self.uses[a] = self.uses.get(a, 0) + 1
@@ -253,18 +255,18 @@ class Unrolled:
         self.lines.append(f"    {text}")
 
     def fresh(self, stem: str) -> str:
-        """A name that was not there before."""
+        """A new variable name."""
         self.counter += 1
         return f"{stem}{self.counter}"
 
     def text(self, e: Expr) -> str:
-        """The text of an expression."""
+        """Text of an expression."""
         if e not in self.known:
             self.known[e] = self.value(e)
         return self.known[e]
 
     def value(self, e: Expr) -> str:
-        """The text of a new expression: a name for it where it is long or used again."""
+        """Text of a new expression: a variable if it is long or used again."""
         if e.op == "const":
             return SPELLINGS[self.wide].number(e.value) if e.kind == "float" else integer(e.value)
         if e.op == "index":
@@ -277,7 +279,7 @@ class Unrolled:
         return name
 
     def loaded(self, e: Expr) -> str:
-        """An element of what is read of a run, in the dtype of arithmetic."""
+        """Text of an element of a loaded run, converted to the compute dtype."""
         key, dtype, const = self.runs[e], e.value[3], e.value[1].const
         if key not in self.read:
             first, size = covering(sorted(self.places[key]), key[1])
@@ -294,7 +296,7 @@ class Unrolled:
         return f"double({text})" if self.wide == "float64" and dtype != "float64" else text
 
     def pointer(self, run: Run) -> str:
-        """The name of the address of a run's first element, without its constant."""
+        """Variable with the address of a run, without the index's constant."""
         key = run.buffer, run.terms
         if key not in self.pointers:
             name = self.pointers[key] = self.fresh("p")
@@ -302,7 +304,7 @@ class Unrolled:
         return self.pointers[key]
 
     def position(self, at: Index) -> str:
-        """An index as text."""
+        """Text of an index."""
         wide = max(abs(at.range[0]), at.range[1]) >= WIDE
         parts = []
         for atom, c in at.terms:
@@ -317,7 +319,7 @@ class Unrolled:
 
     # ------------------------------------------------------------ results
     def write(self, stores: Sequence[Store]) -> None:
-        """Every result, whole runs at once."""
+        """Emit all stores, contiguous results as vectors."""
         runs: dict[tuple[Run, int], dict[int, Store]] = {}
         for s in stores:
             buffer = self.kernel.buffers[s.buffer]
@@ -334,14 +336,14 @@ class Unrolled:
                 self.line(f"{condition}write({self.pointer(run)}{_offset(first)}, {name});")
 
     def stored(self, e: Expr, dtype: str) -> str:
-        """A value as it is stored."""
+        """Text of a value converted to its storage dtype."""
         text = self.text(e)
         if e.kind == "float" and self.wide == "float64" and dtype in HALVES:
             text = f"float({text})"
         return f"stored<{CTYPES[dtype]}>({text})"
 
     def function(self, used: Sequence[str]) -> str:
-        """The text of the function around its body."""
+        """The function's text around its body."""
         results = {s.buffer for s in self.kernel.stores}
         restrict = "" if self.strip.early else "__restrict__ "
         parameters = [
@@ -360,7 +362,7 @@ def _offset(const: int) -> str:
 
 
 def _whole(places: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
-    """Some places of a run in aligned parts without gaps: (first, elements)."""
+    """Positions of a run as aligned, gapless vectors: (first, elements)."""
     left = list(places)
     while left:
         size = width

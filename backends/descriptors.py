@@ -1,8 +1,9 @@
-"""Tiles that hardware copies by itself: which loads can name a box of a matrix in memory instead of an address per element.
+"""TMA boxes: which loads can be expressed as a box of a tensor map instead of one address per element.
 
-Hopper's copy unit (TMA) reads a box of rows and columns of a matrix into shared memory by one instruction, from a descriptor
-that the host makes (CUDA driver API, cuTensorMapEncodeTiled): up to five axes, strides of 16 bytes, boxes of at most 256 along
-each, origin anywhere. `describable` is the one place that says so; images have their boxes in gluon_images.py.
+Hopper's Tensor Memory Accelerator (TMA) copies a box of a matrix into shared memory with one instruction. The host
+encodes the matrix as a tensor map (CUDA driver API, cuTensorMapEncodeTiled): up to five axes, strides of multiples of
+16 bytes, boxes of at most 256 elements along each axis, any origin. `describable` is the one place that checks these
+limits; gluon_images.py makes the boxes of images.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from ..egraph import dtypes
 from .index import Axis, Index, atom_range, index
 
 MOST_AXES = 5
-LONGEST = 256  # elements of a box along one dimension
-BYTES = 16  # that strides and the box's rows are multiples of
+LONGEST = 256  # elements of a box along one axis
+BYTES = 16  # required multiple of strides and of the box's innermost size
 
 
 def padded_row(size: int, dtype: str) -> int:
-    """Elements of the least row of whole 16 bytes that holds so many: from one such row on, all begin where boxes and vectors may."""
+    """Row length of `size` elements padded to a multiple of 16 bytes, so that every row is aligned for TMA and vector
+    loads."""
     step = max(1, BYTES // dtypes.itemsize(dtype))
     return -(-size // step) * step
 
 
 def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()) -> bool:
-    """Whether a descriptor can say how an operand lies, strides in elements from the outermost axis to the innermost, and, where
-    it is given, the box that is read of it."""
+    """Whether a tensor map can encode an operand with these strides (in elements, outermost axis first) and, if given,
+    this box."""
     *slow, fast = strides
     fits = 1 <= len(slow) < MOST_AXES and fast == 1 and all(s > 0 and s * itemsize % BYTES == 0 for s in slow)
     return fits and (not block or (max(block) <= LONGEST and block[-1] * itemsize % BYTES == 0))
@@ -34,9 +36,12 @@ def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()
 
 @dataclass(frozen=True)
 class Box:
-    """A tile of an operand seen as a matrix: the matrix' and the tile's (rows, columns), the axes along them, and the text
-    of the tile's origin. With `strides` rows lie further apart than they are long, or there are more axes than those two, each of
-    its own stride, of which a tile has one element: what lies beyond an axis' end is read as zeros."""
+    """A tile of an operand as a TMA box: the matrix shape, the box shape, the axes along its rows and columns, and the
+    texts of its origin.
+
+    With `strides`, rows are further apart than they are long, or there are more than two axes, each with a stride of
+    its own and one element in the box. Elements beyond the end of an axis are read as zeros.
+    """
 
     shape: tuple[int, ...]
     block: tuple[int, ...]
@@ -46,7 +51,7 @@ class Box:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile."""
+        """Rows and columns of the box."""
         rows, columns = (n for n in self.block if n > 1) if len(self.block) > 2 else self.block
         return rows, columns
 
@@ -54,9 +59,11 @@ class Box:
 def box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str], ends: Set[Axis] = frozenset()
 ) -> Box | None:  # fmt: skip
-    """The box that a load at an index reads, None where it is none. `tiles`: origin and size of each axis that the tile
-    spans; `text`: the value of every other axis. Of axes in `ends` tiles go beyond the end, where zeros are read: the matrix
-    ends there, or it is none."""
+    """The TMA box of a load at an index, or None if there is none.
+
+    `tiles` gives the origin text and the size of each axis that the tile spans, `text` the value of every other axis.
+    Tiles may reach beyond the end of the axes in `ends`, where TMA must fill zeros: the matrix has to end there.
+    """
     steps = dict(at.terms)
     axes = [a for a in steps if isinstance(a, Axis)]
     spanned = sorted((a for a in axes if a in tiles), key=lambda a: steps[a])
@@ -85,7 +92,7 @@ def box(
     columns = wide
     if fast in ends:
         columns = last_column + 1
-        if columns > fast.size + at.const % wide:  # another's columns follow
+        if columns > fast.size + at.const % wide:  # columns of another tensor follow
             return None
     strides = (wide, 1) if columns < wide else ()
     return Box((last_row + 1, columns), sizes, (slow, fast), (_sum(down), _sum(across)), strides)
@@ -94,8 +101,8 @@ def box(
 def edged_box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str]
 ) -> Box | None:
-    """The same as a box of one axis for each that the index has: the copy unit fills in zeros where a tile goes beyond the end of
-    an axis. None where it is none."""
+    """A box with one tensor-map axis per index term, so that TMA fills zeros beyond the end of every axis; None if
+    there is none."""
     steps = [(step, atom) for atom, step in at.terms]
     spanned = [atom for _, atom in sorted(steps, key=lambda s: s[0]) if atom in tiles]
     inner = {a for _, atom in steps if not isinstance(atom, Axis) for a in atom.index.axes}
@@ -117,7 +124,8 @@ def edged_box(
 
 
 def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
-    """An index with one axis in the place of several that it walks as if they were one; None where it does not."""
+    """The index with one axis in place of a group that it traverses contiguously (a flattened axis); None if it does
+    not."""
     step = at.coefficient(group[-1])
     rest, size = at, 1
     for a in reversed(group):

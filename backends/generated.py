@@ -1,7 +1,8 @@
-"""Kernels generated for regions of the e-graph (extract/regions.py) through the kernel IR: what all emitters share.
+"""Generated kernels: templates for fusion groups of the e-graph (extract/regions.py), lowered through the kernel IR;
+shared by all emitters.
 
-A region's term becomes a template whose code, scratch memory, schedules and source follow from the term and from how its
-operands lie. An `Emitter` says how a kernel of the IR is cut into tiles and written; everything else is here.
+A fusion group's term becomes a template whose code, scratch memory, schedules and source follow from the term and from
+the operands' layouts. An `Emitter` tiles a kernel of the IR and writes its source; everything else is here.
 """
 
 from __future__ import annotations
@@ -45,34 +46,37 @@ CARRYING = '''def carried(x, out):
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)'''
 CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of every stored measurement: do not change
-FORMS = ("roles", "boxes")  # what schedules have that not every kernel with the same loops can have
-WRITTEN_OUT = 256  # nodes of a term that is written without names
-NESTED = 24  # operations in each other in one that has them
-READ, LOOKS = 2000, 8  # nodes of a term that are read in all layouts together, layouts that are looked at anyway
+FORMS = ("roles", "boxes")  # schedule forms that not every kernel with the same loops supports
+WRITTEN_OUT = 256  # nodes up to which a term is spelled as one expression
+NESTED = 24  # nesting depth of expressions in larger ones
+READ, LOOKS = 2000, 8  # limit of lowered nodes over all layouts; layouts that are lowered in any case
 Schedule = dict[str, int]
 
 
 class Launch(Protocol):
-    """One kernel call: the name that `source` defines, and the statement that launches it."""
+    """One kernel launch: the name that `source` defines, and the statement that launches the kernel."""
 
     @property
     def name(self) -> str:
-        """What the source defines."""
+        """Name of the kernel."""
         ...
 
     @property
     def source(self) -> str:
-        """The definition."""
+        """Source of the kernel's definition."""
         ...
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The statement, over the names of buffers."""
+        """The launch statement; `names` maps buffers to variables."""
         ...
 
 
 class Emitter(Protocol):
-    """How kernels of the IR become text. `version` is raised when the same body and schedule give another text; `setup`
-    names the helpers that every kernel needs; `needs` the modules."""
+    """Converts kernels of the IR to source.
+
+    `version` must be raised when the same kernel and schedule give another text; `setup` names the helpers that every
+    kernel needs, `needs` the Python modules.
+    """
 
     name: str
     version: str
@@ -80,17 +84,17 @@ class Emitter(Protocol):
     needs: tuple[str, ...]
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """Schedules worth measuring, the best guess first. `splits`: whether the longest reduction can be cut into parts."""
+        """Candidate schedules, best guess first. `splits`: whether the longest reduction may be split."""
         ...
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """The kernels of a schedule, in order. Unfusable where there is no text for one."""
+        """The launches of a schedule, in order. Unfusable if the kernel cannot be emitted."""
         ...
 
 
 def spelled(terms: Sequence[Tensor]) -> str:
-    """Terms in the pattern language, their inputs as variables. Of a large one, what is used more than once is named, and so is
-    what would be nested too deeply."""
+    """Terms in the pattern language, with inputs as variables. In large terms, shared or deeply nested nodes are
+    named."""
     order = topological(terms)
     sizes: dict[Tensor, int] = {}
     for t in order:
@@ -121,21 +125,23 @@ def _spelled(term: Tensor, texts: Mapping[Tensor, str]) -> str:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A call's kernel with its shape and the schedules that fit."""
+    """A call's kernel with its shape and its candidate schedules."""
 
     kernel: Kernel
     shape: Shape
     space: tuple[Schedule, ...]
-    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)  # by name
-    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)  # by parts
+    # launches by kernel name
+    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)
+    # split kernels by number of parts
+    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def cuts(self) -> bool:
-        """Whether the longest reduction can be cut into parts."""
+        """Whether the longest reduction can be split."""
         return _can_split(self.kernel, self.shape)
 
     def halves(self, parts: int) -> tuple[Kernel, Kernel]:
-        """The kernel with its longest reduction cut into parts: what makes their states, and what joins them."""
+        """The kernel with its longest reduction split: (kernel of partial results, combining kernel)."""
         if parts not in self.cut:
             self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
         return self.cut[parts]
@@ -143,23 +149,25 @@ class Lowered:
 
 @dataclass(frozen=True, eq=False)
 class Generated(Template):
-    """A kernel generated for one term, or for several over the same inputs; everything else follows from them and from how
-    the operands lie."""
+    """Template of a kernel generated for one term, or for several over the same inputs (multi-output fusion).
+
+    Everything else follows from the terms and the operands' layouts.
+    """
 
     root: Tensor = field(default=None)  # type: ignore[assignment]
-    others: tuple[Tensor, ...] = ()  # what outputs beyond the first are
-    precision: Precision = IEEE  # of products of float32
+    others: tuple[Tensor, ...] = ()  # terms of further outputs
+    precision: Precision = IEEE  # of float32 products
     emitter: Emitter = field(default=None)  # type: ignore[assignment]
     lowered: dict[Any, Lowered | bytes | None] = field(default_factory=dict)
 
     @property
     def roots(self) -> list[Tensor]:
-        """What each output is."""
+        """The terms of all outputs."""
         return [self.root, *self.others]
 
     @cached_property
     def bases(self) -> dict[str, str]:
-        """Outputs of which only some places are written, and the operands that hold the rest."""
+        """Outputs that are only partly written (scatter) -> operands that hold the rest."""
         outputs = zip(output_names(len(self.roots)), self.roots)
         return {name: str(t.args[0].attr("name")) for name, t in outputs if _partial(t)}
 
@@ -170,20 +178,20 @@ class Generated(Template):
 
     @cached_property
     def combinations(self) -> int:
-        """Of its operands' layouts, how many are looked at: reading hundreds of operations takes a tenth of a second."""
+        """Number of operand-layout combinations to try: lowering hundreds of operations takes a tenth of a second."""
         return min(MAX_COMBINATIONS, max(LOOKS, READ // len(topological(self.roots))))
 
     @cached_property
     def work(self) -> float:
-        """Arithmetic of the terms."""
+        """Flops of the terms."""
         return graph_flops(self.roots)
 
     def written(self, call: Call) -> Call:
-        """The call with its result as this kernel lays it out."""
+        """The call with its output in this template's layout."""
         return call if self.layout is None else replace(call, output=Operand(call.output.type, self.layout(call)))
 
     def effort(self, call: Call) -> float:
-        """Arithmetic of a call: that of the terms, and what the schedule computes more than once."""
+        """Flops of a call: those of the terms, plus recomputation due to the schedule."""
         found = self.lower(call)
         if found is None:
             return self.work
@@ -193,12 +201,12 @@ class Generated(Template):
         return self.work + repeated(found.kernel, found.shape, rows, columns)
 
     def size(self, call: Call) -> int:
-        """How many expressions the kernel of a call has."""
+        """Number of expressions in a call's kernel."""
         found = self.lower(call)
         return len(found.kernel.exprs) if found is not None else 0
 
     def ways(self, call: Call) -> tuple[str, ...]:
-        """Transformations of the kernel IR that a call's kernel owes its form to."""
+        """Names of the kernel IR transformations that a call's kernel uses."""
         found = self.lower(call)
         if found is None:
             return ()
@@ -208,9 +216,12 @@ class Generated(Template):
         return tuple(sorted(ways))
 
     def alike(self, call: Call) -> Hashable | None:
-        """What kernels have in common whose best schedules are likely the same, whatever they do before and after their loops:
-        the emitter, how many rows, columns and elements of reductions there are, which axes of images lie innermost, and which
-        forms schedules can have; None where there is no kernel."""
+        """Key of calls whose best schedules are likely the same, whatever precedes and follows their loops; None
+        without a kernel.
+
+        The key holds the emitter, the numbers of rows, columns and reduction elements, the innermost axes of images,
+        and the possible forms of schedules.
+        """
         found = self.lower(call)
         if found is None:
             return None
@@ -226,12 +237,12 @@ class Generated(Template):
         return *own, s.kind, s.m, s.n, batch, inner, s.walks, rights, bool(self.prep), lie, forms
 
     def lower(self, call: Call) -> Lowered | None:
-        """The kernel of a call, None where there is none."""
+        """The lowered kernel of a call, None if there is none. Cached by layout."""
         key = lying(call)
         if key not in self.lowered:
             self.lowered[key] = self._lower(call)
         found = self.lowered[key]
-        if isinstance(found, bytes):  # as another process sent it (lower_worker.py)
+        if isinstance(found, bytes):  # from another process (lower_worker.py)
             found = self.lowered[key] = Lowered(*pickle.loads(found))
         return found
 
@@ -262,19 +273,20 @@ class Generated(Template):
 
 
 def lying(call: Call) -> Hashable:
-    """How the operands and results of a call lie in memory."""
+    """Cache key of a call's layout: strides and dtypes of operands and outputs."""
     places = (*call.operands.values(), *call.outputs)
     return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in places])
 
 
 def rounds(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a kernel has products of matrices of float32, whose operands a matrix unit would round."""
+    """Whether a kernel has float32 matrix products, whose operands tensor cores would round."""
     floats = {b.dtype for b in kernel.buffers.values() if b.dtype in ("float16", "bfloat16", "float32", "float64")}
     return floats == {"float32"} and bool(shape.dots) and bool(shape.rows)
 
 
-FRAMES = 24  # of Python's stack, for each operation that another one waits for while a kernel is read or written
-DEEPEST = 40_000  # of them at most: the limit is the process' own, and beyond some 80 000 calls from C overflow a stack of 8 MiB
+FRAMES = 24  # Python stack frames per nested operation during lowering and emission
+# limit of stack frames: it holds for the whole process, and about 80 000 calls from C overflow a stack of 8 MiB
+DEEPEST = 40_000
 
 
 def deep(operations: int) -> None:
@@ -288,7 +300,7 @@ _deepening = Lock()
 
 
 def across(found: Lowered) -> bool:
-    """Whether a right side of a product that is read lies across the sum."""
+    """Whether a right operand of a product is not contiguous along K."""
     return any(
         e.op == "load" and dot.axis in e.axes and e.value[1].coefficient(dot.axis) != 1
         for dot, d in found.shape.dots.items()
@@ -301,8 +313,11 @@ def across(found: Lowered) -> bool:
 def _read(
     roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]
 ) -> tuple[Kernel, Shape, bool] | None:  # fmt: skip
-    """The kernel of terms whose operands lie as given, its shape, and whether its longest reduction can be cut into parts:
-    the same for every emitter and precision; None where there is none."""
+    """(kernel, shape, whether the longest reduction can be split) of terms with the given operand layouts; None if
+    there is no kernel.
+
+    The same for every emitter and precision.
+    """
     leaves = {t: str(t.attr("name")) for t in topological(roots) if t.op == "input"}
     try:
         kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
@@ -313,12 +328,12 @@ def _read(
 
 
 def scheduled(found: Lowered, call: Call) -> Schedule:
-    """The schedule of a call: the first guess where none was chosen."""
+    """The schedule of a call: the best guess if none was chosen."""
     return dict(call.schedule) or found.space[0]
 
 
 def launches(template: Generated, call: Call) -> Sequence[Launch]:
-    """The kernels that a scheduled call runs, in order."""
+    """The launches of a scheduled call, in order."""
     found = template.lower(call)
     assert found is not None
     schedule = scheduled(found, call)
@@ -330,12 +345,12 @@ def launches(template: Generated, call: Call) -> Sequence[Launch]:
 
 
 def split_axis(shape: Shape) -> Axis:
-    """The longest outermost reduction axis."""
+    """The longest reduction axis that is not nested in another reduction."""
     return max(shape.outer, key=lambda a: a.size)
 
 
 def _can_split(kernel: Kernel, shape: Shape) -> bool:
-    """Whether the longest reduction can be cut into parts."""
+    """Whether the longest reduction can be split."""
     if not shape.outer or (axis := split_axis(shape)).size % 2:
         return False
     return if_fusable(split, kernel, axis, 2) is not None
@@ -357,12 +372,12 @@ def _code(template: Generated, call: Call) -> str:
 
 
 def _partial(t: Tensor) -> bool:
-    """Whether a term is a tensor in memory with some values written into it."""
+    """Whether a term scatters values into a tensor in memory."""
     return t.op == "scatter_elements" and t.args[0].op == "input"
 
 
 def _definitions(template: Generated, call: Call) -> dict[str, str]:
-    """What a call's launches define, and what they say that they need beside: name -> text."""
+    """The definitions of a call's launches and of what they require: name -> source."""
     found: dict[str, str] = {}
     for launch in launches(template, call):
         found |= getattr(launch, "definitions", {launch.name: launch.source})
@@ -383,7 +398,7 @@ def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
 
 
 def _fits(made: Sequence[Generated], call: Call) -> bool:
-    """Whether a schedule is legal, where the emitter can tell: it has a method `fits(kernel, shape, schedule, splits)`."""
+    """Whether a call's schedule is legal, by the emitter's optional method `fits(kernel, shape, schedule, splits)`."""
     found, emitter = made[0].lower(call), made[0].emitter
     return found is not None and bool(
         emitter.fits(found.kernel, found.shape, call.schedule, found.cuts)  # type: ignore[attr-defined]
@@ -394,8 +409,11 @@ def template_of(
     emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
     precision: Precision = IEEE,
 ) -> Generated:  # fmt: skip
-    """The template of a term over inputs, or of several, which one kernel computes; the weights `transposed` are laid out
-    anew at load; `last`: the result is written with channels innermost; `precision` is that of products of float32."""
+    """The template of a term over inputs, or of several, which one kernel computes.
+
+    The weights `transposed` get another layout at load time; `last`: the result is channels-last; `precision` is that
+    of float32 products.
+    """
     made: list[Generated] = []
     first, *others = [root] if isinstance(root, Tensor) else root
     family = family_of([first, *others])

@@ -1,4 +1,4 @@
-"""Which kernels are generated for a view: those of its regions and of groups of them, in the forms that are worth measuring.
+"""Generated kernels of an e-graph view: those of its fusion groups, in the forms that are worth measuring.
 
 A `Generator` describes a backend. A `Lowering`, which belongs to one optimization, grows regions (extract/regions.py), whole parts and
 groups (extract/whole.py, together.py, onward.py), asks of each whether it can be one kernel (generated.py), in several processes
@@ -34,7 +34,7 @@ from .lower_pool import LowerPool
 from .lower_worker import Job, Reply, flat
 from .precision import IEEE, PRECISIONS, Precision, within
 
-BODIES = 2  # ways to compute one value from the same others that are kept
+BODIES = 2  # alternative computations of one value from the same operands that are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +54,11 @@ class Generator:
 
     @property
     def name(self) -> str:
-        """The emitter's."""
+        """The emitter's name."""
         return self.emitter.name
 
     def unavailable(self) -> str:
-        """Why it cannot be used here; empty when it can."""
+        """Why the backend cannot be used here; empty if it can."""
         for module in self.emitter.needs:
             if not _there(module):
                 return f"{module} is not installed"
@@ -67,7 +67,7 @@ class Generator:
         return "" if torch.cuda.is_available() else "no CUDA device"
 
     def reaches(self, view: EGraphView) -> tuple[Reach, ...]:
-        """How far regions of a view go."""
+        """The fusion policies for a view."""
         return REACHES
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
@@ -131,7 +131,7 @@ class Lowering:
             if not any((c, *_reads(region)) in made for c in _looked_at(region, types)):
                 yield template, region.classes, tuple(c for _, c in region.leaves)
         if self.several:
-            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # not for each precision
+            once = {id(r): r for r, _ in kept if isinstance(r, Region)}  # not once per precision
             together = Together(regions, list(once.values()), self.device == "cuda")
             for several in (together, Onward(together)):
                 for group, template in self._lowered(several, types, pictures, enough):
@@ -140,8 +140,11 @@ class Lowering:
     def _at_once(
         self, whole: Whole, types: Sequence[Type], pictures: frozenset[int], enough: Callable[[], bool]
     ) -> Iterator[tuple[Region | Group, Generated]]:
-        """The large parts that a kernel can be generated for, each with its templates as soon as it is read: they may be all that
-        there is time for. What none can be generated for is handed back, to be cut."""
+        """The maximal fusion groups that one kernel can compute, each with its templates as soon as it is lowered
+        (there may be no time for more).
+
+        Groups without a kernel are handed back to `whole`, to be split.
+        """
         for asked in (_asked(part, whole.view, types, pictures) for part in whole):
             region, found = asked.region, self.answers(asked)
             for template, _, _ in found:
@@ -158,7 +161,7 @@ class Lowering:
         pictures: frozenset[int],
         enough: Callable[[], bool],
     ) -> Iterator[tuple[Region | Group, Generated]]:
-        """The regions or groups that a kernel can be generated for, each with its template."""
+        """The fusion groups that one kernel can compute, each with its template."""
         alike: dict[tuple[Any, ...], list[tuple[float, int, Generated, Region | Group]]] = {}
         view = found.view
         grown = found.until(enough) if isinstance(found, Regions) else () if enough() else found
@@ -216,7 +219,7 @@ class Lowering:
         return found
 
     def prepare(self, asked: Sequence[tuple[Generated, Call]]) -> Iterator[None]:
-        """See whether templates apply to calls, in several processes; a step at a time."""
+        """Lower calls of templates in several processes; yields after each template."""
         by_template: dict[Generated, list[Call]] = {}
         for template, call in asked:
             if lying(template.written(call)) not in template.lowered:
@@ -235,7 +238,8 @@ class Lowering:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """What a job asks for: all forms of a region; or calls of one form, which are answered by what they are lowered to."""
+        """Handle a job: all forms of a fusion group, or calls of one form, whose result is the lowered kernels (returns
+        [])."""
         if job.form is None:
             return self.answers(Asked(Group((), terms, (), ""), job.calls[0], job.weights, job.images))
         transposed, last, number = job.form
@@ -246,7 +250,7 @@ class Lowering:
         return []
 
     def _in_all(self, asked: Asked) -> Iterator[tuple[Generated, Call]]:
-        """The region's templates in the precision that is wanted, or as they are where it has none for them."""
+        """The group's templates in the requested precision, or in full precision if there are none."""
         multiplies = any(
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
             for t in topological(asked.region.terms)
@@ -256,8 +260,8 @@ class Lowering:
             yield from found or (self._templates(asked, IEEE) if precision.loss else ())
 
     def _templates(self, asked: Asked, precision: Precision) -> Iterator[tuple[Generated, Call]]:
-        """The region's template, and the call that it fits; that over transposed weights where a vector meets them; filters
-        are always laid out for it. An image is written in either layout, each time as those that are read lie."""
+        """The group's templates with the calls that they fit: plain; over transposed weights for skinny GEMM; with
+        filters always in kernel layout; with channels-last images, outputs like inputs."""
         region, call, weights, _ = asked
         laid = tuple(dict.fromkeys(f for term in region.terms for f in filters(term, weights)))
         plain = self._template(region.terms, laid, precision=precision)
@@ -282,15 +286,19 @@ class Lowering:
 
     @property
     def _across(self) -> Mapping[Precision, Precision]:
-        """Precisions in which the matrix unit wants both sides along the sum, and what is used for sides that lie across it."""
+        """Precisions for which tensor cores want both sides contiguous along K -> precision for other sides."""
         found: Mapping[Precision, Precision] = getattr(self.emitter, "across", {})
         return found
 
     def _turned(
         self, region: Region | Group, call: Call, weights: tuple[str, ...], plain: Lowered | None, precision: Precision
     ) -> Iterator[tuple[Generated, Call]]:
-        """The template over transposed weights, where few rows meet matrices, or the matrix unit reads float32, of which it takes
-        both sides along the sum only; of many rows, over those whose rows lie unevenly. Without it there may be no kernel at all."""
+        """The template over transposed weights, for skinny GEMM, or for float32 tensor cores, which want both sides
+        contiguous along K.
+
+        For GEMM with many rows, only unaligned weights are transposed. Without transposition there may be no kernel at
+        all.
+        """
         matrices = tuple(w for w in weights if call.operands[w].type.rank == 2)
         odd = tuple(w for w in matrices if uneven(call.operands[w].type))
         if plain is None:
@@ -321,7 +329,8 @@ class Lowering:
 
 
 class Asked(NamedTuple):
-    """A region, the call that computes it from row-major values, its weights, and which operands and results are images."""
+    """A request: a fusion group, the call that computes it from row-major values, its weights, and which operands and
+    outputs are images."""
 
     region: Region | Group
     call: Call
@@ -334,7 +343,7 @@ class Asked(NamedTuple):
         return self.region.terms, lying(self.call), self.weights, self.images
 
 
-# A template, the effort of its call, its expressions
+# (template, flops of its call, number of its expressions)
 Answer = tuple[Generated, float, int]
 
 
@@ -348,7 +357,8 @@ def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pict
 
 
 def _with_places(regions: Regions, types: Sequence[Type]) -> Regions:
-    """The regions, reading single places of a sequence as views: what they compute is the same kernel at every step then."""
+    """The fusion groups with single positions of a sequence read as views: their kernel then is the same at every
+    step."""
     places = picks(regions.view, regions.given, types)
     if not places:
         return regions
@@ -393,13 +403,13 @@ class Lowerings:
 
 
 def _reads(region: Region | Group) -> tuple[int, ...]:
-    """The classes that a kernel for a region reads."""
+    """The operand classes of a group's kernel."""
     return tuple(sorted({c for _, c in region.leaves}))
 
 
 def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
-    """The classes that a region computes of which its result is the same memory, looked at as other sizes or another type: what
-    makes such a class makes the result too."""
+    """The classes inside a group whose value is its result's memory, reshaped or reinterpreted: a kernel of such a
+    class makes the result, too."""
     if not isinstance(region, Region):
         return
     inner, (cls,) = dict(region.inner), region.classes
@@ -412,12 +422,12 @@ def _looked_at(region: Region | Group, types: Sequence[Type]) -> Iterator[int]:
 
 
 def _evened(template: Generated, call: Call) -> bool:
-    """Whether a template reads a weight laid out anew that lies unevenly as it is."""
+    """Whether a template reads an unaligned weight in another layout."""
     return any(uneven(call.operands[w].type) for w in template.prep)
 
 
 def _rows(terms: Sequence[Tensor]) -> int:
-    """The most rows of a product in some terms."""
+    """The maximum rows of a product in some terms."""
     products = (t for t in topological(terms) if t.op in ("matmul", "linear"))
     return max((prod(concrete(t.shape)[:-1]) for t in products), default=0)
 

@@ -1,13 +1,14 @@
-"""Convolutions whose warps have roles, as the text of Gluon functions for Hopper.
+"""Warp-specialized implicit-GEMM convolution for Hopper as the text of Gluon functions.
 
-One warp copies tiles of images and filters into a ring in shared memory; groups of four warps multiply 64 positions each (of one
-row, of several, a patch) with all filters of the tile, one step of the sum behind the copies. For one place of a filter, what positions read is a box of the image
-itself, moved by that place: the copy unit reads it from a descriptor of four axes and fills in zeros beyond the image's edge, so
-that no address and no mask is computed. Filters of a tile may be two powers of two side by side (160 is 128 and 32): then tiles
-divide what there is, and one for each multiprocessor may be as large as it can.
+One producer warp loads tiles of images and filters into a shared-memory ring; consumer groups of four warps multiply 64
+positions each (of one row, of several, a patch) with all filters of the tile, one pipeline step behind the loads. For
+one filter tap the positions read a box of the image shifted by the tap: TMA loads it through a tensor map of four axes
+and fills in zeros beyond the image's edge, so that neither addresses nor masks are computed. Filters of a tile may be
+two powers of two side by side (160 is 128 and 32): tiles then divide the output, and one tile per SM may be as large as
+possible.
 
-What follows the product (bias, residual, another layout) is written by Triton's emitter for the groups' own positions, once for
-each of the two.
+The epilogue (bias, residual, layout change) is emitted by the Triton emitter for a group's own positions, once per
+filter piece.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from .tiling import Shape, Tiling
 from .triton_source import Function
 from .triton_text import ITEMSIZE, TRITON, Launch, Tile, names_it
 
-DEPTHS = (64, 32)  # elements of the sum in a step: a line of shared memory
+DEPTHS = (64, 32)  # K elements of a step: a line of shared memory
 
 DESCRIBING = "from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"
 
 
 @dataclass(frozen=True)
 class Patch:
-    """What a descriptor says of an operand, axes from the outermost in memory to the innermost, and where a tile begins, as
-    text."""
+    """A TMA box of an operand: tensor-map sizes and strides (outermost axis first), box shape, and texts of the
+    origin."""
 
     operand: str
     sizes: tuple[int, ...]
@@ -43,23 +44,23 @@ class Patch:
 
     @property
     def layout(self) -> str:
-        """How a tile lies in shared memory."""
+        """Text of the tile's shared-memory layout."""
         return shared_layout(self.block[-1], len(self.block))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a tile."""
+        """Bytes of a tile (16-bit elements)."""
         return 2 * math.prod(self.block)
 
 
 @dataclass(frozen=True)
 class ImageLaunch(Launch):
-    """A launch with descriptors of any number of axes."""
+    """A launch with tensor maps of any number of axes."""
 
     patches: tuple[Patch, ...] = ()
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The statement that launches it."""
+        """The statement that launches the kernel; `names` maps arguments to variables."""
         described = [
             f"TensorDescriptor({names[p.operand]}, {[*p.sizes]}, {[*p.strides]}, {[*p.block]}, {p.layout})"
             for p in self.patches
@@ -68,12 +69,16 @@ class ImageLaunch(Launch):
 
 
 def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
-    """The box of an operand that a load reads where each axis runs over so many elements (a multiple of which it begins at).
-    Guards say that a coordinate lies in the image. Unfusable where that is no box, or not one of rows in the axes' order."""
+    """The box of an operand that a load reads, where each axis spans the given number of elements, starting at a
+    multiple.
+
+    The load's guards must say that a coordinate lies in the image. Unfusable if there is no such box, or not one in the
+    axes' order.
+    """
     operand, at, steps, dtype = load.value
     if steps or dtype not in HALVES:
         raise Unfusable("a load of other places or dtypes than boxes have")
-    parts: list[tuple[int, int, Index]] = []  # stride, size, coordinate
+    parts: list[tuple[int, int, Index]] = []  # (stride, size, coordinate)
     rest = at
     for coordinate, size in _bounded(load.args).items():
         atom, c = coordinate.terms[0]
@@ -100,7 +105,7 @@ def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
 
 
 def _bounded(guards: Sequence[Expr]) -> dict[Index, int]:
-    """Coordinates that guards keep inside an image, and its size along them."""
+    """Coordinates that guards keep inside an image -> the image's size along them."""
     found: dict[Index, int] = {}
     for g in guards:
         if g.op != "lt":
@@ -116,7 +121,7 @@ def _bounded(guards: Sequence[Expr]) -> dict[Index, int]:
 
 
 def _along(coordinate: Index, spans: Mapping[Axis, int]) -> Axis | None:
-    """The axis whose elements a coordinate counts within a tile, None where it is one number there."""
+    """The axis that a coordinate counts by one within a tile; None if the coordinate is constant there."""
     found = None
     for atom, c in coordinate.terms:
         for axis in {atom} if isinstance(atom, Axis) else atom.index.axes:
@@ -138,7 +143,7 @@ def _counts(d: Division, axis: Axis, span: int) -> bool:
 
 
 def _steady(d: Division, axis: Axis, span: int) -> bool:
-    """Whether a division is one number within a tile."""
+    """Whether a division is constant within a tile."""
     if d.index == index(axis):
         return not d.rest and d.by % span == 0
     inner = [a for a, _ in d.index.terms if isinstance(a, Division) and axis in a.index.axes]
@@ -147,8 +152,8 @@ def _steady(d: Division, axis: Axis, span: int) -> bool:
 
 
 def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
-    """Over how many elements of each axis so many positions run (a power of two) that lie together: patches of images whose rows
-    they do not fill or divide."""
+    """Extent along each axis of a patch of `count` positions (a power of two), for images whose rows the count does not
+    fill or divide."""
     found, left = dict.fromkeys(group, 1), count
     for axis in reversed(group):
         found[axis] = min(axis.size & -axis.size, left)
@@ -159,16 +164,17 @@ def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
 
 
 class Piece(Function):
-    """What follows the product, for the positions of one group and some filters."""
+    """Emitter of the epilogue for one group's positions and one filter piece."""
 
     def ragged(self, dim: str) -> bool:
-        """Never: tiles divide what there is."""
+        """False: tiles divide the output."""
         return False
 
 
 @dataclass
 class Images:
-    """A convolution in tiles: `tall` positions and the filters of all `pieces` in each."""
+    """A convolution in tiles: `tall` positions and the filters of all `pieces` in each; `depth` K elements per step,
+    `stages` steps in the ring."""
 
     kernel: Kernel
     shape: Shape
@@ -191,7 +197,7 @@ class Images:
             raise Unfusable("sides that are computed")
         (left,), (right,) = dot.left, dot.right
         sides = [(left, self.shape.rows), (right, self.shape.cols)]
-        # images are the side with edges, or the one with more positions
+        # the image is the side with guards, or the one with more positions
         sides.sort(key=lambda side: (len(side[0].args) > 0, math.prod(a.size for a in side[1])), reverse=True)
         (self.image, self.positions), (self.filter, self.filters) = sides
         self.axis, self.groups = self.product.axis, self.tall // GROUP
@@ -213,7 +219,7 @@ class Images:
             raise Unfusable("a sum that does not run along memory")
 
     def launch(self) -> ImageLaunch:
-        """The functions: what each role does, and the kernel that gives warps their roles."""
+        """The functions of producer and consumers, and the kernel that assigns roles to warps."""
         rings = ["image", *(f"filters{j}" for j in range(len(self.pieces)))]
         boxes = [f"{ring}_box" for ring in rings]
         compute = self._compute()
@@ -230,7 +236,7 @@ class Images:
         return ImageLaunch(self.name, in_gluon(source), grid, tuple(pointers), 4, self.stages, patches=patches)
 
     def _place(self) -> list[str]:
-        """Which tile a program has."""
+        """Code of the program's tile coordinates."""
         across = self.n // self.wide
         return [
             "    program = gl.program_id(0)",
@@ -269,7 +275,7 @@ class Images:
         return lines
 
     def _behind(self, j: int) -> list[str]:
-        """What follows the product for one piece of the filters."""
+        """The epilogue's code for one filter piece."""
         size, layout = self.pieces[j], f"B{j}"
         shape = replace(self.shape, rows=self.positions, cols=self.filters, inner=(), outer=(), dots={})
         piece = Piece(self.kernel, Tiling(GROUP, size, {}, 4, 1), self.name, shape)
@@ -291,7 +297,7 @@ class Images:
         return piece.top.lines
 
     def _first(self, group: str) -> list[str]:
-        """Where the patch of a group begins along each axis."""
+        """Code of a patch's origin along each axis."""
         lines, step = [f"patch = tile_m * {self.groups} + {group}"], 1
         for a in reversed(self.positions):
             count = a.size // self.spans[a]
@@ -300,7 +306,7 @@ class Images:
         return lines
 
     def _rows(self, columns: int) -> str:
-        """How a tile of results lies in registers: neighbours in memory in one thread."""
+        """Text of the register layout of a result tile: contiguous elements in one thread."""
         store = self.kernel.stores[0]
         if any(store.at.coefficient(a) == 1 for a in self.filters):
             lanes = min(32, columns // 8)
@@ -333,7 +339,7 @@ class Images:
     def _kernel(
         self, pointers: Sequence[str], boxes: Sequence[str], rings: Sequence[str], shared: Sequence[str]
     ) -> list[str]:
-        """Shared memory, barriers, roles."""
+        """The kernel's body: shared memory, barriers, assignment of roles."""
         dtype = TRITON[self.image.value[3]]
         lines = []
         for ring, p in zip(rings, (self.image_patch, *self.filter_patches), strict=True):
@@ -356,12 +362,12 @@ class Images:
 
 
 def emit_images(kernel: Kernel, schedule: Mapping[str, int], name: str, shape: Shape) -> ImageLaunch:
-    """The launch of a convolution by roles. Unfusable where it is not one product of images and filters, both of 16 bits, in tiles
-    that divide what there is."""
+    """The launch of a warp-specialized convolution. Unfusable unless the kernel is one product of images and filters,
+    both 16-bit, in tiles that divide the output."""
     return images_of(kernel, schedule, name, shape).launch()
 
 
 def images_of(kernel: Kernel, schedule: Mapping[str, int], name: str, shape: Shape) -> Images:
-    """The convolution of a schedule: `tall` positions of a program, `wide` filters and `more` beside them."""
+    """The convolution of a schedule: `tall` positions per program, `wide` filters and `more` beside them."""
     pieces = tuple(n for n in (schedule["wide"], schedule.get("more", 0)) if n)
     return Images(kernel, shape, name, schedule["tall"], pieces, schedule["stages"], schedule["k0"])

@@ -1,9 +1,10 @@
-"""The loop over keys of attention by roles: what its groups of warps compute, tile by tile.
+"""The loop over keys of warp-specialized attention in Gluon: what the consumer warp groups compute, tile by tile.
 
-The product of the queries with the next keys and that of the present weights with their values are under way together, and the
-exponentials of the next scores run beside the latter (the schedule of FlashAttention-3, Shah et al. 2024, without its turns
-between groups). A row's own factor of its scores (the norm of a query, the scale) is no part of the product: it is computed while
-that is under way, and joins the difference from the maximum in one instruction.
+The product of the queries with the next keys and that of the current weights with their values are in flight together,
+and softmax of the next scores overlaps the latter (the intra-warpgroup pipelining of FlashAttention-3, Shah et al.
+2024, without its ping-pong between warp groups). A factor that each row has in its scores (norm of a query, softmax
+scale) is left out of the product: the factor is computed while the product is in flight and joins the subtraction of
+the maximum in one FMA.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from .triton_text import ACROSS, COMBINE, ITEMSIZE, NEUTRAL, TRITON, Tile
 
 
 def _positive(e: Expr) -> bool:
-    """Whether a value is certainly not negative, so that a maximum may be taken before it is a factor."""
+    """Whether a value is certainly not negative, so that the factor may be applied after the maximum."""
     if e.op in ("mul", "div"):
         return all(map(_positive, e.args))
     return e.op in ("rsqrt", "sqrt", "exp", "exp2") or (e.op == "const" and e.value > 0)
 
 
 def _scales(e: Expr, score: Expr) -> bool:
-    """Whether what softmax sees is a score that may be masked: a factor of the score is one of it."""
+    """Whether the argument of the softmax is the score, possibly masked, so that a factor of the score is a factor of
+    the argument."""
     if e is score:
         return True
     hidden = (-math.inf, 0.0)
@@ -47,8 +49,9 @@ def _scales(e: Expr, score: Expr) -> bool:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a loop over keys is made of: all that is ready behind it, of that the product with the values and the maximum, the scores
-    inside, and each row's own factors of these that are no part of their product."""
+    """Components of a loop over keys: all reductions that are ready after the loop; among them the product with the
+    values and the maximum (`top`); the scores; and `own`, the per-row factors of the scores that are left out of their
+    product."""
 
     ready: Sequence[Expr]
     product: Expr
@@ -59,7 +62,8 @@ class Parts:
 
 @dataclass(frozen=True)
 class KeyLoop:
-    """The same with names: of what is ready, of the scores, of keys and of values (for a slot, in pieces), of what operands are."""
+    """A loop over keys with the variable names of its results and scores, the texts of key and value tiles of a
+    pipeline slot (by width piece), and the operands' dtype (`narrow`)."""
 
     parts: Parts
     names: Mapping[Expr, str]
@@ -70,10 +74,10 @@ class KeyLoop:
 
 
 class AttentionLoop(AttentionTiles):
-    """What computes a tile of rows."""
+    """Emitter of a consumer group's computation for a tile of rows."""
 
     def loop(self, wanted: Expr) -> None:
-        """The loop that computes a maximum, sums below it and a product with the values."""
+        """Emit the loop that computes a maximum, sums relative to the maximum and a product with the values."""
         parts, outer = self._parts(self.together(wanted)), self.scope
         keys, values, narrow = self._sides(parts)
         masks = self._bounds(parts.ready, parts.top)
@@ -100,7 +104,7 @@ class AttentionLoop(AttentionTiles):
             outer.known[e] = Tile(names[e], ("m", "n") if e is parts.product else ("m",), "float32")
 
     def _parts(self, ready: Sequence[Expr]) -> Parts:
-        """What the loop that makes some values is made of. Unfusable where that is no attention."""
+        """The components of the loop over some reductions. Unfusable unless they form attention."""
         dots, axis = self.shape.dots, self.axis
         products = [e for e in ready if e in dots]
         scores = [e for e in walk(x for r in ready for x in r.args) if e in dots and axis in e.axes]
@@ -118,7 +122,8 @@ class AttentionLoop(AttentionTiles):
         return Parts(ready, product, score, top, own if any(f.axes for f in own) else [])
 
     def _sides(self, parts: Parts) -> tuple[list[str], list[str], str]:
-        """Queries in shared memory, and the texts of keys and of values for a slot, in pieces; what their numbers are called."""
+        """Put the queries into shared memory. Returns the texts of key and of value tiles of a slot (by width piece),
+        and the operands' dtype."""
         dots, axis, score = self.shape.dots, self.axis, parts.score
         deep = self.dim_of(score.axis)
         self.width = self.block[deep]
@@ -139,7 +144,7 @@ class AttentionLoop(AttentionTiles):
         return keys, values, narrow
 
     def _first_tile(self, loop: KeyLoop) -> Scope:
-        """The last keys, which come first: a mask may cut them, or their tile go beyond the end."""
+        """The peeled first iteration, on the last keys: only their tile may be masked or go beyond the end."""
         outer, axis, parts = self.scope, self.axis, loop.parts
         first = Scope(outer.indent, outer.bound | {axis}, outside=outer)
         for text in (
@@ -154,7 +159,7 @@ class AttentionLoop(AttentionTiles):
         if parts.own:
             before = len(outer.lines)
             factor = self.floated(self.kernel.builder.product(parts.own, []))
-            first.lines += outer.lines[before:]  # now, not before the product
+            first.lines += outer.lines[before:]  # here, not before the product
             del outer.lines[before:]
             self.line(f"factor = {factor.text}", first)
             self.factor = Tile("factor", ("m",), "float32")
@@ -166,7 +171,8 @@ class AttentionLoop(AttentionTiles):
         return first
 
     def _next_tiles(self, loop: KeyLoop, masks: dict[Expr, Expr]) -> Scope:
-        """One of the tiles behind: its scores are under way together with the product of the weights before."""
+        """The body of the other iterations: their scores are in flight together with the product of the previous
+        weights."""
         outer, axis, parts = self.scope, self.axis, loop.parts
         inner = Scope(outer.indent + 1, outer.bound | {axis}, outside=outer)
         inner.known[parts.score] = Tile(loop.scores, ("m", axis.name), "float32")
@@ -188,21 +194,21 @@ class AttentionLoop(AttentionTiles):
         return inner
 
     def _weighted(self, values: Sequence[str]) -> list[str]:
-        """The products of weights with values, piece by piece, left under way."""
+        """The asynchronous products of weights with values, by width piece."""
         return [
             f"{pending} = warpgroup_mma({w}, {v.format('slot')}, {acc}, is_async=True)"
             for pending, w, v, acc in zip(self._pending(), self.weights, values, self.sums)
         ]
 
     def _arrived(self) -> str:
-        """The wait for these."""
+        """The wait for the products of weights with values."""
         return f"{', '.join(self.sums)} = warpgroup_mma_wait(0, deps=[{', '.join(self._pending())}])"
 
     def _pending(self) -> list[str]:
         return numbered("pending", len(self.sums))
 
     def _scores(self, keys: Sequence[str], slot: str) -> list[str]:
-        """The product of queries with keys, piece by piece."""
+        """The asynchronous product of queries with keys, accumulated over width pieces."""
         first, *others = [(q, k.format(slot)) for q, k in zip(self.mine, keys, strict=True)]
         return [
             f"coming = warpgroup_mma({first[0]}, {first[1]}, {self._zeros()}, use_acc=False, is_async=True)",
@@ -210,8 +216,8 @@ class AttentionLoop(AttentionTiles):
         ]
 
     def _copied_queries(self, left: Sequence[Expr], own: Sequence[Expr], deep: str) -> str:
-        """Queries come through the copy unit as well, before their turn, where they are one box of 16 bits in memory; the name
-        of that tile, empty where there is none."""
+        """Load the queries by TMA ahead of their tile, if they are 16-bit boxes. Returns the variable of the loaded
+        tile, "" if there is none."""
         (row,) = self.shape.rows
         loads = [e for e in walk([*left, *own]) if e.op == "load" and row in e.axes and not e.args]
         if len(loads) != 1 or ITEMSIZE.get(loads[0].value[3]) != 2:
@@ -222,7 +228,7 @@ class AttentionLoop(AttentionTiles):
             if named is None or tuple(self.dim_of(a) for a in named[1].axes) != ("m", deep):
                 return ""
             self.asked.append(named[0])
-        for e in walk(left):  # what else is read for them is under way while they are waited for
+        for e in walk(left):  # issue other loads while waiting for the queries
             if e.op == "load" and e is not loads[0] and e.axes <= self.top.bound:
                 self.value(e)
         self.slots = 2 if self.turn != "0" and self.shared(2) <= SHARED else 1
@@ -241,8 +247,11 @@ class AttentionLoop(AttentionTiles):
         return f"tl.zeros([{GROUP}, {self.block[self.axis.name]}], tl.float32, layout=S)"
 
     def _bounds(self, ready: Sequence[Expr], top: Expr) -> dict[Expr, Expr] | None:
-        """Which tiles there are, from the last to the first: those that a mask cuts come first. The masks that change nothing
-        in the others (empty: in all but the very first); None where a mask may cut any tile."""
+        """Emit the range of key tiles, iterated from last to first, so that masked tiles come first.
+
+        Returns the masks that are redundant in the other tiles (all but the first if there is no `cut`), None if any
+        tile may be masked.
+        """
         here, step = Scope(1, set(self.scope.bound)), self.block[self.axis.name]
         with self.inside(here):
             parts = self.segments(ready, self.axis)
@@ -258,14 +267,14 @@ class AttentionLoop(AttentionTiles):
         return parts[0][2] if len(parts) == 2 else None
 
     def _one_cut(self, top: Expr) -> bool:
-        """Whether the mask cuts the last tile alone: rows of a program begin where a tile does, and see no further than
-        themselves."""
+        """Whether the mask cuts the last tile only: causal, with a program's rows aligned to the key tiles."""
         (row,) = self.shape.rows
         rooms = [r.rest for r in self._rooms(top, self.axis) if r.side == -1]
         return self.block[self.axis.name] % self.tall == 0 and rooms == [index(row)]
 
     def _read_beside(self, scope: Scope, ready: Sequence[Expr]) -> None:
-        """The keys of a tile, and what is read for each beside the products: under way while these are waited for."""
+        """Emit the key indices of a tile and its other loads (such as per-key biases), in flight while the products are
+        waited for."""
         axis, seen, stack = self.axis, set[Expr](), [a for e in ready for a in e.args]
         keys = f"tl.arange(0, {self.block[axis.name]}, layout=tl.SliceLayout(0, S))"
         self.line(f"{axis.name} = {axis.name}_ + {keys}", scope)
@@ -282,7 +291,7 @@ class AttentionLoop(AttentionTiles):
     def _running_max(
         self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None
     ) -> tuple[Callable[[], Tile], Tile]:
-        """As everywhere, but where rows have a factor of their own, of scores without it."""
+        """The running maximum; with a per-row factor, of scores without the factor."""
         if self.factor is None:
             return super()._running_max(e, axis, name, inner, outer)
         power, scale = power_of(self.kernel, e), self.fresh("scale")
@@ -305,13 +314,13 @@ class AttentionLoop(AttentionTiles):
         return (lambda: Tile(name, ("m",), self.wide)), Tile(scale, ("m",), self.wide)
 
     def _body(self, inner: Scope, loop: KeyLoop, masks: dict[Expr, Expr], outer: Scope | None) -> None:
-        """From scores to weights: the maximum, the sums, and the scale of a product that is under way. `outer`: where sums begin,
-        with their first tile; None in all others."""
+        """Emit the softmax update: maximum, sums, and the rescaling of the output accumulator. `outer` is where
+        accumulators begin (first tile), None in other tiles."""
         axis = self.axis
         parts, top = loop.parts, loop.parts.top
         body = top.args[0]
         if masks and self.cut:
-            inner.bound.discard(axis)  # what a mask needs stays where it is needed
+            inner.bound.discard(axis)  # mask operands are computed in the branch that needs them
             for head, known in (("if block < cut:", {}), ("else:", masks)):
                 branch = Scope(inner.indent + 1, inner.bound | {axis}, outside=inner)
                 with self.inside(branch):

@@ -1,12 +1,12 @@
-"""Attention whose warps have roles, as the text of Gluon functions (Triton's language with explicit layouts) for Hopper.
+"""Warp-specialized attention for Hopper as the text of Gluon functions (Triton's language with explicit layouts).
 
-One warp copies tiles of keys and values into rings in shared memory (the copy unit, descriptors.py); groups of four warps compute,
-each 64 rows. Both sides wait for each other by barriers in memory, tile by tile, and programs stay: one for each multiprocessor,
-which goes on to the next tile of rows while the last one is written.
+One producer warp loads tiles of keys and values by TMA into shared-memory rings (descriptors.py); consumer groups of
+four warps compute 64 rows each. Both sides synchronize through mbarriers, tile by tile. Programs are persistent: one
+per SM, which starts the next tile of rows while the last one is being written.
 
-What is computed follows from the same expressions as in the files before: only products, waiting and layouts are said here.
-gluon_tiles.py: where tiles lie. gluon_loop.py: what a group computes of them. Here: the functions, one a role, and the kernel that
-gives warps theirs.
+Computation is emitted from the same expressions as by the Triton emitter; only products, waits and layouts are added
+here. gluon_tiles.py places tiles, gluon_loop.py emits a consumer's loop over keys. This module emits one function per
+role, and the kernel that assigns roles to warps.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from .triton_text import TRITON, Launch, Tile, names_it
 
 @dataclass(frozen=True)
 class RoleLaunch(Launch):
-    """A launch whose first four warps are one role of several, and whose descriptors say how tiles lie in shared memory."""
+    """A launch of a warp-specialized kernel (4 warps before specialization), whose tensor maps include the
+    shared-memory swizzle."""
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The statement that launches it."""
+        """The statement that launches the kernel; `names` maps arguments to variables."""
         described = [
             f"described({names[o]}, {b.shape}, {b.block}, {swizzle(b.block[-1])}{f', {b.strides}' if b.strides else ''})"
             for o, b in self.boxes
@@ -39,8 +40,8 @@ class RoleLaunch(Launch):
 
 
 def emit_roles(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleLaunch:
-    """The launch of attention with given tiles (rows of a program: 64 for each four warps). Unfusable where it is not one
-    product with keys inside one with values, both of 16 bits and read in boxes."""
+    """The launch of attention with given tiles (64 rows per four warps). Unfusable unless the kernel is one product
+    with keys inside one with values, both operands 16-bit and loadable by TMA."""
     groups = tiling.warps // 4
     if shape.kind != "attention" or not shape.rows or len(shape.cols) != 1 or tiling.m != groups * GROUP:
         raise Unfusable("roles are for attention over whole groups of rows")
@@ -50,10 +51,10 @@ def emit_roles(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleL
 
 
 class Roles(AttentionLoop):
-    """A kernel of two roles."""
+    """Emitter of a warp-specialized attention kernel."""
 
     def roles(self) -> RoleLaunch:
-        """The functions: what each role does, and the kernel that gives warps their roles."""
+        """The functions of producer and consumers, and the kernel that assigns roles to warps."""
         s, t = self.shape, self.tiling
         tiles_m, tiles_n = -(-s.m // self.tall), -(-s.n // t.n)
         programs = tiles_m * tiles_n * math.prod(a.size for a in s.batch)
@@ -95,7 +96,7 @@ class Roles(AttentionLoop):
         return RoleLaunch(self.name, in_gluon(source), grid, tuple(pointers), 4, t.stages, described)
 
     def _in_pieces(self) -> None:
-        """All results, piece by piece: what does not depend on columns is computed once."""
+        """Emit all results by column piece; values that do not depend on columns are computed once."""
         products = [e for e, d in self.shape.dots.items() if e.axis == self.axis and d.cols]
         if len(products) != 1:
             raise Unfusable("several products whose columns are in pieces")
@@ -115,7 +116,7 @@ class Roles(AttentionLoop):
             self.top.lines += inner.lines
 
     def _store(self, store: Store) -> None:
-        """A result: rounded, laid out as memory is, and written."""
+        """Emit the store of a result: rounded, converted to a memory-friendly layout, written."""
         spot = self.kernel.buffers[store.buffer]
         tile = self.floated(store.value)
         if store.guards or tile.dims != ("m", "n"):
@@ -141,14 +142,15 @@ class Roles(AttentionLoop):
                 self.line(text)
 
     def _columns(self, across: str, size: int) -> None:
-        """The columns of results, and rows and columns of what is stored."""
+        """Emit the column indices of results, and the row and column indices of stores."""
         out, base = self.layouts["m", "n"], f"tile_m * {self.tall} + " if self.shape.m > self.tall else ""
         self.line(f"m_stored = {base}W * {GROUP} + tl.arange(0, {GROUP}, layout=tl.SliceLayout(1, {self.stored}))")
         self.line(f"n = {across}tl.arange(0, {size}, layout=tl.SliceLayout(0, {out}))")
         self.line(f"n_stored = {across}tl.arange(0, {size}, layout=tl.SliceLayout(0, {self.stored}))")
 
     def _turns(self, rounds: int, grid: int, programs: int) -> list[str]:
-        """The loop over a program's tiles: forth and back, so that those with much to do come to ones with little."""
+        """The persistent loop over a program's tiles: in alternating order, so that long tiles are paired with short
+        ones."""
         if rounds == 1:
             return ["    program = tl.program_id(0)"] if programs > 1 else []
         last = f"turn % 2 * ({grid - 1} - 2 * tl.program_id(0))"
@@ -159,7 +161,7 @@ class Roles(AttentionLoop):
         ]
 
     def _spans(self, tiles_m: int, tiles_n: int) -> None:
-        """The rows and columns of a tile, as they lie for scores and results, and for what is stored."""
+        """Emit the row and column indices of a tile, in the layouts of scores, results and stores."""
         base = f"tile_m * {self.tall} + " if tiles_m > 1 else ""
         across = f"tile_n * {self.block['n']} + " if tiles_n > 1 else ""
         self.line(f"m = {base}W * {GROUP} + tl.arange(0, {GROUP}, layout=tl.SliceLayout(1, S))")
@@ -185,7 +187,7 @@ class Roles(AttentionLoop):
         return [f"    {name}: gl.constexpr = {text}" for name, text in found.items()]
 
     def _copies(self, pad: str) -> list[str]:
-        """What the copying role does for one tile."""
+        """The producer's code for one tile."""
         axis, inner = self.axis.name, pad + "    "
         lines = []
         if self.asked:
@@ -218,7 +220,7 @@ class Roles(AttentionLoop):
     def _kernel(
         self, pointers: Sequence[str], boxes: Sequence[str], shared: Sequence[str], copied: Sequence[str]
     ) -> list[str]:
-        """Shared memory, barriers, roles."""
+        """The kernel's body: shared memory, barriers, assignment of roles."""
         stages, lines = self.tiling.stages, []
         dtype = TRITON[self.kernel.buffers[self.described[boxes[-1]][0]].dtype]
         for name, queries in zip(self.asked or [""], numbered("queries", max(1, len(self.asked)))):

@@ -1,8 +1,9 @@
-"""Schedules of kernels whose warps have roles: those worth measuring, and which are legal.
+"""Candidate schedules of warp-specialized Gluon kernels and their legality.
 
-`roles` is 1, `pieces` whether widths of attention lie in two powers of two, `warps` those that compute: four for each 64 rows of a program. Attention (gluon_source.py): `stages` are the tiles of
-keys, and of values, that can lie in shared memory. Convolutions (gluon_images.py): `tall` positions of a program, `wide` filters and
-`more` beside them; `stages` are the steps of the sum that can lie there.
+`roles` is 1. `pieces`: whether attention widths are split in two powers of two. `warps`: consumer warps, four per 64
+rows of a program. Attention (gluon_source.py): `stages` is the number of key tiles, and of value tiles, in shared
+memory. Convolution (gluon_images.py): `tall` positions per program, `wide` filters and `more` in a second tile;
+`stages` is the pipeline depth in steps of K.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from .tiling import MULTIPROCESSORS, Shape, padded
 from .triton_fits import SHARED, Schedule
 from .triton_space import tiling_of
 
-SCORES = 128  # keys of a tile that a thread's registers have room for, beside as many columns of the result
-MOST_TURNS = 2  # programs of a multiprocessor up to which they may be halved
-KEYS_BESIDE = 64  # the same beside a result of the widest kind
-LONG = 512  # keys below which a program has no time to overlap anything
-WIDTHS = ((256, 64), (256, 0), (128, 64), (128, 32), (128, 0), (64, 32), (64, 16), (64, 0))  # filters of a tile
-BEHIND = 34 << 10  # bytes of shared memory through which results are turned
+SCORES = 128  # maximum keys per tile: registers of a thread beside as many result columns
+MOST_TURNS = 2  # programs per SM up to which shorter programs are tried as well
+KEYS_BESIDE = 64  # maximum keys per tile beside the widest result
+LONG = 512  # least keys: shorter loops have nothing to overlap
+# filters of a tile, as two powers of two
+WIDTHS = ((256, 64), (256, 0), (128, 64), (128, 32), (128, 0), (64, 32), (64, 16), (64, 0))
+BEHIND = 34 << 10  # bytes of shared memory to transpose results
 MOST_STAGES = 6
 
 
 def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
-    """Schedules worth measuring, the best guess first: large tiles of keys, as many stages as there is room for."""
+    """Candidate schedules, best guess first: large key tiles, as many stages as fit."""
     if shape.kind == "contraction":
         yield from image_schedules(kernel, shape)
     if shape.kind != "attention" or not shape.rows or shape.n > WIDEST:
@@ -47,7 +49,7 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
     rows = prod(a.size for a in (*shape.rows, *shape.batch))
     if (
         rows <= MOST_TURNS * MULTIPROCESSORS * 2 * GROUP
-    ):  # few programs, of which the longest is waited for: shorter ones
+    ):  # few programs, and the longest one dominates: also shorter ones
         found.append((first, 1))
     for keys, groups in found:
         for stages in (4, 3, 2):
@@ -60,8 +62,8 @@ def role_schedules(kernel: Kernel, shape: Shape) -> Iterator[Schedule]:
 
 
 def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[Schedule]:
-    """Schedules of a convolution over edges that are worth measuring, the best guess first: by how many programs each
-    multiprocessor has one after the other, and by how often tiles are read."""
+    """Candidate schedules of a padded convolution, best guess first, ranked by waves of programs and by how often tiles
+    are loaded."""
     if shape.kind != "contraction" or len(shape.dots) != 1 or not any(e.op == "load" and e.args for e in kernel.exprs):
         return
     ((product_, dot),) = shape.dots.items()
@@ -86,7 +88,7 @@ def image_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[Sc
 
 
 def images_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
-    """Whether a schedule of a convolution by roles is legal."""
+    """Whether a schedule of a warp-specialized convolution is legal."""
     wanted = {"roles", "tall", "wide", "stages", "k0", "warps", "m", "n"}
     if not wanted <= set(schedule) <= wanted | {"more"} or schedule["roles"] != 1:
         return False
@@ -110,7 +112,7 @@ def images_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> boo
 
 
 def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
-    """Whether a schedule of roles is legal."""
+    """Whether a schedule of a warp-specialized kernel is legal."""
     if shape.kind == "contraction":
         return images_fit(kernel, shape, schedule)
     wanted = {"m", "n", "warps", "stages", "roles", *(f"k{i}" for i in range(len(shape.inner)))}
@@ -119,7 +121,7 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
         or schedule["roles"] != 1
         or schedule["warps"] not in (4, 8, 12)
         or shape.kind != "attention"
-        or any(schedule[f"k{i}"] > padded(a.size) for i, a in enumerate(shape.inner))  # the same again
+        or any(schedule[f"k{i}"] > padded(a.size) for i, a in enumerate(shape.inner))  # duplicates a smaller schedule
         or any(v & (v - 1) for name, v in schedule.items() if name not in ("warps", "stages"))
     ):
         return False

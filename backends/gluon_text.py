@@ -1,12 +1,12 @@
-"""What the text of Gluon functions with roles begins with, for attention and convolutions: groups of warps, layouts, modules."""
+"""Common text of warp-specialized Gluon kernels (attention, convolution): imports, layouts, warp-group sizes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-GROUP = 64  # rows of four warps: what one instruction of the matrix unit takes
-REGISTERS = 240, 24  # of a thread that computes, of one that copies
+GROUP = 64  # rows of a warp group: M of one wgmma instruction
+REGISTERS = 240, 24  # per thread of a consumer and of the producer (setmaxnreg)
 
 IMPORTS = """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,20 +20,20 @@ SEEING = (
 
 
 def swizzle(columns: int) -> int:
-    """Bytes of a row between which lines of shared memory are exchanged: 16-bit columns."""
+    """Shared-memory swizzle in bytes for rows of 16-bit elements."""
     return min(128, 2 * columns)
 
 
 def shared_layout(columns: int, rank: int = 2) -> str:
-    """How a tile of 16 bits lies in shared memory."""
+    """Text of the shared-memory layout of a 16-bit tile."""
     return f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle(columns)}, element_bitwidth=16, rank={rank})"
 
 
 def matrix_layout(columns: int) -> str:
-    """How the sums of a group lie in the registers of its warps."""
+    """Text of the register layout of a warp group's wgmma accumulators."""
     return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {columns}, 16])"
 
 
 def in_gluon(lines: Iterable[str]) -> str:
-    """Functions as Gluon's, whose names Triton's emitter has written as its own."""
+    """Text of Gluon functions from lines in which Triton's emitter has written `tl.` names."""
     return re.sub(r"\btl\.(?!PropagateNan)", "gl.", "\n".join(lines)) + "\n"

@@ -1,7 +1,9 @@
-"""Where tiles of attention by roles lie: queries, keys and values in shared memory, scores and results in registers.
+"""Tile placement of warp-specialized attention: queries, keys and values in shared memory, scores and results in
+registers.
 
-A width that is no power of two may lie in two pieces that are (96 is 64 and 32): products along it are two, and so are results.
-Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, their width), P weights as an operand, B what is stored.
+A width that is no power of two may be split in two powers of two (96 is 64 and 32): products along the width then are
+two, and so are results. Layouts: S scores (rows, keys), O results (rows, columns), Q queries (rows, head width), P
+weights as an mma operand, B stores.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from .tiling import Shape, Tiling, padded
 from .triton_source import Function
 from .triton_text import ITEMSIZE, TRITON, Tile
 
-GRAIN = 16  # elements of the least piece of a width
-WIDEST = 256  # columns of one instruction
-WIDE_RESULT = 128  # columns beyond which a result is turned where its queries lay
+GRAIN = 16  # elements of the smallest width piece
+WIDEST = 256  # N of one wgmma instruction
+WIDE_RESULT = 128  # columns beyond which a result is transposed through the shared memory of its queries
 
 
 def widths(extent: int) -> list[tuple[int, int]]:
-    """Where the pieces of a width begin and how wide they are: two powers of two that hold it with less left over than one."""
+    """(start, width) of the pieces of a width: two powers of two if they waste less than one."""
     large = 1 << (max(extent, GRAIN).bit_length() - 1)
     small = max(GRAIN, padded(extent - large))
     if extent <= large or large + small >= padded(extent):
@@ -33,37 +35,39 @@ def widths(extent: int) -> list[tuple[int, int]]:
 
 
 def numbered(stem: str, count: int) -> list[str]:
-    """Names of pieces; one alone has the plain name."""
+    """Variable names of pieces; a single piece has the plain name."""
     return [stem] if count == 1 else [f"{stem}_{i}" for i in range(count)]
 
 
 class AttentionTiles(Function):
-    """The tiles of a program whose warps have roles. `tall`: its rows."""
+    """Tiles of a warp-specialized attention program. `tall` is its number of rows, `groups` its number of consumer warp
+    groups."""
 
     def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape, groups: int) -> None:
         super().__init__(kernel, tiling, name, shape)
         self.groups, self.tall = groups, groups * GROUP
-        self.edge = False  # whether the tile of the walked axis may go beyond its end
+        self.edge = False  # whether the current tile of the looped axis may go beyond the end
         if len(self.walked) != 1 or self.n_loop or tiling.n > WIDEST:
             raise Unfusable("roles walk one axis")
         (self.axis,) = self.walked
         self.layouts: dict[tuple[str, ...], str] = {("m", self.axis.name): "S", ("m", "n"): "O"}
-        self.away = False  # whether positions are those of what is stored
-        self.pieces = bool(tiling.options.get("pieces"))  # whether widths that are no powers of two lie in two that are
-        self.first: dict[str, int] = {}  # where a piece begins along a dimension
+        self.away = False  # whether positions are those of stores
+        self.pieces = bool(tiling.options.get("pieces"))  # whether widths may be split in two powers of two
+        self.first: dict[str, int] = {}  # start of the current piece along a dimension
         self.stored = "B"
-        self.bounds: list[str] = []  # which tiles of the walked axis there are, for both roles
-        self.rings: list[tuple[str, list[str]]] = []  # keys and values, and names of the descriptors of their pieces
-        self.cut = False  # whether tiles beyond the last one are cut by a mask
+        self.bounds: list[str] = []  # code of the range of key tiles, for producer and consumers
+        self.rings: list[tuple[str, list[str]]] = []  # keys and values, with the tensor-map names of their pieces
+        self.cut = False  # whether tiles beyond the last one are masked
         self.width = 0
-        self.asked: list[str] = []  # the descriptors of queries that are copied too
-        self.turn = "0"  # which of a program's tiles it is, as text
-        self.slots = 1  # places for the queries of a tile
-        self.views: dict[int, str] = {}  # layouts of tiles that are seen as matrices, by columns
-        self.factor: Tile | None = None  # of each row's scores, which are known without it
+        self.asked: list[str] = []  # tensor maps of queries loaded by TMA
+        self.turn = "0"  # text of the index among a program's tiles
+        self.slots = 1  # shared-memory buffers for the queries of a tile
+        self.views: dict[int, str] = {}  # layouts of tiles reinterpreted as matrices, by columns
+        self.factor: Tile | None = None  # per-row factor of the scores, left out of their product
 
     def ragged(self, dim: str) -> bool:
-        """As everywhere; tiles of the walked axis are taken from the last to the first, and only that one may not be full."""
+        """Whether a tile may be partial. Tiles of the looped axis run from last to first, and only the last may be
+        partial."""
         if dim == "m":
             return self.extent["m"] % self.tall != 0
         return super().ragged(dim) and (self.edge or dim not in {a.name for a in self.walked})
@@ -74,18 +78,18 @@ class AttentionTiles(Function):
         return self.stored if self.away else self.layouts.get(tuple(dims), "Q")
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
-        """As everywhere; a row's values lie as those of scores do, and are laid out as the others need them."""
+        """As in the base class; per-row values have the layout of score rows and are converted to other layouts."""
         if tile.dims == ("m",) and len(dims) == 2 and self.parent(dims) not in ("S", self.stored):
             return f"tl.convert_layout({tile.text}, tl.SliceLayout(1, {self.parent(dims)}))[:, None]"
         return super().spread(tile, dims)
 
     def axis_text(self, axis: Axis) -> str:
-        """As everywhere; positions of what is stored have names of their own."""
+        """As in the base class; positions of stores have variables of their own."""
         text = super().axis_text(axis)
         return f"{text}_stored" if self.away and text in ("m", "n") else text
 
     def whole(self, e: Expr) -> Tile:
-        """As everywhere; one value a row is laid out as those of scores."""
+        """As in the base class; per-row results are converted to the layout of score rows."""
         tile = super().whole(e)
         return (
             replace(tile, text=f"tl.convert_layout({tile.text}, tl.SliceLayout(1, S))") if tile.dims == ("m",) else tile
@@ -97,15 +101,15 @@ class AttentionTiles(Function):
         return f"{name} = tl.full({[GROUP]}, {fill}, {TRITON[dtype]}, layout=tl.SliceLayout(1, S))"
 
     def origin(self, axis: Axis, dim: str) -> str:
-        """The first position of a tile along an axis."""
+        """Text of the first position of a tile along an axis."""
         if dim == "m":
-            return "rows"  # of each group in turn, in the role that copies
+            return "rows"  # of each group, set by the producer
         if dim in self.first:
             return str(self.first[dim])
         return super().origin(axis, dim)
 
     def _extreme(self, at: Index, side: str) -> str:
-        """The least or greatest value of an index over the rows of a program, as one number."""
+        """Text of the minimum or maximum of an index over the rows of a program, as a scalar."""
         (row,) = self.shape.rows
         step = at.coefficient(row)
         rest = at - index(row) * step
@@ -118,13 +122,13 @@ class AttentionTiles(Function):
 
     # ------------------------------------------------------------ shared memory
     def piece(self, dim: str) -> list[tuple[int, int]]:
-        """Where the pieces of a width begin, and how wide they are."""
+        """(start, width) of the pieces of a dimension."""
         extent, block = self.extent[dim], self.block[dim]
         return widths(extent) if self.pieces and extent < block else [(0, block)]
 
     @contextmanager
     def resized(self, dim: str, size: int, begin: int) -> Iterator[None]:
-        """A piece of a dimension in place of its tiles; all of a tile where it is no piece."""
+        """Use a piece of a dimension in place of its whole tile."""
         before, self.block[dim] = self.block[dim], size
         if size != before:
             self.first[dim] = begin
@@ -134,27 +138,27 @@ class AttentionTiles(Function):
 
     @property
     def slot(self) -> str:
-        """The place of a turn's queries."""
+        """Text of the buffer index of the current tile's queries."""
         return "turn % 2" if self.slots == 2 else "0"
 
     @property
     def phase(self) -> str:
-        """How often, even or odd, that place was used before."""
+        """Text of the mbarrier phase parity of that buffer."""
         return "turn // 2 & 1" if self.slots == 2 else f"{self.turn} & 1"
 
     def queries(self, group: str) -> list[str]:
-        """A group's queries of this turn, in pieces."""
+        """Texts of a group's query tiles, by width piece."""
         place = f"{f'turn % 2 * {self.groups} + ' if self.slots == 2 else ''}{group}"
         return [f"{name}.index({place})" for name in numbered("queries", max(1, len(self.asked)))]
 
     @property
     def mine(self) -> list[str]:
-        """The queries of the group that computes."""
+        """Query tiles of the current consumer group."""
         tiles = self.queries("W")
         return [self.seen(tile, name) for tile, name in zip(tiles, self.asked)] if self.asked else tiles
 
     def shared(self, slots: int) -> int:
-        """Bytes of shared memory: queries, rings, and results on their way to other layouts."""
+        """Bytes of shared memory: queries, rings, and results in transposition."""
         keys, n, width = self.block[self.axis.name], sum(w for _, w in self.piece("n")), self.width
         if self.pieces and self.asked:
             width = sum(self.described[name][1].tile[1] for name in self.asked)
@@ -163,11 +167,12 @@ class AttentionTiles(Function):
 
     @property
     def through(self) -> bool:
-        """Whether a result is turned in the place of its queries: there is no room for one beside them."""
+        """Whether a result is transposed through the shared memory of its queries, because there is none besides."""
         return len(self.asked) == 1 and self.block["n"] > WIDE_RESULT and self.width == self.block["n"]
 
     def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """A descriptor of its own for each of queries, keys and values: what one of them reads begins elsewhere, be it the same operand."""
+        """(tensor-map name, box) of a load, None if there is none. Queries, keys and values get separate boxes, because
+        their origins differ even on the same operand."""
         before = dict(self.described)
         named = self._edged(operand, at, dtype) or super().box_of(operand, at, dtype)
         used = [*self.asked, *(name for _, names in self.rings for name in names)]
@@ -178,7 +183,8 @@ class AttentionTiles(Function):
         return name, found
 
     def _edged(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """A box whose tiles may go beyond the ends of its axes, or that index divides; None where there is no need for one."""
+        """A box whose tiles may go beyond the ends of axes, or whose index has divisions; None if a plain box
+        suffices."""
         spanned = [a for a in at.axes if a not in self.shape.batch]
         tiles = {a: (self.origin(a, self.dim_of(a)), self.block[self.dim_of(a)]) for a in spanned}
         partial = any(a.size % size for a, (_, size) in tiles.items()) or (
@@ -196,7 +202,7 @@ class AttentionTiles(Function):
         return name, found
 
     def seen(self, tile: str, name: str) -> str:
-        """A tile in shared memory, as the matrix that it is."""
+        """Text of a shared-memory tile reinterpreted as its matrix."""
         found = self.described[name][1]
         if not found.strides:
             return tile
@@ -206,8 +212,8 @@ class AttentionTiles(Function):
         return f"seen_as({tile}, {dtype}, [{rows}, {columns}], V{columns})"
 
     def ring(self, parts: Sequence[Expr], dims: tuple[str, str], wide: str) -> tuple[list[str], str]:
-        """A tile over two dimensions that the other role copies, in pieces along one of them: the texts of these, for a slot, and
-        their dtype."""
+        """Register a tile that the producer loads, in pieces along `wide`. Returns the pieces' texts for a slot, and
+        the dtype."""
         if len(parts) != 1 or parts[0].op != "load" or parts[0].args:
             raise Unfusable("what is computed of keys or values")
         operand, at, _, dtype = parts[0].value

@@ -1,4 +1,5 @@
-"""How generated kernels want their memory: matrices and filters laid out anew at load, images with channels innermost."""
+"""Preferred memory layouts of generated kernels: weights and filters transposed or padded at load time, images
+channels-last."""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ from ..extract.kernel import Call, Operand, Strides, contiguous, identify
 from .descriptors import padded_row
 from .kir import Buffer
 
-WORTH = 4  # rows are padded where that adds no more than this part of them
+WORTH = 4  # maximum padding of rows: this fraction (1/WORTH) of their size
 
 
 def even(size: int, dtype: str) -> int:
-    """Elements from a row of so many to the next one, so that each begins at a multiple of 16 bytes; its size, where padding
-    would add too much to it."""
+    """Row stride in elements that makes each row begin at a multiple of 16 bytes; the size itself if padding would add
+    too much."""
     padded = padded_row(size, dtype)
     return padded if (padded - size) * WORTH <= size else size
 
 
 def uneven(kind: Type) -> bool:
-    """Whether a weight is a matrix of 16 bits whose rows begin where neither the copy unit nor loads of several elements can."""
+    """Whether a weight is a 16-bit matrix whose rows are not aligned for TMA and vector loads."""
     if kind.rank != 2 or kind.dtype not in HALVES:
         return False
     _, columns = concrete(kind.shape)
@@ -32,9 +33,11 @@ def uneven(kind: Type) -> bool:
 
 
 def laid_out(weight: Buffer, call: Call) -> Buffer:
-    """Where `prepared` puts a weight, so that what one output needs is contiguous: a matrix is transposed, its rows padded,
-    filters have channels innermost and the 16-bit dtype of the call, if it has one. Filters of one channel have the filters
-    innermost."""
+    """The layout in which `prepared` puts a weight, such that the elements for one output are contiguous.
+
+    A matrix is transposed and its rows padded; filters become channels-last, in the call's 16-bit dtype if it has one;
+    depthwise filters have the filter axis innermost.
+    """
     if len(weight.shape) == 2:
         return Buffer(weight.dtype, weight.shape, (1, even(weight.shape[0], weight.dtype)))
     strides = innermost(weight.shape)
@@ -44,7 +47,7 @@ def laid_out(weight: Buffer, call: Call) -> Buffer:
 
 
 def prepared(name: str) -> Callable[[Call], str]:
-    """The code that lays a weight out."""
+    """The code generator (of a call) that changes a weight's layout at load time."""
 
     def text(call: Call) -> str:
         kind, weight = call.operands[name].type, call.names[name]
@@ -68,14 +71,14 @@ def _narrow(dtype: str, call: Call) -> str:
 
 
 def innermost(shape: tuple[int, ...]) -> Strides:
-    """Strides of an image or filter with its channels (axis 1) innermost."""
+    """Strides of an image or filter with channels (axis 1) innermost."""
     first, channels, *image = shape
     strides = contiguous((first, *image, channels))
     return (strides[0], 1, *strides[1:-1])
 
 
 def channels_innermost(image: Operand) -> Operand:
-    """An image with its channels innermost; axes of 1 keep what they have row-major."""
+    """The operand with a channels-last layout; axes of size 1 keep their row-major strides."""
     shape = concrete(image.type.shape)
     return replace(
         image, strides=tuple(a if d > 1 else b for a, b, d in zip(innermost(shape), contiguous(shape), shape))
@@ -83,11 +86,11 @@ def channels_innermost(image: Operand) -> Operand:
 
 
 def channels_last(call: Call) -> Strides:
-    """Strides of a call's result with channels innermost."""
+    """Channels-last strides of a call's result."""
     return channels_innermost(call.output).strides
 
 
 def filters(root: Tensor, weights: Iterable[str]) -> tuple[str, ...]:
-    """Those of the weights that are filters of convolutions in a term."""
+    """The weights that are filters of convolutions in a term."""
     used = {str(n.args[1].attr("name")) for n in topological([root]) if n.op == "conv" and n.args[1].op == "input"}
     return tuple(w for w in weights if w in used)

@@ -1,7 +1,7 @@
 """Integer index expressions of generated kernels: affine in axes, with quotients and remainders by constants.
 
-Every axis runs from 0 to its size; expressions are kept in one normal form, simplified by the ranges of what is in them, so
-that splitting and merging axes (reshape) leaves no division where none is needed.
+Every axis runs from 0 to its size. Expressions are kept in a normal form, simplified by value ranges, so that splitting
+and merging axes (reshape) leaves no unnecessary division.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDE = 1 << 31  # elements beyond which positions need 64 bits
 
 @dataclass(frozen=True)
 class Axis:
-    """A loop or grid variable running over range(size)."""
+    """A loop or grid variable over range(size)."""
 
     name: str
     size: int
@@ -30,7 +30,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Division:
-    """`index // by`, or `index % by` where `rest`."""
+    """`index // by`, or `index % by` with `rest`."""
 
     index: Index
     by: int
@@ -40,10 +40,10 @@ class Division:
         return self._hash
 
     @cached_property
-    def _hash(self) -> int:  # indices lie in indices: once for each
+    def _hash(self) -> int:  # cached: indices are nested
         return hash((self.index, self.by, self.rest))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # without the hash: names have another one in another process
+    def __reduce__(self) -> tuple[Any, ...]:  # without the cached hash: string hashes differ between processes
         return Division, (self.index, self.by, self.rest)
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ class Index:
 
     @cached_property
     def range(self) -> tuple[int, int]:
-        """Least and greatest value."""
+        """Minimum and maximum value."""
         low = high = self.const
         for atom, c in self.terms:
             a, b = atom_range(atom)
@@ -129,11 +129,11 @@ class Index:
 
     @cached_property
     def axes(self) -> frozenset[Axis]:
-        """Axes that it depends on."""
+        """Axes that the index depends on."""
         return frozenset(x for atom, _ in self.terms for x in ({atom} if isinstance(atom, Axis) else atom.index.axes))
 
     def replaced(self, change: Mapping[Axis, Index]) -> Index:
-        """With indices in place of axes."""
+        """The index with axes replaced by indices."""
         if not self.axes & change.keys():
             return self
         found = Index((), self.const)
@@ -147,11 +147,11 @@ class Index:
         return found
 
     def coefficient(self, axis: Axis) -> int:
-        """Of an axis that occurs outside divisions."""
+        """Coefficient of an axis outside divisions, 0 without one."""
         return dict(self.terms).get(axis, 0)
 
     def divisions(self) -> Iterable[Division]:
-        """All divisions in it, outermost first."""
+        """All divisions in the index, outermost first."""
         for atom, _ in self.terms:
             if isinstance(atom, Division):
                 yield atom
@@ -159,11 +159,11 @@ class Index:
 
     @cached_property
     def atoms(self) -> frozenset[Atom]:
-        """Its atoms, and those inside them."""
+        """The atoms of the index, and those nested in them."""
         return frozenset(a for x, _ in self.terms for a in (x, *(() if isinstance(x, Axis) else x.index.atoms)))
 
     def text(self, name: Callable[[Axis], str]) -> str:
-        """Python text, axes named by a function."""
+        """Python text, with axes named by a function."""
         parts = []
         for atom, c in self.terms:
             if isinstance(atom, Axis):
@@ -182,7 +182,7 @@ class Index:
 
 
 def index(value: Axis | Index | int) -> Index:
-    """An index from an axis, a number or an index."""
+    """An Index from an axis, an integer or an Index."""
     if isinstance(value, Index):
         return value
     if isinstance(value, Axis):
@@ -199,7 +199,7 @@ def linear(indices: Iterable[Index], shape: Iterable[int]) -> Index:
 
 
 def unravelled(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """Indices from a row-major position."""
+    """Indices of a row-major position."""
     found = []
     for size in reversed(shape):
         position, rest = position.split(size) if size != 1 else (position, Index())
@@ -208,7 +208,7 @@ def unravelled(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
 
 
 def atom_range(atom: Atom) -> tuple[int, int]:
-    """Least and greatest value of an atom."""
+    """Minimum and maximum value of an atom."""
     if isinstance(atom, Axis):
         return 0, atom.size - 1
     low, high = atom.index.range
@@ -216,7 +216,7 @@ def atom_range(atom: Atom) -> tuple[int, int]:
 
 
 def _made(terms: Mapping[Atom, int], const: int) -> Index:
-    """The normal form; `x // n * n * c + x % n * c` is `x * c`."""
+    """The normal form; `x // n * n * c + x % n * c` becomes `x * c`."""
     for atom, c in terms.items():
         if c and isinstance(atom, Division) and atom.rest:
             whole = Division(atom.index, atom.by, False)

@@ -1,13 +1,13 @@
-"""The kernel IR: what one generated kernel computes, as scalar expressions over named axes.
+"""The kernel IR: the computation of one generated kernel as scalar expressions over named axes.
 
-An expression says the value of one element at symbolic indices: loads at affine positions, pointwise operations, and
-reductions that bind an axis. It knows no tiles, loops or threads: those are the schedule's, which an emitter applies. Index
-arithmetic replaces all views (reshape, permute, slice, broadcast, concat, pad), so a view inside a kernel costs nothing.
+An expression gives the value of one element at symbolic indices: loads at affine positions, elementwise operations, and
+reductions that bind an axis. The IR has no tiles, loops or threads: an emitter adds them according to a schedule. Views
+(reshape, permute, slice, broadcast, concat, pad) become index arithmetic and cost nothing inside a kernel.
 
-Expressions are hash-consed within one `Builder`; a reduction over an axis of one size reuses the axis of another one where
-it can, so that loads shared between softmax's maximum and its sum are one node. Sums are kept with everything that does not
-depend on their axis moved outside (the DEFER rule): the row scale of a normalisation leaves the product behind it, and so does
-the denominator of a softmax.
+Expressions are hash-consed within one `Builder`. A reduction reuses the axis of another one of equal size where
+possible, so that loads shared between the maximum and the sum of a softmax are one node. Factors that do not depend on
+a sum's axis are moved out of the sum (the DEFER rule): the row scale of a normalization follows the product, and so
+does the denominator of a softmax.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .kir_simplify import SIMPLIFY, folded
 T = TypeVar("T")
 
 Strides = tuple[int, ...]
-WINDOW = "w"  # names of axes that run over the elements of a window begin so: other axes move the window
+WINDOW = "w"  # name prefix of axes over the elements of a window; other axes move the window
 
 
-PROBE = "probe"  # the name under which a kernel's text is written to see whether there is one
+PROBE = "probe"  # kernel name for test emissions, which only find out whether a kernel can be emitted
 
 
 class Unfusable(Exception):
-    """The term has something that a generated kernel cannot hold; the message says what."""
+    """A kernel cannot be generated for a term or schedule; the message says why."""
 
 
 def if_fusable(make: Callable[..., T], *args: Any, **named: Any) -> T | None:
-    """What `make` gives, None where it is Unfusable."""
+    """The result of `make(*args, **named)`, or None if it raises Unfusable."""
     try:
         return make(*args, **named)
     except Unfusable:
@@ -45,11 +45,18 @@ def if_fusable(make: Callable[..., T], *args: Any, **named: Any) -> T | None:
 
 
 class Expr:
-    """One scalar value. `value` is what the op needs beside operands:
+    """One scalar value.
 
-    const: a number; index: an Index; load: (operand, Index, coefficients of the index operands, dtype);
-    reduce: (monoid, Axis); cast: a dtype. A load's operands are data-dependent index parts, then guards: where a guard is
-    false nothing is read and the value is 0. `kind` is float, int or bool; `axes` are the free axes.
+    `value` is the op's attribute:
+    - const: a number
+    - index: an Index
+    - load: (operand, Index, strides of the data-dependent index terms, dtype)
+    - reduce: (monoid, Axis)
+    - cast: a dtype
+
+    The args of a load are the data-dependent index terms, then guards: where a guard is false nothing is read and the
+    value is 0. `kind` is float, int or bool; `axes` are the free axes; `number` is the creation order within the
+    builder.
     """
 
     __slots__ = ("args", "axes", "kind", "number", "op", "value")
@@ -70,7 +77,8 @@ class Expr:
 
 
 def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
-    """All expressions below the roots, operands first, without those that are known and what is below them."""
+    """All expressions below the roots in topological order, operands first, without `known` ones and those below
+    them."""
     order: list[Expr] = []
     seen: set[Expr] = {*known}
     stack = [(r, False) for r in roots]
@@ -90,11 +98,11 @@ NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
 
 
 class Builder:
-    """Makes expressions, each once."""
+    """Factory of hash-consed expressions."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Expr] = {}
-        self.ways: set[str] = set()  # transformations that changed something on the way
+        self.ways: set[str] = set()  # names of transformations that changed the kernel
 
     def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
         """An expression as given, without simplification."""
@@ -113,30 +121,31 @@ class Builder:
 
     # ------------------------------------------------------------ simplifying makers
     def const(self, value: float, kind: str = "float") -> Expr:
-        """A number."""
+        """A constant."""
         return self.make("const", (), {"float": float, "int": int, "bool": bool}[kind](value), kind)
 
     def index(self, value: Index) -> Expr:
-        """The value of an index."""
+        """The value of an index expression."""
         return self.make("index", (), value, "int") if value.terms else self.const(value.const, "int")
 
     def load(
         self, operand: str, at: Index, dtype: str, parts: Sequence[tuple[Expr, int]], guards: Sequence[Expr]
     ) -> Expr:
-        """The element of an operand at an index, which may have data-dependent parts with their strides."""
+        """The element of an operand at an index plus data-dependent terms with their strides (`parts`), under
+        `guards`."""
         kind = dtypes.category(dtype)
         steps = tuple(c for _, c in parts)
         return self.make("load", (*(e for e, _ in parts), *guards), (operand, at, steps, dtype), kind)
 
     def less(self, a: Index, b: Index) -> Expr:
-        """a < b, decided where the ranges decide it."""
+        """a < b; a constant if the index ranges decide the comparison."""
         low, high = (a - b).range
         if high < 0 or low >= 0:
             return self.const(high < 0, "bool")
         return self.make("lt", (self.index(a), self.index(b)), None, "bool")
 
     def pointwise(self, op: str, args: Sequence[Expr]) -> Expr:
-        """A pointwise operation; numbers are folded and neutral elements dropped."""
+        """An elementwise operation, after constant folding and removal of neutral elements."""
         kind = "bool" if op in COMPARES and op not in ("and", "or", "xor") else args[-1].kind
         simple = SIMPLIFY.get(op)
         found = (simple(self, *args) if simple else None) or folded(self, op, args, kind)
@@ -147,8 +156,8 @@ class Builder:
         return self.pointwise("mul", (a, b))
 
     def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
-        """The reduction of a body along an axis. Factors that do not depend on the axis leave a sum, and so do
-        monotone scales; over an axis that the body does not depend on nothing is left to do."""
+        """The reduction of a body along an axis. Factors that do not depend on the axis are moved out of a sum; a
+        reduction of a body that does not depend on the axis is simplified."""
         if axis not in body.axes:
             return (
                 self.mul(body, self.const(axis.size))
@@ -188,7 +197,8 @@ class Builder:
         return found
 
     def rebuilt(self, roots: Sequence[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) -> list[Expr]:
-        """The roots with `change` applied to each expression over changed operands (None: as it was)."""
+        """The roots rebuilt bottom-up, with `change` applied to each expression and its changed operands (None: keep
+        the op)."""
         done: dict[Expr, Expr] = {}
         for e in walk(roots):
             args = tuple(done[a] for a in e.args)
@@ -197,7 +207,7 @@ class Builder:
         return [done[r] for r in roots]
 
     def substituted(self, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-        """The roots with indices in place of free axes."""
+        """The roots with free axes replaced by indices."""
 
         def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
             if e.op == "index":
@@ -211,14 +221,14 @@ class Builder:
 
 
 def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
-    """What is not known yet of all that an expression reads, operands first; not what is inside loads and reductions, which
-    come by themselves."""
+    """The expressions that must be computed for `root` and are not known yet, operands first; does not descend into
+    loads and reductions."""
     return operands_first(root, known, lambda e: e.args if e.op not in ("load", "reduce") else ())
 
 
 def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Sequence[T]]) -> list[T]:
-    """What is not known yet of something and of all that it reads, each behind what it reads itself, without recursion: chains are
-    hundreds long."""
+    """The nodes below `root` that are not known yet, each after those it `reads`. Iterative, because chains may have
+    hundreds of nodes."""
     order: list[T] = []
     seen: set[T] = set()
     stack = [(root, False)]
@@ -234,20 +244,23 @@ def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Seq
 
 
 def below_maximum(e: Expr) -> tuple[Expr, Expr] | None:
-    """(a, m) of an exponential exp(a - m) where m is the maximum of a: 0 wherever m is -inf, in every emitter. A part of a
-    row that a mask hides altogether then adds nothing."""
+    """(a, m) of an exponential exp(a - m) where m is the maximum of a; else None.
+
+    Every emitter treats m = -inf as 0 there, so that a fully masked row part contributes nothing.
+    """
     if e.op not in ("exp", "exp2") or e.args[0].op != "sub":
         return None
     a, m = e.args[0].args
     return (a, m) if m.op == "reduce" and m.value[0] == "max" and m.args[0] is a else None
 
 
-LONG = 100  # operations in a chain
-FACTORS = 256  # of a product: what is squared again and again has twice as many each time
+LONG = 100  # depth of an expression beyond which emitters avoid recursion
+FACTORS = 256  # limit of factors of a product: repeated squaring doubles their number each time
 
 
 def factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
-    """The factors of a product over and under its fraction bar; the product itself where they are very many."""
+    """(numerator factors, denominator factors) of a product; the product itself if it has more than `FACTORS`
+    factors."""
     sides: tuple[list[Expr], list[Expr]] = [], []
     stack, steps = [(e, 0)], 0
     while stack:
@@ -274,9 +287,12 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Store:
-    """One result: `value` at each point of the kernel's axes where all `guards` hold goes to position `at` of a buffer. What
-    does not depend on an axis is the same along it. `parts` are further terms of the position, with their strides, that depend
-    on data: the rest of the buffer stays as it was."""
+    """One result: at each point of the kernel's axes where all `guards` hold, `value` is stored at position `at` of a
+    buffer.
+
+    A value that does not depend on an axis is constant along it. `parts` are data-dependent terms of the position with
+    their strides (a scatter); other elements of the buffer remain unchanged.
+    """
 
     buffer: str
     at: Index
@@ -286,11 +302,11 @@ class Store:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """All expressions in it."""
+        """All expressions of the store: value, guards, data-dependent positions."""
         return (self.value, *self.guards, *(e for e, _ in self.parts))
 
     def moved(self, at: Index, exprs: Sequence[Expr]) -> Store:
-        """The same with other expressions, in the order of `exprs`."""
+        """The store with another position and other expressions, in the order of `exprs`."""
         value, *more = exprs
         guards, picks = more[: len(self.guards)], more[len(self.guards) :]
         return replace(
@@ -300,7 +316,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Results over parallel axes (outermost first), from operands. `builder` made the expressions."""
+    """Results over parallel axes (outermost first), computed from operands. `builder` made the expressions."""
 
     axes: tuple[Axis, ...]
     stores: tuple[Store, ...]
@@ -319,7 +335,7 @@ class Kernel:
 
     @cached_property
     def long(self) -> bool:
-        """Whether it has chains of so many operations that they are written without recursion."""
+        """Whether expressions are so deep that emitters must avoid recursion."""
         depth: dict[Expr, int] = {}
         for e in self.exprs:
             depth[e] = 1 + max((depth[a] for a in e.args), default=0)
@@ -327,12 +343,12 @@ class Kernel:
 
     @cached_property
     def work(self) -> int:
-        """Operations and loads in it."""
+        """Number of operations and loads."""
         return sum(e.op not in ("const", "index") for e in self.exprs)
 
     @cached_property
     def held(self) -> int:
-        """The most values that wait for a use at once, when they are computed in order."""
+        """Maximum number of live values when they are computed in order (register pressure)."""
         order = [e for e in self.exprs if e.op not in ("const", "index")]
         last = {a: n for n, e in enumerate(order) for a in e.args}
         change = [0] * (len(order) + 1)
@@ -342,12 +358,12 @@ class Kernel:
         return max(accumulate(change), default=0)
 
     def with_values(self, values: Sequence[Expr], **change: Any) -> Kernel:
-        """With other values to store."""
+        """The kernel with other values to store."""
         stores = tuple(replace(s, value=v) for s, v in zip(self.stores, values, strict=True))
         return replace(self, stores=stores, **change)
 
     def __str__(self) -> str:
-        """A listing: one line per value that is used more than once, a reduction or a load."""
+        """A listing: one line per load, reduction, or value that is used more than once."""
         names: dict[Expr, str] = {}
         lines = [f"for {', '.join(f'{a}<{a.size}' for a in self.axes)}:"]
         uses: dict[Expr, int] = {}

@@ -1,4 +1,4 @@
-"""A kernel's axes in normal form."""
+"""Normal form of a kernel's axes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from itertools import count, islice
 from .index import Axis, Division, Index, index
 from .kir import Builder, Expr, Kernel, factors, walk
 
-LANES = 8  # elements of the longest vector in memory
+LANES = 8  # elements of the longest memory vector
 
 
 def normalized(kernel: Kernel) -> Kernel:
-    """Neighbouring parallel axes that every index treats as one are merged; axes that indices divide are split; a reduction
-    runs along memory, and over an axis of its own where it is computed in the loop of another one."""
+    """The kernel with normalized axes.
+
+    Adjacent parallel axes that every index treats as one are merged; axes that indices divide are split; reductions
+    iterate in memory order, and have an axis of their own if they are computed inside the loop of another reduction.
+    """
     return _by_memory(_apart(_split(_merged(kernel))))
 
 
@@ -35,7 +38,7 @@ def _with_axes(kernel: Kernel, axes: tuple[Axis, ...], change: Mapping[Axis, Ind
 
 
 def _divided(kernel: Kernel, axis: Axis) -> list[int]:
-    """Numbers by which an axis is divided on its own."""
+    """Divisors of an axis in index expressions of that axis alone."""
     return [d.by for i in _indices(kernel) for d in i.divisions() if d.index == index(axis)]
 
 
@@ -58,7 +61,7 @@ def _merged(kernel: Kernel) -> Kernel:
 
 
 def _split(kernel: Kernel) -> Kernel:
-    """Without reductions nothing wants rows of an axis' parts, and vectors that end with such a part would be short."""
+    """Split axes at their divisors. Without reductions only if the inner part does not shorten memory vectors."""
     position, whole = 0, not kernel.reductions
     while position < len(kernel.axes):
         axis = kernel.axes[position]
@@ -74,9 +77,12 @@ def _split(kernel: Kernel) -> Kernel:
 
 
 def _apart(kernel: Kernel) -> Kernel:
-    """Reductions that are computed anew in each round of another one's loop have other axes than that one. (A softmax over as many
-    keys as there are features, of queries that are divided by a root mean square for each element: what the mean adds up was read
-    once, at the softmax's key.) Those that can be computed before that loop keep its axis, and share what is loaded along it."""
+    """Give reductions that are recomputed in each iteration of another reduction's loop an axis other than that loop's.
+
+    Example: a softmax over as many keys as there are features, of queries divided by their root mean square; on a
+    shared axis the mean would read the softmax's key. Reductions that can be computed before the loop keep its axis and
+    share loads along the axis.
+    """
     while inner := _computed_inside(kernel):
         change = partial(_renamed, kernel.builder, inner, _others(kernel, {e.axis for e in inner}))
         exprs = iter(kernel.builder.rebuilt([e for s in kernel.stores for e in s.exprs], change))
@@ -85,7 +91,7 @@ def _apart(kernel: Kernel) -> Kernel:
 
 
 def _others(kernel: Kernel, axes: Iterable[Axis]) -> dict[Axis, Axis]:
-    """An axis that no reduction has, for each of these."""
+    """For each of these axes, a new axis of the same size that no reduction has."""
     taken = {e.axis.name for e in kernel.reductions}
     names = {a: next(n for k in count(1) if (n := f"{a.name}n{k}") not in taken) for a in axes}
     return {a: Axis(n, a.size) for a, n in names.items()}
@@ -98,7 +104,7 @@ def _renamed(
 
 
 def _computed_inside(kernel: Kernel) -> set[Expr]:
-    """Reductions below another one over the same axis that depend on what is bound between the two."""
+    """Reductions nested in another one over the same axis that depend on axes bound between the two."""
     bound = {e.axis for e in kernel.reductions}
     several = Counter(e.axis for e in kernel.reductions)
     suspects = {e for e in kernel.reductions if several[e.axis] > 1 and not bound.isdisjoint(e.axes)}
@@ -109,7 +115,7 @@ def _computed_inside(kernel: Kernel) -> set[Expr]:
 
 
 def _over(b: Builder, reduction: Expr, axis: Axis) -> Expr:
-    """A reduction, and all below it that run over its axis, over another one."""
+    """A reduction, and all reductions below it over the same axis, moved to another axis."""
     old, change = reduction.axis, {reduction.axis: index(axis)}
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -124,7 +130,7 @@ def _over(b: Builder, reduction: Expr, axis: Axis) -> Expr:
 
 
 def _by_memory(kernel: Kernel) -> Kernel:
-    """Reductions over several nested axes take them in the order in which they lie in memory; products stay as they are."""
+    """Iterate reductions over several nested axes in memory order; products stay unchanged."""
     change = {}
     products = {e.axis for e in kernel.reductions if len({f for f in factors(e.args[0])[0] if e.axis in f.axes}) > 1}
     for axis in dict.fromkeys(e.axis for e in kernel.reductions if e.axis not in products):
@@ -139,7 +145,7 @@ def _by_memory(kernel: Kernel) -> Kernel:
         order = sorted(digits, key=lambda d: steps[d])
         if whole and digits and digits[0][0] == 1 and order != digits:
             left, place = index(axis), Index()
-            for low, size in order:  # the smallest distance is the innermost digit of the new order
+            for low, size in order:  # the smallest stride becomes the innermost digit
                 left, rest = left.split(size) if (low, size) != order[-1] else (Index(), left)
                 place = place + rest * low
             change[axis] = place
@@ -148,7 +154,7 @@ def _by_memory(kernel: Kernel) -> Kernel:
 
 
 def _digit(atom: Axis | Division, axis: Axis) -> tuple[int, int]:
-    """Which digit of an axis an atom is, as (what one counts, how many there are); (0, 0): none."""
+    """The digit of an axis that an atom is: (step of the digit, its size); (0, 0) if it is none."""
     if isinstance(atom, Axis):
         return 1, atom.size
     (inner, _) = atom.index.terms[0] if len(atom.index.terms) == 1 and not atom.index.const else (None, 0)

@@ -1,8 +1,9 @@
-"""BESIDE: which results of one kernel lie side by side, and along which axis.
+"""Horizontal fusion of concatenated results: whether several results can be computed side by side along a common axis.
 
-Results that agree in all axes but one do, where none is one value along it: that one would be the same for all of the others'
-elements. What comes of slices of one tensor that do not overlap (queries, keys and values of one product) always does: of one
-element each, or all of one size, along the axis that counts the most of a slice's columns (heads).
+Results that agree in all axes but one can, if none has size 1 along that axis (such a result would be constant for the
+others' elements). Results of non-overlapping slices of one tensor (queries, keys and values of one product) always can:
+results of one element along an axis, or of equal sizes along the axis with the largest stride in a slice's columns
+(heads).
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from .kir_read import Reader
 
 
 class Beside(NamedTuple):
-    """Results side by side along `axis`; where they come of slices of one tensor, that tensor and the axis of its slices."""
+    """Results side by side along `axis`; if they come from slices of one tensor, also that tensor (`whole`) and its
+    sliced axis (`columns`)."""
 
     axis: int
     whole: Tensor | None = None
     columns: int = -1
 
     def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
-        """How far slices that a result of one element along the axis reads move with its place on the common one, `by` being 0
-        at that place: what it reads is then what the others read there."""
+        """Offsets of the slices that a result of size 1 along the axis reads, as a function of the index `by` on the
+        common axis (0 at its own place), so that the result reads what the other results read there."""
         own = [t for t in topological([space]) if t.op == "slice" and (t.args[0], t.attr("axis")) == self[1:]]
         width = max((t.attr("stop") for t in own), default=0) - min((t.attr("start") for t in own), default=0)
         return dict.fromkeys(own, by * width) if concrete(space.shape)[self.axis] == 1 else {}
@@ -36,7 +38,7 @@ class Beside(NamedTuple):
 def side_by_side(
     roots: Sequence[Tensor], spaces: Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> Beside | None:
-    """How results lie side by side, None where they do not; `spaces` are what the roots compute."""
+    """How results are side by side, None if they are not; `spaces` are the tensors that the roots compute."""
     shapes = [concrete(x.shape) for x in spaces]
     if len(shapes) < 2 or len({len(s) for s in shapes}) > 1:
         return None
@@ -53,7 +55,7 @@ def side_by_side(
 
 
 def _of_slices(roots: Sequence[Tensor]) -> tuple[Tensor, int] | None:
-    """A tensor, and an axis of it, of which every root reads slices of its own, which overlap no other root's."""
+    """(tensor, axis) of which every root reads slices that do not overlap the slices of other roots; else None."""
     found: list[dict[tuple[Tensor, int], tuple[int, int]]] = []
     for root in roots:
         ends: dict[tuple[Tensor, int], tuple[int, int]] = {}
@@ -73,8 +75,8 @@ def _of_slices(roots: Sequence[Tensor]) -> tuple[Tensor, int] | None:
 def _slowest(
     space: Tensor, whole: Tensor, axis: int, operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> int | None:
-    """The axis of a result that moves furthest along an axis of a tensor that it reads; where that takes single steps, a row
-    stays whole, and an axis of one element beside it is taken."""
+    """The axis of a result with the largest stride along an axis of a tensor that it reads; if that stride is 1, an
+    axis of size 1 before it, so that rows stay whole."""
     at = [Axis(f"i{n}", d) for n, d in enumerate(concrete(space.shape))]
     strides = tuple(int(n == axis) for n in range(whole.rank))
     view = Buffer(whole.dtype, concrete(whole.shape), strides)
@@ -93,4 +95,4 @@ def _slowest(
     return ones[-1] if step == 1 and ones else found
 
 
-WHOLE = "*whole"  # what the tensor is called that slices are read of: no operand has that name
+WHOLE = "*whole"  # buffer name of the sliced tensor; no operand has this name

@@ -1,8 +1,8 @@
-"""HALVES: an axis whose halves are computed from each other's sums is cut in two, and both halves are computed together.
+"""The HALVES transformation (rotate-half split): an axis whose halves depend on each other's sums is split in two.
 
-A rotation, as rotary positions are applied to queries and keys, makes every element from two columns of a product that lie half
-a head apart, or next to each other; a condition on the element's place says which is the other one. As it stands there are two
-products, and matrices are read twice. Over half of the axis, with a result for each half, both are the same two columns.
+Rotary position embedding computes every element from two columns of a product that are half a head apart, or adjacent;
+a condition on the element's index selects the other one. Taken literally there are two products, and matrices are read
+twice. Over half of the axis, with one result per half, both need the same two columns.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .kir_axes import normalized
 
 
 def halved(kernel: Kernel) -> Kernel:
-    """The kernel with such axes cut in two, its axes in normal form; as it was where there are none."""
+    """The kernel with such axes split and its axes normalized; unchanged if there are none."""
     found = cut(kernel)
     return kernel if found is kernel else normalized(found)
 
 
 def cut(kernel: Kernel) -> Kernel:
-    """The kernel with such axes cut in two."""
+    """The kernel with such axes split."""
     for axis in kernel.axes:
         if axis.size % 2 == 0 and _turns(kernel, axis):
             kernel.builder.ways.add("HALVES")
@@ -31,21 +31,21 @@ def cut(kernel: Kernel) -> Kernel:
 
 
 def _turns(kernel: Kernel, axis: Axis) -> bool:
-    """Whether what a sum reads depends on the half of an axis."""
+    """Whether loads inside a reduction depend on the half of an axis."""
     first = [
         e for e in kernel.exprs
         if e.op == "lt" and e.args[0].op == "index" and e.args[0].value == index(axis)
         and e.args[1].op == "const" and 2 * e.args[1].value == axis.size
     ]  # fmt: skip
     sides = {*first, *(e for e in kernel.exprs if e.op == "not" and e.args[0] in first)}
-    sides -= {g for s in kernel.stores for g in s.guards}  # where one result ends and the next begins
+    sides -= {g for s in kernel.stores for g in s.guards}  # these guards separate results
     return bool(sides) and any(
         x.op == "load" and not sides.isdisjoint(x.args) for r in kernel.reductions for x in walk(r.args)
     )
 
 
 def _cut(kernel: Kernel, axis: Axis) -> Kernel:
-    """Every store twice, over half of the axis."""
+    """Every store twice, each over half of the axis."""
     half = Axis(f"{axis.name}h", axis.size // 2)
     stores: list[Store] = []
     for store in kernel.stores:
@@ -59,7 +59,7 @@ def _cut(kernel: Kernel, axis: Axis) -> Kernel:
 
 
 def simplified(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-    """The roots with indices in place of axes; what that decides is decided."""
+    """The roots with axes replaced by indices; conditions that become constant are folded."""
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if e.op == "index":

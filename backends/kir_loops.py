@@ -1,6 +1,7 @@
-"""What loops over a kernel's reductions may share and where they may end: questions about expressions that every emitter asks.
+"""Loop analyses of kernel reductions that all emitters share: loop fusion and loop bounds.
 
-A sum of exp(a - max(a)) shares the loop of the maximum it reads (the ROLL rule); a mask that hides all beyond a bound ends it.
+A sum of exp(a - max(a)) shares the loop of its maximum (the ROLL rule: online softmax); a mask beyond a bound ends the
+loop there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from .kir import Expr, Kernel, below_maximum, factors, walk
 
 
 def rolled(e: Expr, axis: Axis) -> Expr | None:
-    """The maximum m for which a sum reduces exp(a - m) times factors free of m, where m is the maximum of a itself."""
+    """The maximum m if a sum reduces exp(a - m) times factors free of m, where m is the maximum of a along the same
+    axis; else None."""
     if e.value[0] != "sum":
         return None
     found = None
@@ -40,8 +42,10 @@ def rolled(e: Expr, axis: Axis) -> Expr | None:
 
 
 def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> list[Expr]:
-    """Of reductions along one axis that are ready, those that one loop can compute, inner ones first: which wait for no other, or
-    for the maximum alone that they are relative to (`maximum` gives it)."""
+    """Those of the ready reductions along one axis that one loop can compute, inner ones first.
+
+    They depend on no other of these reductions, or only on the maximum that they are relative to (given by `maximum`).
+    """
     chosen: list[Expr] = []
     for e in ready:
         waits = {x for x in walk(e.args) if x in ready and x is not e}
@@ -51,20 +55,20 @@ def sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> li
 
 
 def at_least_one(e: Expr) -> bool:
-    """Whether a value is the sum of exponentials below their maximum (or 0, where all of them are hidden): its reciprocal does
-    not overflow."""
+    """Whether a value is a sum of exponentials below their maximum (or 0 if all are masked), so that its reciprocal
+    does not overflow."""
     return e.op == "reduce" and e.value[0] == "sum" and below_maximum(e.args[0]) is not None
 
 
 def power_of(kernel: Kernel, maximum: Expr) -> str:
-    """The exponential (exp or exp2) that is taken of values less this maximum of theirs."""
+    """The op (exp or exp2) applied to differences from this maximum."""
     return next(x.op for x in kernel.exprs if x.op in ("exp", "exp2") and x.args[0].args[1:] == (maximum,))
 
 
 @dataclass(frozen=True)
 class Room:
-    """A mask keeps the elements of an axis where `rest + side * axis >= 0`; there it is `kept`, if it asks for nothing else
-    (`alone`)."""
+    """A mask that keeps the elements of an axis with `rest + side * axis >= 0`, where the value is `kept`; `alone` if
+    it has no other condition."""
 
     rest: Index
     side: int
@@ -77,8 +81,8 @@ Allowed = tuple[Index, Expr, Expr, bool]
 
 
 def allowed(e: Expr, lost: float = -math.inf) -> list[Allowed]:
-    """(index that is not negative wherever the value can be other than `lost`, the `where` that says so, what it is there, whether
-    the `where` has no other condition)."""
+    """Masks of a value: (index that is nonnegative wherever the value may differ from `lost`, the `where` node, the
+    unmasked value, whether the `where` has no other condition)."""
     if e.op == "add" and lost == -math.inf:
         return [*allowed(e.args[0]), *allowed(e.args[1])]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
@@ -97,8 +101,8 @@ Bound = tuple[Index, Expr, bool]
 
 
 def up_to(e: Expr) -> list[Bound]:
-    """(index, number in memory, whether they must differ): the index is at most the number wherever what a maximum is taken of can
-    be other than -inf."""
+    """Bounds of a maximum's body: (index, number in memory, strict); the index is at most (strict: less than) the
+    number wherever the body may differ from -inf."""
     if e.op == "add":
         return [*up_to(e.args[0]), *up_to(e.args[1])]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
@@ -109,7 +113,7 @@ def up_to(e: Expr) -> list[Bound]:
 
 
 def _at_most(c: Expr, wanted: bool) -> list[Bound]:
-    """Bounds of indices by numbers in memory where a condition is true (or false, as wanted)."""
+    """Bounds of indices by numbers in memory, implied by a condition that is true (or false, as `wanted`)."""
     return [
         (low.value, high, strict)
         for low, high, strict in _orders(c, wanted)
@@ -118,7 +122,7 @@ def _at_most(c: Expr, wanted: bool) -> list[Bound]:
 
 
 def _orders(c: Expr, wanted: bool) -> list[tuple[Expr, Expr, bool]]:
-    """(low, high, whether they must differ): comparisons that all hold where a condition is true (or false, as wanted)."""
+    """Comparisons (low, high, strict) implied by a condition that is true (or false, as `wanted`)."""
     if c.op == "not":
         return _orders(c.args[0], not wanted)
     if c.op == ("and" if wanted else "or"):
@@ -134,8 +138,10 @@ def _reduces(e: Expr) -> bool:
 
 
 def seen_by(e: Expr, one: Expr) -> list[Allowed]:
-    """The same of what a maximum, or a sum of products, reduces: elements beyond change nothing. A condition may be a factor, which
-    is `one` where it holds."""
+    """The masks (see `allowed`) of the body of a maximum or a sum of products; masked elements do not contribute.
+
+    A condition may be a factor; its unmasked value is `one`.
+    """
     if e.value[0] == "max":
         return allowed(e.args[0])
     if e.value[0] != "sum" or e.kind != "float":
@@ -149,12 +155,12 @@ def seen_by(e: Expr, one: Expr) -> list[Allowed]:
 
 
 def _compares(c: Expr) -> bool:
-    """Whether a condition is one comparison."""
+    """Whether a condition is a single comparison."""
     return _compares(c.args[0]) if c.op == "not" else c.op in ("lt", "le")
 
 
 def _true(c: Expr, wanted: bool) -> list[Index]:
-    """Indices that are not negative where a condition is true (or false, as wanted)."""
+    """Indices that are nonnegative where a condition is true (or false, as `wanted`)."""
 
     def number(e: Expr) -> Index:
         return e.value if e.op == "index" else index(e.value)

@@ -1,4 +1,4 @@
-"""From tensors to a kernel: which axes it runs over, and where in memory each element of its results goes."""
+"""Lowering of tensors to a kernel: its parallel axes, and the memory position of each element of its results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def kernel_of(
     """The kernel that computes a tensor from the leaves `operands` (leaf -> buffer name) into buffer `out`; of several
     tensors, the others into `out1`, `out2`, ….
 
-    Several are computed over the axes of the largest one: each has as many elements, or is one value along some of its
-    axes; or all are slices of one tensor, which then is computed once; or they agree in all axes but one, along which they lie
-    side by side. Values that are written into a tensor in memory (`scatter_elements`) count by themselves: only their places
-    are written, and what else the buffer should hold must be there. Raises Unfusable for others, and for ops that have
-    no index expression (sorting, argmax).
+    Several tensors are computed over the axes of the largest one. They must have as many elements each, or size 1 along
+    some axes; or be slices of one tensor, which is computed once; or agree in all axes but one, along which they are
+    concatenated. For `scatter_elements` into a tensor in memory only the scattered values count: only their positions
+    are written, and the buffer must already hold the rest. Raises Unfusable for other results, and for ops without an
+    index expression (sort, argmax).
     """
     roots = expand_all([root] if isinstance(root, Tensor) else list(root))
     for leaf in topological(roots):
@@ -52,7 +52,7 @@ def kernel_of(
     if 0 in shape:
         raise Unfusable("no elements")
     strides = buffers[out if sliced else names[widest]].strides
-    lying = sorted(range(len(shape)), key=lambda n: -strides[n])  # axes in the order of the largest result's memory
+    lying = sorted(range(len(shape)), key=lambda n: -strides[n])  # axes in the memory order of the largest result
     axes = tuple(Axis(f"i{lying.index(n)}", d) for n, d in enumerate(shape))
     reader = Reader(Builder(), operands, buffers)
     if sliced:
@@ -71,13 +71,11 @@ def kernel_of(
     return halved(normalized(_small(kernel)))
 
 
-LARGEST = (
-    3000  # operations and loads of a kernel: compilers take a second for each thousand of them at first, then more
-)
+LARGEST = 3000  # limit of operations and loads of a kernel: compilation takes at least a second per thousand
 
 
 def _small(kernel: Kernel) -> Kernel:
-    """The kernel, if compilers can be asked to take it."""
+    """The kernel if it is small enough to compile; else Unfusable."""
     if kernel.work > LARGEST:
         raise Unfusable(f"more than {LARGEST} operations")
     return kernel
@@ -86,7 +84,7 @@ def _small(kernel: Kernel) -> Kernel:
 def _of_pieces(
     apart: Sequence[Piece], names: Sequence[str], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> Kernel:
-    """The kernel that computes pieces of results, all of one size, each once: what they share is shared."""
+    """The kernel that computes equally sized pieces of results, with common subexpressions computed once."""
     widest = max(range(len(apart)), key=lambda n: (math.prod(concrete(apart[n].term.shape)), -n))
     shape, strides = concrete(apart[widest].term.shape), buffers[names[widest]].strides
     if 0 in shape:
@@ -106,8 +104,8 @@ def _of_pieces(
 
 # ---------------------------------------------------------------- results over common axes
 class _Part(NamedTuple):
-    """One of the results at a point of the axes that all share: its own index, its value, the conditions that it has an
-    element there, and what its own axes are on the shared ones."""
+    """One result at a point of the common axes: its own index, its value, the guards under which it has an element
+    there, and the common-axis indices of its own axes."""
 
     at: tuple[Index, ...]
     value: Expr
@@ -125,8 +123,7 @@ def _slices(r: Reader, roots: Sequence[Tensor], axes: tuple[Axis, ...]) -> Itera
 
 
 def _neighbours(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...], beside: Beside) -> Iterator[_Part]:
-    """Results side by side, each over an axis of its own: where an index lies in one result is known, so that nothing is
-    divided."""
+    """Concatenated results, each over an axis of its own, whose index range is known: no divisions are needed."""
     at, along, before = tuple(map(index, axes)), beside.axis, 0
     for x in spaces:
         size = concrete(x.shape)[along]
@@ -139,7 +136,7 @@ def _neighbours(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...], bes
 
 
 def _alike(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Iterator[_Part]:
-    """Results with as many elements as the largest one has, or one along some axes."""
+    """Results with as many elements as the largest one, or size 1 along some axes."""
     at, shape = tuple(map(index, axes)), tuple(a.size for a in axes)
     for x in spaces:
         here = _along(x, at, shape)
@@ -147,7 +144,7 @@ def _alike(r: Reader, spaces: Sequence[Tensor], axes: tuple[Axis, ...]) -> Itera
 
 
 def _joined(r: Reader, store: Store, part: _Part) -> Store:
-    """A store over the axes that results side by side share."""
+    """A store of a concatenated result, over the common axes."""
     if not part.change:
         return store
     moved = r.b.substituted(store.exprs, part.change)
@@ -155,7 +152,7 @@ def _joined(r: Reader, store: Store, part: _Part) -> Store:
 
 
 def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> Store:
-    """Where an element of a root goes: its index is in the root, or in what is written into a tensor."""
+    """The store of an element of a root, at its index in the root, or at its scattered position."""
     buffer, place, parts, guards = r.buffers[name], Index(), [], part.guards
     axis = t.attr("axis") if t.op == "scatter_elements" else -1
     if axis >= 0:
@@ -170,7 +167,7 @@ def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> Store:
                 raise Unfusable("places that are not there")
         else:
             parts.append((where, buffer.strides[axis]))
-            ends = (r.b.const(-1, "int"), where), (where, r.b.const(size, "int"))  # nothing else is written over
+            ends = (r.b.const(-1, "int"), where), (where, r.b.const(size, "int"))  # skip out-of-bounds writes
             guards = (*guards, *(r.b.pointwise("lt", pair) for pair in ends))
     for n, (i, stride, size) in enumerate(zip(part.at, buffer.strides, buffer.shape, strict=True)):
         place = place + i * stride if size > 1 and n != axis else place
@@ -180,14 +177,14 @@ def _placed(r: Reader, t: Tensor, name: str, part: _Part) -> Store:
 def _within(
     b: Builder, at: tuple[Index, ...], axis: int, before: int, size: int
 ) -> tuple[tuple[Index, ...], tuple[Expr, ...]]:
-    """The index in one of several results side by side, and the conditions that it is there."""
+    """The index within one of several concatenated results, and the guards that the index is in its range."""
     guards = b.less(index(before - 1), at[axis]), b.less(at[axis], index(before + size))
     return (*at[:axis], at[axis] - before, *at[axis + 1 :]), tuple(g for g in guards if g.op != "const")
 
 
 def _loosened(r: Reader, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
-    """Expressions that are used where guards hold, without these guards of loads that stay inside their buffers anyway: what
-    several results share is then one value."""
+    """Expressions used under guards, without those guards on loads that are in bounds anyway, so that results share
+    common values."""
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if e.op != "load":
@@ -203,7 +200,7 @@ def _loosened(r: Reader, exprs: Sequence[Expr], guards: tuple[Expr, ...]) -> lis
 
 
 def sliced_alike(roots: Sequence[Tensor]) -> bool:
-    """Whether several tensors are slices of one without gaps inside, along one axis, none of which overlap."""
+    """Whether several tensors are non-overlapping slices with step 1 of one tensor along one axis."""
     if len(roots) < 2 or any(t.op != "slice" or t.attr("step") != 1 for t in roots):
         return False
     if len({(t.args[0], t.attr("axis")) for t in roots}) > 1:
@@ -213,7 +210,7 @@ def sliced_alike(roots: Sequence[Tensor]) -> bool:
 
 
 def _along(t: Tensor, at: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """The index in a result of an element of the largest one."""
+    """The index in a result that corresponds to an index in the largest one."""
     own = concrete(t.shape)
     if math.prod(own) == math.prod(shape):
         return unravelled(linear(at, shape), own)

@@ -1,8 +1,9 @@
-"""MOMENTS: a sum of squared distances from the mean, in one walk over what is summed.
+"""The MOMENTS transformation: one-pass variance (shifted sums, as in Welford's and Chan's methods).
 
-sum((a - m)²) with m the mean of a waits for the whole of sum(a). For any number c, with t = sum(a - c), the mean is c + t / n and
-the sum is sum((a - c)²) - t² / n: two sums that share one walk and that parts of a row can compute on their own. With c an
-element of the row itself (its first), both terms are small where the row's spread is, so that no digits are lost to its mean.
+sum((a - m)²) with the mean m of a must wait for all of sum(a). For any constant c, with t = sum(a - c), the mean is c +
+t / n and the sum of squares is sum((a - c)²) - t² / n: two sums that share one loop, and that parts of a row can
+compute independently. With c the first element of the row both terms are small if the row's spread is, so that
+cancellation loses no digits to the mean.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from .kir import Expr, Kernel, walk
 
 
 def in_one_walk(kernel: Kernel, axis: Axis) -> Kernel:
-    """The kernel with such sums over an axis in one walk; as it was where there are none."""
+    """The kernel with such sums over an axis computed in one pass; unchanged if there are none."""
     found = {e: total for e in kernel.reductions if (total := _mean_within(e, axis)) is not None}
     if not found:
         return kernel
@@ -30,7 +31,7 @@ def in_one_walk(kernel: Kernel, axis: Axis) -> Kernel:
 
 
 def _mean_within(e: Expr, axis: Axis) -> Expr | None:
-    """The sum whose mean a sum of squared distances is from, None where it is another kind of reduction."""
+    """The sum of the mean in a sum of squared deviations, None for other reductions."""
     if e.value != ("sum", axis) or e.args[0].op != "mul" or e.args[0].args[0] is not e.args[0].args[1]:
         return None
     off = e.args[0].args[0]

@@ -1,4 +1,4 @@
-"""What a kernel of the IR means: NumPy arithmetic over whole axes, without tiles. The specification of the other emitters."""
+"""Reference interpreter of the kernel IR: NumPy over whole axes, without tiles. The specification of the emitters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multi
 
 
 def run(kernel: Kernel, memory: Mapping[str, Array]) -> None:
-    """Run a kernel over flat arrays, one for each buffer, by name; results are written into theirs. Floats are computed in
-    float64. Cost and memory grow with the product of all axes that meet in one value: for small sizes."""
+    """Run a kernel on flat arrays (buffer name -> array); results are written in place.
+
+    Floats are computed in float64. Cost and memory grow with the product of all axes of a value: for small sizes.
+    """
     bound = [*(e.axis for e in kernel.reductions), *(a for s in kernel.stores for a in sorted(s.value.axes, key=repr))]
     axes = [*kernel.axes, *dict.fromkeys(a for a in bound if a not in kernel.axes)]
     with np.errstate(all="ignore"):
@@ -42,7 +44,7 @@ class _Values:
         self.known: dict[Expr, Array] = {}
 
     def along(self, axis: Axis) -> Array:
-        """The axis' positions, laid along its dimension."""
+        """The axis' indices along its dimension."""
         shape = [1] * len(self.order)
         shape[self.order[axis]] = axis.size
         return np.arange(axis.size).reshape(shape)

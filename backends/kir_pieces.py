@@ -1,9 +1,9 @@
-"""PIECES: results that are put together are computed piece by piece, in one kernel.
+"""The PIECES transformation (concat split): concatenated results are computed piece by piece in one kernel.
 
-Which value an element of a concatenation is depends on its place. As one expression that is a choice between all of them, and
-every element computes all it may be: of sixteen steps of a recurrence, stacked, each element all sixteen. Where the pieces are of
-one size and there is much to compute, the kernel runs over the elements of one of them and stores each piece in its place, so
-that what they share is computed once.
+The value of an element of a concatenation depends on its index. As one expression this is a select between all pieces,
+and every element computes all of them: of sixteen stacked steps of a recurrence, each element computes all sixteen.
+Where the pieces have equal sizes and enough work, the kernel iterates over the elements of one piece and stores every
+piece, so that common subexpressions are computed once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..egraph.graph import Tensor, make, topological
 from ..egraph.ops import OPS
 from ..extract.vectors import vector_product
 
-MOST = 256  # pieces of a result
-WORTH = 3.0  # operations for each piece of an element, beyond which computing all of them for each is dear
-SHORT = 8  # elements of a reduction that is written out, of an axis that is cut into its elements
-WRITTEN = 2.0  # times as many operations that a kernel may become where reductions are written out
+MOST = 256  # limit of pieces of a result
+WORTH = 3.0  # operations per piece and element beyond which computing all pieces for each element is expensive
+SHORT = 8  # elements of a reduction that is unrolled, of an axis that is cut into single elements
+WRITTEN = 2.0  # limit of the growth in operations by unrolled reductions
 
 
 class Piece(NamedTuple):
-    """A part of a result, of which `term` computes an element of each axis from `start` on."""
+    """A part of a result: `term` computes its elements, which begin at index `start` of `root`."""
 
     root: Tensor
     term: Tensor
@@ -33,8 +33,11 @@ class Piece(NamedTuple):
 
 
 def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
-    """The pieces of some results, all with as many elements or one value along some axes; None where they have no such pieces, or
-    where little is computed in them and one kernel can compute them otherwise."""
+    """The pieces of some results, all with as many elements as the largest or size 1 along some axes.
+
+    None if the results have no such pieces, or if the pieces have little work and one kernel can compute the results
+    otherwise.
+    """
     nodes = topological(roots)
     if any(t.op in ("conv", "scatter_elements") or _of_matrices(t) for t in nodes):
         return None
@@ -52,7 +55,7 @@ def pieces(roots: Sequence[Tensor]) -> list[Piece] | None:
 
 
 def written_out(apart: Sequence[Piece]) -> bool:
-    """Whether the reductions of pieces are to be written out: they are short, and most is computed outside of them."""
+    """Whether to unroll the reductions of pieces: they are short, and most work is outside of them."""
     nodes = topological([p.root for p in apart])
     depths = [_depth(t) for t in nodes if t.entry.kind == "reduction"]
     if not depths or max(depths) > SHORT or any(t.op == "matmul" for t in nodes):
@@ -63,12 +66,12 @@ def written_out(apart: Sequence[Piece]) -> bool:
 
 
 def _depth(t: Tensor) -> int:
-    """How many elements each result of a reduction is made of."""
+    """Number of elements that each result of a reduction combines."""
     return prod(concrete(t.args[0].shape)) // max(prod(concrete(t.shape)), 1)
 
 
 def _of_one_size(roots: Sequence[Tensor], found: list[list[Piece]]) -> list[list[Piece]]:
-    """The pieces, those that are larger than the smallest ones cut along their last axes where these are short."""
+    """The pieces, with those larger than the smallest one cut along their last axes if these are short."""
     size = min(prod(concrete(p.term.shape)) for each in found for p in each)
 
     def smaller(root: Tensor, own: list[Piece]) -> list[Piece]:
@@ -83,14 +86,14 @@ def _of_one_size(roots: Sequence[Tensor], found: list[list[Piece]]) -> list[list
 
 
 def _alike(terms: Sequence[Tensor]) -> bool:
-    """Whether all terms have as many elements as the largest one, or one value along some axes."""
+    """Whether all terms have as many elements as the largest one, or size 1 along some axes."""
     shapes = [concrete(t.shape) for t in terms]
     widest = max(shapes, key=prod)
     return all(prod(s) == prod(widest) or _within(s, widest) for s in shapes)
 
 
 def _of_matrices(t: Tensor) -> bool:
-    """Whether a term is a product that wants tiles of its own."""
+    """Whether a term is a matrix product, which needs tiles of its own."""
     return t.op == "matmul" and vector_product(*(concrete(a.shape) for a in t.args)) is None
 
 
@@ -99,7 +102,7 @@ def _within(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _cut(root: Tensor, ends: Mapping[int, set[int]]) -> list[Piece]:
-    """The pieces of a result that end there along its axes, all of one size."""
+    """The pieces of a result with the given boundaries along its axes, all of one size."""
     shape = concrete(root.shape)
     steps = [gcd(size, *ends.get(axis, ())) for axis, size in enumerate(shape)]
     if not ends or prod(size // step for size, step in zip(shape, steps)) > MOST:
@@ -115,17 +118,21 @@ def _cut(root: Tensor, ends: Mapping[int, set[int]]) -> list[Piece]:
 
 
 Axes = tuple[tuple[int, ...], ...]
-"""For each axis of a tensor, the axes of a root that it runs along: none, one, or several or parts of some (one then stands twice)."""
+"""For each axis of a tensor, the axes of a root that it runs along: none, one, or several or parts of some (a single
+one then is listed twice)."""
 
 
 def _ends(root: Tensor) -> dict[int, set[int]]:
-    """Where pieces meet, along each axis: of concatenations that pointwise operations and short reductions read, and of those that
-    these put together, also as axes of one element come and go. An axis that is put together with others is cut into its elements."""
+    """Boundaries between pieces along each axis of a result: axis -> positions.
+
+    They come from concatenations below elementwise operations, short reductions and reshapes. An axis that a reshape
+    merges with others is cut into single elements.
+    """
     ends: dict[int, set[int]] = {}
     shape = concrete(root.shape)
     seen: set[tuple[Tensor, Axes, tuple[int, ...]]] = set()
     alone: Axes = tuple((n,) if d > 1 else () for n, d in enumerate(shape))
-    stack = [(root, alone, (0,) * root.rank, False)]  # where the tensor begins along its axes
+    stack = [(root, alone, (0,) * root.rank, False)]  # tensor, axes, offsets, below a concatenation
     while stack:
         t, axes, before, inside = stack.pop()
         if (t, axes, before) in seen:
@@ -154,8 +161,8 @@ WRITABLE = ("sum", "max", "min", "prod")
 
 
 def _moved(t: Tensor, axes: Axes, before: tuple[int, ...]) -> tuple[Axes, tuple[int, ...]] | None:
-    """The axes of a reshaped tensor's operand, and where it begins along them; None where that begins elsewhere than at 0 and more
-    than axes of one element come or go."""
+    """(axes, offsets) of a reshape's operand; None for a nonzero offset, unless the reshape only adds or removes axes
+    of size 1."""
     own, inner = concrete(t.shape), concrete(t.args[0].shape)
     if [d for d in own if d > 1] == [d for d in inner if d > 1]:
         rest = iter([(a, b) for a, b, d in zip(axes, before, own) if d > 1])
@@ -167,7 +174,7 @@ def _moved(t: Tensor, axes: Axes, before: tuple[int, ...]) -> tuple[Axes, tuple[
 
 
 def _under(inner: tuple[int, ...], own: tuple[int, ...], axes: Axes) -> Iterator[tuple[int, ...]]:
-    """For each axis before a reshape, the axes of the root of those after it with which it shares elements."""
+    """For each axis before a reshape, the root axes of those axes after it with which it shares elements."""
     spans = [(prod(own[n:]), prod(own[n + 1 :])) for n in range(len(own))]
     for n in range(len(inner)):
         high, low = prod(inner[n:]), prod(inner[n + 1 :])

@@ -1,5 +1,6 @@
-"""The index rules: what the element of a tensor at an index is, as an expression of the kernel IR. A rule for each op that is not
-pointwise; views, and ops that lay out anew, change the index alone.
+"""Lowering of tensor ops to the kernel IR: the element of a tensor at an index as an expression.
+
+There is one rule for each op that is not elementwise; views and layout changes only change the index.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from .kir_simplify import as_index, conjuncts
 
 
 class Reader:
-    """Values of tensors at indices. Leaves are operands; `of` maps leaf -> buffer name."""
+    """Lowers tensor elements to expressions. Leaves are operands; `of` maps leaf -> buffer name."""
 
     def __init__(self, builder: Builder, of: Mapping[Tensor, str], buffers: Mapping[str, Buffer]) -> None:
         self.b, self.of, self.buffers = builder, of, buffers
         self.memo: dict[tuple[Any, ...], Expr] = {}
-        self.moved: dict[Tensor, Index] = {}  # by how much slices begin later
-        self.written_out = 0  # elements of a reduction up to which it is written out
+        self.moved: dict[Tensor, Index] = {}  # offset by which slices start later
+        self.written_out = 0  # number of elements up to which a reduction is unrolled; 0: never
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
-        """The element of a tensor at an index."""
+        """The element of a tensor at an index, loaded only where all `guards` hold."""
         key = (t, at, guards)
         if key not in self.memo:
             for x in self._ahead(t, at, guards):
@@ -35,8 +36,8 @@ class Reader:
         return self.memo[key]
 
     def _ahead(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> list[Tensor]:
-        """A tensor behind the operands of its shape that pointwise operations read at the same index: chains of hundreds of
-        them are read without recursion."""
+        """A tensor after the same-shape operands of elementwise chains, which may have hundreds of ops: avoids
+        recursion."""
 
         def reads(x: Tensor) -> list[Tensor]:
             alone = not x.entry.pointwise or x in self.of or x.op in _RULES
@@ -62,7 +63,8 @@ class Reader:
         return self.b.pointwise(t.op, [self.operand(a, at, guards) for a in t.args])
 
     def operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-        """An operand that may broadcast. What guards an index that it does not have is not its guard."""
+        """An element of an operand that may broadcast; guards on an index that the operand does not have are
+        dropped."""
         own = tuple(Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True))
         atoms = {a for i in own for a in i.atoms}
         lost = {i for i, k in zip(at, own) if i != k and atoms.isdisjoint(a for a, _ in i.terms)}
@@ -70,7 +72,7 @@ class Reader:
         return self.value(x, own, tuple(kept) if lost else guards)
 
     def fresh(self, size: int, at: Iterable[Index], guards: Iterable[Expr], stem: str = "r") -> Axis:
-        """An axis for a reduction: the first of its size that does not occur in the surroundings."""
+        """An axis for a reduction: the first one of this size whose name is not in use around it."""
         used = frozenset().union(*(i.axes for i in at), *(g.axes for g in guards))
         k = 0
         while (axis := Axis(f"{stem}{size}" + (f"n{k}" if k else ""), size)) in used:  # a loop over r5 counts in r5_
@@ -78,7 +80,7 @@ class Reader:
         return axis
 
     def within(self, x: Tensor, at: tuple[Index, ...], axis: int, guards: tuple[Expr, ...], fill: float = 0.0) -> Expr:
-        """The element of a tensor at an index that may lie before or behind an axis' elements: `fill` there."""
+        """The element of a tensor at an index that may be out of bounds along an axis, where the value is `fill`."""
         b = self.b
         inside = b.pointwise("and", (b.less(index(-1), at[axis]), b.less(at[axis], index(int(x.shape[axis])))))  # type: ignore[arg-type]
         more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
@@ -113,7 +115,7 @@ def _cast(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...])
     x = r.value(t.args[0], at, guards)
     kind = dtypes.category(t.dtype)
     if kind == x.kind == "float" or t.dtype == t.args[0].dtype:
-        return x  # widths of floats are the buffers' business
+        return x  # dtypes of floats belong to buffers
     return r.b.make("cast", (x,), t.dtype, kind)
 
 
@@ -132,7 +134,7 @@ def _reduce(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...
     here = frozenset().union(*(i.axes for i in at))
     guards = tuple(
         g for g in guards if not g.axes or not g.axes.isdisjoint(here)
-    )  # a row's mean is that of both halves
+    )  # a row's mean is the same for both halves
     axis = r.fresh(math.prod(sizes), at, guards, WINDOW if axes[0] >= t.args[0].rank - windows else "r")
     inner = list(at)
     for a, i in zip(axes, unravelled(index(axis), sizes)):
@@ -144,7 +146,7 @@ COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 def _written_out(r: Reader, t: Tensor, at: tuple[Index, ...], axes: list[int], guards: tuple[Expr, ...]) -> Expr:
-    """A reduction, each of its elements an expression of its own."""
+    """An unrolled reduction."""
     found: Expr | None = None
     for place in product(*(range(concrete(t.args[0].shape)[a]) for a in axes)):
         inner = list(at)
@@ -216,8 +218,11 @@ def _windows(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ..
 
 
 def _conv(r: Reader, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-    """A sum over kernel positions and channels, channels innermost: where tiles divide the channels, one kernel position
-    serves a whole tile. A convolution of channels one by one (depthwise) is a sum over a window."""
+    """A sum over kernel positions and channels, channels innermost: where tiles divide the channels, a tile has one
+    kernel position.
+
+    A depthwise convolution is a sum over a window.
+    """
     x, w = t.args
     sizes, n = concrete(w.shape), x.rank - 2
     pads, per_out = t.attr("pads"), sizes[0] // t.attr("groups")

@@ -1,4 +1,4 @@
-"""Scales that move: exponentials become those of two and share their sums, and factors leave a loop early."""
+"""Scale rewrites: exponentials to base two, softmax sums shared with logarithms, factors hoisted out of loops."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def beside_softmax(kernel: Kernel) -> Kernel:
-    """Where a kernel has exp(a - max(a)), the sum of exponentials that a logarithm needs (of a - 0 where the maximum is infinite) is
-    that of the same: softmax is not a number there anyway."""
+    """Share the exponential sums of logsumexp with softmax: exp(a - (max(a), 0 where infinite)) becomes exp(a - max(a))
+    if the kernel has that.
+
+    Where the maximum is infinite softmax is NaN anyway.
+    """
     b, there = kernel.builder, {e for e in kernel.exprs if e.op == "sub" and _of_itself(e)}
 
     def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -26,14 +29,16 @@ def beside_softmax(kernel: Kernel) -> Kernel:
 
 
 def _of_itself(e: Expr) -> bool:
-    """Whether a difference is that of a value from its own maximum."""
+    """Whether a difference is a value minus its own maximum."""
     a, m = e.args
     return m.op == "reduce" and m.value[0] == "max" and m.args[0] is a
 
 
 def base_two(kernel: Kernel) -> Kernel:
-    """Every exp(a - max(a)) as 2 ** (a' - max(a')), with the factor in a' = a * log2(e) joined to one that is there: the
-    hardware's exponential is to base two. What else reads the maximum reads max(a') / log2(e)."""
+    """Every exp(a - max(a)) as 2 ** (a' - max(a')) with a' = a * log2(e), the factor folded into an existing one.
+
+    The hardware's exponential is to base two. Other uses of the maximum read max(a') / log2(e).
+    """
     b = kernel.builder
     scaled = {
         m: b.make("reduce", (_scaled(b, m.args[0]),), m.value, m.kind) for m in kernel.reductions if _shifts(kernel, m)
@@ -49,7 +54,8 @@ def base_two(kernel: Kernel) -> Kernel:
 
 
 def _shifts(kernel: Kernel, m: Expr) -> bool:
-    """Whether a maximum shifts its own body, which contains no other such maximum, and no other one, where exponentials are taken."""
+    """Whether a maximum is subtracted only from its own body, only under `exp`, and its body contains no other
+    maximum."""
     if m.op != "reduce" or m.value[0] != "max" or any(x.op == "reduce" and x.value[0] == "max" for x in walk(m.args)):
         return False
     shifted = {e for e in kernel.exprs if e.op == "sub" and e.args == (m.args[0], m)}
@@ -59,7 +65,8 @@ def _shifts(kernel: Kernel, m: Expr) -> bool:
 
 
 def _scaled(b: Builder, e: Expr) -> Expr:
-    """e * log2(e), the factor moved to a number that is there. The least of a dtype, by which masks hide, stays finite: 0 times it is 0."""
+    """e * log2(e), with the factor folded into an existing constant. Finite constants, such as masks of the least
+    float, stay finite: 0 times them is 0."""
     if e.op == "const":
         return b.const(_finite(e.value * LOG2E))
     if e.op == "mul" and e.args[1].op == "const":
@@ -76,10 +83,10 @@ def _finite(value: float) -> float:
 
 
 def scaled_early(kernel: Kernel) -> Kernel:
-    """Factors of a product that no loop around it moves join that side of it that stays as well: queries are multiplied by
-    their norm and the softmax's scale once, not the scores of every tile (DEFER the other way round).
+    """Move loop-invariant factors of a product to its loop-invariant side: queries are multiplied by their norm and the
+    softmax scale once, not the scores of every tile (the inverse of DEFER).
 
-    A number alone stays where it is if the side is plain memory: scaling that would cost a rounding and save one product.
+    A constant factor stays if that side is a plain load: scaling it would round an operand to save one multiplication.
     """
     b, held = kernel.builder, set(kernel.axes)
 

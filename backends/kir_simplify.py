@@ -1,5 +1,7 @@
-"""What a pointwise operation of the kernel IR is without being done: numbers are folded, neutral elements dropped, comparisons
-decided where the ranges of indices decide them. A function per op, of the builder and the operands; None: nothing is simpler.
+"""Simplification of elementwise operations of the kernel IR: constant folding, neutral elements, comparisons decided by
+index ranges.
+
+One function per op, of the builder and the operands; None means no simplification.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ def _number(e: Expr) -> Any:
 
 
 def folded(b: Builder, op: str, args: Sequence[Expr], kind: str) -> Expr | None:
-    """What an operation on numbers alone gives, where that is a finite number."""
+    """The constant result of an operation on constants, if it is finite; else None."""
     known = OPS.get(op)
     if known is None or known.numpy is None or any(a.op != "const" or a.kind != "float" for a in args):
         return None
@@ -77,17 +79,17 @@ def _where(b: Builder, c: Expr, x: Expr, y: Expr) -> Expr | None:
     if x.kind == "bool" and x.op == y.op == "const" and x.value != y.value:
         return c if x.value else b.pointwise("not", (c,))
     if y.op == "const" and not y.value and x.op == "load" and set(conjuncts(c)) <= set(x.args[len(x.value[2]) :]):
-        return x  # nothing is read there, which counts as 0
+        return x  # a load's guard already gives 0
     return (x if c.value else y) if c.op == "const" else x if x is y else None
 
 
 def conjuncts(c: Expr) -> list[Expr]:
-    """The conditions that must all hold."""
+    """The conditions whose conjunction `c` is."""
     return [c] if c.op != "and" else [*conjuncts(c.args[0]), *conjuncts(c.args[1])]
 
 
 def _and(b: Builder, x: Expr, y: Expr) -> Expr | None:
-    if x.kind != "bool":  # bits of whole numbers
+    if x.kind != "bool":  # bitwise on integers
         return None
     return (y if x.value else x) if x.op == "const" else (x if y.value else y) if y.op == "const" else None
 
@@ -113,11 +115,12 @@ def _pow(b: Builder, x: Expr, y: Expr) -> Expr | None:
     return b.pointwise(plain, (x,)) if plain else None
 
 
-SIGNS = 8  # factors in each other among which a sign is looked for
+SIGNS = 8  # depth of nested factors to search for a sign
 
 
 def _unsigned(b: Builder, e: Expr, depth: int = SIGNS) -> Expr | None:
-    """A value without its sign, where it is written with one: a negated value or number, or a product or quotient with such a factor."""
+    """A value without its minus sign, if it has one: a negation, a negative constant, or a product or quotient with
+    such a factor; else None."""
     if e.op == "neg":
         return e.args[0]
     if e.op == "const":
@@ -131,7 +134,7 @@ def _unsigned(b: Builder, e: Expr, depth: int = SIGNS) -> Expr | None:
 
 
 def _odd(op: str) -> Callable[[Builder, Expr], Expr | None]:
-    """f(-x) is -f(x): both are then one computation, and a sign costs nothing."""
+    """Rule f(-x) = -f(x): both share one computation."""
 
     def simple(b: Builder, x: Expr) -> Expr | None:
         bare = _unsigned(b, x) if x.kind == "float" else None
@@ -141,7 +144,7 @@ def _odd(op: str) -> Callable[[Builder, Expr], Expr | None]:
 
 
 def _even(op: str) -> Callable[[Builder, Expr], Expr | None]:
-    """f(-x) is f(x)."""
+    """Rule f(-x) = f(x)."""
 
     def simple(b: Builder, x: Expr) -> Expr | None:
         bare = _unsigned(b, x) if x.kind == "float" else None
@@ -155,7 +158,7 @@ def _neg(b: Builder, x: Expr) -> Expr | None:
 
 
 def as_index(e: Expr) -> Index:
-    """A whole number or an index as an index."""
+    """An integer constant or index expression as an Index."""
     return e.value if e.op == "index" else index(int(e.value))
 
 

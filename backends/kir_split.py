@@ -1,8 +1,10 @@
-"""SPLIT: a reduction cut into parts that different programs compute, and a second kernel that joins them.
+"""The SPLIT transformation: a reduction in parts that different programs compute, and a second kernel that combines the
+partial results.
 
-The first kernel stores the state of every outermost reduction over the axis (sums, maxima; for a sum of exp(a - max) the sum
-relative to the part's own maximum); the second reduces the states along the parts and computes the rest. Both are kernels of
-the IR, so split-K products, split-KV attention and two-stage row reductions are one transformation.
+The first kernel stores the partial result of every outermost reduction over the axis (sums, maxima; for a sum of exp(a
+- max) the sum relative to the part's own maximum). The second reduces the partial results over the parts and computes
+the rest. Both are kernels of the IR, so split-K GEMM, split-KV attention (Flash-Decoding) and two-stage row reductions
+are one transformation.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ from .kir import Buffer, Expr, Kernel, Store, Unfusable, walk
 from .kir_loops import rolled
 from .kir_moments import in_one_walk
 
-ALIGNMENT = 256  # bytes between which states begin
-COUNTERS = 1 << 16  # tiles whose parts can be counted
-HELD = 64  # longest axis of a reduction around a split one: the split one's states have it as an axis of their own
+ALIGNMENT = 256  # byte alignment of partial results
+COUNTERS = 1 << 16  # maximum tiles per split kernel
+HELD = 64  # longest reduction axis around a split one, whose partial results then have that axis as well
 
 
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
-    """(partial, joining) kernels: the partial one has a first parallel axis `part`, the joining one reduces over `parts`. The
-    states are buffers `part0`, `part1`, … of float32. Unfusable where a reduction over the axis waits for another one in a way
-    that only whole rows allow (distances from a mean do not: kir_moments.py), a state is a whole number or of float64, or the axis does
-    not divide."""
+    """(partial, combining) kernels: the partial one has a first parallel axis `part`, the combining one reduces over
+    `parts`.
+
+    Partial results are float32 buffers `part0`, `part1`, … Unfusable if a reduction over the axis needs another whole
+    one first (sums of squared deviations do not: kir_moments.py), if a partial result is an integer or float64, or if
+    `parts` does not divide the axis.
+    """
     if axis.size % parts or parts < 2:
         raise Unfusable(f"{axis.size} elements in {parts} parts")
     kernel = in_one_walk(kernel, axis)
@@ -79,7 +84,7 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
 
 
 def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Expr:
-    """A reduction over one part: the axis becomes the part's, in it and in the maxima that it reads."""
+    """A reduction over one part: the part's axis replaces the axis, also in maxima that the reduction reads."""
     b = kernel.builder
 
     def change(x: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -96,7 +101,7 @@ def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Exp
 
 
 def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Where the states lie in one piece of scratch memory: (first byte, bytes) of each, and the bytes in all."""
+    """Memory plan of the partial results in one scratch buffer: ({name: (first byte, bytes)}, total bytes)."""
     found: dict[str, tuple[int, int]] = {}
     total = 0
     for name, b in buffers.items():
@@ -108,7 +113,7 @@ def places(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], i
 
 
 def counted(programs: int, parts: int) -> int:
-    """How many tiles so many programs make of so many parts each; Unfusable where there are not as many counters."""
+    """Number of tiles of `programs` in `parts` parts each. Unfusable if there are more than `COUNTERS`."""
     if programs // parts > COUNTERS:
         raise Unfusable(f"{programs // parts} tiles to be joined")
     return programs // parts

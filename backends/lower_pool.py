@@ -1,4 +1,4 @@
-"""Reading terms as kernels in several processes at once: the near side of lower_worker.py.
+"""Pool of worker processes that lower terms to kernels; the parent's side of lower_worker.py.
 
 Whoever has a list of jobs works on it from its beginning, processes from its end, until they meet: nothing waits for a process to
 start, and on a machine without idle cores nothing is lost. While the list still grows, processes take what there is, in order.
@@ -34,25 +34,25 @@ PATIENCE_S = 30.0  # for one job: a process that takes longer is given up
 
 @dataclass(eq=False)
 class _Process:
-    """One process: what is still to be written to it, what came of the next reply, how many messages it has."""
+    """One worker: pending output, the partial next reply, and its number of messages."""
 
     process: subprocess.Popen[bytes]
     out: bytearray = field(default_factory=bytearray)
     into: bytearray = field(default_factory=bytearray)
     busy: dict[int, Batch] = field(default_factory=dict)  # jobs that it has, by number, and who asked for them
     messages: int = 0
-    since: float = 0.0  # when it had none
-    heard: bool = False  # whether it has ever answered: it may still be starting
+    since: float = 0.0  # time since the worker has had messages
+    heard: bool = False  # whether the worker has ever answered: it may still be starting
 
     def write(self) -> None:
-        """As much as the pipe takes."""
+        """Write as much as the pipe takes."""
         assert self.process.stdin is not None
         with contextlib.suppress(BlockingIOError):
             while self.out:
                 del self.out[: os.write(self.process.stdin.fileno(), self.out)]
 
     def read(self) -> list[tuple[int, Reply]]:
-        """The replies that are there. EOFError where the process has ended."""
+        """The complete replies in the pipe. EOFError if the worker has ended."""
         assert self.process.stdout is not None
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -68,7 +68,7 @@ class _Process:
         return found
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the worker."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -89,7 +89,8 @@ class Batch:
     grows: bool = True  # whether there may be more jobs
 
     def __post_init__(self) -> None:
-        self.taken = self.early = self.given = 0  # by the caller; while there were to be more; from the end
+        # jobs taken by the caller; by workers while the batch grew; first index given to workers from the end
+        self.taken = self.early = self.given = 0
 
     def add(self, job: Callable[[], Job]) -> None:
         """One more job. Processes have their part in it at once."""
@@ -104,12 +105,12 @@ class Batch:
         self.numbers.append(self.pool.number())
 
     def close(self) -> None:
-        """These are all."""
+        """Declare the batch complete."""
         self.grows, self.given = False, len(self.jobs)
         self.pool.pump(self)
 
     def there(self) -> Reply:
-        """What processes have made of the next job by now."""
+        """The workers' reply to the next job if it has arrived, else an empty one."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 
@@ -126,7 +127,8 @@ class Batch:
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Jobs for a process, from the end: none that the caller will have come to by then. While there are more to come, the first."""
+        """Jobs for a worker, from the end, except those that the caller will reach first; while the batch grows, from
+        its beginning."""
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0
             self.early += count
@@ -146,7 +148,7 @@ class LowerPool:
     def __init__(self, size: int | None = None) -> None:
         self.size = min(MOST, cores() - 1) if size is None else size
         self._count = 0  # jobs so far
-        self.clock = Clock()  # when processes worked
+        self.clock = Clock()  # time that workers were busy
         self._processes: list[_Process] = []
         self._selector: selectors.BaseSelector | None = None  # while there are processes
 
@@ -156,7 +158,7 @@ class LowerPool:
         return self._count
 
     def begin(self) -> None:
-        """Start the processes, without waiting for them; those that ended for want of work start again."""
+        """Start the workers without waiting for them; idle ones that have ended are restarted."""
         for process in [p for p in self._processes if p.process.poll() is not None and not p.messages]:
             self._drop(process)
         while len(self._processes) < self.size and _room.acquire(blocking=False):
@@ -196,7 +198,7 @@ class LowerPool:
         return Batch(self)
 
     def waits_for(self, number: int) -> bool:
-        """Whether a process works on a job. One that has not even started has it no more."""
+        """Whether a worker has the job in progress. Jobs of a worker that has not started yet are taken back."""
         for p in self._processes:
             if number in p.busy:
                 if p.heard:
@@ -205,7 +207,7 @@ class LowerPool:
         return False
 
     def pump(self, batch: Batch, wait: bool = False) -> None:
-        """Take in what is done, and hand out what is next."""
+        """Collect replies and send further jobs."""
         for p in [*self._processes]:
             while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
                 p.since = p.since if p.messages else time.monotonic()
@@ -229,7 +231,7 @@ class LowerPool:
                 batch.found[number] = found
 
     def _safely(self, process: _Process, work: Callable[[], None]) -> None:
-        """Do something with a process; one that is gone is so with its jobs, which the caller does."""
+        """Do something with a worker. If the worker has died, its jobs are left to the caller."""
         try:
             work()
         except (OSError, EOFError):
@@ -248,7 +250,7 @@ class LowerPool:
             self._selector = None
 
     def close(self) -> None:
-        """End all processes; they start again when needed."""
+        """End all workers; they start again on demand."""
         for process in [*self._processes]:
             self._drop(process)
 

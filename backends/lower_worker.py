@@ -1,8 +1,8 @@
-"""The child process that reads terms as kernels: which of them some backends can generate, in which forms, and what each is.
+"""Worker process that lowers terms to kernels: which terms some backends can generate, in which forms.
 
-A job is what `Generator` asks of one region: its terms, how operands and results lie, which operands are weights. It is answered
-by the same code that would run in the parent (generator.py), and what that made is sent back. Messages are pickles between two
-processes of one program, over pipes that nobody else has; nothing of them lies in files.
+A job is what `Generator` asks of one fusion group: its terms, the layouts of operands and results, which operands are
+weights. The worker runs the same code as the parent (generator.py) and sends back the result. Messages are pickles over
+private pipes between two processes of one program; none are stored in files.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..extract.kernel import Call
 from .measure_worker import die_with_parent
 
 Flat = tuple[list[tuple[str, tuple[int, ...], dict[str, Any]]], list[int]]
-Form = tuple[tuple[str, ...], bool, int]  # transposed weights, whether channels lie innermost, the precision's number
+Form = tuple[tuple[str, ...], bool, int]  # transposed weights, whether channels are innermost, number of the precision
 HEAD = struct.Struct("<I")
-IDLE_S = 60  # seconds after which a process that nobody needs ends
+IDLE_S = 60  # seconds after which an idle worker ends
 
 
 @dataclass(frozen=True)
 class Job:
-    """One region for the generators `names`, with what kernels may lose (`limit`) and which of its operands and results are `images`;
-    or calls of one `form` of it for one of them."""
+    """One fusion group for the generators `names`, with the permitted loss (`limit`) and the operands and results that
+    are `images`; or calls of one `form` for one generator."""
 
     names: tuple[str, ...]
     terms: Flat
@@ -41,20 +41,21 @@ class Job:
     form: Form | None = None
 
 
-# Of each generator: forms, keys of calls, what these were lowered to (None: nothing); and for a region the forms that compute it, with
-# their effort and size.
+# Per generator: (name, [(form, call key, packed kernel or None)], [(form, flops, size)] of the forms that compute a
+# group, or None).
 Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, float, int]] | None]]
 
 
 def flat(terms: Sequence[Tensor]) -> Flat:
-    """Terms as a list of nodes over earlier ones, and which of these they are: tensors are equal only if they are the same."""
+    """Terms as a list of nodes over earlier ones, and the terms' indices: tensors are compared by identity, which
+    pickles do not keep."""
     nodes = topological(terms)
     number = {t: n for n, t in enumerate(nodes)}
     return [(t.op, tuple([number[a] for a in t.args]), dict(t.attrs)) for t in nodes], [number[t] for t in terms]
 
 
 def built(found: Flat) -> tuple[Tensor, ...]:
-    """The terms that `flat` has listed."""
+    """The terms listed by `flat`."""
     made: list[Tensor] = []
     for op, args, attrs in found[0]:
         made.append(make(op, [made[a] for a in args], attrs))
@@ -85,12 +86,12 @@ def answer(job: Job) -> Reply:
 
 
 def packed(lowered: Any) -> bytes:
-    """A kernel with its shape and schedules (generated.Lowered)."""
+    """A pickled kernel with its shape and schedules (generated.Lowered)."""
     return pickle.dumps((lowered.kernel, lowered.shape, lowered.space), pickle.HIGHEST_PROTOCOL)
 
 
 def read(stream: IO[bytes]) -> Any:
-    """The next message. EOFError at the end."""
+    """The next message. EOFError at the end of input."""
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
         raise EOFError
@@ -98,18 +99,19 @@ def read(stream: IO[bytes]) -> Any:
 
 
 def message(data: object) -> bytes:
-    """Data as a message."""
+    """A message with a length prefix."""
     body = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
     return HEAD.pack(len(body)) + body
 
 
 def main() -> None:
-    """Answer lists of jobs until the input ends, or nothing has come for a while. An interrupt is the parent's business."""
+    """Answer lists of jobs until the input ends or nothing has arrived for `IDLE_S` seconds. Interrupts are left to the
+    parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing that prints may disturb the messages
-    gc.disable()  # a short life, and nothing to be found
+    os.dup2(2, 1)  # prints must not disturb the messages
+    gc.disable()  # short-lived process without garbage cycles
     while True:
         signal.alarm(IDLE_S)
         try:
@@ -121,7 +123,7 @@ def main() -> None:
         for number, job in jobs:
             try:
                 replies.append((number, answer(job)))
-            except Exception:  # the parent comes upon it itself, where it can be said what is the matter
+            except Exception:  # the parent runs the job again and reports the error
                 replies.append((number, []))
         out.write(message(replies))
         out.flush()

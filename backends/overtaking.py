@@ -1,9 +1,11 @@
-"""Copies that overtake the matrix unit, told from a compiled kernel's text in Triton's own intermediate language (TTGIR).
+"""Detection of async-copy races in compiled Triton kernels: a copy that overwrites a shared-memory buffer that wgmma
+still reads.
 
-A pipelined loop copies tiles for later rounds into a ring of places in shared memory, and goes on while its last products are under
-way. A copy into a place that such a product still reads is a race: some elements are wrong, others at each run, or none on a
-quiet machine. Triton 3.6 makes the ring one place too short where something besides a product reads a tile as well; kernels are
-written so that it does not matter (triton_products.py), and what comes out is looked at here before it may run.
+Works on the text of Triton's GPU IR (TTGIR). A software-pipelined loop copies later tiles into a ring of shared-memory
+buffers while its last asynchronous products are in flight. A copy into a buffer that such a product still reads is a
+race: some elements are wrong, different ones at each run, or none on an idle machine. Triton 3.6 makes the ring one
+buffer too short where something besides a product reads a tile. triton_products.py emits kernels that avoid this; every
+compiled kernel is checked here before it runs.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ _COPY = re.compile(
 )
 _DOT = re.compile(r"ttng\.warp_group_dot (%[\w.]+)(?:#\d+)?, (%[\w.]+)(?:#\d+)?, .*isAsync = true")
 _WAIT = re.compile(r"ttng\.warp_group_dot_wait .*pendings = (\d+)")
-ROUNDS = 4  # of a loop that are followed: more than products stay under way
+ROUNDS = 4  # loop iterations that are simulated: more than products stay in flight
 
 
 @dataclass
 class _Loop:
-    """The lines of a loop that are not in one inside it: each a copy into a ring, a product of rings, or a wait for all products but
-    the last ones."""
+    """Events of a loop without its inner loops, each with its line: copies into rings, asynchronous products of rings,
+    and waits that leave the last products pending."""
 
     first: int
     copies: list[tuple[int, str]] = field(default_factory=list)
@@ -34,8 +36,8 @@ class _Loop:
 
 
 def overtaking(ttgir: str) -> list[str]:
-    """A sentence for each ring of shared memory in which a copy overtakes a product; empty where none does, or there is nothing that
-    is under way."""
+    """One sentence for each shared-memory ring in which a copy overtakes a product; empty if there is no race or
+    nothing asynchronous."""
     lines = ttgir.splitlines()
     places = {m[1]: int(m[2]) for line in lines if (m := _RING.search(line))}
     if not places or "isAsync = true" not in ttgir:
@@ -62,10 +64,10 @@ def overtaking(ttgir: str) -> list[str]:
 
 
 def _loops(lines: Sequence[str], ring: Callable[[str], str]) -> tuple[list[_Loop], list[tuple[int, str]]]:
-    """All loops, and the copies outside of any: those that fill rings before a loop begins."""
+    """(loops, copies outside of them): the latter are prologue copies that fill rings before a loop begins."""
     loops: list[_Loop] = []
     before: list[tuple[int, str]] = []
-    around: list[tuple[int, _Loop]] = []  # with their indentation
+    around: list[tuple[int, _Loop]] = []  # enclosing loops with their indentation
     for at, line in enumerate(lines):
         deep = len(line) - len(line.lstrip())
         if "scf.for " in line:
@@ -86,8 +88,8 @@ def _loops(lines: Sequence[str], ring: Callable[[str], str]) -> tuple[list[_Loop
 
 
 def _under_way(loop: _Loop, at: int) -> Iterator[tuple[int, frozenset[str]]]:
-    """Products that may be under way at a line of a loop's body: by how many rounds before (as a number that is not positive), and
-    what they read."""
+    """Products that may be in flight at a line of a loop's body: (iteration relative to the current one, at most 0;
+    rings that are read)."""
     events: list[tuple[int, frozenset[str] | int]] = sorted([*loop.dots, *loop.waits], key=lambda event: event[0])
     flying: list[tuple[int, frozenset[str]]] = []
     for back in range(1 - ROUNDS, 1):

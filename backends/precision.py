@@ -1,9 +1,10 @@
-"""How products of float32 may be computed on a matrix unit, which takes operands of fewer digits: in what, and what that loses.
+"""Reduced precisions of float32 products on tensor cores: operand formats, errors and speeds.
 
-TF32 keeps 11 of 24 binary digits, bfloat16 8. In three products of the two halves of each operand (large times small, small times large,
-large times large) only what two small halves would give is lost, less than sums of so many numbers round; with bfloat16 that takes three parts and six products, with two parts it is in between: D. Mukunoki, K. Ozaki,
-T. Ogita, T. Imamura, DGEMM using tensor cores (ISC 2020); H. Ootomo, R. Yokota, Recovering single precision accuracy from tensor
-cores (2022).
+TF32 keeps 11 of 24 significand bits, bfloat16 8. With each operand split in a large and a small half, three products
+(large times small, small times large, large times large) lose only the product of the small halves, less than the
+rounding of such sums; bfloat16 needs three parts and six products for that, with two parts its error is in between.
+Sources: D. Mukunoki, K. Ozaki, T. Ogita, T. Imamura, DGEMM using tensor cores (ISC 2020); H. Ootomo, R. Yokota,
+Recovering single precision accuracy from tensor cores (2022).
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Precision:
-    """A way to multiply float32: its name, as Triton has it, its number in schedules, the relative error of a product of random
-    matrices (Frobenius; of those that are as exact as float32: what operands lose), and how many times as fast it is as float32
-    without a matrix unit, about. Both were seen on an H200. `rows`: of a product with fewer than these nothing is gained, for it
-    waits for memory."""
+    """A way to multiply float32 matrices.
+
+    `name` is Triton's name, `number` the code in schedules. `loss` is the relative error of a product of random
+    matrices (Frobenius norm; for precisions as exact as float32, the loss of the operands); `rate` is the approximate
+    speedup over float32 on CUDA cores. Both were measured on an H200. Products with fewer than `rows` rows gain
+    nothing, because they are bound by memory.
+    """
 
     name: str
     number: int
@@ -32,11 +36,12 @@ TF32 = Precision("tf32", 2, 8e-4, 6.0)
 TWO_BRAINS = Precision("bf16x3", 3, 6e-6, 1.8, 17)
 THREE_BRAINS = Precision("bf16x6", 4, 2.0**-22, 1.2, 17)
 
-PRECISIONS = (IEEE, THREE, TF32, TWO_BRAINS, THREE_BRAINS)  # by number
+PRECISIONS = (IEEE, THREE, TF32, TWO_BRAINS, THREE_BRAINS)  # in the order of `number`
 
-LIBRARY_TF32 = 3e-4  # what a product in TF32 loses where a library rounds: Triton cuts digits off
+LIBRARY_TF32 = 3e-4  # loss of TF32 products in libraries, which round: Triton truncates
 
 
 def within(limit: float, offered: Sequence[Precision]) -> tuple[Precision, ...]:
-    """What is worth trying of those offered, the slower ones first, where kernels may lose so much (relative): the fastest."""
+    """The precision worth trying: a tuple with the last (fastest) offered one whose loss is at most `limit`, or IEEE.
+    `offered` is sorted by speed, slowest first."""
     return (([p for p in offered if p.loss <= limit] or [IEEE])[-1],)

@@ -1,4 +1,5 @@
-"""Nested blocks of emitted source: what is known in each, found from the inside out. Emitters add what they keep beside."""
+"""Nested scopes of emitted source with the values known in each; lookups go outwards. Emitters derive their own
+scopes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ B = TypeVar("B", bound="Block[Any]")
 
 @dataclass
 class Block(Generic[V]):
-    """A block of the source: its lines, the values known in it, the axes bound in it."""
+    """A scope of the source: its lines, the values known in it, the axes bound in it."""
 
     indent: int
     bound: set[Axis]
@@ -25,44 +26,44 @@ class Block(Generic[V]):
     outside: Self | None = None
 
     def outward(self) -> Iterator[Self]:
-        """This block and those around it, the innermost first."""
+        """This scope and its enclosing scopes, innermost first."""
         block: Self | None = self
         while block is not None:
             yield block
             block = block.outside
 
     def find(self, e: Expr) -> V | None:
-        """The value of an expression that is known here."""
+        """The known value of an expression here, None without one."""
         return next((b.known[e] for b in self.outward() if e in b.known), None)
 
 
 class Writer(Generic[B]):
-    """Lines of source, written into the block that is open; `top` is the outermost one."""
+    """Writes lines of source into the open scope; `top` is the outermost one."""
 
     top: B
     scope: B
     counter = 0
 
     def line(self, text: str, scope: B | None = None) -> None:
-        """Write a line into a block, the open one if none is named."""
+        """Write a line into a scope, the open one by default."""
         scope = scope or self.scope
         scope.lines.append("    " * scope.indent + text)
 
     def fresh(self, stem: str = "t") -> str:
-        """A name that was not there before."""
+        """A new variable name."""
         self.counter += 1
         return f"{stem}{self.counter}"
 
     @contextmanager
     def inside(self, scope: B) -> Iterator[None]:
-        """Write into another block for a while."""
+        """Write into another scope inside the `with` block."""
         before, self.scope = self.scope, scope
         yield
         self.scope = before
 
     def home(self, e: Expr) -> B:
-        """The outermost block in which an expression can be computed: all its axes are bound there, and it reads no running
-        value of a loop around this one."""
+        """The outermost scope in which an expression can be computed: all its axes are bound there, and it reads no
+        running value of an enclosing loop."""
         scope = self.scope
         while scope.outside is not None and e.axes <= scope.outside.bound:
             if any(x in scope.known and x.op == "reduce" for x in walk([e])):

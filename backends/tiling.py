@@ -1,6 +1,6 @@
-"""How a kernel is cut into tiles: which axes a program holds as rows and columns, which it walks, which are whole.
+"""Tiling of kernels: which axes a program holds as rows and columns, which it iterates over, which are batch axes.
 
-The shape of a kernel (`Shape`) follows from its expressions; the numbers (`Tiling`) are the schedule's.
+The shape of a kernel (`Shape`) follows from its expressions; tile sizes (`Tiling`) come from the schedule.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from .index import Axis, index
 from .kir import WINDOW, Expr, Kernel, Unfusable, factors, walk
 
-VECTOR = 8  # elements that are read at once at most
-MULTIPROCESSORS = 132  # of the GPU that schedules are ranked for (an H100 or H200)
+VECTOR = 8  # maximum elements of a vector load
+MULTIPROCESSORS = 132  # SMs of the GPU that schedules are ranked for (an H100 or H200)
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A sum of products that a matrix unit can do: two sides, joined along the axis."""
+    """A sum of products that tensor cores can compute: two sides (factors), contracted along the reduction's axis."""
 
     left: tuple[Expr, ...]
     right: tuple[Expr, ...]
@@ -31,14 +31,17 @@ class Dot:
 
 
 def is_window(axis: Axis) -> bool:
-    """Whether an axis runs over the elements of a window (of a pool, a depthwise convolution)."""
+    """Whether an axis runs over the elements of a window (pooling, depthwise convolution)."""
     return axis.name.startswith(WINDOW)
 
 
 def as_dot(e: Expr) -> Dot | None:
-    """The two sides of a sum reduction, if its body is a product of two parts that share only batch axes and the axis.
-    The side with the later parallel axis is the right one (columns), but for a side that is itself computed by a product: its rows
-    are those of that product, whatever way the result lies in memory (channels before pixels)."""
+    """The two sides of a sum whose body is a product of two parts that share only batch axes and the reduction axis;
+    else None.
+
+    The side with the later parallel axis is the right one (columns); a side that contains a product is the left one,
+    and its rows are those of that product, whatever the result's memory order (channels before pixels).
+    """
     if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
         return None
     over, under = factors(e.args[0])
@@ -48,7 +51,7 @@ def as_dot(e: Expr) -> Dot | None:
     full = {f.axes - {e.axis} for f in along if f.axes - {e.axis}}
     if not full or len(along) < 2:
         return None
-    widest = {axes for axes in full if not any(axes < other for other in full)}  # a mask may lack what both sides share
+    widest = {axes for axes in full if not any(axes < other for other in full)}  # a mask may lack shared axes
     found = (
         _sides(e, over, frozenset.intersection(*sets) if len(sets) > 1 else frozenset()) for sets in (full, widest)
     )
@@ -56,7 +59,7 @@ def as_dot(e: Expr) -> Dot | None:
 
 
 def _sides(e: Expr, over: Sequence[Expr], common: frozenset[Axis]) -> Dot | None:
-    """The two sides of a sum's factors that share these axes alone."""
+    """The two sides of a sum's factors that share only the `common` axes."""
     parts: list[tuple[set[Axis], list[Expr]]] = []
     loose: list[Expr] = []
     for f in over:
@@ -67,7 +70,7 @@ def _sides(e: Expr, over: Sequence[Expr], common: frozenset[Axis]) -> Dot | None
         touching = [p for p in parts if p[0] & left]
         parts = [p for p in parts if not p[0] & left]
         parts.append((left.union(*(p[0] for p in touching)), [*(x for p in touching for x in p[1]), f]))
-    if len(parts) == 1 and loose:  # a vector times a matrix
+    if len(parts) == 1 and loose:  # matrix-vector product
         return Dot(tuple(loose), tuple(parts[0][1]), frozenset(), frozenset(parts[0][0]), common)
     if len(parts) != 2:
         return None
@@ -78,25 +81,30 @@ def _sides(e: Expr, over: Sequence[Expr], common: frozenset[Axis]) -> Dot | None
 
 
 def _computed(side: Sequence[Expr]) -> bool:
-    """Whether a side has a product inside it."""
+    """Whether a side contains a product."""
     return any(e.op == "reduce" and as_dot(e) is not None for e in walk(side))
 
 
 def _rank(axes: Iterable[Axis]) -> tuple[bool, str]:
-    """Order of the sides: parallel axes by place, reduction axes after them."""
+    """Sort key of sides: parallel axes by position, reduction axes after them."""
     names = sorted(a.name for a in axes)
     return names[-1].startswith("r"), names[-1]
 
 
-SHORT = 64  # a plain product over an axis that is not longer ends another product, it is no loop around it; a window is unrolled
-MIDDLE = 256  # longest axis between two products that is held whole while the first one's is walked
+# longest axis over which a second product follows the first one instead of being a loop around it; windows up to this
+# length are unrolled
+SHORT = 64
+MIDDLE = 256  # longest axis between two products that is held whole while the first product's axis is iterated over
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Roles of a kernel's axes. `rows` and `cols` are tiled by programs, `batch` axes take one value in each program;
-    `joined` maps a reduction axis to the column axis whose elements it runs over; `inner` lists the reduction axes in the
-    order in which tile dimensions are laid out; `outer` are those not inside another reduction."""
+    """Roles of a kernel's axes.
+
+    `rows` and `cols` are tiled by programs; `batch` axes take one value per program. `joined` maps a reduction axis to
+    the column axis whose elements it runs over; `inner` lists the reduction axes in the order of tile dimensions;
+    `outer` are those not nested in another reduction.
+    """
 
     rows: tuple[Axis, ...]
     cols: tuple[Axis, ...]
@@ -105,11 +113,12 @@ class Shape:
     inner: tuple[Axis, ...]
     outer: tuple[Axis, ...]
     dots: Mapping[Expr, Dot] = field(repr=False, default_factory=dict)
-    walks: bool = False  # columns come after reductions in the same program, tile by tile
+    walks: bool = False  # columns are processed after reductions in the same program, tile by tile
 
     @cached_property
     def kind(self) -> str:
-        """pointwise | rows | windows (short ones alone) | contraction | attention (a product inside another one)"""
+        """Kernel class: pointwise | rows | windows (only short windows) | contraction | attention (a product around
+        another one)."""
         if self.dots:
             return "attention" if any(map(self._around, self.dots)) else "contraction"
         if self.inner and all(is_window(a) and a.size <= SHORT for a in self.inner):
@@ -117,9 +126,11 @@ class Shape:
         return "rows" if self.inner else "pointwise"
 
     def _around(self, e: Expr) -> bool:
-        """Whether a product is a loop around another one, of whose results it holds a tile at a time. Where what lies between two
-        products is short, or shorter than what the first one sums over, it is held whole: the first is walked, the second
-        follows."""
+        """Whether a product is a loop around another product and holds a tile of its results at a time.
+
+        If the axis between two products is short, or shorter than the first product's, its results are held whole
+        instead: the first product is computed in a loop, then the second.
+        """
         inside = [x for x in walk(e.args) if x in self.dots]
         if not inside or any(x.value == ("max", e.axis) for x in walk(e.args)):
             return bool(inside)
@@ -127,18 +138,18 @@ class Shape:
 
     @cached_property
     def m(self) -> int:
-        """Rows in all."""
+        """Number of rows."""
         return prod(a.size for a in self.rows)
 
     @cached_property
     def n(self) -> int:
-        """Columns in all."""
+        """Number of columns."""
         return prod(a.size for a in self.cols)
 
 
 def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
-    """Roles of the axes; Unfusable where tiles of two dimensions do not suffice. `products`: whether sums of products are
-    taken for matrix products."""
+    """Roles of the axes. Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count
+    as matrix products."""
     dots = {e: d for e in kernel.reductions if (d := as_dot(e)) is not None} if products else {}
     outer = _outer(kernel)
     top = [d for e, d in dots.items() if e.axis in outer and d.rows | d.cols <= set(kernel.axes)]
@@ -162,7 +173,7 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
         raise Unfusable("reductions over two different column axes")
     if not kernel.reductions and kernel.axes:
         cols = frozenset(kernel.axes[-1:])
-    elif not joined and not dots:  # what no reduction depends on is walked after them
+    elif not joined and not dots:  # axes that no reduction depends on are iterated over after them
         needed = frozenset().union(*(e.axes for e in kernel.reductions))
         cols = frozenset(kernel.axes).difference(needed, batch)
     rows_ = [a for a in kernel.axes if a not in cols and a not in batch]
@@ -173,12 +184,12 @@ def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
     return Shape(tuple(rows_), _kept(kernel, cols), batch, joined, inner, outer, dots, walks)
 
 
-MANY = 1024  # elements of which tiles waste few at the end
+MANY = 1024  # least elements of a tiled axis group: tiles waste little at its end
 
 
 def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The outermost axis of a side, if a loop loads what changes with it alone, as an image's own scales: programs that
-    stay within one of its elements load that once for all their rows."""
+    """The outermost axis of a side as a batch axis, if a loop has a load that varies along that axis only (such as
+    per-image scales), so that a program loads it once for all its rows."""
     first, others = side[:1], {*side[1:]}
     size = prod(a.size for a in others)
     if not others or (size % 128 and size < MANY):
@@ -188,8 +199,8 @@ def _steady(kernel: Kernel, side: tuple[Axis, ...], outer: tuple[Axis, ...]) -> 
 
 
 def _apart(kernel: Kernel, rows: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The outermost of the rows' axes, if something is read that is the same for all others (an image's statistics): programs
-    that stay within one of its elements read that once for all their rows."""
+    """The outermost row axis as a batch axis, if a load varies along that axis only (an image's statistics), so that a
+    program loads it once for all its rows."""
     first, others = rows[:1], {*rows[1:]}
     if not others or prod(a.size for a in others) < MANY:
         return ()
@@ -203,7 +214,7 @@ def _kept(kernel: Kernel, axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def _outer(kernel: Kernel) -> tuple[Axis, ...]:
-    """Axes of reductions that are not needed within another reduction alone."""
+    """Axes of reductions that are needed outside of other reductions."""
     found: dict[Axis, None] = {}
     stack = [s.value for s in kernel.stores]
     seen = set()
@@ -215,14 +226,15 @@ def _outer(kernel: Kernel) -> tuple[Axis, ...]:
         if e.op == "reduce":
             found[e.axis] = None
             inner = [x for x in walk(e.args) if x.op == "reduce" and e.axis not in x.axes]
-            stack += inner  # a reduction that the body reads but that does not run inside it
+            stack += inner  # a reduction that the body reads, but that is not nested in it
         else:
             stack += e.args
     return tuple(found)
 
 
 def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> list[Axis]:
-    """Reduction axes as tile dimensions: those of a product's left side before its own, those of the right side after."""
+    """Reduction axes as tile dimensions: those of a product's left side before its own, those of its right side
+    after."""
     seen = set() if seen is None else seen
     if e in seen:
         return []
@@ -237,7 +249,8 @@ def _order(e: Expr, dots: Mapping[Expr, Dot], seen: set[Expr] | None = None) -> 
 
 
 def _joined(kernel: Kernel) -> dict[Axis, Axis]:
-    """Reduction axes that run over the elements of a parallel axis: some load is the same for both."""
+    """Reduction axes that run over the elements of a parallel axis (reduction axis -> parallel axis): some load is the
+    same for both."""
     loads = {e for e in kernel.exprs if e.op == "load"}
     found: dict[Axis, Axis] = {}
     for e in kernel.reductions:
@@ -254,8 +267,8 @@ def _joined(kernel: Kernel) -> dict[Axis, Axis]:
 
 
 def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
-    """Operations that tiles of m rows and n columns make reductions do anew: what does not depend on the columns is
-    computed for each tile of them, and what depends on some of a tile's axes for all of its elements."""
+    """Operations that tiles of m rows and n columns recompute: reductions independent of the columns are computed once
+    per column tile, those that depend on some of a tile's axes once per element."""
     total = 0.0
     for e in kernel.reductions:
         times = 1.0
@@ -268,7 +281,7 @@ def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The numbers: tile sizes of rows and columns, of each reduction axis (its padded size: whole), and launch options."""
+    """Tile sizes of rows, columns and each reduction axis (the padded size: whole), and launch options."""
 
     m: int
     n: int
@@ -280,8 +293,11 @@ class Tiling:
 
 
 def divisors(size: int, wanted: Iterable[int]) -> list[int]:
-    """Into how many equal parts something can be cut, as near as may be to each wanted number and at most a half less; pieces are
-    multiples of what vectors want, where the whole is."""
+    """For each wanted number, the largest divisor of `size` that is at most the number and more than half of it, if
+    there is one.
+
+    Parts keep the vector alignment of the whole.
+    """
     found: dict[int, None] = {}
     whole = gcd(size, VECTOR)
     for count in wanted:

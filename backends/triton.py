@@ -60,26 +60,31 @@ def held(x):
 
 @dataclass
 class TritonEmitter:
-    """One function for each kernel; a split reduction is two, or one whose last programs join."""
+    """Emitter of Triton: one function per kernel. A split reduction is two kernels, or one whose last programs combine
+    the parts."""
 
     name: str = "triton"
     version: str = "9"
     setup: tuple[str, ...] = ("INTERPRETED", "begin_early", "counters", "described", "held", "larger", "smaller")
     needs: tuple[str, ...] = ("torch", "triton")
-    precisions: tuple[Precision, ...] = (THREE, TWO_BRAINS, TF32)  # beside that of the dtype, the slower ones first
-    #: In TF32, a right side that lies across the sum goes through registers, half as fast or less: weights are laid out anew, and
-    #: what cannot be is multiplied in another precision, if one is as good.
+    precisions: tuple[Precision, ...] = (THREE, TWO_BRAINS, TF32)  # besides the dtype's own, the slower ones first
+    #: Precision to use where the right side of a product is not contiguous along K. In TF32 such a side goes through
+    #: registers, at half the speed or less: weights are therefore transposed at load time, other operands use this
+    #: precision if it is as exact.
     across: Mapping[Precision, Precision] = field(default_factory=lambda: {THREE: THREE_BRAINS, TF32: TF32})
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Schedule]:
-        """See gluon_space.py and triton_space.py, in turn."""
+        """Candidate schedules of gluon_space.py and triton_space.py, interleaved."""
         roles = list(role_schedules(kernel, shape))
         plain = schedules(kernel, shape, COUNT - len(roles), splits=splits)
-        return [s for pair in zip_longest(roles, plain) for s in pair if s is not None]  # a first look sees both kinds
+        return [s for pair in zip_longest(roles, plain) for s in pair if s is not None]  # a short run sees both
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Schedule]:
-        """Schedules in which products of float32 round their operands. (On an H200, of products of many rows the best ones took a
-        line of shared memory at a time, and halves found no registers where a thread had more than 64 sums: 161 against 106 µs.)"""
+        """Candidate schedules in which float32 products round their operands.
+
+        On an H200 the best schedules for many rows took one line of shared memory (32 floats of K) at a time, and split
+        operands found no registers where a thread had more than 64 accumulators: 161 against 106 µs.
+        """
         found = schedules(kernel, shape, 8 * COUNT, splits=splits)
         if shape.kind == "contraction" and shape.m > FEW:
             main = f"k{facts_of(kernel, shape, splits).main}"
@@ -88,13 +93,13 @@ class TritonEmitter:
         return [s | {"precision": precision.number} for s in found[:COUNT]]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Schedule, splits: bool) -> bool:
-        """See triton_fits.py and gluon_space.py."""
+        """Whether a schedule is legal: see triton_fits.py and gluon_space.py."""
         if "roles" in schedule:
             return roles_fit(kernel, shape, schedule)
         return legal(facts_of(kernel, shape, splits), schedule)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """See triton_source.py, gluon_source.py and gluon_images.py."""
+        """The launches of a schedule: see triton_source.py, gluon_source.py and gluon_images.py."""
         parts = schedule.get("split", 1)
         if schedule.get("roles"):
             if found.shape.kind == "contraction":
@@ -116,17 +121,18 @@ class TritonEmitter:
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> Generated:
-    """Triton's template of a term over inputs, or of several; the weights `transposed` are laid out anew at load."""
+    """Triton's template of a term over inputs, or of several (multi-output fusion); weights named in `transposed` are
+    transposed at load time."""
     return template_of(BACKEND.emitter, root, transposed)
 
 
 class Triton(Generator):
-    """The backend."""
+    """The Triton backend."""
 
 
-FEW = 32  # rows of a product that is bound by reading its weights: 16 rows of 4096 ran 4 to 9 % faster along the sum
-LINE = 32  # numbers of float32 in a line of shared memory
-SUMS = 64  # of a thread, beside which halves have registers
+FEW = 32  # maximum rows of a skinny GEMM: 16 rows of 4096 ran 4 to 9 % faster along K
+LINE = 32  # float32 elements in a line of shared memory
+SUMS = 64  # accumulators per thread that leave registers for split operands
 
 HELPERS = {
     "INTERPRETED": INTERPRETED,

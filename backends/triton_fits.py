@@ -1,13 +1,15 @@
-"""Which schedules of a generated kernel are legal for Triton: tiles within the axes, in registers and in shared memory.
+"""Legality of Triton schedules: tile sizes within the axes, register and shared-memory limits.
 
-A schedule is a mapping of small integers: rows `m` and columns `n` of a program's tile, `k0`, `k1`, … of each reduction axis in
-the order of `Shape.inner`, `warps`, `stages`, `group` (rows of tiles that programs take together, for reuse in the L2 cache),
-`split` (programs that share one reduction; with `join`, the last of them joins the parts), `precision` of products of float32,
-`boxes` (tiles come through the copy unit), `inside` (beside boxes, what a loop does not move is read in it all the same, behind
-them), `walk` (a program walks all columns, behind a product that does not depend on them), `early` (started before the kernel
-before it has ended, for which it waits itself), `beside` (results that lie side by side are put together and written at once).
+A schedule maps names to small integers: rows `m` and columns `n` of a program's tile; `k0`, `k1`, … tile size of each
+reduction axis in the order of `Shape.inner`; `warps`; `stages` (software pipelining); `group` (rows of tiles rasterized
+together for L2 reuse); `split` (split-K factor over programs; with `join` the last program combines the parts, without
+it a second kernel does); `precision` of float32 products; `boxes` (loads use TMA tensor maps); `inside` (with boxes:
+loop-invariant loads are issued inside the loop, after its prologue copies); `walk` (one program iterates over all
+columns of the second product of a chain); `early` (programmatic dependent launch); `beside` (interleaved results are
+joined in registers and written at once).
 
-This is the one place that says what is legal: `triton_space` ranks what it allows, a search moves within it (schedule_search.py).
+This is the only module that decides legality: triton_space.py ranks legal schedules, schedule_search.py searches among
+them.
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from .triton_rows import rows as rows_of
 Schedule = dict[str, int]
 Numbers = Mapping[str, int]
 
-SHARED = 227 * 1024  # bytes of shared memory a program can have
-TILE = 1 << 15  # elements of the largest tile held in registers
-WHOLE = 1 << 14  # longest row held at once
-WARPS, STAGES, GROUP = 16, 8, 32  # most of a program; rows of tiles that are taken together
-EACH = 256  # most elements of an accumulator that a thread holds
-FEW = 32  # rows of a product that is bound by reading its right side once
-LITTLE = 16  # rows of a tile that is read in every round of a loop at no cost
+SHARED = 227 * 1024  # bytes of shared memory of a program
+TILE = 1 << 15  # elements of the largest tile in registers
+WHOLE = 1 << 14  # longest row that a tile holds whole
+WARPS, STAGES, GROUP = 16, 8, 32  # maxima: warps of a program, pipeline stages, rows of tiles in a rasterization group
+EACH = 256  # maximum accumulator elements per thread
+FEW = 32  # maximum rows of a skinny GEMM, which is bound by reading its right side once
+LITTLE = 16  # maximum rows of a tile that can be read again in every loop iteration at no cost
 PARTS = (2, 3, 4, 8, 16, 32, 64)
-LEAST = 64  # elements of a part
-ABREAST = 64  # of a thread, of results that are put together
-HEAVY = 64  # operations of an element beyond which a program may have few elements
+LEAST = 64  # least elements of a part of a split reduction
+ABREAST = 64  # maximum elements per thread of interleaved results
+HEAVY = 64  # operations per element beyond which small programs may pay
 OPTIONAL = {"group", "split", "join", "precision", "boxes", "inside", "walk", "early", "beside"}
 COUNTS = {
     "stages",
@@ -54,19 +56,19 @@ COUNTS = {
 
 
 def each(elements: float, schedule: Numbers) -> float:
-    """Elements of a thread."""
+    """Elements per thread of a tile of `elements`."""
     return elements / (32 * schedule["warps"])
 
 
 def within(value: int, size: int, least: int = 1) -> bool:
-    """Whether a tile size is at least `least`, and no larger than what holds the whole axis."""
+    """Whether a tile size is at least `least` and at most the padded axis (or `least`, if larger)."""
     return least <= value <= max(padded(size), least)
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a load brings into a tile: whether it varies along rows and columns, along which reduction axes (by number), and bytes
-    of an element."""
+    """Footprint of a load in a tile: whether it varies along rows and columns, the indices of its reduction axes, bytes
+    per element."""
 
     rows: bool
     cols: bool
@@ -76,17 +78,17 @@ class Load:
 
 @dataclass(frozen=True)
 class Facts:
-    """The numbers that a kernel's schedules depend on; kernels that have the same ones share a ranking.
+    """The properties of a kernel that its schedules depend on. Kernels with equal facts share one ranking.
 
-    `m`, `n`, `batch`: rows, columns, programs for each tile of them; `rows`, `cols`: whether it has such axes. `inner`: sizes of the
-    reduction axes, `main` the number of the one that products are summed over outside all other reductions, the longest, and
-    `walked` whether there is one at all. `middle`: where `main` is that of a product inside another one instead, elements of its
-    results that each row holds. `sums`: accumulators of products; `single`: nothing in memory has 16 bits; `boxed`: tiles can be
-    read in boxes (descriptors.py). `dots`: work of each product, and whether it varies along rows and columns;
-    `periods`: what indices divide reduction axes by; `splits`: whether the longest reduction can be cut into parts; `turned`:
-    whether something large lies side by side along rows, not along columns. `beside`: the most results that lie side by side for each
-    element (triton_rows.py), 1 where none do. `held`: values of an element that wait for a use at
-    once; `heavy`: whether there are so many operations for each that programs of few elements pay.
+    `m`, `n`, `batch`: sizes; `rows`, `cols`: whether the kernel has such axes. `inner`: sizes of the reduction axes;
+    `main`: index of the longest axis of a product outside all other reductions (K); `walked`: whether there is such a
+    product. `middle`: for back-to-back products (`main` is then K of the inner one), elements of the intermediate
+    result per row, else 0. `sums`: number of accumulators; `single`: no 16-bit operands; `boxed`: TMA can load tiles
+    (descriptors.py). `dots`: (work, varies along rows, varies along columns) of each product. `periods`: divisors in
+    index expressions of reduction axes. `splits`: whether the longest reduction may be split. `turned`: whether large
+    operands or results are contiguous along rows instead of columns. `beside`: maximum number of interleaved results
+    per element (triton_rows.py), 1 without any. `held`: live values per element (register pressure). `heavy`: whether
+    there are more than `HEAVY` operations per element.
     """
 
     kind: str
@@ -118,66 +120,66 @@ class Facts:
 
     @cached_property
     def size(self) -> int:
-        """Elements of the reduction that may be cut: a product's main one, else the longest."""
+        """Length of the reduction that may be split: K of a product, else the longest axis."""
         return self.inner[self.main] if self.product else max(self.inner, default=1)
 
     @property
     def product(self) -> bool:
-        """Whether there are products."""
+        """Whether there are matrix products."""
         return self.kind in ("contraction", "attention")
 
     @property
     def few(self) -> bool:
-        """Whether a product has so few rows that it is bound by reading its right side."""
+        """Whether the product is a skinny GEMM, bound by reading its right side."""
         return self.m <= FEW
 
     @cached_property
     def columns(self) -> int:
-        """The columns of attention's tile: all of them, where they are not many."""
+        """Column tile of attention: all columns if at most 512, else 128."""
         return max(16, padded(self.n)) if self.n <= 512 else 128
 
     @cached_property
     def rest(self) -> Schedule:
-        """Tile sizes of attention's reduction axes but the one of its loop: whole."""
+        """Tile sizes of attention's reduction axes except that of its loop: whole."""
         return {f"k{i}": max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
 
     @cached_property
     def head(self) -> int:
-        """The widest side of attention's tiles but the one along the loop."""
+        """The widest side of attention's tiles, except along the loop."""
         return max([self.columns, *self.rest.values()])
 
     def programs(self, s: Numbers) -> int:
-        """Programs before any reduction is cut into parts."""
+        """Number of programs without split-K."""
         return -(-self.m // s["m"]) * -(-self.n // s["n"]) * self.batch
 
     def depths(self, k: int) -> Schedule:
-        """Tile sizes of a product's reduction axes: the main one as given, others whole where they are short."""
+        """Tile sizes of a product's reduction axes: `k` for the main one, short others whole."""
         return {
             f"k{i}": min(k, padded(size)) if i == self.main or size > 256 else max(16 if self.rows else 1, padded(size))
             for i, size in enumerate(self.inner)
         }
 
     def staged(self, s: Numbers) -> int:
-        """Bytes of shared memory that one stage of the hungriest loop takes: all that it loads."""
+        """Bytes of shared memory per pipeline stage, of the loop that needs most."""
         tiles = self._tiles(s)
         walked = [i for i, size in enumerate(self.inner) if s[f"k{i}"] < size]
         return max((sum(nbytes for nbytes, x in tiles if i in x.inner) for i in walked), default=0)
 
     def unstaged(self, s: Numbers) -> int:
-        """Bytes of what products outside of loops read: it lies in shared memory all at once."""
+        """Bytes of shared memory of product operands outside of loops, all live at once."""
         whole = {i for i, size in enumerate(self.inner) if s[f"k{i}"] >= size}
         return sum(nbytes for nbytes, x in self._tiles(s) if x.inner and whole.issuperset(x.inner))
 
     def _tiles(self, s: Numbers) -> list[tuple[int, Load]]:
-        """The bytes of each load's tile."""
+        """(bytes of the tile, load) for each load."""
         return [
             (prod(s[f"k{i}"] for i in x.inner) * (s["m"] if x.rows else 1) * (s["n"] if x.cols else 1) * x.itemsize, x)
             for x in self.loads
         ]
 
     def parts(self, s: Numbers) -> Iterator[int]:
-        """Into how many parts the reduction can be cut so that all multiprocessors have work, each at least a tile long: 1 is not
-        cut."""
+        """Legal split factors, 1 (no split) first: at most 8 programs per SM in total, and each part at least one tile
+        long."""
         yield 1
         rows = self.kind == "rows" and not self.cols
         if not self.splits or not (rows or self.product):
@@ -192,7 +194,7 @@ class Facts:
 
 
 def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
-    """The facts of a kernel. `splits`: whether its longest reduction can be cut into parts."""
+    """The facts of a kernel. `splits`: whether its longest reduction may be split."""
     tops = [a for a in shape.outer if any(e.axis == a for e in shape.dots)]
     main = max(tops, key=lambda a: a.size) if tops else shape.inner[-1] if shape.inner else None
     inside, added = _inside(shape, tops), _added(shape, tops)
@@ -228,8 +230,10 @@ def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> Facts:
 
 
 def _inside(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
-    """Products of rows inside another one whose results are held whole, the one with the longest sum first; none where a product
-    outside all others sums over more, where one needs columns as well, or where there is but one row."""
+    """Inner products of back-to-back GEMMs whose results are held whole, longest K first.
+
+    Empty if an outer product has the longer K, if an inner product varies along columns, or if there is only one row.
+    """
     if shape.kind != "contraction" or not shape.rows:
         return []
     found = sorted((e for e in shape.dots if e.axis not in tops), key=lambda e: -e.axis.size)
@@ -239,8 +243,8 @@ def _inside(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
 
 
 def _added(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
-    """Products of a vector of which several are added with weights (of the experts that a row has chosen), the one with the longest
-    sum first."""
+    """Matrix-vector products that are added with weights (mixture of experts with one token), longest K first; else
+    empty."""
     if shape.kind != "contraction" or shape.rows:
         return []
     found = sorted((e for e in shape.dots if e.axis not in tops), key=lambda e: -e.axis.size)
@@ -248,7 +252,7 @@ def _added(shape: Shape, tops: Sequence[Axis]) -> list[Expr]:
 
 
 def _boxed(load: Expr) -> bool:
-    """Whether a load of 16 bits can be read in boxes of the two axes along which it moves least."""
+    """Whether TMA can load boxes of a 16-bit load, along its two axes with the smallest strides."""
     if load.args or load.value[3] not in dtypes.HALVES:
         return False
     fast, *slow = sorted(dict(load.value[1].terms).values()) or [0]
@@ -256,7 +260,7 @@ def _boxed(load: Expr) -> bool:
 
 
 def legal(facts: Facts, schedule: Numbers) -> bool:
-    """Whether a schedule is legal: it has the kernel's parameters, in their ranges, and its tiles fit."""
+    """Whether a schedule is legal: exactly the kernel's parameters, in range, and tiles that fit."""
     wanted = {"m", "n", "warps", "stages", *(f"k{i}" for i in range(len(facts.inner)))}
     if not wanted <= set(schedule) <= wanted | OPTIONAL or ("boxes" in schedule and not facts.boxed):
         return False
@@ -276,7 +280,8 @@ def legal(facts: Facts, schedule: Numbers) -> bool:
 
 
 def tiles_fit(facts: Facts, schedule: Numbers) -> bool:
-    """Whether the tiles of a schedule with the right parameters fit: its part of `legal` that depends on the kernel's kind."""
+    """Whether the tiles of a schedule with valid parameters fit: the part of `legal` that depends on the kernel's
+    kind."""
     return _KINDS[facts.kind](facts, schedule)
 
 
@@ -317,7 +322,7 @@ def _contraction(facts: Facts, s: Numbers) -> bool:
         return False
     if not within(k, facts.size, min(16, padded(facts.size)) if facts.rows else 1):
         return False
-    if not facts.rows:  # a vector and a matrix: no product for the matrix unit
+    if not facts.rows:  # GEMV: no tensor cores
         return s["m"] == 1 and s["stages"] == 3 and "group" not in s and within(s["n"], facts.n, 4) \
             and 4 <= each(s["n"] * k * facts.sums, s) <= 128  # fmt: skip
     size, right = s["m"] * s["n"] * facts.sums, s["n"] * k * facts.sums
@@ -325,7 +330,7 @@ def _contraction(facts: Facts, s: Numbers) -> bool:
         return _behind(facts, s)
     if facts.few and (s["m"] != padded(max(facts.m, 16)) or "group" in s or right > TILE):
         return False
-    if facts.few and (s["stages"] - 1) * facts.staged(s) > SHARED:  # of another loop, inside that of the product
+    if facts.few and (s["stages"] - 1) * facts.staged(s) > SHARED:  # another loop inside the product's
         return False
     staged = (s["m"] * k + right) * facts.width if facts.few else facts.staged(s)
     tiles = within(s["m"], facts.m, 16) and within(s["n"], facts.n, 16) and s["n"] <= 256 and s.get("group", 1) <= GROUP
@@ -334,7 +339,7 @@ def _contraction(facts: Facts, s: Numbers) -> bool:
 
 
 def _behind(facts: Facts, s: Numbers) -> bool:
-    """A product behind another one, whose results lie in registers."""
+    """Legality of back-to-back GEMMs whose intermediate result stays in registers."""
     held, after = s["m"] * (s["n"] * facts.sums + facts.middle), s["n"] * facts.middle * facts.width
     if "walk" in s and ("group" in s or s["n"] >= facts.n):
         return False

@@ -1,4 +1,4 @@
-"""The frame of a Triton kernel: its dimensions, the blocks of its text, what is known in each.
+"""State of the Triton code generator: a kernel's dimensions, nested scopes of emitted text, known values.
 
 Values are tiles over an ordered list of dimensions: rows, reduction axes, columns.
 """
@@ -20,14 +20,18 @@ from .triton_text import Tile
 
 @dataclass
 class Scope(Block[Tile]):
-    """A block with values widened in it."""
+    """A scope of emitted text with the values converted in it."""
 
-    widened: dict[Expr, Tile] = field(default_factory=dict)  # values that several others need in float32
-    held: list[str] = field(default_factory=list)  # sums of products that the block ends by waiting for
+    widened: dict[Expr, Tile] = field(default_factory=dict)  # values converted to float32 for several uses
+    held: list[str] = field(default_factory=list)  # accumulators of products to wait for at the end of the scope
 
 
 class Frame(Writer[Scope]):
-    """A kernel with its tiles, and the text of it so far."""
+    """A kernel with its tiling, and the text emitted so far.
+
+    `walked` holds the reduction axes that are iterated over tile by tile; `n_loop` is whether a program iterates over
+    the columns.
+    """
 
     def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> None:
         self.kernel, self.tiling, self.name, self.shape = kernel, tiling, name, shape
@@ -38,11 +42,11 @@ class Frame(Writer[Scope]):
         self.walked = {a for a in shape.inner if tiling.k[a] < a.size}
         self.single = {a for a in self.walked if tiling.k[a] == 1 and (is_window(a) or a.name == "parts")}  # unrolled
         walks = shape.walks or tiling.options.get("walk", False)
-        self.n_loop = walks and tiling.n < shape.n  # columns walked, not spread over programs
+        self.n_loop = walks and tiling.n < shape.n  # one program iterates over the columns
         whole = {a for a in shape.inner if a not in self.walked and a not in shape.joined}
         self.top = Scope(1, set(kernel.axes) | whole)
         self.scope = self.top
-        self.fresh_loads = False  # whether states are read that other programs have just written
+        self.fresh_loads = False  # whether loads read partial results that other programs have just written
         self.joined: dict[Axis, str] = {}  # reduction axes that share the columns' dimension (whole rows)
         if shape.joined and not self.n_loop:
             for r in shape.joined:
@@ -55,15 +59,15 @@ class Frame(Writer[Scope]):
         self.described: dict[str, tuple[str, Box]] = {}
         self.narrow = all(kernel.buffers[x.buffer].dtype in HALVES for x in kernel.stores)
         self.uses: dict[Expr, int] = {}
-        self.reducing: set[Expr] = set()  # what has a reduction in it
-        self.columns: dict[Expr, Expr] = {}  # values over the columns that their reductions run over
+        self.reducing: set[Expr] = set()  # expressions that contain a reduction
+        self.columns: dict[Expr, Expr] = {}  # value -> the same value over the columns that reductions run over
         for e in kernel.exprs:
             if e.op == "reduce" or any(a in self.reducing for a in e.args):
                 self.reducing.add(e)
             for a in e.args:
                 self.uses[a] = self.uses.get(a, 0) + 1
         self.long = kernel.long
-        if len(kernel.stores) > 1:  # what is stored may be used as well, and is held
+        if len(kernel.stores) > 1:  # stored values may be used as well, and stay live
             for s in kernel.stores:
                 self.uses[s.value] = self.uses.get(s.value, 0) + 2
 
@@ -77,12 +81,12 @@ class Frame(Writer[Scope]):
         return f"{tile.atom}[{places}]"
 
     def union(self, tiles: Iterable[Tile]) -> tuple[str, ...]:
-        """The dimensions that any of some tiles spans."""
+        """The dimensions that any of some tiles spans, in order."""
         found = {d for t in tiles for d in t.dims}
         return tuple(d for d in self.order if d in found)
 
     def dim_of(self, axis: Axis) -> str:
-        """The dimension that an axis lies in."""
+        """The dimension of an axis."""
         if axis in self.shape.rows:
             return "m"
         if axis in self.shape.cols or axis in self.joined:
@@ -90,10 +94,10 @@ class Frame(Writer[Scope]):
         return axis.name
 
     def sizes(self, dims: Sequence[str]) -> str:
-        """A shape's text."""
+        """Text of the shape of a tile over `dims`."""
         inner = ", ".join(str(self.block[d]) for d in dims)
         return f"({inner},)" if len(dims) == 1 else f"({inner})"
 
     def ragged(self, dim: str) -> bool:
-        """Whether the last tile of a dimension is not full."""
+        """Whether the last tile along a dimension is partial."""
         return self.extent[dim] % self.block[dim] != 0

@@ -1,4 +1,4 @@
-"""Positions in memory as tiles of integers, and the masks of elements that are not there."""
+"""Memory positions as integer tiles, and masks of out-of-bounds elements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .triton_text import Tile
 
 
 class Positions(Frame):
-    """Indices of a kernel over its tiles."""
+    """Index expressions of a kernel over its tiles."""
 
     def axis_text(self, axis: Axis) -> str:
-        """The variable that holds an axis' values; made at first use."""
+        """The variable that holds an axis' values."""
         dim = self.dim_of(axis)
         if axis in self.shape.batch:
             return axis.name
@@ -23,18 +23,18 @@ class Positions(Frame):
         return f"{axis.name}_"
 
     def _atom(self, atom: Axis | Division) -> tuple[tuple[str, ...], str]:
-        """Dimensions and text of a part of an index."""
+        """Dimensions and text of an atom of an index."""
         if isinstance(atom, Axis):
             return () if atom in self.shape.batch or atom in self.single else (self.dim_of(atom),), self.axis_text(atom)
         for axis in self.walked & atom.index.axes:
             step, others = self.block[axis.name], atom.index - index(axis)
             if step > 1 and atom.by % step == 0 and _multiple(others, step, self.shape.batch):
-                # no tile crosses a multiple of the divisor: its quotient is one number
+                # no tile crosses a multiple of the divisor: the quotient is a scalar
                 start = Index(((Axis(f"{axis.name}_", axis.size), 1),)) + others
                 whole = Index(((Division(start, atom.by, False), 1),))
                 if not atom.rest:
                     return (), whole.text(lambda a: a.name)
-                # no remainder: the compiler does not see that it is a multiple of the tile, and would load one by one
+                # emitted without `%`: the compiler would not see the alignment and would not vectorize the load
                 first = "" if atom.by == step else f"{(start - whole * atom.by).text(lambda a: a.name)} + "
                 return (axis.name,), f"({first}tl.arange(0, {step}))"
         inner = self.position(atom.index, atom.index.range[1] >= WIDE)
@@ -42,7 +42,7 @@ class Positions(Frame):
         return inner.dims, f"({text} {'%' if atom.rest else '//'} {atom.by})"
 
     def position(self, index: Index, wide: bool = False) -> Tile:
-        """The tile of an index."""
+        """The tile of an index; `wide` computes in 64 bits."""
         parts: dict[tuple[str, ...], list[str]] = {}
         for atom, c in index.terms:
             dims, text = self._atom(atom)
@@ -58,16 +58,16 @@ class Positions(Frame):
         return Tile(text or "0", all_dims, "int32")
 
     def mask(self, dims: Sequence[str], over: Sequence[str], more: Sequence[Tile] = ()) -> str:
-        """The condition that elements of tiles over `over` exist, as text; empty where they all do."""
+        """Text of the condition that elements of tiles over `over` exist; empty if all do."""
         parts = [Tile(f"{d} < {self.extent[d]}", (d,), "bool") for d in dims if self.ragged(d)] + list(more)
         alike: dict[tuple[str, ...], list[str]] = {}
         for p in parts:
             alike.setdefault(p.dims, []).append(p.atom if len(parts) > 1 else p.text)
-        joined = [Tile(" & ".join(texts), kept, "bool") for kept, texts in alike.items()]  # lines before they are tiles
+        joined = [Tile(" & ".join(texts), kept, "bool") for kept, texts in alike.items()]  # before broadcasting
         return " & ".join(self.spread(p, over) if p.dims else p.text for p in joined)
 
     def origin(self, axis: Axis, dim: str) -> str:
-        """The first position of a tile along an axis."""
+        """Text of the first position of a tile along an axis."""
         if axis in self.walked:
             return f"{axis.name}_"
         if dim == "n" and self.n_loop:
@@ -77,5 +77,5 @@ class Positions(Frame):
 
 
 def _multiple(i: Index, of: int, batch: Sequence[Axis]) -> bool:
-    """Whether an index of one value in each program is a multiple of a number."""
+    """Whether an index that is constant in each program is a multiple of a number."""
     return i.const % of == 0 and all(a in batch and c % of == 0 for a, c in i.terms)

@@ -1,4 +1,4 @@
-"""Reading tiles from memory: element by element behind masks, or as boxes that the copy unit moves."""
+"""Loads of tiles: masked pointer loads, or TMA loads of boxes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from .triton_values import Values
 
 
 class Loads(Values):
-    """Loads of a kernel."""
+    """Emitter of loads."""
 
     def read_inside(self, e: Expr) -> None:
-        """Read what the loop around this place does not move in it all the same: behind the copies that the loop begins with,
-        which otherwise wait until it is there. (One row in 16 of 8 heads of 4096 keys: 7.8 to 7.2 µs on an H200.) Its place is
-        written as if it moved, or the compiler would move it out."""
+        """Emit a loop-invariant load inside the surrounding loop, after the loop's prologue copies, which would
+        otherwise wait for the load.
+
+        Its address is made to look loop-dependent, so that the compiler does not hoist the load. (One row in 16 of 8
+        heads of 4096 keys: 7.8 to 7.2 µs on an H200.)
+        """
         around = self.scope.outside.bound if self.scope.outside is not None else self.scope.bound
         for axis in self.scope.bound - around - self.single:
             if e not in self.scope.known and e.axes <= around:
                 self.scope.known[e] = self.named(self.load(e, f"{axis.name}_ // {axis.size}"))
 
     def load(self, e: Expr, moving: str = "") -> Tile:
-        """The tile that a load reads: a box where it may be one, else behind the masks of what is not there. `moving` is a text
-        for 0 that is added to its place."""
+        """The tile of a load: a TMA box if possible, else a masked pointer load. `moving` is the text of a 0 to be
+        added to the address."""
         operand, at, steps, dtype = e.value
         if self.tiling.options.get("boxes") and not e.args and (tile := self.boxed(operand, at, dtype)) is not None:
             return tile
@@ -46,7 +49,7 @@ class Loads(Values):
         mask = self.mask(dims, dims, guards)
         if mask and dims != self.union(
             [where, *(p for p, _ in picks)]
-        ):  # pointers must have all dimensions that the mask has
+        ):  # pointers must have all dimensions of the mask
             parts.append(f"tl.zeros({self.sizes(dims)}, tl.int32)")
         fresh = ", cache_modifier='.cg'" if self.fresh_loads and operand.startswith("part") else ""
         text = f"tl.load({' + '.join(parts)}{f', mask={mask}, other=0' if mask else ''}{fresh})"
@@ -55,11 +58,9 @@ class Loads(Values):
         return Tile(text, dims, dtype)
 
     def boxed(self, operand: str, at: Index, dtype: str) -> Tile | None:
-        """A tile that the copy unit reads, None where it cannot: it does not see single elements, nor another's mask."""
+        """The tile of a TMA load, or None: TMA supports neither gathers nor masks."""
         if self.fresh_loads or not at.axes & (self.walked.union(self.shape.cols) if self.n_loop else self.walked):
-            return (
-                None  # what no loop reads is needed in registers: by way of shared memory it comes later and takes room
-            )
+            return None  # loads outside of loops go to registers: shared memory takes longer and more space
         named = self.box_of(operand, at, dtype)
         if named is None:
             return None
@@ -70,7 +71,7 @@ class Loads(Values):
         return Tile(text, dims, dtype) if in_order else Tile(f"tl.trans({text})", dims[::-1], dtype)
 
     def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """The box that a load reads, and its descriptor's name."""
+        """(tensor-map name, box) of a load, or None."""
         if dtype not in ITEMSIZE:
             return None
         tiles: dict[Axis, tuple[str, int]] = {}
@@ -84,7 +85,7 @@ class Loads(Values):
             moved = as_one(at, group, one)
             if moved is None or {a for a in inside if inside[a] == dim} != {*group}:
                 return None
-            if self.extent[dim] < self.block[dim]:  # most of a box beyond the end takes longer than what is there
+            if self.extent[dim] < self.block[dim]:  # mostly out-of-bounds boxes take longer than their contents
                 return None
             at, first[one] = moved, group[0]
             tiles[one] = self.origin(group[0], dim), self.block[dim]

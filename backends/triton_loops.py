@@ -1,7 +1,8 @@
-"""Reductions: in one call where a tile holds the whole axis, else in a loop over tiles with accumulators.
+"""Reductions: one call where a tile holds the whole axis, else a loop over tiles with accumulators.
 
-Reductions of one level share a loop. A sum of exp(a - max(a)) shares the loop of the maximum it reads: the accumulator is rescaled
-when the maximum moves. So online softmax and, over products, flash attention come out of the plain formula.
+Reductions of one level share a loop. A sum of exp(a - max(a)) shares the loop of its maximum: the accumulator is
+rescaled when the maximum changes (online softmax; over products this is FlashAttention). Both follow from the plain
+formula.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from .triton_text import ACROSS, COMBINE, NEUTRAL, TRITON, Tile
 
 
 class Loops(Products):
-    """Reductions of a kernel."""
+    """Emitter of reductions."""
 
     def reduction(self, e: Expr) -> Tile:
-        """The tile of a reduction: of a loop's accumulator where its axis is walked."""
+        """The tile of a reduction: the accumulator of a loop if its axis is tiled."""
         if e.axis in self.walked:
             self.loop(e)
             found = self.scope.find(e)
@@ -30,14 +31,14 @@ class Loops(Products):
         return self.whole(e)
 
     def neutral(self, e: Expr, body: Tile, dim: str) -> str:
-        """The body's text with the neutral element where the axis has no element."""
+        """The body's text, with the neutral element where the axis has no element."""
         if not self.ragged(dim) or (e.value[0] == "sum" and vanishes(e.args[0], e.axis)):
             return f"{body.atom} + 0.0" if _as_product(e, body) else body.text
         mask = self.spread(Tile(f"{dim} < {self.extent[dim]}", (dim,), "bool"), body.dims)
         return f"tl.where({mask}, {body.text}, {_neutral(e, body.dtype)})"
 
     def whole(self, e: Expr) -> Tile:
-        """A reduction along an axis that is whole in a tile."""
+        """The tile of a reduction whose axis one tile holds whole."""
         dot = self.shape.dots.get(e)
         if dot is not None and (tile := self.dot(e, dot, None)) is not None:
             return tile
@@ -53,7 +54,7 @@ class Loops(Products):
         return Tile(text, kept, body.dtype)
 
     def loop(self, wanted: Expr) -> None:
-        """The loop that computes a reduction, and with it all others of its axis that are ready."""
+        """Emit the loop that computes a reduction and all others along its axis that are ready."""
         axis = wanted.axis
         ready = self.together(wanted)
         self._operands_first(ready, axis)
@@ -81,7 +82,8 @@ class Loops(Products):
     def _updates(
         self, ready: Sequence[Expr], axis: Axis, names: Mapping[Expr, str], inner: Scope, outer: Scope | None
     ) -> dict[Expr, Callable[[], Tile]]:
-        """The lines of a loop's body, and before the loop (in `outer`, where given) those that start its accumulators."""
+        """Emit a loop's body and, in `outer` if given, the initialization of its accumulators. Returns what finishes
+        each reduction after the loop."""
         running = [e for e in ready if e.value[0] == "max" and any(rolled(x, axis) is e for x in ready)]
         scales: dict[Expr, Tile] = {}
         finals: dict[Expr, Callable[[], Tile]] = {}
@@ -92,12 +94,12 @@ class Loops(Products):
                 maximum = rolled(e, axis)
                 scale = scales.get(maximum) if maximum is not None else None
                 finals[e] = self._accumulate(e, axis, names[e], inner, outer, scale)
-        for name in inner.held:  # all products first, then what waits for them
+        for name in inner.held:  # all products first, then the waits for them
             self.line(f"{name} = held({name})", inner)
         return finals
 
     def _operands_first(self, ready: Sequence[Expr], axis: Axis) -> None:
-        """Reductions that the bodies read but that do not run inside this loop come before it."""
+        """Emit the reductions that the bodies read but that do not run inside this loop."""
         for e in ready:
             for x in walk(e.args):
                 if x.op == "reduce" and x not in ready and x.axes <= self.scope.bound and axis not in x.axes:
@@ -105,7 +107,7 @@ class Loops(Products):
                         self.value(x)
 
     def together(self, wanted: Expr) -> list[Expr]:
-        """Reductions over the same axis, ready in this scope, that can share one loop: inner ones first."""
+        """Ready reductions along the same axis that can share one loop, inner ones first."""
         axis = wanted.axis
         same = [
             e for e in self.kernel.reductions
@@ -114,7 +116,7 @@ class Loops(Products):
         chosen = sharing(same, lambda e: rolled(e, axis))
         if wanted not in chosen:  # its own operands first
             first = next((x for x in walk(wanted.args) if x in same), None)
-            if first is None:  # the loop would lie inside one that its own value is to be ready for
+            if first is None:  # the loop would be nested in the one that needs its value
                 raise Unfusable("a loop over what no block around it binds")
             self.loop(first)
             return self.together(wanted)
@@ -135,7 +137,7 @@ class Loops(Products):
                 raise Unfusable("a maximum of what is the same along its axis")
             kept = tuple(d for d in a.dims if d != dim)
             peak = ACROSS["max"].format(a.text, a.dims.index(dim))
-            if factor != 1.0:  # of the maximum only; below it, the product and the difference are one instruction
+            if factor != 1.0:  # scale the maximum only: below, multiply and subtract fuse into one FMA
                 peak, a = f"{peak} * {factor!r}", Tile(f"{a.text} * {factor!r}", a.dims, a.dtype)
             inner.known[e.args[0]] = a
             self.line(f"{name}_new = {COMBINE['max'].format(name, peak)}")
@@ -149,8 +151,7 @@ class Loops(Products):
         return (lambda: Tile(name, kept, self.wide)), Tile(scale, kept, self.wide)
 
     def _factored(self, e: Expr, inner: Scope) -> tuple[Expr, float]:
-        """A value without the positive number that it is a multiple of, and that number; masks that change nothing here are left
-        out."""
+        """(value, factor) of a value times a positive constant; masks that change nothing here are dropped."""
         while e.op == "add" and (
             still := [a for a in e.args if a not in inner.known or inner.known[a].text != "0.0"]
         ) != [*e.args]:
@@ -160,7 +161,7 @@ class Loops(Products):
         return e.args[0], float(e.args[1].value)
 
     def _begin_at(self, name: str, dims: Sequence[str], fill: str, dtype: str) -> str:
-        """The line that starts an accumulator with the neutral element."""
+        """The line that initializes an accumulator to the neutral element."""
         return f"{name} = tl.full({self.sizes(dims)}, {fill}, {TRITON[dtype]})" if dims else f"{name} = {fill}"
 
     def _accumulate(
@@ -209,8 +210,11 @@ class Loops(Products):
         return final
 
     def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
-        """(first position, last position, masks that change nothing there) of the loops over an axis. Where a mask makes
-        every body neutral beyond a bound, the loop ends there; a causal mask is left out of all tiles but the last ones."""
+        """Loop ranges over an axis: (start, end, masks that are redundant there).
+
+        Where a mask makes every body neutral beyond a bound, the loop ends at the bound. A causal mask is applied only
+        in the last tiles.
+        """
         own = [e for e in ready if rolled(e, axis) not in ready]
         found = [self._rooms(e, axis) for e in own if axis not in self.single]
         if not all(found) or not found:
@@ -228,13 +232,13 @@ class Loops(Products):
         (bound,) = highs
         free = self.fresh("free")
         seen = f"tl.minimum({self._extreme(bound, 'min')} + 1, {axis.size})"
-        seen = f"tl.maximum({seen}, 0)" if bound.range[0] < -1 else seen  # a part may begin behind all that a row sees
+        seen = f"tl.maximum({seen}, 0)" if bound.range[0] < -1 else seen  # a part may begin beyond all that a row sees
         self.line(f"{free} = {seen} // {step} * {step}")
         return [("0", free, masks), (free, last[0], {})]
 
     def _last_seen(self, own: Sequence[Expr], axis: Axis) -> str:
-        """Where the loop may end because a number in memory (the present place in a cache) hides all beyond it from every maximum;
-        nothing where none does."""
+        """End of the loop if a number in memory (such as the current position in a KV cache) masks every maximum beyond
+        it; else ""."""
         if axis in self.single or any(e.value[0] != "max" for e in own) or not own:
             return ""
         first, *others = ([b for b in up_to(e.args[0]) if self._ends(b, axis)] for e in own)
@@ -246,7 +250,7 @@ class Loops(Products):
         return ""
 
     def _ends(self, bound: Bound, axis: Axis) -> bool:
-        """Whether a bound is one of an axis that nothing in the loop moves."""
+        """Whether a bound limits this axis by loop-invariant values."""
         at, number, _ = bound
         rest = at - index(axis) * at.coefficient(axis)
         return (
@@ -256,7 +260,7 @@ class Loops(Products):
         )
 
     def _rooms(self, e: Expr, axis: Axis) -> list[Room]:
-        """The masks on a reduction's body that bound an axis from one side."""
+        """The masks of a reduction's body that bound an axis from one side."""
         found = []
         for room, mask, kept, alone in seen_by(e, self.kernel.builder.const(1.0)):
             side = room.coefficient(axis)
@@ -274,7 +278,7 @@ class Loops(Products):
 
 
 def _neutral(e: Expr, dtype: str) -> str:
-    """The neutral element of a reduction; of whole numbers one of their own, or they would become floats."""
+    """The neutral element of a reduction. Integer reductions get an integer, which keeps the result an integer."""
     if e.kind == "float":
         return NEUTRAL[e.value[0]]
     dtype = "int32" if dtype in ("const", "bool") else dtype
@@ -282,7 +286,9 @@ def _neutral(e: Expr, dtype: str) -> str:
 
 
 def _as_product(e: Expr, body: Tile) -> bool:
-    """Whether Triton's compiler would take a sum for a product of matrices: it does so in TF32, and with sums of two or four, for which
-    the matrix unit has no instruction, it gives something else. (Triton 3.6 on an H200: relative errors of 0.001, and of 0.7.) With a
-    0 that is added it is a sum of products."""
+    """Whether Triton's compiler would turn a sum into a matrix product, which is prevented by adding 0.
+
+    Triton does so in TF32, and wrongly for sums of two or four elements, for which tensor cores have no instruction
+    (Triton 3.6 on an H200: relative errors of 0.001 and of 0.7).
+    """
     return e.value[0] == "sum" and e.kind == "float" and e.args[0].op == "mul" and len(body.dims) == 3

@@ -1,4 +1,4 @@
-"""Sums of products on the matrix unit."""
+"""Matrix products on tensor cores (`tl.dot`)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .triton_frame import Scope
 from .triton_loads import Loads
 from .triton_text import TRITON, Tile
 
-FEW = 32  # rows whose sums of products are taken from the diagonal of a matrix product
-TALL = 64  # rows from which a product is one that the loop around it does not wait for (wgmma)
+FEW = 32  # maximum rows of sums of products that are taken from the diagonal of a matrix product
+TALL = 64  # rows from which a product is asynchronous (wgmma)
 
 
 class Products(Loads):
-    """Products of a kernel."""
+    """Emitter of matrix products."""
 
     def dot(self, e: Expr, dot: Dot, acc: str | None) -> Tile | None:
-        """A product on the matrix unit, or None where the tiles are too small for it."""
+        """The tile of a product on tensor cores, or None if its tiles are too small."""
         k = self.dim_of(e.axis)
         a, b = self.side(dot.left), self.side(dot.right)
         if len(a.dims) != 2 or len(b.dims) != 2 or {*a.dims} & {*b.dims} != {k}:
@@ -34,7 +34,7 @@ class Products(Loads):
         a, b = self.matched(a, b)
         a, b = _turned(a, (ends[0], k)), _turned(b, (k, ends[1]))
         dims = (ends[0], ends[1])
-        if self.ragged(k) and not vanishes(e.args[0], e.axis):  # both: one may be infinite where the other is 0
+        if self.ragged(k) and not vanishes(e.args[0], e.axis):  # both sides: one may be infinite where the other is 0
             a, b = (self._ended(side, k) for side in (a, b))
         precision = (
             f", input_precision='{self.tiling.options.get('precision', 'ieee')}'" if a.dtype == "float32" else ""
@@ -43,36 +43,38 @@ class Products(Loads):
         return Tile(f"tl.dot({a.text}, {b.text}{start}{precision})", dims, "float32")
 
     def _ended(self, side: Tile, k: str) -> Tile:
-        """One side of a product, 0 beyond the end of what is summed over."""
+        """One side of a product, masked to 0 beyond the end of K."""
         there = self.spread(Tile(f"({k} < {self.extent[k]})", (k,), "bool"), side.dims)
         return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
 
     def overtaken(self, dot: Dot, rows: str, scaled: bool) -> bool:
-        """Whether a loop that sums products, `rows` being the dimension of theirs, must wait for each of them. Sums that are
-        `scaled` in each round are waited for anyway, but only in the next one.
+        """Whether a loop over products must wait for each of them, to avoid an async-copy race; `rows` is the dimension
+        of their rows.
 
-        A left side that is computed lies in registers. Triton's loop goes on while the matrix unit reads them, and the next
-        tile is written into the same ones: 9 % of the elements of a product after a ReLU came out wrong on an H200, others at
-        each run (triton-lang/triton issue 9433; ptxas before 13.3).
+        Accumulators that are `scaled` in each iteration are waited for anyway, but only in the next iteration.
 
-        A tile that is loaded comes by shared memory. If something besides products reads it as well, as the statistics of a
-        norm do, Triton 3.6 has memory for as many tiles as it reads ahead, and not for the one that the matrix unit is still
-        reading: the copy for a later round is written into that.
+        A computed left side is in registers. Triton's loop continues while wgmma reads them, and the next tile is
+        written into the same registers: 9 % of the elements of a product after a ReLU came out wrong on an H200,
+        different ones at each run (triton-lang/triton issue 9433; ptxas before 13.3).
+
+        A loaded tile comes through shared memory. If something besides products reads the tile as well, as the
+        statistics of a norm do, Triton 3.6 allocates as many buffers as it prefetches, without one for the tile that
+        wgmma still reads: the copy for a later iteration overwrites that tile.
         """
         left, right = (dot.left, dot.right) if rows in {self.dim_of(a) for a in dot.rows} else (dot.right, dot.left)
         tall = self.block[rows] >= TALL and self.tiling.warps >= 4 and self.tiling.stages > 1
         tall &= (
             self.narrowest() != "float32" or self.tiling.options.get("precision", "ieee") != "ieee"
-        )  # by threads: at once
+        )  # on CUDA cores: synchronous
         computed = not scaled and not self._plain(left)
         return tall and (computed or any(map(self._read_besides, (*left, *right))))
 
     def _plain(self, side: Sequence[Expr]) -> bool:
-        """Whether one side of a product is what lies in memory."""
+        """Whether one side of a product is a plain load."""
         return len(side) == 1 and side[0].op == "load" and side[0].value[3] == self.narrowest()
 
     def _read_besides(self, e: Expr) -> bool:
-        """Whether something else than products reads a load."""
+        """Whether something besides products reads a load."""
         products = {d.args[0] for d in self.shape.dots}
         return e.op == "load" and any(e in x.args for x in self.kernel.exprs if x not in products)
 
@@ -85,8 +87,8 @@ class Products(Loads):
         return self.value(found)
 
     def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
-        """Both operands of one dtype: the narrow one that is in memory, else float32. What is computed is rounded to it, as the
-        original did when it stored the value."""
+        """Both operands in one dtype: the 16-bit one in memory, else float32. Computed values are rounded to it, as the
+        unfused program did when it stored them."""
         narrow = [t.dtype for t in (a, b) if t.dtype in HALVES]
         want = narrow[0] if narrow else self.narrowest()
         if want == "float64":
@@ -100,8 +102,10 @@ class Products(Loads):
         return next(iter(sorted(floats & inputs)), self.wide)
 
     def _row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
-        """The two tiles whose rows a sum multiplies, where one of them also goes into a product on the matrix unit: it lies
-        there for the unit already, and few rows cost it next to nothing."""
+        """The two tiles of a row-wise sum of products, if one of them is also an operand on tensor cores; else None.
+
+        The tile is then already in place for tensor cores, and for few rows a second product costs next to nothing.
+        """
         over, under = factors(e.args[0])
         if e.value[0] != "sum" or under or len(over) != 2 or any(f.op != "load" or f.kind != "float" for f in over):
             return None
@@ -114,7 +118,7 @@ class Products(Loads):
         return (a, b) if 16 <= self.block["m"] <= FEW and self.block[self.dim_of(axis)] >= 16 else None
 
     def _on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: Scope | None) -> Callable[[], Tile]:
-        """Sums over products of rows as the diagonal of a matrix product."""
+        """Row-wise sums of products as the diagonal of a matrix product."""
         size = self.block["m"]
         self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")
         if outer is not None:
@@ -134,19 +138,18 @@ def _turned(tile: Tile, dims: tuple[str, str]) -> Tile:
 
 
 def vanishes(e: Expr, axis: Axis) -> bool:
-    """Whether a body is 0 where loads beyond the axis' end give 0: a factor over the bar is such a load, and no other one is
-    infinite there."""
+    """Whether a body is 0 wherever out-of-bounds loads give 0: a numerator factor is such a load, and no other factor
+    is infinite there."""
     over, under = factors(e)
     zero = any(f.op == "load" and axis in f.value[1].axes for f in over)
     return zero and not any(axis in f.axes for f in under) and all(map(partial(_finite, axis), over))
 
 
-POLES = {"log": 0, "log2": 0, "rsqrt": 0, "recip": 0, "div": 1, "pow": 0}  # the operand that may not be 0
+POLES = {"log": 0, "log2": 0, "rsqrt": 0, "recip": 0, "div": 1, "pow": 0}  # index of the operand that must not be 0
 
 
 def _finite(axis: Axis, e: Expr) -> bool:
-    """Whether a value is finite where what it reads along an axis is 0, as far as can be told: a sum is taken for one that does not
-    vanish."""
+    """Whether a value is finite where its loads along an axis are 0, conservatively; sums are assumed not to vanish."""
     return not any(
         axis in x.axes and x.op in POLES and axis in (at := x.args[POLES[x.op]]).axes and at.op != "add"
         for x in walk([e])

@@ -1,8 +1,8 @@
-"""ROWS: results that lie side by side in memory are put together in registers and written at once.
+"""Interleaved stores: results that are adjacent in memory are joined in registers and written at once.
 
-A kernel of pieces (kir_pieces.py) stores the first, the second, … element of each row by itself: every store writes a few bytes of
-each line of memory, and lines are written as often as rows have elements. (Matrices of nine elements each were written at 0.5 TB/s on an
-H200.) Put together along an axis of its own, they are written as rows.
+A multi-output kernel (kir_pieces.py) stores the first, the second, … element of each row separately: every store writes
+a few bytes of each memory line, and lines are written as often as rows have elements. (Matrices of nine elements each
+were written at 0.5 TB/s on an H200.) Joined along an axis of their own, the elements are written as whole rows.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from .index import Index
 from .kir import Kernel, Store
 from .tiling import padded
 
-MOST = 16  # elements of a row that are put together at once
+MOST = 16  # maximum elements that are joined
 
 
 class Row(NamedTuple):
-    """Stores of neighbours in memory, in their order there; the first one's place."""
+    """Stores of adjacent elements, in memory order, and the position of the first one."""
 
     stores: tuple[Store, ...]
     at: Index
 
 
 def rows(kernel: Kernel) -> list[Row]:
-    """The stores of a kernel that lie side by side, at most `MOST` at a time: what is written elsewhere for each of its elements lies
-    as far apart."""
+    """Groups of adjacent stores of a kernel, at most `MOST` each, whose rows do not overlap."""
     alike: dict[tuple[str, Index], dict[int, Store]] = {}
     for s in kernel.stores:
         if s.at.terms and not (s.guards or s.parts):
@@ -43,7 +42,7 @@ def rows(kernel: Kernel) -> list[Row]:
 
 
 def _runs(places: Sequence[int]) -> list[list[int]]:
-    """Places in runs of neighbours."""
+    """Positions as runs of consecutive numbers."""
     found: list[list[int]] = []
     for p in places:
         if found and found[-1][-1] + 1 == p:
@@ -54,7 +53,10 @@ def _runs(places: Sequence[int]) -> list[list[int]]:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """The text of tiles put together along new last axes of two elements each, which as one axis are in the tiles' order; the last tile
-    again and again where they are not as many as a power of two."""
+    """Text of tiles joined (`tl.join`) along new last axes of two elements each; flattened, they are in the tiles'
+    order.
+
+    The last tile is repeated up to a power of two.
+    """
     whole = [*texts, *[texts[-1]] * (padded(len(texts)) - len(texts))]
     return whole[0] if len(whole) == 1 else f"tl.join({joined(whole[::2])}, {joined(whole[1::2])})"

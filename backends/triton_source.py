@@ -1,16 +1,16 @@
-"""The Triton emitter: a kernel of the IR and its tiles as the text of one `@triton.jit` function.
+"""The Triton emitter: a kernel of the IR and its tiling as the text of one `@triton.jit` function.
 
-A program holds a tile of rows and columns. What is here: which tile it is, what it stores, and who joins the parts of a split
-reduction. Each of the files below knows of those before it only:
+A program holds a tile of rows and columns. This module chooses the program's tile, emits stores, and joins the partial
+results of split reductions. Each of the modules below depends only on those above it:
 
-    triton_text      tiles as text, the spelling of operations
-    triton_frame     dimensions, blocks, what is known in them
+    triton_text      tiles as text, spelling of operations
+    triton_frame     dimensions, scopes, known values
     triton_index     positions and masks
-    triton_values    pointwise expressions
-    triton_loads     reading
-    triton_products  the matrix unit
+    triton_values    elementwise expressions
+    triton_loads     loads
+    triton_products  tensor-core products
     triton_loops     reductions
-    triton_rows      results that lie side by side
+    triton_rows      interleaved stores
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from .triton_loops import Loops
 from .triton_rows import Row, joined, rows
 from .triton_text import TRITON, Launch, Tile, names_it
 
-EARLY = 32  # loads that are all under way at once
-AHEAD = 96  # elements of a thread that are, of more loads: none overtakes a store, which might change what it reads
-ONE_BY_ONE = 8  # parts that are added one after the other: no sum across threads, and all reads under way at once
+EARLY = 32  # number of loads up to which all are issued at once
+AHEAD = 96  # elements per thread in flight if there are more: no load is moved across a store, which might alias
+ONE_BY_ONE = 8  # parts up to which partial sums are added sequentially in each thread, all loads in flight
 
 
 def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) -> Launch:
-    """The launch of a kernel with given tiles. Unfusable where it has something that Triton's language lacks."""
+    """The launch of a kernel with given tiles. Unfusable if Triton cannot express the kernel."""
     return Function(kernel, tiling, name, shape or shape_of(kernel)).launch()
 
 
 def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> Launch:
-    """One launch of a split kernel: the program that is last to store the states of a tile joins them.
+    """One launch of a split reduction: the last program of each tile (by an atomic counter) combines the partial
+    results.
 
-    `shape` is that of the kernel before it was split, whose tiles both halves share. Programs count themselves in the
-    buffer `counters` (int32, one for each tile), which is zero before and after.
+    `shape` is that of the kernel before the split; both halves share its tiles. The buffer `counters` (int32, one per
+    tile) is zero before and after the kernel.
     """
     own = shape_of(first)
     spread = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch))
@@ -55,13 +56,13 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     sums = all(e.value[0] == "sum" for e in second.reductions)
     limit = 1 if sums and parts <= ONE_BY_ONE else 1 << (across.bit_length() - 1)
     k = {a: min(padded(a.size), limit) if a.name == "parts" else padded(a.size) for a in joining.inner}
-    # large states go straight to registers: stages of them would not fit into shared memory
+    # large partial results are not pipelined: stages of them would exceed shared memory
     join = replace(tiling, k=k, stages=1 if tiling.m * tiling.n > 4096 else tiling.stages)
     return Function(first, tiling, name, spread).launch(Function(second, join, name, joining))
 
 
 def fresh_in(stores: Sequence[Store]) -> list[list[Expr]]:
-    """The expressions of each store that none before it has, operands first."""
+    """The expressions of each store that no earlier store has, operands first."""
     seen: set[Expr] = set()
     found: list[list[Expr]] = []
     for s in stores:
@@ -71,13 +72,12 @@ def fresh_in(stores: Sequence[Store]) -> list[list[Expr]]:
 
 
 def second_axes(kernel: Kernel) -> tuple[Axis, ...]:
-    """The reduction axes of a kernel without products."""
+    """The reduction axes of a kernel, without duplicates."""
     return tuple(dict.fromkeys(e.axis for e in kernel.reductions))
 
 
 def _place(store: Store) -> tuple[Axis, int, int] | None:
-    """The axis along which a store's guards say where it is, the first and the last place but one; None where they say something
-    else."""
+    """(axis, start, end) of the slice of an axis to which a store's guards restrict it; None for other guards."""
     low, high, axes = 0, -1, set[Axis]()
     for g in store.guards:
         a, b = g.args if g.op == "lt" else (g, g)
@@ -96,10 +96,10 @@ def _place(store: Store) -> tuple[Axis, int, int] | None:
 
 
 class Function(Loops):
-    """A whole kernel."""
+    """Emitter of a whole kernel."""
 
     def launch(self, last: Function | None = None) -> Launch:
-        """The function's text and its grid. `last` is what the last program of each tile does after its part."""
+        """The function's text and its grid. `last` emits what the last program of each tile does after its own part."""
         s, t = self.shape, self.tiling
         tiles_m, tiles_n = -(-s.m // t.m), 1 if self.n_loop else -(-s.n // t.n)
         batch = math.prod(a.size for a in s.batch)
@@ -133,7 +133,7 @@ class Function(Loops):
         )
 
     def results(self) -> None:
-        """All results of the tile that a program holds."""
+        """Emit all results of the program's tile."""
         if self.walked or self.n_loop:
             self._stores(self.kernel.stores)
             return
@@ -152,8 +152,8 @@ class Function(Loops):
                 self._store_row(row)
 
     def _ahead(self) -> Iterator[list[Expr]]:
-        """What is loaded before each store: all that there is, before the first value is waited for; of very much, what is needed
-        next, as much as registers hold."""
+        """Loads to issue before each store: all of them, before the first use of a value; if there are many, the next
+        ones that registers can hold."""
         fresh = [[e for e in exprs if self._loads(e)] for exprs in fresh_in(self.kernel.stores)]
         sizes = [sum(map(self._each, loads)) for loads in fresh]
         room = math.inf if sum(map(len, fresh)) <= EARLY else AHEAD
@@ -171,14 +171,14 @@ class Function(Loops):
         return e.op == "load" and e.axes <= self.top.bound and all(a.op != "load" for a in e.args)
 
     def _each(self, load: Expr) -> float:
-        """Elements that a thread holds of a load."""
+        """Elements of a load per thread."""
         dims = {self.dim_of(a) for a in load.axes if a not in self.shape.batch}
         return max(1.0, math.prod(self.block[d] for d in dims) / (32 * self.tiling.warps))
 
-    # ------------------------------------------------------------ results side by side, each in programs of its own
+    # --- concatenated results, each in programs of its own
     def _groups(self) -> list[tuple[Function, str]]:
-        """What each result's programs do, and the condition that a program is one of them; empty where results share a product,
-        or a tile may belong to several of them."""
+        """(emitter, condition on the program) for each result if the results have separate programs; empty if they
+        share a product or a tile spans several of them."""
         stores = self.kernel.stores
         found = [_place(s) for s in stores]
         axes = {place[0] for place in found if place is not None}
@@ -205,7 +205,7 @@ class Function(Loops):
         return groups
 
     def _unguarded(self, store: Store) -> Store:
-        """A store where its guards hold: neither they nor those of its loads are asked."""
+        """A store inside its guarded slice: without its guards and the same guards of its loads."""
         b = self.kernel.builder
 
         def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -218,7 +218,7 @@ class Function(Loops):
         return replace(store, value=value, guards=())
 
     def as_part(self, whole: Function) -> list[str]:
-        """The lines that make one of several results, in the programs that have tiles of it."""
+        """The lines that compute one of several results, in the programs with its tiles."""
         self.counter, self.boxes, self.described = whole.counter, whole.boxes, whole.described
         self.top.indent = 2
         self.results()
@@ -226,7 +226,7 @@ class Function(Loops):
         return self.top.lines
 
     def as_last(self, programs: int, parts: int, counter: int) -> list[str]:
-        """The lines that join a tile's parts, in the program that finds all others done."""
+        """The lines that combine a tile's partial results in its last program."""
         tiles = counted(programs, parts)
         self.counter, self.fresh_loads = counter, True
         self.top.indent = 2
@@ -259,7 +259,8 @@ class Function(Loops):
                 self.line(f"{a.name} = tl.arange(0, {self.block[a.name]})")
 
     def place(self, tiles_m: int, tiles_n: int) -> None:
-        """The lines that say which tile a program holds, and the values of batch axes."""
+        """Emit the program's tile coordinates and the values of batch axes. Tiles are rasterized in groups of rows for
+        L2 reuse."""
         s, t = self.shape, self.tiling
         batch = math.prod(a.size for a in s.batch)
         tile = "program"
@@ -301,8 +302,8 @@ class Function(Loops):
             self.line(f"tile_n = {tile}")
 
     def longest_last(self) -> bool:
-        """Whether later rows have more to do, under a causal mask: their programs begin first, so that none is alone at the
-        end."""
+        """Whether later rows have more work, as under a causal mask: their programs are then launched first to avoid a
+        tail."""
         if any(a.name == "part" for a in self.shape.batch):
             return False
         rooms = [
@@ -319,15 +320,15 @@ class Function(Loops):
             step *= a.size
 
     def _stores(self, stores: Sequence[Store]) -> None:
-        """All results; those along columns that are walked in one loop."""
-        cols = {*self.shape.cols}  # a value that is the same in all of them is written to each
+        """Emit all results; those along sequentially processed columns in one loop."""
+        cols = {*self.shape.cols}  # a value that is constant along the columns is written to each of them
         walked = [s for s in stores if self.n_loop and cols & (s.value.axes | s.at.axes)]
         for store in stores:
             if store not in walked:
                 self._store(store)
         if not walked:
             return
-        for e in walk(s.value for s in walked):  # all reductions first: the loop over columns only reads them
+        for e in walk(s.value for s in walked):  # all reductions first: the loop over columns only reads their results
             if e.op == "reduce" and e.axes <= self.top.bound and self.scope.find(e) is None:
                 self.value(e)
         inner = Scope(2, self.top.bound | set(self.shape.cols), outside=self.top)
@@ -342,7 +343,7 @@ class Function(Loops):
         self.top.lines += inner.lines
 
     def _store_row(self, row: Row) -> None:
-        """Results that lie side by side, along an axis of their own."""
+        """Emit interleaved results as one store, along an axis of their own."""
         buffer, count = row.stores[0].buffer, len(row.stores)
         where = self.position(row.at, row.at.range[1] + count >= WIDE)
         texts = [self._written(s, where.dims) for s in row.stores]
@@ -355,7 +356,7 @@ class Function(Loops):
         self.line(f"tl.store({target}, tl.reshape({joined(texts)}, {whole}){f', mask={mask}' if mask else ''})")
 
     def _written(self, store: Store, dims: tuple[str, ...] = ()) -> str:
-        """A result's text in the dtype in which it is written; over tiles of all dimensions of its place."""
+        """Text of a result in its storage dtype; with `dims`, broadcast over these dimensions."""
         value, spot = store.value, self.kernel.buffers[store.buffer]
         tile = self.value(value) if value.op == "load" or value.kind != "float" else self.floated(value)
         if not dims:
@@ -381,10 +382,10 @@ class Function(Loops):
         target += "".join(f" + {self.spread(p, dims)}.to(tl.int64) * {step}" for p, step in picks)
         target = target if {*placed} == {*dims} else f"tl.broadcast_to({target}, {self.sizes(dims)})"
         mask = self.mask(dims, dims, [g for g in guards if g.dims])
-        if alone := " & ".join(g.atom for g in guards if not g.dims):  # by an `and` the mask would be one of numbers
+        if alone := " & ".join(g.atom for g in guards if not g.dims):  # Python `and` would make the mask an integer
             every = mask or f"tl.full({self.sizes(dims)}, True, tl.int1)"
             mask = f"tl.where({alone}, {every}, False)" if dims else alone
-        guarded = {d for g in guards for d in g.dims}  # one element of them has the place
+        guarded = {d for g in guards for d in g.dims}  # exactly one element along them passes the guard
         if any(d not in placed and d not in guarded for d in tile.dims):
             raise Unfusable("a result with more axes than its place")
         text = f"{tile.atom}.to({TRITON[spot.dtype]})" if tile.dtype not in ("const", spot.dtype) else tile.text

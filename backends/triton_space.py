@@ -1,7 +1,7 @@
-"""Schedules of generated kernels that are worth measuring in Triton, the best guesses first.
+"""Candidate Triton schedules, best guess first: a grid of parameters and an analytical ranking for each kind of kernel.
 
-What a schedule is, and which ones are legal, is said in triton_fits.py; each kind of kernel has a grid of numbers here, and a rank
-of those on it that are legal. Nothing that is not legal is ever compiled.
+triton_fits.py defines schedules and decides legality; illegal schedules are never compiled. The constants were fitted
+to times measured on an H200. Lower ranks are better.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .precision import PRECISIONS
 from .tiling import MULTIPROCESSORS, Shape, Tiling, padded
 from .triton_fits import LITTLE, SHARED, Facts, Numbers, Schedule, each, facts_of, legal, tiles_fit
 
-COUNT = 16  # schedules of a kernel and shape that are measured
-SMALL = 2048  # elements of a program: beginning one takes some 1.2 ns, as long as moving 5 KiB,
-THOUSANDS = 4096  # which counts where there are so many
-SEGMENT = 64  # rows to be written at once where they lie side by side: a norm took 9.6 us with 64, 20 with 8
+COUNT = 16  # schedules that are measured per kernel and shape
+SMALL = 2048  # elements of a small program: launching one takes about 1.2 ns, as long as moving 5 KiB
+THOUSANDS = 4096  # number of programs beyond which this launch cost counts
+SEGMENT = 64  # contiguous rows to be written at once: a norm took 9.6 us with 64, 20 with 8
 Ranked = Iterator[tuple[Schedule, float]]
 Key = tuple[tuple[str, int], ...]
 
 
 def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
-    """The tiling that a schedule means for a kernel of this shape."""
+    """The tiling of a schedule for a kernel of this shape."""
     k = {a: min(schedule.get(f"k{i}", padded(a.size)), padded(a.size)) for i, a in enumerate(shape.inner)}
     m, n = (schedule[x] if group else 1 for x, group in (("m", shape.rows), ("n", shape.cols)))
     options = {
@@ -41,7 +41,8 @@ def tiling_of(shape: Shape, schedule: Numbers) -> Tiling:
 
 
 def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[Schedule]:
-    """At most `count` schedules, best guess first; empty where nothing fits. `splits`: whether the reduction can be cut."""
+    """At most `count` schedules, best guess first; empty if none is legal. `splits`: whether the reduction may be
+    split."""
     facts = facts_of(kernel, shape, splits)
     found = _begun([dict(key) for key in _ranked(facts, count)], count)
     together = [s | {"beside": 1} for s in found if facts.beside > 1]
@@ -50,8 +51,12 @@ def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool 
 
 
 def _begun(ranked: Sequence[Schedule], count: int) -> list[Schedule]:
-    """The guesses started early, but for the first and, at the end, the next best. (On an H200 that saved a split attention over
-    few keys or many, and rows in few programs, 5 to 14 %; rows in tens of thousands of programs took twice as long.)"""
+    """The ranked schedules with programmatic dependent launch, except the first and, at the end, the next best ones
+    without it.
+
+    On an H200 early launch saved 5 to 14 % for split attention and for row kernels with few programs; row kernels with
+    tens of thousands of programs took twice as long.
+    """
     early = [s | {"early": 1} for s in ranked][: count - count // 4]
     return [*ranked[:1], *early, *ranked[1:]][:count]
 
@@ -63,8 +68,8 @@ def _ranked(facts: Facts, count: int) -> tuple[Key, ...]:
 
 
 def _ordered(found: Sequence[tuple[Schedule, float]]) -> Iterator[Key]:
-    """Schedules in the order of their ranks, those of one rank in that of their numbers; each once. Of the hundreds that are legal
-    the first few are wanted, so keys are made one rank at a time."""
+    """The distinct schedules by rank, ties by their numbers. Lazy: of hundreds of legal schedules only the first few
+    are wanted."""
     seen: set[Key] = set()
     for _, alike in groupby(found, key=itemgetter(1)):
         for key in sorted({tuple(sorted(schedule.items())) for schedule, _ in alike} - seen):
@@ -73,7 +78,7 @@ def _ordered(found: Sequence[tuple[Schedule, float]]) -> Iterator[Key]:
 
 
 def _varied(ordered: Iterable[Key], count: int) -> Iterator[Key]:
-    """The first schedules, at most four that differ in warps, stages and depth alone; then others to fill up."""
+    """The first `count` schedules with at most four per (m, n, split) tile; then the others to fill up."""
     alike: dict[tuple[int, int, int], int] = {}
     taken = 0
     later = []
@@ -92,14 +97,14 @@ def _varied(ordered: Iterable[Key], count: int) -> Iterator[Key]:
 
 
 def _blocks(size: int, options: Sequence[int], least: int = 1) -> list[int]:
-    """Tile sizes that are not larger than the padded size (but at least `least`)."""
+    """Options that are at least `least` and at most the padded size; at least one value."""
     limit = max(padded(size), least)
     kept = [o for o in options if least <= o <= limit]
     return kept or [limit if limit < options[0] else options[0]]
 
 
 def _cut(schedule: Schedule, parts: int) -> Schedule:
-    """The schedule with its reduction cut into parts that the last program joins."""
+    """The schedule with a split reduction whose last program combines the parts."""
     return schedule | {"split": parts, "join": 1} if parts > 1 else schedule
 
 
@@ -117,14 +122,14 @@ def _pointwise(facts: Facts) -> Ranked:
             yield schedule, own + idle + short
 
 
-WRITTEN = 32  # elements of a thread, of results that lie side by side
-THREADS = 512  # of a multiprocessor that hide each other's waiting where much is computed for each element
+WRITTEN = 32  # elements per thread of interleaved results
+THREADS = 512  # threads per SM that hide latency in compute-heavy kernels
 REGISTERS = 160  # values that a thread can hold
 
 
 def _own(facts: Facts, own: float, wanted: int, elements: int) -> float:
-    """How far the elements of a thread are from what is wanted: where much is computed for each of them, no more than leaves work
-    to all threads, and no more than registers hold."""
+    """Penalty for `own` elements per thread, relative to `wanted`. In compute-heavy kernels it favours enough threads
+    for all SMs and no spills."""
     if not facts.heavy:
         return abs(own - wanted) / wanted
     most = max(1.0, min(wanted, elements / (MULTIPROCESSORS * THREADS)))
@@ -132,7 +137,8 @@ def _own(facts: Facts, own: float, wanted: int, elements: int) -> float:
 
 
 def _windows(facts: Facts) -> Ranked:
-    """Short windows: each program holds many results and takes the windows' elements one after the other."""
+    """Short windows (pooling, depthwise convolution): each program holds many results and iterates over the window
+    elements."""
     ones = {f"k{i}": 1 for i in range(len(facts.inner))}
     for m, warps in product(_blocks(facts.m, (64, 128, 256, 512, 1024, 2048)), (1, 2, 4, 8)):
         schedule = {"m": m, "n": 1, "warps": warps, "stages": 1, **ones}
@@ -169,7 +175,7 @@ def _rows(facts: Facts) -> Ranked:
 
 
 def _thin(facts: Facts, tile: int, programs: int, warps: int) -> float:
-    """How often what programs that walk their rows wait for would have to be doubled to keep the memory busy."""
+    """Log2 of the factor by which bytes in flight of looping row programs fall short of saturating the memory."""
     flying = min(programs / MULTIPROCESSORS, 64 / warps) * tile * facts.width
     return max(0.0, log2(min(IN_FLIGHT, facts.m * facts.size * facts.width / MULTIPROCESSORS) / flying))
 
@@ -178,33 +184,35 @@ def _contraction(facts: Facts) -> Ranked:
     if facts.middle:
         yield from _behind(facts)
     elif facts.walked:
-        yield from _streamed(facts) if facts.few else _squared(facts)  # else each product lies inside another reduction
+        yield from _streamed(facts) if facts.few else _squared(facts)  # else products are nested in reductions
 
 
-NEAR = 1.2e5  # bytes a µs that one multiprocessor reads from the L2 cache at most, for ranking only
-ROUND = 1.4  # µs of a round of loads for which nothing else is there to wait
-LOW = 1.3  # times as long take tiles of fewer than 64 rows, which only the matrix unit of older GPUs multiplies
-CROWD = 0.6  # µs for eight warps that share a small tile
-OWN = 54  # registers of a thread beside those of tiles
-JOIN = 0.7  # µs that the last program takes to join parts of a tile, beside those for each
-HELD = 8, 160  # elements of accumulators in a thread: with less the matrix unit waits, with more registers spill
+NEAR = 1.2e5  # maximum L2 read bandwidth of an SM in bytes/µs, for ranking only
+ROUND = 1.4  # µs per exposed load latency
+LOW = 1.3  # slowdown of tiles with fewer than 64 rows, which cannot use wgmma
+CROWD = 0.6  # µs penalty for eight warps on a small tile
+OWN = 54  # registers of a thread besides those of tiles
+JOIN = 0.7  # µs for the last program to combine split-K, without the cost per part
+HELD = 8, 160  # accumulators per thread: fewer starve the tensor cores, more spill
 
 
 def _squared(facts: Facts) -> Ranked:
-    """A product with many rows: what tiles load counts more than what they multiply, and a program's first loads and its
-    end are hidden only by other programs on the same multiprocessor. A small one takes as long as a program waits for its rounds of
-    loads one after the other, so deep stages. The rank is an estimate of the time in µs."""
+    """Tiled GEMM with many rows. The rank is the estimated time in µs.
+
+    Loads of tiles cost more than their products; a program's prologue and epilogue are hidden only by other programs on
+    the same SM. Small products are bound by the latency of dependent loads, so deep pipelines help.
+    """
     more = {"boxes": 1} if facts.boxed else {}
     work = 1.4 * facts.m * facts.n * facts.size * facts.sums * facts.batch / RATE / MULTIPROCESSORS
     rows = _blocks(facts.m, (32, 64, 128, 256), 16)[-3:]
     for m, n, k in product(rows, _blocks(facts.n, (32, 64, 128, 256), 16), _blocks(facts.size, (32, 64, 128), 16)):
         tiles = -(-facts.m // m), -(-facts.n // n)
         programs, size = prod(tiles) * facts.batch, m * n * facts.sums
-        full = programs * m * n / (facts.m * facts.n * facts.batch)  # what is computed for each element that there is
+        full = programs * m * n / (facts.m * facts.n * facts.batch)  # padding overhead: computed per existing element
         again = _again(facts, *tiles) + 0.5 * any(by % k for by in facts.periods)
         tile = {"m": m, "n": n, "group": 8 if tiles[0] > 1 else 1, **more, **facts.depths(k)}
         staged = facts.staged(tile)
-        if not tiles_fit(facts, tile | {"warps": 8, "stages": 2}):  # more of one or fewer of the other fit even less
+        if not tiles_fit(facts, tile | {"warps": 8, "stages": 2}):  # fewer warps or more stages fit even less
             continue
         for warps, stages in product((4, 8), (2, 3, 4, 6, 8)):
             schedule = tile | {"warps": warps, "stages": stages}
@@ -230,17 +238,18 @@ def _squared(facts: Facts) -> Ranked:
 
 
 def _again(facts: Facts, tiles_m: int, tiles_n: int) -> float:
-    """How often products are computed anew: one that does not depend on the columns is, for each tile of them."""
+    """Relative amount of recomputed product work: products that do not depend on the columns are recomputed for each
+    column tile."""
     again = sum(work * (1 if rows else tiles_m) * (1 if cols else tiles_n) for work, rows, cols in facts.dots)
     return again / sum(work for work, *_ in facts.dots) - 1
 
 
-BANDWIDTH, CACHE = 4.0e6, 2.0e7  # bytes a µs of memory and of the L2 cache, for ranking only
-IN_FLIGHT = 40 << 10  # bytes that a multiprocessor must be waiting for to keep its share of the memory busy
+BANDWIDTH, CACHE = 4.0e6, 2.0e7  # bytes/µs of DRAM and of L2, for ranking only
+IN_FLIGHT = 40 << 10  # bytes in flight that an SM needs to saturate its share of the bandwidth
 
 
 def _streamed(facts: Facts) -> Ranked:
-    """A product with few rows: bound by reading the right sides once. The rank is an estimate of the time in µs."""
+    """Skinny GEMM: bound by reading the right sides once. The rank is the estimated time in µs."""
     m = padded(max(facts.m, 16)) if facts.rows else 1
     columns = (16, 32, 64, 128, 256) if facts.rows else (4, 8, 16, 32, 64, 128, 256)
     depths = _blocks(facts.size, (16, 32, 64, 128, 256, 512, 1024), 16 if facts.rows else 1)
@@ -255,12 +264,12 @@ def _streamed(facts: Facts) -> Ranked:
 
 
 def _streaming(facts: Facts, s: Schedule, tile: int, k: int, split: int) -> float:
-    """An estimate of the µs in which a product with few rows reads its right sides, in tiles of so many elements."""
+    """Estimated µs in which a skinny GEMM reads its right sides, in tiles of `tile` elements."""
     size, width = facts.size, facts.width
     tiles = -(-facts.n // s["n"]) * facts.batch
     shared = s["stages"] * (s["m"] * k + tile) * width if facts.rows else 0
     resident = max(1, min(SHARED // shared if shared else 16, 64 // s["warps"]))
-    share = tiles * split / MULTIPROCESSORS  # programs of a multiprocessor
+    share = tiles * split / MULTIPROCESSORS  # programs per SM
     ahead = max(1, min(s["stages"] - 1, size // split // k)) if facts.rows else 1
     waiting = min(share, resident) * tile * width * ahead
     busy = -(-share // resident) * resident / share if share > resident else -(-share // 1) / share
@@ -275,12 +284,12 @@ RATE, FROM_CACHE, LATENCY = (
     5e6,
     3.5e4,
     0.7,
-)  # of a multiprocessor: operations a µs, bytes a µs; µs until a load is there
+)  # per SM: flops/µs, L2 bytes/µs; µs of a load's latency
 
 
 def _behind(facts: Facts) -> Ranked:
-    """A product behind another one. The rank is an estimate of the time in µs: what a multiprocessor multiplies and loads, but
-    no less than what one program after the other waits."""
+    """Back-to-back GEMMs (a product of another product's result). The rank is the estimated time in µs: throughput of
+    an SM, at least its programs' latency."""
     more = {"boxes": 1} if facts.boxed else {}
     rows, columns = _blocks(facts.m, (16, 32, 64, 128), 16), _blocks(facts.n, (32, 64, 128, 256), 16)
     for m, n, k in product(rows, columns, _blocks(facts.size, (32, 64, 128, 256), 16)):
@@ -319,14 +328,14 @@ def _attention(facts: Facts) -> Ranked:
             continue
         programs, stage = facts.programs(schedule), 2 * k * facts.head * facts.width
         shared = m * facts.head * facts.width + stages * stage
-        resident = min(SHARED // (shared - stage), 64 // warps)  # all stages but one are held
+        resident = min(SHARED // (shared - stage), 64 // warps)  # all stages but one are live
         for split in facts.parts(schedule) if programs < 2 * MULTIPROCESSORS else (1,):
             busy = programs * split / MULTIPROCESSORS
             later = 0 if many else -(-busy // resident) - 1  # waves whose first loads nothing hides
             registers = OWN + each(m * (n + k + facts.head // 2), schedule)
-            together = min(SHARED // shared, int(65536 / (32 * warps * registers)))  # programs of a multiprocessor
+            together = min(SHARED // shared, int(65536 / (32 * warps * registers)))  # resident programs per SM
             waves = busy / max(1, together) if many else 0.0
-            uneven = -(-waves // 1) / waves - 1 if waves > 1 else 0.0  # the last wave's programs are alone
+            uneven = -(-waves // 1) / waves - 1 if waves > 1 else 0.0  # the last wave's programs run alone
             rank = (
                 (1 / busy if busy < 1 else 1 + 0.1 / busy) + 8 / max(m, 16) * many
                 + 0.1 * abs(log2(k / (64 if many else 128))) + 0.1 * abs(stages - 3) + 0.12 * later + 0.5 * uneven

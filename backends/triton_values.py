@@ -1,4 +1,4 @@
-"""Values of a Triton kernel: each expression as a tile, computed once, in the outermost block where it can be."""
+"""Values of a Triton kernel: each expression is a tile, computed once, in the outermost possible scope."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .short_erf import COARSE, FINE
 from .triton_index import Positions
 from .triton_text import CALLS, TRITON, Tile, widest
 
-LARGEST = 1 << 16  # elements of a tile: beyond, the compiler takes minutes and registers spill
+LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minutes and registers spill
 
 
 class Values(Positions):
-    """Pointwise expressions; loads and reductions are said elsewhere."""
+    """Emitter of elementwise expressions; subclasses add loads and reductions."""
 
     def load(self, e: Expr) -> Tile:
-        """The tile that a load reads."""
+        """The tile of a load."""
         raise NotImplementedError
 
     def reduction(self, e: Expr) -> Tile:
@@ -26,7 +26,7 @@ class Values(Positions):
         raise NotImplementedError
 
     def value(self, e: Expr) -> Tile:
-        """The tile of an expression, computed where it is first possible."""
+        """The tile of an expression, computed in the outermost possible scope."""
         found = self.scope.find(e)
         if found is not None:
             return found
@@ -55,8 +55,8 @@ class Values(Positions):
         return tile
 
     def in_columns(self, e: Expr) -> Expr | None:
-        """The value over the columns that a reduction runs over, where it is there: a row that is whole in a tile is loaded
-        once, and what is stored of it is computed once."""
+        """The same value over the columns that a reduction runs over, if the kernel has it: a row whole in a tile is
+        loaded and computed once."""
         several = len(self.kernel.stores) > 1 and e.op not in ("const", "index")
         if e.op != "load" and not (several and e not in self.reducing):
             return None
@@ -69,7 +69,7 @@ class Values(Positions):
         return moved if e.op == "load" or moved in self.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:
-        """A tile under a name of its own."""
+        """The tile assigned to a variable."""
         if tile.text.isidentifier():
             return tile
         name = self.fresh(stem)
@@ -77,14 +77,14 @@ class Values(Positions):
         return Tile(name, tile.dims, tile.dtype)
 
     def constant(self, e: Expr) -> Tile:
-        """A number's text."""
+        """A constant's text."""
         v = e.value
         if isinstance(v, float) and not math.isfinite(v):
             return Tile(f"float('{'nan' if v != v else 'inf' if v > 0 else '-inf'}')", (), "const")
         return Tile(repr(v), (), "const" if e.kind == "float" else "bool" if e.kind == "bool" else "int32")
 
     def floated(self, e: Expr) -> Tile:
-        """The value in the width that arithmetic is done in; cast once where several need it."""
+        """The value in the compute dtype; converted once if several uses need it."""
         tile = self.value(e)
         if e.kind != "float" or tile.dtype in (self.wide, "const"):
             return tile
@@ -117,7 +117,7 @@ class Values(Positions):
             return self.short_erf(e)
         if (shifted := below_maximum(e)) is not None and (safe := self._below_maximum(e, *shifted)) is not None:
             return safe
-        if e.op == "div" and self.narrow and at_least_one(e.args[1]):  # one division a row, not one an element
+        if e.op == "div" and self.narrow and at_least_one(e.args[1]):  # one division per row instead of one per element
             b = self.kernel.builder
             e = b.make("mul", (e.args[0], b.make("recip", (e.args[1],))))
         text = CALLS.get(e.op)
@@ -139,7 +139,7 @@ class Values(Positions):
         return Tile(text.format(*(self.spread(t, dims) for t in tiles)), dims, dtype)
 
     def short_erf(self, e: Expr) -> Tile:
-        """erf as exact as 16 bits need (short_erf.py)."""
+        """erf with the accuracy that 16-bit results need (short_erf.py)."""
         x = self.floated(e.args[0])
         stored = {self.kernel.buffers[s.buffer].dtype for s in self.kernel.stores}
         short = COARSE if stored == {"bfloat16"} else FINE
@@ -148,8 +148,8 @@ class Values(Positions):
         return Tile(f"{y.text} * ({short.horner(u.text)})", x.dims, self.wide)
 
     def _below_maximum(self, e: Expr, a: Expr, m: Expr) -> Tile | None:
-        """exp(a - max(a)) where a whole part of a row may be hidden (see `below_maximum`), by a condition or by what lies in memory;
-        None where the maximum is safe already."""
+        """exp(a - max(a)) where part of a row may be masked out completely (maximum -inf; see `below_maximum`); None if
+        the maximum is safe already."""
         low, top = self.floated(a), self.value(m)
         if top.text.endswith("_safe"):
             return None
@@ -159,7 +159,7 @@ class Values(Positions):
 
 
 def _power(exponent: Tile) -> str:
-    """The text of a power: a negative base has whole powers, odd ones of them negative."""
+    """Text of a power; a negative base has integer powers only, negative for odd exponents."""
     size = CALLS["pow"]
     if exponent.dtype != "const":
         turned = (
