@@ -138,6 +138,7 @@ class Frame(Writer[Scope]):
             f"({text}) * {along.vector}" if along.vector > 1 else text)  # fmt: skip
 
     def _lane(self, dim: str) -> str:
+        """Text of the thread's index along a dimension."""
         stride, threads = self.layout.stride(dim), self.layout.dims[dim].threads
         text = f"thread / {stride}" if stride > 1 else "thread"
         return f"{text} % {threads}" if self.layout.threads > stride * threads else text

@@ -96,6 +96,7 @@ class Loads(Frame):
         return local
 
     def _check_held(self, nbytes: int) -> None:
+        """Unfusable if one value needs more than `HELD` bytes of registers per thread."""
         if nbytes > HELD:
             raise Unfusable(f"{nbytes} bytes of one value in a thread")
 

@@ -198,6 +198,7 @@ class Fragments(Reductions):
         return self.top.lines
 
     def _accumulator(self, e: Expr) -> None:
+        """Declare the accumulator of a product or sum."""
         if e in self.dots:
             dims = "m", next(d for d in self.spans(self.right[e]) if d != self.dim)
             count = self.heights * self.along[dims[1]].repeat

@@ -68,7 +68,7 @@ class Nest:
                 for text in self.ends:
                     line("    " * (depth - 1) + text)
 
-    # ------------------------------------------------------------ places
+    # ------------------------------------------------------------ coordinates, positions, bounds checks
     def coordinate(self, dim: str, start: bool = False) -> str:
         """Text of the coordinate along a dimension at this point of the nest; with `start`, of the first element of its
         vector."""
@@ -91,6 +91,7 @@ class Nest:
         return self.places[dim, deep]
 
     def _tiled(self, dim: str) -> bool:
+        """Whether several blocks cover a dimension."""
         e = self.emitter
         return dim in ("m", "n") and dim not in e.walked and e.extent[dim] > e.along[dim].block
 
@@ -190,11 +191,13 @@ class Nest:
         return self._named(e, self._operation(e, depth), at)
 
     def _count(self, root: Expr) -> None:
+        """Count the uses of each operand in the nest of an expression."""
         for x in nest_of(root):
             for a in x.args:
                 self.uses[a] = self.uses.get(a, 0) + 1
 
     def _stored(self, e: Expr, at: int, dtype: str) -> str:
+        """Text of a value converted to a storage dtype."""
         local = self.emitter.scope.find(e)
         if local is not None and local.dtype == dtype:
             return self.at(local)
@@ -220,6 +223,7 @@ class Nest:
         return name
 
     def _operation(self, e: Expr, depth: int) -> str:
+        """Text of an elementwise operation; exp(a - max(a)) is guarded against a maximum of -inf."""
         if (shifted := below_maximum(e)) is not None:
             a, m = shifted
             top = self.scalar(m, self.depth(self.emitter.spans(m)))
@@ -230,6 +234,7 @@ class Nest:
         return operation(e, lambda a: self.scalar(a, depth), own.wide, own.results)
 
     def _safe(self, m: Expr, top: str) -> str:
+        """Variable with a maximum in which -inf is replaced by 0."""
         level = self.depth(self.emitter.spans(m))
         key = f"op::finite({top})"
         for line in self.lines[level]:

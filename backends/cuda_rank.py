@@ -63,8 +63,9 @@ def ranked(seen: Seen, count: int) -> tuple[Schedule, ...]:
 def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
     """The schedules reordered round-robin over kinds, so that measuring a few covers every kind.
 
-    Schedules of a kind differ only in the threads along the reduction or, without those, in other thread counts.
-    Tensor-core schedules (with `warps`) of one kind have equal column tiles `n`.
+    Schedules of one kind differ only in vector widths, in the repeats along the reduction and, with threads along the
+    reduction, in the threads along columns. Tensor-core schedules (with `warps`) of one kind have equal column tiles
+    `n`.
     """
     alike: dict[tuple[int, ...], int] = {}
     turns: list[tuple[int, Schedule]] = []
@@ -78,6 +79,7 @@ def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
 
 
 def _powers(low: int, high: int) -> list[int]:
+    """Powers of two from `low` to `high`."""
     return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
 
 
@@ -113,7 +115,7 @@ class Pass:
 
     `fast` and `slow` name the dimensions ("m", "n") with the most and the least contiguous bytes, `length` and
     `breadth` are their sizes, `vector` and `across` the vector widths along them, `reads` the number of loads, `batch`
-    the blocks beside the tile grid. Where both widths exceed 1 (a transpose), each thread transposes a square of
+    the batch size. Where both widths exceed 1 (a transpose), each thread transposes a square of
     elements in its registers.
     """
 
@@ -210,7 +212,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Reductions whose rows are not needed again (sums, means, GEMV without reuse); the longest axis may be split over
+    """Reductions whose rows are not needed again (row and column sums); the longest axis may be split over
     blocks.
 
     `count` is the number of rows, `length` the length of the longest reduction axis, `axis` its index in `Shape.inner`.

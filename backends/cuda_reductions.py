@@ -16,6 +16,7 @@ class Reductions(Loads):
     """Accumulators of a kernel, and their combination across threads."""
 
     def _kept_dims(self, e: Expr, body: Expr, dim: str) -> tuple[str, ...]:
+        """The dimensions of a reduction's result. Unfusable for unsupported monoids."""
         if e.kind != "float" or e.value[0] not in COMBINE:
             raise Unfusable(f"a reduction by {e.value[0]} of {e.kind}")
         return tuple(d for d in self.spans(body) if d != dim)
@@ -108,6 +109,7 @@ class Reductions(Loads):
         return scale
 
     def _rescale(self, acc: Local, scale: Local) -> None:
+        """Multiply an accumulator by the rescaling factor of a running maximum."""
         nest = Nest(self, acc.dims)
         nest.line(f"{nest.at(acc)} *= {nest.at(scale)};")
         nest.close()

@@ -62,6 +62,7 @@ def roles_fit(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool
 
 
 def _legal(shape: Shape, schedule: Mapping[str, int]) -> bool:
+    """Whether a schedule's numbers are in range and its accumulators fit registers."""
     sizes = {k: v for k, v in schedule.items() if k in ("m", "group")}
     if (
         not NAMES <= set(schedule) <= NAMES | {"early"}
@@ -79,6 +80,7 @@ def _legal(shape: Shape, schedule: Mapping[str, int]) -> bool:
 
 
 def _written(kernel: Kernel, shape: Shape, schedule: Mapping[str, int]) -> bool:
+    """Whether the kernel can be emitted with a schedule."""
     return if_fusable(emit_roles, kernel, shape, Roles.of(schedule), PROBE) is not None
 
 
@@ -91,6 +93,7 @@ def _ranked(rows: int, columns: int, size: int, batch: int, rights: int) -> tupl
 
 
 def _estimates(rows: int, columns: int, size: int, batch: int, rights: int) -> Iterator[tuple[float, dict[str, int]]]:
+    """(estimated cycles, schedule) of every candidate."""
     depth = ceil(size / DEPTH)
     for m, n, (turns, (down, across), parts) in product((64, 128, 256), COLUMNS, FORMS):
         r = Roles(m, n, 4, turns, down, across, parts)

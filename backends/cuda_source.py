@@ -194,6 +194,7 @@ class Function(Matrix):
         ]  # fmt: skip
 
     def _program(self, tiles_m: int, tiles_n: int) -> None:
+        """Emit the block's tile, the values of batch axes, and this thread's coordinates."""
         s = self.shape
         batch = math.prod(a.size for a in s.batch)
         self.line("const int thread = threadIdx.x;")

@@ -64,8 +64,8 @@ _ALONG = re.compile(r"[tvu](m|n|\d+)")
 def legal(schedule: Mapping[str, int], shape: Shape) -> bool:
     """Whether the numbers describe a valid layout in canonical form.
 
-    Thread counts and vector widths must be powers of two within hardware limits, tiles must not exceed the next power
-    of two of twice the rows or columns, and switches must be 0 or 1.
+    Thread counts and vector widths must be powers of two within hardware limits, tiles must not exceed twice the rows
+    or columns rounded up to a power of two, and switches must be 0 or 1.
     """
     along = {k: v for k, v in schedule.items() if _ALONG.fullmatch(k)}
     named = OF_WARPS if "warps" in schedule else OF_THREADS
@@ -99,7 +99,7 @@ def joining(first: Layout, shape: Shape) -> Layout:
     return Layout(dims, first.early, 0, first.least)
 
 
-# ---------------------------------------------------------------- what lies how in memory
+# ---------------------------------------------------------------- memory access analysis
 def _accesses(kernel: Kernel) -> Iterator[tuple[str, Index, str, float]]:
     """(buffer, index, dtype, bytes of the buffer) of each load and store."""
     for e in kernel.exprs:

@@ -96,6 +96,7 @@ def _ranked(
 def _estimates(
     rows: int, columns: int, size: int, batch: int, rights: int, precision: Precision
 ) -> Iterator[tuple[float, dict[str, int]]]:
+    """(estimated cycles, schedule) of every candidate."""
     own = {"precision": precision.number} if precision.number else {}
     tall, broad = ([x for x in (16, 32, 64, 128, 256) if x < 2 * padded(max(16, n))] for n in (rows, columns))
     for m, n, deep, (high, wide), stages in product(tall, broad, (16, 32), SHARES[bool(precision.number)], (3, 4)):

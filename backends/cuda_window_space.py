@@ -46,6 +46,7 @@ def windows_fit(kernel: Kernel, schedule: Mapping[str, int]) -> bool:
 
 
 def _fits(work: Work, box: tuple[int, ...]) -> bool:
+    """Whether a thread's box of results is within the axes and the limits of work."""
     within = all(n == 1 or (n > 0 and n < 2 * size) for n, size in zip(box, (*work.sizes, 1, 1, 1)))
     return within and prod(box) <= BOX and work.taps * prod(box) <= MOST
 
@@ -97,6 +98,7 @@ class Work:
 
 @memo(1024)
 def _ranked(work: Work, count: int) -> tuple[Schedule, ...]:
+    """Candidate schedules by estimated time."""
     boxes = (dict(zip("xyz", box)) for box in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if _fits(work, box))
     ranked = sorted(boxes, key=lambda s: (work.us(tuple(s.values())), sorted(s.items())))
     plain = ranked[: count // 4]
@@ -105,6 +107,7 @@ def _ranked(work: Work, count: int) -> tuple[Schedule, ...]:
 
 
 def _read(kernel: Kernel, e: Expr, last: tuple[Axis, ...]) -> Read:
+    """The access pattern of a load."""
     operand, at, _, dtype = e.value
     buffer = kernel.buffers[operand]
     windows = [a for a in at.axes if a not in kernel.axes]

@@ -130,10 +130,8 @@ class Lowered:
     kernel: Kernel
     shape: Shape
     space: tuple[Schedule, ...]
-    # launches by kernel name
-    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)
-    # split kernels by number of parts
-    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)
+    made: dict[str, Sequence[Launch]] = field(default_factory=dict, compare=False, repr=False)  # by name
+    cut: dict[int, tuple[Kernel, Kernel]] = field(default_factory=dict, compare=False, repr=False)  # by parts
 
     @cached_property
     def cuts(self) -> bool:
@@ -357,6 +355,7 @@ def _can_split(kernel: Kernel, shape: Shape) -> bool:
 
 
 def _code(template: Generated, call: Call) -> str:
+    """The statements of a call: copies for partly written outputs, and the launches."""
     names = dict(call.names)
     found = template.lower(call)
     assert found is not None
@@ -385,6 +384,7 @@ def _definitions(template: Generated, call: Call) -> dict[str, str]:
 
 
 def _scratch(template: Generated, call: Call) -> int:
+    """Bytes of scratch memory of a call: partial results of a split reduction."""
     found = template.lower(call)
     parts = 1 if found is None else scheduled(found, call).get("split", 1)
     if found is None or parts == 1:
@@ -393,6 +393,7 @@ def _scratch(template: Generated, call: Call) -> int:
 
 
 def _space(template: Generated, call: Call) -> Sequence[Mapping[str, int]]:
+    """Candidate schedules of a call."""
     found = template.lower(call)
     return found.space if found is not None else ()
 
@@ -440,6 +441,7 @@ def template_of(
 
 
 def family_of(roots: Sequence[Tensor]) -> str:
+    """Family of a kernel in reports: attention, conv, contraction, reduction or pointwise."""
     nodes = topological(roots)
     ops = {t.op for t in nodes}
     if ops & {"attention", "masked_attention"}:

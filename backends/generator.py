@@ -322,6 +322,7 @@ class Lowering:
         last: bool = False,
         precision: Precision = IEEE,
     ) -> Generated:
+        """The cached template of terms in one form."""
         key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last, precision
         if key not in self.known:
             self.known[key] = template_of(self.emitter, key[0], transposed, last, precision)
@@ -348,6 +349,7 @@ Answer = tuple[Generated, float, int]
 
 
 def _asked(region: Region | Group, view: EGraphView, types: Sequence[Type], pictures: frozenset[int]) -> Asked:
+    """The request for a fusion group of a view."""
     weights = [str(t.attr("name")) for t, c in region.leaves if view.weight[c] and t.type.rank >= 2]
     first, *more = (_operand(types[c]) for c in region.classes)
     reads = {str(t.attr("name")): _operand(types[c]) for t, c in region.leaves}
@@ -434,6 +436,7 @@ def _rows(terms: Sequence[Tensor]) -> int:
 
 @memo(4096)
 def _operand(kind: Type) -> Operand:
+    """A row-major operand of a type."""
     return Operand(kind, contiguous(concrete(kind.shape)))
 
 

@@ -245,6 +245,7 @@ class Images:
         ]
 
     def _compute(self) -> list[str]:
+        """The consumers' code: mainloop and epilogue."""
         count, steps = len(self.pieces), self.axis.size // self.depth
         lines = [f"    A{j}: gl.constexpr = {matrix_layout(n)}" for j, n in enumerate(self.pieces)]
         lines += [
@@ -314,6 +315,7 @@ class Images:
         return "gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])"
 
     def _copy(self) -> list[str]:
+        """The producer's code: TMA loads of one tile's steps."""
         nbytes = self.groups * self.image_patch.nbytes + sum(p.nbytes for p in self.filter_patches)
         lines = [f"    STAGES: gl.constexpr = {self.stages}", *self._place()]
         lines += [
@@ -334,6 +336,7 @@ class Images:
 
     @staticmethod
     def _fetch(ring: str, p: Patch, slot: str) -> str:
+        """The statement of one TMA load into a slot of a ring."""
         return f"        fetch_box({ring}_box, [{', '.join(p.origin)}], full.index(slot), {ring}.index({slot}))"
 
     def _kernel(

@@ -172,6 +172,8 @@ class Roles(AttentionLoop):
                 self.line(f"{a.name} = tl.arange(0, {self.block[a.name]}, layout=tl.SliceLayout(0, Q))")
 
     def _layouts(self) -> list[str]:
+        """Constants of the register and shared-memory layouts."""
+
         def rows(columns: int) -> str:
             lanes = min(32, columns // 8)
             return f"gl.BlockedLayout([1, 8], [{32 // lanes}, {lanes}], [4, 1], [1, 0])"

@@ -96,6 +96,7 @@ class AttentionTiles(Function):
         )
 
     def _begin_at(self, name: str, dims: Sequence[str], fill: str, dtype: str) -> str:
+        """The line that initializes a per-row accumulator."""
         if tuple(dims) != ("m",):
             raise Unfusable("an accumulator that is not one value a row")
         return f"{name} = tl.full({[GROUP]}, {fill}, {TRITON[dtype]}, layout=tl.SliceLayout(1, S))"

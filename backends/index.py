@@ -227,6 +227,7 @@ def _made(terms: Mapping[Atom, int], const: int) -> Index:
 
 
 def _division(rest: Index, by: int, remainder: bool) -> Index:
+    """A quotient or remainder atom, folded if constant."""
     return (
         Index(((Division(rest, by, remainder), 1),))
         if rest.terms

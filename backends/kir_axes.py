@@ -24,6 +24,7 @@ def normalized(kernel: Kernel) -> Kernel:
 
 
 def _indices(kernel: Kernel) -> Iterator[Index]:
+    """All index expressions of a kernel."""
     for e in kernel.exprs:
         if e.op in ("index", "load"):
             yield e.value if e.op == "index" else e.value[1]
@@ -32,6 +33,7 @@ def _indices(kernel: Kernel) -> Iterator[Index]:
 
 
 def _with_axes(kernel: Kernel, axes: tuple[Axis, ...], change: Mapping[Axis, Index]) -> Kernel:
+    """The kernel over other parallel axes, with old axes replaced by indices."""
     moved = partial(kernel.builder.substituted, change=change)
     stores = tuple(s.moved(s.at.replaced(change), moved(s.exprs)) for s in kernel.stores)
     return replace(kernel, axes=axes, stores=stores)
@@ -43,6 +45,7 @@ def _divided(kernel: Kernel, axis: Axis) -> list[int]:
 
 
 def _merged(kernel: Kernel) -> Kernel:
+    """Merge adjacent parallel axes that every index treats as one."""
     position = 0
     while position + 1 < len(kernel.axes):
         outer, inner = kernel.axes[position : position + 2]

@@ -38,6 +38,8 @@ def run(kernel: Kernel, memory: Mapping[str, Array]) -> None:
 
 
 class _Values:
+    """Values of expressions as arrays with one dimension per axis."""
+
     def __init__(self, axes: list[Axis], memory: Mapping[str, Array]) -> None:
         self.memory = memory
         self.order = {a: i for i, a in enumerate(axes)}

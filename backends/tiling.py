@@ -209,6 +209,7 @@ def _apart(kernel: Kernel, rows: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def _kept(kernel: Kernel, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Those of the kernel's axes that are in `axes`, in kernel order."""
     chosen = set(axes)
     return tuple(a for a in kernel.axes if a in chosen)
 

@@ -286,6 +286,7 @@ def tiles_fit(facts: Facts, schedule: Numbers) -> bool:
 
 
 def _pointwise(facts: Facts, s: Numbers) -> bool:
+    """Legality of elementwise kernels."""
     size = s["m"] * s["n"]
     fine = within(s["n"], facts.n, min(32, padded(facts.n))) and (
         within(s["m"], facts.m) if facts.rows else s["m"] == 1
@@ -297,12 +298,14 @@ def _pointwise(facts: Facts, s: Numbers) -> bool:
 
 
 def _windows(facts: Facts, s: Numbers) -> bool:
+    """Legality of short-window reductions."""
     ones = all(v == 1 for name, v in s.items() if name[0] == "k" or name in ("n", "stages"))
     return ones and not {"split", "group"} & s.keys() and within(s["m"], facts.m, min(64, padded(facts.m))) \
         and (1 <= each(s["m"], s) <= 32 or s["m"] >= facts.m)  # fmt: skip
 
 
 def _rows(facts: Facts, s: Numbers) -> bool:
+    """Legality of row reductions."""
     depths = {v for name, v in s.items() if name[0] == "k"}
     if len(depths) > 1 or "group" in s or s["stages"] != 2:
         return False
@@ -317,6 +320,7 @@ def _rows(facts: Facts, s: Numbers) -> bool:
 
 
 def _contraction(facts: Facts, s: Numbers) -> bool:
+    """Legality of GEMM, skinny GEMM and GEMV."""
     k = s[f"k{facts.main}"]
     if facts.depths(k).items() - s.items() or (s.get("split", 1) > 1 and not s.get("join")):
         return False
@@ -349,6 +353,7 @@ def _behind(facts: Facts, s: Numbers) -> bool:
 
 
 def _attention(facts: Facts, s: Numbers) -> bool:
+    """Legality of attention."""
     k = s[f"k{facts.main}"]
     if facts.rest.items() - s.items() or s["n"] != facts.columns or "group" in s:
         return False

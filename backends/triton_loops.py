@@ -125,6 +125,8 @@ class Loops(Products):
     def _running_max(
         self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None
     ) -> tuple[Callable[[], Tile], Tile]:
+        """Emit the update of a running maximum. Returns what reads the final maximum, and the factor that rescales
+        sums relative to the old one."""
         power = power_of(self.kernel, e)
         with self.inside(inner):
             dim = self.dim_of(axis)
@@ -167,6 +169,7 @@ class Loops(Products):
     def _accumulate(
         self, e: Expr, axis: Axis, name: str, inner: Scope, outer: Scope | None, scale: Tile | None
     ) -> Callable[[], Tile]:
+        """Emit the update of a reduction's accumulator. Returns what finishes the reduction after the loop."""
         monoid = e.value[0]
         dot = self.shape.dots.get(e)
         dim = self.dim_of(axis)
@@ -271,6 +274,7 @@ class Loops(Products):
         return found
 
     def _extreme(self, at: Index, side: str) -> str:
+        """Text of the minimum or maximum of an index over a tile."""
         tile = self.position(at)
         for _ in tile.dims[1:]:
             raise Unfusable("a bound over two dimensions")

@@ -168,6 +168,7 @@ class Function(Loops):
             waiting -= sizes[n]
 
     def _loads(self, e: Expr) -> bool:
+        """Whether a load can be issued at the start of the kernel."""
         return e.op == "load" and e.axes <= self.top.bound and all(a.op != "load" for a in e.args)
 
     def _each(self, load: Expr) -> float:
@@ -245,6 +246,7 @@ class Function(Loops):
         ]
 
     def _program(self, tiles_m: int, tiles_n: int) -> None:
+        """Emit the program's tile, and the indices of rows, columns and whole reduction axes."""
         s = self.shape
         if tiles_m * tiles_n * math.prod(a.size for a in s.batch) > 1:
             self.line("program = tl.program_id(0)")
@@ -312,6 +314,7 @@ class Function(Loops):
         return any(r.side == -1 and r.rest.coefficient(a) > 0 for r in rooms for a in self.shape.rows)
 
     def _group(self, dim: str, group: tuple[Axis, ...]) -> None:
+        """Emit the indices of the axes of a dimension."""
         step = 1
         for a in reversed(group):
             if len(group) > 1:
@@ -370,6 +373,7 @@ class Function(Loops):
         return spread if tile.dims == dims else f"tl.broadcast_to({spread}, {self.sizes(dims)})"
 
     def _store(self, store: Store) -> None:
+        """Emit the store of one result."""
         buffer, at, value = store.buffer, store.at, store.value
         tile = self.value(value) if value.op == "load" or value.kind != "float" else self.floated(value)
         spot = self.kernel.buffers[buffer]

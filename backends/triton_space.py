@@ -63,6 +63,7 @@ def _begun(ranked: Sequence[Schedule], count: int) -> list[Schedule]:
 
 @memo(4096)
 def _ranked(facts: Facts, count: int) -> tuple[Key, ...]:
+    """Ranked candidate schedules of a kernel's facts, at most `count`."""
     found = sorted(_KINDS[facts.kind](facts), key=itemgetter(1))
     return tuple(_varied(_ordered(found), count))
 
@@ -109,6 +110,7 @@ def _cut(schedule: Schedule, parts: int) -> Schedule:
 
 
 def _pointwise(facts: Facts) -> Ranked:
+    """Elementwise kernels; ranked by elements per thread, idle SMs and coalescing."""
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64)) if facts.rows else (1,)
     few = (1,) if facts.heavy else ()
     for n, m, warps in product(_blocks(facts.n, (32, 64, 128, 256, 512, 1024, 2048, 4096)), rows, (*few, 2, 4, 8)):
@@ -149,6 +151,8 @@ def _windows(facts: Facts) -> Ranked:
 
 
 def _rows(facts: Facts) -> Ranked:
+    """Row reductions, optionally split; ranked by elements per thread, idle SMs, loops over long rows and
+    coalescing."""
     whole = padded(facts.size)
     rows = _blocks(facts.m, (1, 2, 4, 8, 16, 32, 64, 128)) if facts.rows else (1,)
     depths = [b for b in (whole, 4096, 2048, 1024, 512, 256, 128, 64, 32) if b <= whole]
@@ -181,6 +185,7 @@ def _thin(facts: Facts, tile: int, programs: int, warps: int) -> float:
 
 
 def _contraction(facts: Facts) -> Ranked:
+    """Products of matrices, by form: back-to-back, skinny or tiled GEMM."""
     if facts.middle:
         yield from _behind(facts)
     elif facts.walked:
@@ -318,6 +323,7 @@ def _behind(facts: Facts) -> Ranked:
 
 
 def _attention(facts: Facts) -> Ranked:
+    """Attention; ranked by SM utilization, tile shape, latency and spills."""
     n = facts.columns
     many = facts.m > 16
     own = facts.rest | ({"boxes": 1} if facts.boxed else {})

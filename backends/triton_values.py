@@ -100,6 +100,7 @@ class Values(Positions):
         return home.widened[e]
 
     def _made(self, e: Expr) -> Tile:
+        """The tile of an expression, from the tiles of its operands."""
         if e.op == "index":
             return self.position(e.value)
         if e.op == "load":
