@@ -45,7 +45,13 @@ def load_module(
     args, kwargs = tuple(example_inputs), dict(example_kwargs or {})
     shapes = _named_dims(dynamic_shapes)
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
-    with torch.no_grad(), warnings.catch_warnings(), no_collection(), _untraced(), known_shapes():  # (imports alone are a third faster)
+    with (
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        no_collection(),
+        _untraced(),
+        known_shapes(),
+    ):  # (imports alone are a third faster)
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)

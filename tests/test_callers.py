@@ -121,7 +121,9 @@ def test_the_graph_as_it_is_written_runs_where_it_is_faster(monkeypatch: pytest.
     assert made.report.remembered
 
 
-@pytest.mark.parametrize(("share", "many", "taken"), [(0.97, True, False), (0.8, True, True), (0.8, False, False), (0.5, False, True)])
+@pytest.mark.parametrize(
+    ("share", "many", "taken"), [(0.97, True, False), (0.8, True, True), (0.8, False, False), (0.5, False, True)]
+)
 def test_noise_takes_no_caller(monkeypatch: pytest.MonkeyPatch, share: float, many: bool, taken: bool) -> None:
     """Where both differ by less than noise the program runs; one sample of each must differ by more."""
     program = tg.optimize(gated, (X, Y), **{**GIVEN, "allow_caller": False})

@@ -190,7 +190,7 @@ def unlike(program: Program, caller: Caller, graph: Graph) -> str:
         return "the example inputs have other sizes"
     try:
         found = caller.outputs(given)
-        wanted = [o for o in program.flat(*given)]
+        wanted = list(program.flat(*given))
     except Exception as error:  # whatever the caller's function raises: it is not what was traced
         return f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
     if [_type(x) for x in found] != [_type(x) for x in wanted]:

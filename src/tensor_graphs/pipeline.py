@@ -570,7 +570,11 @@ def memory_of(
     just now."""
     if not options.measure or options.deterministic:
         return None
-    chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("budget", "again", "verify", "allow_caller")}
+    chosen = {
+        f.name: getattr(options, f.name)
+        for f in fields(options)
+        if f.name not in ("budget", "again", "verify", "allow_caller")
+    }
     chosen["costdb"] = store_root(options).resolve()
     return Memory.of(key_of_search(graph, sorted((dims or {}).items()), backends, chosen))
 

@@ -14,13 +14,13 @@ from types import NoneType
 from . import settings
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
+from .caller import Caller
 from .costdb.store import Store, default_root
 from .egraph.rule import Rule
 from .egraph.saturate import Limits
 from .egraph.view import EGraphView
 from .errors import UsageError
 from .extract.clock import Clock, Halted
-from .caller import Caller
 from .progress import Progress
 from .rules import ALL
 from .symbolic import Symbolic
