@@ -486,4 +486,7 @@ HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
     for name, value in list(globals().items())
     if inspect.isfunction(value) and value.__module__ == __name__ and name[0] != "_"
-} | {"defined_erf": _error_function(), **{f: inspect.getsource(getattr(recurrence, f)).rstrip() for f in ("scan", "recurrent")}}
+} | {
+    "defined_erf": _error_function(),
+    **{f: inspect.getsource(getattr(recurrence, f)).rstrip() for f in ("scan", "recurrent")},
+}

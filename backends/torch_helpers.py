@@ -72,9 +72,7 @@ def attention_spelled(
     return torch.matmul(torch.softmax(scores, -1), v)
 
 
-def recurrent_weights(
-    w: Any, cell: str, size: int, hidden: int, width: int, layers: int, directions: int
-) -> list[Any]:
+def recurrent_weights(w: Any, cell: str, size: int, hidden: int, width: int, layers: int, directions: int) -> list[Any]:
     """The weights of recurrent layers, one line, as views in the order in which Torch's recurrent functions take them."""
     rows, found, taken = hidden * {"lstm": 4, "gru": 3, "plain": 1}[cell], [], 0
     for _ in range(layers):

@@ -322,7 +322,9 @@ def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     inputs = attrs["directions"] * rows * (size + (attrs["layers"] - 1) * attrs["directions"] * width)
     if state.shape[0] != states or w.shape[0] != inputs + count * every:
         sizes = (states, state.shape[0], inputs + count * every, w.shape[0])
-        raise ShapeError("the states have {1} elements, not {0}, or the weights {3}, not {2}".format(*sizes), sizes=sizes)
+        raise ShapeError(
+            "the states have {1} elements, not {0}, or the weights {3}, not {2}".format(*sizes), sizes=sizes
+        )
     return Type((steps * batch * attrs["directions"] * width + states,), _same_dtype(types))
 
 

@@ -32,7 +32,9 @@ def _builder(cell: str, activations: str) -> Builder:
     ) -> list[Tensor]:  # fmt: skip
         """Hidden values of every step, then the last states, of layers over x[T, B, I] (with `batch_first` x[B, T, I])"""
         if train and dropout and count > 1:
-            raise UnsupportedError("dropout between recurrent layers: is the module in training mode? call .eval() first")
+            raise UnsupportedError(
+                "dropout between recurrent layers: is the module in training mode? call .eval() first"
+            )
         states = [first] if isinstance(first, Tensor) else list(first)
         x = t.swapaxes(x, 0, 1) if batch_first else x
         directions = 1 + bool(bidirectional)

@@ -18,7 +18,7 @@ from tensor_graphs.egraph.composite import layer_norm
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.extract.kernel import Template
-from tensor_graphs.pipeline import optimize_graph
+from tensor_graphs.pipeline import UNTIMED, optimize_graph
 from tensor_graphs.progress import Progress
 from tensor_graphs.session import Options, Session
 
@@ -82,7 +82,8 @@ def test_a_budget_that_ends_in_a_stage_cuts_what_comes_after_it(stage: str) -> N
     clock = Clock(stage, 1000.0)
     made = run(Progress(clock.say), clock)
     assert right(made) and made.report.verification["passed"]
-    assert cut(made.report) == ALL_CUT[STAGES[stage] :]
+    looked = STAGES[stage] < 3  # a program of kernels that were never measured is timed for a moment
+    assert cut(made.report) == [c for c in ALL_CUT[STAGES[stage] :] if not (looked and c == UNTIMED)]
     assert made.report.verification["seeds"] == (1 if STAGES[stage] < 4 else 3)
     assert made.report.measured_now == 0 or STAGES[stage] > 2
     assert ("the time was up" in str(made.report)) == bool(made.report.cut)

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -189,7 +190,7 @@ def unlike(program: Program, caller: Caller, graph: Graph) -> str:
         return "the example inputs have other sizes"
     try:
         found = caller.outputs(given)
-        wanted = [o for o in program.flat(*given)]
+        wanted = list(program.flat(*given))
     except Exception as error:  # whatever the caller's function raises: it is not what was traced
         return f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
     if [_type(x) for x in found] != [_type(x) for x in wanted]:
@@ -225,24 +226,25 @@ def compared(
     clock: Callable[[Run], float] = wall_us,
 ) -> bool:  # fmt: skip
     """Whether a `CallerProgram` is faster than a program by more than noise. Notes the medians of whole calls, and those of the
-    caller's function alone, in the report.
+    caller's function alone, in the report. Both have been called before.
 
-    Rounds of all three in turn, for `left` seconds, from LEAST_S to SHARE_S; `ended` is asked after each round."""
+    Rounds of all in turn, for `left` seconds, from LEAST_S to SHARE_S, but at least one; `ended` is asked after each."""
     given = caller.inputs
     until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
     over = lambda: ended() or time.perf_counter() >= until
     wrapped = CallerProgram.around(program, caller)
+    calls: dict[str, Run] = {
+        "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)
+    }  # fmt: skip
     with _fastest(caller):
-        calls: dict[str, Run] = {
-            "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)
-        }  # fmt: skip
-        once = {name: min(clock(call), clock(call)) for name, call in calls.items()}
-        times = max(1, int(SHORT_US / max(1e-3, min(once.values()))))
-        many = {name: _repeated(call, times) for name, call in calls.items()}
-        samples = sampled(many, seconds=SHARE_S, settled=LEAST_S, clock=clock, ended=over)
-    for taken in samples.values():
-        taken[:] = [us / times for us in taken]
-    report.caller_us, report.program_us = (float(np.median(samples[name])) for name in ("caller", "program"))
+        samples = {name: [clock(calls[name])] for name in ("caller", "program")}
+        samples["wrapped"] = samples["caller"]
+        if not over():
+            times = max(1, int(SHORT_US / max(1e-3, min(samples["caller"] + samples["program"]))))
+            many = {name: _repeated(call, times) for name, call in calls.items()}
+            samples = sampled(many, seconds=SHARE_S, settled=LEAST_S, clock=clock, ended=over)
+            samples = {name: [us / times for us in taken] for name, taken in samples.items()}
+    report.caller_us, report.program_us = (median(samples[name]) for name in ("caller", "program"))
     return is_surely_faster(samples["wrapped"], samples["program"], NOISE)
 
 

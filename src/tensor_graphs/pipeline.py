@@ -565,7 +565,11 @@ def memory_of(
     just now."""
     if not options.measure or options.deterministic:
         return None
-    chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("budget", "again", "verify", "allow_caller")}
+    chosen = {
+        f.name: getattr(options, f.name)
+        for f in fields(options)
+        if f.name not in ("budget", "again", "verify", "allow_caller")
+    }
     chosen["costdb"] = store_root(options).resolve()
     return Memory.of(key_of_search(graph, sorted((dims or {}).items()), backends, chosen))
 
@@ -973,8 +977,8 @@ LARGE = 1 << 30  # bytes of two programs above which only one is bound at a time
 def _time_whole(
     session: Session, prepared: Prepared, program: Program, backends: Sequence[Backend], report: Report
 ) -> Program | None:
-    """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget, and beyond it
-    where kernels of the program were never measured. The unoptimized program where that is the faster one."""
+    """End-to-end latency of the program and of the unoptimized graph, interleaved, within what is left of the budget, and a little beyond it
+    where kernels of the program were never measured (of programs that take long on a GPU only). The unoptimized program where that is the faster one."""
     from .timing import clock_of, is_surely_faster, sampled
 
     device, graph = on_gpu(backends), prepared.written(backends)
@@ -983,6 +987,7 @@ def _time_whole(
     if not session.options.measure:
         return None
     doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
+    doubted = doubted and (device or report.cost_us < 1e6 * LOOK_S)
     if session.over and not doubted:
         session.cut.append(UNTIMED)
         return None
@@ -1009,7 +1014,7 @@ def _time_whole(
             samples |= timed({"after": calls["after"]})
         report.latency_before_us, report.latency_after_us = median(samples["before"]), median(samples["after"])
     besides = CALL_US if device else NEGLIGIBLE_US
-    if report.latency_after_us > SLOWER * report.cost_us + besides:
+    if report.cost_us and report.latency_after_us > SLOWER * report.cost_us + besides:
         ratio = report.latency_after_us / report.cost_us
         report.warnings.append(
             f"the program as a whole takes {ratio:.1f} times the sum of its kernels' prices: a busy machine, or kernels that slow each other down"

@@ -11,7 +11,6 @@ from .extract.kernel import Plan, Priced, Template
 from .timeline import Rows
 from .timeline import html as timeline_html
 
-
 #: What a program's calls are: the plan that was found, the graph's ops by libraries' kernels, or the caller's module or function.
 PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
 

@@ -15,6 +15,7 @@ from .backends.generator import Lowerings
 from .backends.lower_pool import LowerPool
 from .backends.measure import CpuMeasurer
 from .backends.measure_gpu import GpuMeasurer
+from .caller import Caller
 from .costdb.store import Store, default_root
 from .egraph.memo import forget
 from .egraph.rule import Rule
@@ -22,7 +23,6 @@ from .egraph.saturate import Limits
 from .egraph.view import EGraphView
 from .errors import UsageError, warnings_into
 from .extract.clock import Clock, Halted
-from .caller import Caller
 from .progress import Progress
 from .rules import ALL
 from .symbolic import Symbolic

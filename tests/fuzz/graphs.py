@@ -508,7 +508,7 @@ def _cross_entropy(g: Grower, op: str) -> Tensor:
 def _recurrent(g: Grower, op: str) -> Tensor:
     """Layers whose weights are so small that rounding does not grow from step to step."""
     x = g.fitting(lambda v: v.rank == 3 and dtypes.is_float(v.dtype) and 0 not in v.shape)
-    steps, batch, size = concrete(x.shape)
+    _, batch, size = concrete(x.shape)
     cell, acts = g.pick(("lstm", "sigmoid tanh tanh"), ("gru", "sigmoid tanh"), ("plain", "tanh"))
     hidden, count, directions = g.pick(1, 2, 3), g.pick(1, 1, 2), g.pick(1, 1, 2)
     width = g.pick(hidden, 1) if cell == "lstm" else hidden

@@ -127,7 +127,9 @@ def test_few_steps_are_also_searched_written_out() -> None:
 def test_free_steps_and_batches(backend: str) -> None:
     layer = nn.LSTM(4, 6, bidirectional=True, batch_first=True).eval()
     shapes = ({0: "batch", 1: "steps"},)
-    program = tg.optimize(layer, (torch.randn(2, 5, 4),), dynamic_shapes=shapes, backend=backend, budget=5, measure=False)
+    program = tg.optimize(
+        layer, (torch.randn(2, 5, 4),), dynamic_shapes=shapes, backend=backend, budget=5, measure=False
+    )
     assert {"batch", "steps"} <= set(program.plan.sizes), program.report.warnings
     for batch, steps in ((1, 1), (3, 9)):
         x = torch.randn(batch, steps, 4)

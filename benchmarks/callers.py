@@ -1,0 +1,301 @@
+"""Programs beside the caller's own modules and functions on the CPU: `python -m benchmarks.callers [NAME …] [--budget S]`.
+
+Modules and functions that nothing here was made for, at the options that a user has who sets none but the budget. For each: the
+seconds that loading and the whole call of `optimize` take, µs of whole calls of the caller's function, of the compiled plan
+(`allow_caller=False`) and of the returned program, medians of interleaved rounds, and what the program runs. A row fails
+where the returned program is slower than the caller's function by more than NOISE and CALL_US a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from .common import row
+
+NOISE = 0.05  # share by which a program may be slower than the caller's function: no difference
+CALL_US = 2.5  # µs of a call that go into checking its arguments, whatever runs
+ROUNDS, ROUND_US = 60, 300.0  # rounds of each, and µs of one: shorter calls are repeated
+WHOLE_S = 6.0  # seconds of timing of one case, at most
+
+Case = tuple[Callable[..., Any], tuple[Any, ...]]
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(make: Callable[[], Case]) -> Callable[[], Case]:
+    """Put a case into the table, under its function's name."""
+    CASES[make.__name__] = make
+    return make
+
+
+def _torch() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return torch
+
+
+# ---------------------------------------------------------------- recurrent networks
+@case
+def lstm_2x512() -> Case:
+    """Two layers over 512 steps, one sequence."""
+    torch = _torch()
+    return torch.nn.LSTM(64, 128, num_layers=2).eval(), (torch.randn(512, 1, 64),)
+
+
+@case
+def gru_512() -> Case:
+    """One layer over 512 steps."""
+    torch = _torch()
+    return torch.nn.GRU(32, 64, batch_first=True).eval(), (torch.randn(4, 512, 32),)
+
+
+@case
+def gru_6x512() -> Case:
+    """Six layers over 512 steps."""
+    torch = _torch()
+    return torch.nn.GRU(32, 64, num_layers=6).eval(), (torch.randn(512, 1, 32),)
+
+
+@case
+def rnn_relu_short() -> Case:
+    """Eight steps."""
+    torch = _torch()
+    return torch.nn.RNN(16, 32, nonlinearity="relu").eval(), (torch.randn(8, 2, 16),)
+
+
+@case
+def tagger() -> Case:
+    """Embedding, an LSTM in both directions, a class for each word."""
+    torch = _torch()
+    nn = torch.nn
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(5000, 64), nn.Linear(192, 17)
+            self.layer = nn.LSTM(64, 96, bidirectional=True, batch_first=True)
+
+        def forward(self, ids: Any) -> Any:
+            return self.out(self.layer(self.words(ids))[0]).log_softmax(-1)
+
+    return Tagger().eval(), (torch.randint(0, 5000, (8, 40)),)
+
+
+# ---------------------------------------------------------------- others
+@case
+def conv_net() -> Case:
+    """Four convolutions with batch norms, pooled."""
+    torch = _torch()
+    nn = torch.nn
+    parts: list[Any] = []
+    for a, b in ((3, 16), (16, 32), (32, 32), (32, 64)):
+        parts += [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2)]
+    net = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return net.eval(), (torch.randn(2, 3, 64, 64),)
+
+
+@case
+def depthwise_net() -> Case:
+    """Depthwise and pointwise convolutions."""
+    torch = _torch()
+    nn = torch.nn
+    parts = [nn.Conv2d(24, 24, 5, padding=2, groups=24), nn.Hardswish(), nn.Conv2d(24, 48, 1), nn.GroupNorm(4, 48)]
+    return nn.Sequential(*parts).eval(), (torch.randn(1, 24, 48, 48),)
+
+
+@case
+def mlp_small() -> Case:
+    """Call overhead beside little arithmetic."""
+    torch = _torch()
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).eval(), (torch.randn(1, 16),)
+
+
+@case
+def mlp_large() -> Case:
+    """Products that a library does best."""
+    torch = _torch()
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(1024, 2048), nn.GELU(), nn.Linear(2048, 1024), nn.LayerNorm(1024))
+    return net.eval(), (torch.randn(64, 1024),)
+
+
+@case
+def encoder_layer() -> Case:
+    """PyTorch's own transformer layer."""
+    torch = _torch()
+    layer = torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True, dropout=0.0)
+    return layer.eval(), (torch.randn(2, 48, 128),)
+
+
+@case
+def cross_attention() -> Case:
+    """Multi-head attention without its weights."""
+    torch = _torch()
+    nn = torch.nn
+
+    class Cross(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend, self.norm = nn.MultiheadAttention(96, 6, batch_first=True), nn.LayerNorm(96)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return self.norm(x + self.attend(x, y, y, need_weights=False)[0])
+
+    return Cross().eval(), (torch.randn(2, 30, 96), torch.randn(2, 50, 96))
+
+
+@case
+def numpy_tiny() -> Case:
+    """Three operations on four by four numbers."""
+    x = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    return lambda x, y: np.tanh(x) * y + x, (x, x + 1)
+
+
+@case
+def numpy_standardize() -> Case:
+    """Rows to mean 0 and deviation 1."""
+    x = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
+    return (
+        lambda x: (
+            (x - x.mean(-1, keepdims=True))
+            / np.sqrt(((x - x.mean(-1, keepdims=True)) ** 2).mean(-1, keepdims=True) + 1e-5)
+        ),
+        (x,),
+    )
+
+
+@case
+def numpy_product() -> Case:
+    """A product and a softmax."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((192, 192)).astype(np.float32) for _ in range(2))
+
+    def scores(x: Any, w: Any) -> Any:
+        e = np.exp(x @ w / 14.0)
+        return e / e.sum(-1, keepdims=True)
+
+    return scores, (x, w)
+
+
+@case
+def torch_tiny() -> Case:
+    """A function of Torch's tensors, of few operations."""
+    torch = _torch()
+    return lambda x, y: torch.sigmoid(x) * y - x.mean(), (torch.randn(8, 8), torch.randn(8, 8))
+
+
+# ---------------------------------------------------------------- measuring
+def medians(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
+    """µs of each call, medians of interleaved rounds."""
+    for call in calls.values():
+        call()
+    began = time.perf_counter()
+    for call in calls.values():
+        call()
+    once = (time.perf_counter() - began) * 1e6 / len(calls)
+    times = max(1, int(ROUND_US / once))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    start = time.perf_counter()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            for _ in range(times):
+                call()
+            samples[name].append((time.perf_counter() - began) * 1e6 / times)
+        if time.perf_counter() - start > WHOLE_S and len(samples[name]) >= 7:
+            break
+    return {name: median(found) for name, found in samples.items()}
+
+
+def measure(name: str, budget: float, **options: Any) -> dict[str, Any]:
+    """The figures of one case; times of calls in µs, others in seconds."""
+    import tensor_graphs as tg
+    from tensor_graphs.models.export import load_module
+
+    source, args = CASES[name]()
+    torch = "torch" in type(args[0]).__module__
+    loading = 0.0
+    if torch:
+        load_module(source, args)  # what is imported by the first is no part of loading
+        began = time.perf_counter()
+        load_module(source, args)
+        loading = time.perf_counter() - began
+    began = time.perf_counter()
+    program = tg.optimize(source, args, budget=budget, **options)
+    whole = time.perf_counter() - began
+    plan = tg.optimize(source, args, budget=budget, allow_caller=False, **options)
+    calls = {"caller": lambda: source(*args), "plan": lambda: plan(*args), "program": lambda: program(*args)}
+    if torch:
+        with _torch().inference_mode():
+            found = medians(calls)
+    else:
+        found = medians(calls)
+    report = program.report
+    return {"name": name, **found, "runs": report.runs, "compared": report.compared, "loading_s": loading, "optimize_s": whole,
+            "before_us": report.latency_before_us, "after_us": report.latency_after_us}  # fmt: skip
+
+
+def slower(found: dict[str, Any]) -> bool:
+    """Whether the returned program is slower than the caller's function by more than noise and the checking of arguments."""
+    return bool(found["program"] > found["caller"] * (1 + NOISE) + CALL_US)
+
+
+def line(found: dict[str, Any]) -> str:
+    """One row of the table."""
+    caller, plan, program = (found[k] for k in ("caller", "plan", "program"))
+    return (
+        f"| {found['name']} | {caller:.1f} | {plan:.1f} ({plan / caller:.2f}) | {program:.1f} ({program / caller:.2f}) "
+        f"| {found['runs']} | {found['loading_s']:.2f} | {found['optimize_s']:.1f} |{' slower' if slower(found) else ''}"
+    )
+
+
+HEAD = """| case | caller, µs | plan, µs (ratio) | program, µs (ratio) | runs | loading, s | optimize, s |
+|---|---|---|---|---|---|---|"""
+
+
+def figures() -> list[dict[str, Any]]:
+    """For `benchmarks.run`: how many of the cases are slower than the caller's function."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [measure(name, 10.0) for name in CASES]
+    worst = max(found, key=lambda f: f["program"] / f["caller"])
+    late = [f["name"] for f in found if slower(f)]
+    text = (
+        f"{len(late)} of {len(found)} slower; largest ratio {worst['program'] / worst['caller']:.2f} ({worst['name']})"
+    )
+    return [row("programs beside their callers", "none slower", text, not late, cases=found)]
+
+
+def main() -> None:
+    """Print the table; exit status 1 where a program is slower than its caller."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}; all of them if none is given")
+    parser.add_argument("--budget", type=float, default=10.0, help="seconds of one optimize")
+    parser.add_argument("--json", help="write the figures to a file")
+    given = parser.parse_args()
+    if unknown := set(given.names) - set(CASES):
+        parser.error(f"no case is called {sorted(unknown)}")
+    warnings.simplefilter("ignore")
+    print(HEAD, flush=True)
+    found = []
+    for name in given.names or CASES:
+        found.append(measure(name, given.budget))
+        print(line(found[-1]), flush=True)
+    if given.json:
+        with open(given.json, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
+    sys.exit(any(map(slower, found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""On the CPU a program is compared with the graph as it is written and with the caller's own function; the fastest of them runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs import caller, settings, timing
+from tensor_graphs.backends.program import Program
+from tensor_graphs.errors import ShapeError
+
+X, Y = (np.random.default_rng(i).standard_normal((4, 6)).astype(np.float32) for i in range(2))
+GIVEN: dict[str, Any] = {"backend": "numpy", "budget": 20.0, "effort": 0}
+
+
+def gated(x: Any, y: Any) -> Any:
+    """A function of NumPy's, for arrays and for tensors of ours."""
+    return np.tanh(x) * y + x
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path) -> Iterator[Path]:
+    with settings.override(home=str(tmp_path)):
+        yield tmp_path
+
+
+@pytest.fixture
+def slow_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of compiled plans take two milliseconds more."""
+    flat = Program.flat
+
+    def slow(self: Program, *args: Any, **named: Any) -> Any:
+        time.sleep(0.002)
+        return flat(self, *args, **named)
+
+    monkeypatch.setattr(Program, "flat", slow)
+
+
+@pytest.mark.usefixtures("slow_plans")
+def test_a_faster_function_runs_and_the_report_says_so(tmp_path: Path) -> None:
+    made = tg.optimize(gated, (X, Y), **GIVEN)
+    assert made.report.runs == "caller" and made.report.caller_us < made.report.program_us
+    assert "the caller's own form runs" in str(made.report)
+    began = time.perf_counter()
+    found = made(X, Y)
+    assert time.perf_counter() - began < 0.002
+    np.testing.assert_array_equal(found, gated(X, Y))
+    np.testing.assert_array_equal(made(x=X, y=Y), found)
+    with pytest.raises(ShapeError):
+        made(X, Y[:2])
+    with pytest.warns(UserWarning, match="the compiled plan is saved"):
+        made.save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "report.json").read_text())["runs"] == "caller"
+    np.testing.assert_allclose(tg.load_program(tmp_path / "saved")(X, Y), found, rtol=1e-6)
+    assert tg.optimize(gated, (X, Y), **GIVEN).report.remembered
+
+
+@pytest.mark.usefixtures("slow_plans")
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"allow_caller": False}, "allow_caller=False"), ({"measure": False}, "nothing is measured"),
+     ({"deterministic": True}, "nothing is measured"), ({"error_budget": 1.0}, "limits")],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
+)  # fmt: skip
+def test_a_caller_can_be_refused_and_the_report_says_why(options: dict[str, Any], why: str) -> None:
+    made = tg.optimize(gated, (X, Y), **{**GIVEN, **options})
+    assert made.report.runs == "program" and made.report.caller_us is None and why in made.report.compared
+    assert type(made) is Program
+
+
+def test_a_slower_function_does_not_run() -> None:
+    def slow(x: Any, y: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            time.sleep(0.002)
+        return gated(x, y)
+
+    made = tg.optimize(slow, (X, Y), **GIVEN)
+    assert type(made) is Program and made.report.caller_us > 2000 and "the program runs" in made.report.compared
+
+
+@pytest.mark.usefixtures("slow_plans")
+@pytest.mark.parametrize("off", [1e-3, "types", "raises", "same memory"])
+def test_what_is_not_the_function_that_was_traced_does_not_run(off: Any) -> None:
+    def other(x: Any, y: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return gated(x, y) if off != "same memory" else x * 1.0
+        if off == "raises":
+            raise ValueError("no arrays")
+        if off == "same memory":
+            return x
+        return gated(x, y).astype(np.float64) if off == "types" else gated(x, y) * np.float32(1 + off)
+
+    made = tg.optimize(other, (X, Y), **GIVEN)
+    assert type(made) is Program and made.report.runs == "program"
+    said = {1e-3: "over tolerance", "types": "other types", "raises": "ValueError", "same memory": "its inputs' memory"}
+    assert said[off] in made.report.compared
+
+
+def test_types_and_expressions_have_nothing_to_compare_with() -> None:
+    for source, examples in ((gated, (((4, 6), "float32"),) * 2), (tg.tanh(tg.input("x", (4, 6))), None)):
+        made = tg.optimize(source, examples, **GIVEN)
+        assert made.report.compared == "" and made.report.runs == "program"
+
+
+@pytest.mark.parametrize("faster", ["before", "after"])
+def test_the_graph_as_it_is_written_runs_where_it_is_faster(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
+    took = {"before": 2.0, "after": 2.0, faster: 1.0}
+    monkeypatch.setattr(timing, "sampled", lambda calls, **how: {n: [took[n]] * 9 for n in calls})
+    x, w = tg.input("x", (4, 6)), tg.param("w", (6, 6))
+    for _ in range(2):  # searched, then remembered
+        made = tg.optimize(tg.softmax(x @ w, axis=1), params={"w": np.eye(6, dtype=np.float32)}, **GIVEN)
+        assert made.report.runs == ("as written" if faster == "before" else "program")
+        np.testing.assert_allclose(made(X), np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-5)
+    assert made.report.remembered
+
+
+@pytest.mark.parametrize(
+    ("share", "many", "taken"), [(0.97, True, False), (0.8, True, True), (0.8, False, False), (0.5, False, True)]
+)
+def test_noise_takes_no_caller(monkeypatch: pytest.MonkeyPatch, share: float, many: bool, taken: bool) -> None:
+    """Where both differ by less than noise the program runs; one sample of each must differ by more."""
+    program = tg.optimize(gated, (X, Y), **{**GIVEN, "allow_caller": False})
+    given = caller.Caller.of(gated, (X, Y), {})
+    assert given is not None
+    took = {"caller": 100 * share, "program": 100.0, "wrapped": 100 * share}
+    monkeypatch.setattr(caller, "sampled", lambda calls, **how: {n: [took[n]] * 9 for n in calls})
+    ticks = iter(took.values())
+    clock = lambda call: next(ticks)
+    assert caller.compared(program, given, program.report, left=5.0, ended=lambda: not many, clock=clock) is taken
+    assert program.report.program_us == 100
+
+
+# ---------------------------------------------------------------- modules
+torch = pytest.importorskip("torch", reason="modules are PyTorch's")
+
+
+class Nested(torch.nn.Module):
+    """Arguments in a dict and a flag, results in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 3)
+
+    def forward(self, batch: Any, double: bool = False, *, shift: Any) -> Any:
+        found = self.layer(batch["x"]) + shift
+        return {"y": found * 2 if double else found, "rest": (batch["x"] - 1, None)}
+
+
+@pytest.mark.usefixtures("slow_plans")
+def test_modules_run_with_nested_arguments_and_other_weights() -> None:
+    module, x, shift = Nested().eval(), torch.from_numpy(X.copy()), torch.ones(3)
+    args = ({"x": x}, True)
+    made = tg.optimize(module, args, example_kwargs={"shift": shift}, budget=20.0, effort=0)
+    assert made.report.runs == "caller", made.report.compared
+    with torch.no_grad():
+        want = module(*args, shift=shift)
+    for found in (made(*args, shift=shift), made(x, shift)):
+        assert set(found) == {"y", "rest"} and found["rest"][1] is None and not found["y"].requires_grad
+        torch.testing.assert_close(found["y"], want["y"], rtol=0, atol=0)
+    arrays = made(X, np.ones(3, np.float32))
+    assert isinstance(arrays["y"], np.ndarray)
+    np.testing.assert_allclose(arrays["y"], want["y"], rtol=1e-5, atol=1e-6)
+    made.bind({"layer.weight": np.zeros((3, 6), np.float32)})
+    np.testing.assert_allclose(made(x, shift)["y"], 2 * (module.layer.bias.detach() + 1).expand(4, 3), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("slow_plans")
+def test_programs_with_states_are_not_exchanged() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(6))
+
+        def forward(self, x: Any) -> Any:
+            self.total.add_(x.sum(0))
+            return x + self.total
+
+    made = tg.optimize(Counting().eval(), (torch.from_numpy(X.copy()),), budget=20.0, effort=0)
+    assert type(made) is Program and "states" in made.report.compared
+
+
+@pytest.mark.usefixtures("slow_plans")
+def test_free_sizes_reach_the_caller() -> None:
+    module = torch.nn.GRU(6, 3).eval()
+    made = tg.optimize(module, (torch.randn(5, 2, 6),), dynamic_shapes=({0: "steps"},), budget=20.0, effort=0)
+    assert made.report.runs == "caller", made.report.compared
+    x = torch.randn(9, 2, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(made(x), tuple(module(x)), rtol=0, atol=0)
