@@ -23,7 +23,7 @@ from .egraph.dims import concrete
 from .egraph.dtypes import HALVES
 from .egraph.graph import Graph, Tensor
 from .egraph.interpret import expand_all
-from .verify import share
+from .verify import least_norm, share
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +157,7 @@ def _errors(y: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> tuple[fl
         *norms, fine = torch.stack([*parts, placed.double()]).tolist()  # waits for the device once
         sums, finite = np.hypot(sums, norms), finite and bool(fine)
     gap, scale, original, fine_scale = map(float, sums)
-    return share(gap, scale), share(original, fine_scale), finite
+    return share(gap, scale, least_norm(dtype, exact.numel())), share(original, fine_scale), finite
 
 
 def unequal(y: torch.Tensor, own: torch.Tensor) -> float:

@@ -250,7 +250,7 @@ def verify(
     """
     size = in_and_out(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
-    if tolerance == "exact" or (device and not _fits(device, planned * size)):
+    if tolerance == "exact" or (device and (_unsigned(graph) or not _fits(device, planned * size))):
         device = ""
     weights = _weights_there(graph, device)
     known = references if references is not None else {}
@@ -291,7 +291,7 @@ def first_reference(
 ) -> dict[int, Reference]:  # fmt: skip
     """What `verify` compares with on its first input, computed on a device before there is a program: `references` for it. Empty where
     that has no room. Halted by `poll`."""
-    if not _fits(device, 3 * in_and_out(graph)):
+    if _unsigned(graph) or not _fits(device, 3 * in_and_out(graph)):
         return {}
     import torch
 
@@ -354,6 +354,11 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     rates = (DEVICE_FLOPS, DEVICE_BYTES) if on_gpu else (HOST_FLOPS, HOST_BYTES)
     return 2 * flops / rates[0] + 4 * nbytes / rates[1]
+
+
+def _unsigned(graph: Graph) -> bool:
+    """Whether whole numbers without a sign are computed with that Torch does not compare."""
+    return any(n.dtype in ("uint16", "uint32", "uint64") for n in graph.nodes())
 
 
 def _fits(device: str, nbytes: int) -> bool:
@@ -487,13 +492,22 @@ def _errors(y: Array, exact: Array, own: Array) -> tuple[float, float, bool]:
         )
         original = math.hypot(original, float(np.linalg.norm(o[known] - r[known])))
         fine_scale = math.hypot(fine_scale, float(np.linalg.norm(r[known])))
-    return share(plan, scale), share(original, fine_scale), finite
+    least = least_norm(dtypes.name_of(own.dtype), own.size)
+    return share(plan, scale, least), share(original, fine_scale), finite
 
 
-def share(gap: float, scale: float) -> float:
-    return gap / scale if scale > 0 else (0.0 if gap == 0 else float("inf"))
+def share(gap: float, scale: float, least: float = 0.0) -> float:
+    """A norm relative to another one; 0 where it is at most `least`."""
+    if gap <= least:
+        return 0.0
+    return gap / scale if scale > 0 else float("inf")
+
+
+def least_norm(dtype: str, size: int) -> float:
+    """The norm of so many numbers whose digits are not all there in a dtype: they may be flushed to zero."""
+    return compare.SMALLEST[dtype] * math.sqrt(size)
 
 
 __all__ = ["FACTORS", "KEPT_BYTES", "MISCOMPILE", "WRONG", "OutputError", "Tolerance", "Verification", "allowed_error", "expected_seconds",
-           "first_reference", "index_bounds", "misplaced", "random_indices", "relative_error", "sample_inputs", "sampled_near", "share",
+           "first_reference", "index_bounds", "least_norm", "misplaced", "random_indices", "relative_error", "sample_inputs", "sampled_near", "share",
            "spare", "verify"]  # fmt: skip
