@@ -34,7 +34,9 @@ def spoiled(graph: Graph, fault: Callable[[list[Array], dict[str, Array]], objec
     return run
 
 
-def judged(graph: Graph, fault: Callable[[list[Array], dict[str, Array]], object], device: str = "", **options: Any) -> verify.Verification:
+def judged(
+    graph: Graph, fault: Callable[[list[Array], dict[str, Array]], object], device: str = "", **options: Any
+) -> verify.Verification:
     return verify.verify(graph, spoiled(graph, fault), device=device, **options)
 
 
@@ -156,7 +158,9 @@ def test_faults_are_refused(name: str, device: str) -> None:
 
 BITS: dict[str, Callable[[list[Array], dict[str, Array]], object]] = {
     "a zero has the other sign": put((3, 4), lambda v: -v),
-    "a denormal number is zero": lambda found, values: found.__setitem__(0, np.where(np.abs(found[0]) < 1e-38, 0, found[0])),
+    "a denormal number is zero": lambda found, values: found.__setitem__(
+        0, np.where(np.abs(found[0]) < 1e-38, 0, found[0])
+    ),
     "NaN is a number": lambda found, values: found.__setitem__(0, np.nan_to_num(found[0])),
 }
 
@@ -312,4 +316,6 @@ def test_inputs_are_drawn_for_what_reads_them() -> None:
         assert found["p"].min() >= 0 and found["p"].max() < 40
         assert found["e"].min() == 0 and found["e"].max() == 3
         assert (found["y"] > 0).mean() > 0.9
-    assert np.abs(found["x"]).max() < 10 and np.abs(drawing.inputs(graph, np.random.default_rng(0), 1)["x"]).max() == 3000
+    assert (
+        np.abs(found["x"]).max() < 10 and np.abs(drawing.inputs(graph, np.random.default_rng(0), 1)["x"]).max() == 3000
+    )

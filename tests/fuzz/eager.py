@@ -399,7 +399,7 @@ def function(w: Writer) -> Value:
     )
     if which in ("exp", "expm1", "sin", "cos") and top > 9:
         raise Unfit
-    if (which in ("sqrt", "log") and a.min(initial=1.0) < 0.05) or which == "log1p" and a.min(initial=1.0) < -0.9:
+    if (which in ("sqrt", "log") and a.min(initial=1.0) < 0.05) or (which == "log1p" and a.min(initial=1.0) < -0.9):
         raise Unfit
     err = np.vectorize(math.erf, otypes=[np.float64])
     table: dict[str, tuple[Callable[[Array], Array], Callable[[], Any]]] = {
