@@ -873,6 +873,8 @@ def compiled(
         outputs, params=params, measure=False, budget=20.0, verify=verify, again=True,
         limits=Limits(nodes=2000, iterations=3, seconds=4.0), **way,
     )  # fmt: skip
+    if made.report.verification and made.report.verification["dropped"]:
+        print(f"verified without {made.report.verification['dropped']}: seeds from {writers[0].seed}", flush=True)
     with np.errstate(all="ignore"):
         results = made(**{n: values[n] for n in made.input_names}) if made.input_names else made()
     return [
