@@ -25,7 +25,22 @@ RUNS = 10  # beside the first, which the others are compared with
 TIMES = 8.0  # times the largest movement that was seen, which a place may be off by
 MOVES = ("view", "layout", "index", "leaf")  # kinds of ops that round nothing
 EXACT = {"neg", "abs", "sign", "floor", "ceil", "round", "maximum", "minimum", "where", "max", "min"}
-APPROXIMATE = {"div", "recip", "sqrt", "rsqrt", "exp", "log", "log1p", "expm1", "tanh", "erf", "sin", "cos", "atan", "pow"}
+APPROXIMATE = {
+    "div",
+    "recip",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "log",
+    "log1p",
+    "expm1",
+    "tanh",
+    "erf",
+    "sin",
+    "cos",
+    "atan",
+    "pow",
+}
 SUMS = {"sum", "prod", "cumsum", "matmul", "conv"}  # round on the way: what they read is disturbed as well
 Compute = Callable[[Sequence[Any]], Any]
 

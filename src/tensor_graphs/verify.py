@@ -192,12 +192,7 @@ def _pieces(*arrays: Array) -> Iterator[list[Array]]:
 
 def relative_error(value: Array, reference: Array) -> float:
     """‖value − reference‖ / ‖reference‖ in float64 over the finite places; 0 for two empty or two zero arrays."""
-    scale = gap = 0.0
-    for v, r in _pieces(value, reference):
-        fine = np.isfinite(v) & np.isfinite(r)
-        scale = math.hypot(scale, float(np.linalg.norm(r[fine])))
-        gap = math.hypot(gap, float(np.linalg.norm(v[fine] - r[fine])))
-    return share(gap, scale)
+    return compare.Measured(np.asarray(value), np.asarray(reference, np.float64), None).errors[0]
 
 
 def misplaced(value: Array, reference: Array, original: Array) -> bool:
@@ -425,12 +420,11 @@ def _compare(
 ) -> OutputError:
     """How far an output is off, where its reference is: among tensors on a device, or among arrays. `slack`: times what is
     allowed."""
-    errors: Any = _errors
     unequal: Any = _unequal
     if is_torch(exact):
         from . import on_device
 
-        errors, unequal = on_device.errors, on_device.unequal
+        unequal = on_device.unequal
     y = _near(y, exact)
     if y.shape != exact.shape:
         shapes = Worst(where=f"its shape is {tuple(y.shape)}, not {tuple(exact.shape)}")
@@ -442,22 +436,23 @@ def _compare(
         share = unequal(y, own)
         if not share:
             return OutputError(name, share, 0.0, 0.0, discrete=True)
-        off, original, finite = errors(y, exact, own)
+        off, original, finite = _errors(y, exact, own)
         return OutputError(name, share, original, 0.0, finite, discrete=True, off=off)
-    plan, original, finite = errors(y, exact, own)
+    found = _measured(y, exact, own)
+    plan, original = found.errors
     allowed = slack * allowed_error(tolerance, original, dtype)
-    return OutputError(name, plan, original, allowed, finite, worst=_worst(y, exact, own, dtype, allowed))
+    return OutputError(name, plan, original, allowed, found.finite, worst=found.worst(dtype, allowed))
 
 
-def _worst(y: Any, exact: Any, own: Any, dtype: str, allowed: float) -> Worst:
-    """The worst place or slice; on the host where the device has no room for it."""
+def _measured(y: Any, exact: Any, own: Any) -> compare.Measured:
+    """How far a result is off; on the host where the device has no room for that."""
     if is_torch(exact):
         import torch
 
         with suppress(torch.OutOfMemoryError):
-            return compare.worst(y, exact, own, dtype, allowed)
+            return compare.Measured(y, exact, own)
         y, exact, own = y.cpu(), exact.cpu(), own.cpu()
-    return compare.worst(y, exact, own, dtype, allowed)
+    return compare.Measured(y, exact, own)
 
 
 def _unequal(y: Array, own: Array) -> float:
@@ -470,44 +465,12 @@ def _unequal(y: Array, own: Array) -> float:
     return float(np.mean(~same)) if own.size else 0.0
 
 
-def _errors(y: Array, exact: Array, own: Array) -> tuple[float, float, bool]:
-    """Relative errors of two runs, and whether the first has no NaN and infinities of its own: `relative_error` of both and
-    `misplaced` in one pass over the data."""
-    plan = original = scale = fine_scale = 0.0
-    finite = True
-    for v, r, o in _pieces(y, exact, own):
-        if all(np.isfinite(x).all() for x in (v, r, o)):
-            norm = float(np.linalg.norm(r))
-            plan, original = (
-                math.hypot(plan, float(np.linalg.norm(v - r))),
-                math.hypot(original, float(np.linalg.norm(o - r))),
-            )
-            scale, fine_scale = math.hypot(scale, norm), math.hypot(fine_scale, norm)
-            continue
-        finite = finite and not misplaced(v, r, o)
-        seen, known = np.isfinite(v) & np.isfinite(r), np.isfinite(o) & np.isfinite(r)
-        plan, scale = (
-            math.hypot(plan, float(np.linalg.norm(v[seen] - r[seen]))),
-            math.hypot(scale, float(np.linalg.norm(r[seen]))),
-        )
-        original = math.hypot(original, float(np.linalg.norm(o[known] - r[known])))
-        fine_scale = math.hypot(fine_scale, float(np.linalg.norm(r[known])))
-    least = least_norm(dtypes.name_of(own.dtype), own.size)
-    return share(plan, scale, least), share(original, fine_scale), finite
-
-
-def share(gap: float, scale: float, least: float = 0.0) -> float:
-    """A norm relative to another one; 0 where it is at most `least`."""
-    if gap <= least:
-        return 0.0
-    return gap / scale if scale > 0 else float("inf")
-
-
-def least_norm(dtype: str, size: int) -> float:
-    """The norm of so many numbers whose digits are not all there in a dtype: they may be flushed to zero."""
-    return compare.SMALLEST[dtype] * math.sqrt(size)
+def _errors(y: Any, exact: Any, own: Any) -> tuple[float, float, bool]:
+    """Relative errors of two runs, and whether the first has NaN and infinities only where another run has them."""
+    found = _measured(y, exact, own)
+    return (*found.errors, found.finite)
 
 
 __all__ = ["FACTORS", "KEPT_BYTES", "MISCOMPILE", "WRONG", "OutputError", "Tolerance", "Verification", "allowed_error", "expected_seconds",
-           "first_reference", "index_bounds", "least_norm", "misplaced", "random_indices", "relative_error", "sample_inputs", "sampled_near", "share",
+           "first_reference", "index_bounds", "misplaced", "random_indices", "relative_error", "sample_inputs", "sampled_near",
            "spare", "verify"]  # fmt: skip
