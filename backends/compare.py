@@ -17,17 +17,24 @@ from typing import Any
 
 import numpy as np
 
+from ..egraph import dtypes
+
 PLACE = 8.0  # times the relative error that is allowed for the whole, of one place
 BESIDE = 4.0  # the same, relative to the root mean square of its slice
 OWN = 12.0  # times the unoptimized run's root mean square error in a slice, of one place in it
 SLICE = 3.0  # times what is allowed for the whole, of a slice's norm; and of the unoptimized run's
 LEAST = 32  # places that a slice has at least: fewer have no mean
 STRETCH = 256  # places of a stretch of a long axis
-PIECE = 1 << 18  # places that are compared at a time
+PIECE, PIECE_THERE = 1 << 18, 1 << 22  # places that are compared at a time: of arrays, and of tensors
 
 #: Half a unit in the last place of 1.0, and the largest and smallest numbers whose digits are all there.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+LARGEST = {
+    "float64": 1.7976931348623157e308,
+    "float32": 3.4028234663852886e38,
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+}
 SMALLEST = {"float64": 2.2250738585072014e-308, "float32": 2.0**-126, "float16": 2.0**-22, "bfloat16": 2.0**-126}
 
 
@@ -64,62 +71,114 @@ def module_of(x: Any) -> Any:
 
 def wide(x: Any) -> Any:
     """An array or tensor in float64."""
-    return x.astype(np.float64) if isinstance(x, np.ndarray) else x.double()
+    return x.astype(np.float64, copy=False) if isinstance(x, np.ndarray) else x.double()
 
 
-def worst(
-    y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None
-) -> Worst:
-    """The worst place or slice of a result `y` in `dtype` against its float64 reference, all of one shape.
-
-    `own`: the unoptimized run in its own dtypes, None where there is none. `allowed`: relative error of the whole. `unstable`: per
-    place how far rounding moves it; places beyond their limit but within that are exempt. Places where one of the three is
-    not finite are not looked at."""
-    xp, shape = module_of(exact), tuple(exact.shape)
-    if 0 in shape:
-        return Worst()
-    with np.errstate(all="ignore"):
-        flat = _Flat(shape)
-        parts = [x if x is None else flat.of(x) for x in (y, exact, own, unstable)]
-        sums = _Sums(flat, xp)
-        for rows, (v, r, o, u) in _pieces(parts, flat.columns):
-            gap, size, lost = _errors(xp, v, r, o)
-            sums.add(rows, gap if u is None else xp.where(gap <= u, xp.zeros_like(gap), gap), size, lost)
-        limits = sums.limits(dtype, allowed)
-        found = sums.slices(dtype, allowed)
-        exempt = 0
-        for rows, (v, r, o, u) in _pieces(parts, flat.columns):
-            gap, size, _ = _errors(xp, v, r, o)
-            limit = PLACE * allowed * size + limits.of(rows) + SMALLEST[dtype]
-            if u is not None:
-                free = (gap > limit) & (gap <= u)
-                exempt += int(free.sum())
-                gap = xp.where(free, xp.zeros_like(gap), gap)
-            ratio = (gap / limit).reshape(-1)
-            at = int(ratio.argmax())
-            if float(ratio[at]) > found.ratio:
-                place = np.unravel_index(rows.start * flat.columns + at, shape)
-                where = f"at [{', '.join(str(int(i)) for i in place)}]"
-                found = Worst(float(ratio[at]), float(gap.reshape(-1)[at]), float(limit.reshape(-1)[at]),
-                              float(size.reshape(-1)[at]), where)  # fmt: skip
-        return replace(found, exempt=exempt)
+def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> Worst:
+    """The worst place or slice of a result, see `Measured.worst`."""
+    return Measured(y, exact, own, unstable).worst(dtype, allowed)
 
 
-def _errors(xp: Any, v: Any, r: Any, o: Any) -> tuple[Any, Any, Any]:
-    """Magnitudes of the error, the reference and the unoptimized run's error, 0 where one of them is not finite."""
-    there = xp.isfinite(v) & xp.isfinite(r)
-    none = xp.zeros_like(r)
-    gap = xp.where(there, xp.abs(v - r), none)
-    lost = none if o is None else xp.where(there & xp.isfinite(o), xp.abs(o - r), none)
-    return gap, xp.where(there, xp.abs(r), none), lost
+class Measured:
+    """How far a result `y` is off its float64 reference, both of one shape: as a whole and in each slice.
+
+    `own`: the unoptimized run in its own dtypes, None where there is none. `unstable`: how far rounding moves each place; places
+    that are off by no more count in no slice. Places where `y` or the reference is not finite count nowhere."""
+
+    def __init__(self, y: Any, exact: Any, own: Any | None, unstable: Any | None = None) -> None:
+        self.xp, self.shape = module_of(exact), tuple(exact.shape)
+        self.flat = flat = _Flat(self.shape)
+        self.parts = [x if x is None else flat.of(x) for x in (y, exact, own, unstable)]
+        self.sums = _Sums(flat, self.xp)
+        self.peaks: list[tuple[slice, Any]] = []  # the largest error among some rows
+        self.known = 0.0  # sum of squares of the reference where the unoptimized run is finite
+        self.finite = True  # NaN and infinities stand where another run has them
+        if flat.total:
+            with np.errstate(all="ignore"):
+                for rows in self._rows():
+                    self._add(rows)
+
+    def _rows(self) -> Iterator[slice]:
+        step = max(1, (PIECE if self.xp is np else PIECE_THERE) // max(self.flat.columns, 1))
+        return (slice(start, start + step) for start in range(0, self.flat.rows, step))
+
+    def _piece(self, rows: slice) -> list[Any]:
+        """Magnitudes of the error, the reference and the unoptimized run's error, and how far rounding moves each place; NaN and
+        infinities among them."""
+        v, r, o, u = (None if x is None else wide(x[rows]) for x in self.parts)
+        return [v, r, o, u]
+
+    def _add(self, rows: slice) -> None:
+        xp = self.xp
+        v, r, o, u = self._piece(rows)
+        gap, lost = abs(v - r), None if o is None else o - r
+        total = gap.sum() if lost is None else gap.sum() + lost.sum()
+        if not bool(xp.isfinite(total)):
+            gap, r, lost, known = self._placed(v, r, o)
+            self.known += float((known * known).sum())
+        else:
+            self.known += float((r * r).sum()) if xp is not np else float(np.vdot(r, r))
+        if u is not None:
+            gap = xp.where(gap <= u, xp.zeros_like(gap), gap)
+        self.peaks.append((rows, gap.max()))
+        self.sums.add(gap, r, lost)
+
+    def _placed(self, v: Any, r: Any, o: Any | None) -> tuple[Any, Any, Any, Any]:
+        """Errors where all is finite, else 0, and the reference where the unoptimized run is finite; notes what is misplaced."""
+        xp, none = self.xp, self.xp.zeros_like(r)
+        dtype = "float64" if self.parts[2] is None else dtypes.name_of(self.parts[2].dtype)
+        if o is not None:
+            self.finite = self.finite and not bool(misplaced(xp, v, r, o, dtype).any())
+        there = xp.isfinite(v) & xp.isfinite(r)
+        fine = there if o is None else xp.isfinite(o) & xp.isfinite(r)
+        lost = None if o is None else xp.where(fine, o - r, none)
+        return xp.where(there, abs(v - r), none), xp.where(there, r, none), lost, xp.where(fine, r, none)
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Relative Frobenius errors of the result and of the unoptimized run. Numbers of which a dtype holds not all digits may be
+        zero."""
+        if not self.flat.total:
+            return 0.0, 0.0
+        gap, size, lost = (math.sqrt(float(x.sum())) if x is not None else 0.0 for x in self.sums.by_column)
+        dtype = "float64" if self.parts[2] is None else dtypes.name_of(self.parts[2].dtype)
+        least = SMALLEST[dtype] * math.sqrt(self.flat.total)
+        return share(gap, size, least), share(lost, math.sqrt(self.known))
+
+    def worst(self, dtype: str, allowed: float) -> Worst:
+        """The place or slice that is nearest to its limit, where `allowed` is the relative error of the whole in a `dtype`."""
+        if not self.flat.total:
+            return Worst()
+        xp, flat = self.xp, self.flat
+        with np.errstate(all="ignore"):
+            limits = self.sums.limits(allowed)
+            found = self.sums.slices(dtype, allowed)
+            exempt = 0
+            peaks = [p.item() for _, p in self.peaks] if xp is np else xp.stack([p for _, p in self.peaks]).tolist()
+            for (rows, _), peak in zip(self.peaks, peaks):
+                if peak <= limits.least(rows) + SMALLEST[dtype] and self.parts[3] is None:
+                    continue  # all of its places are within their limits
+                v, r, _, u = self._piece(rows)
+                gap, size, *_ = self._placed(v, r, None)
+                size = abs(size)
+                limit = PLACE * allowed * size + limits.of(rows) + SMALLEST[dtype]
+                if u is not None:
+                    free = (gap > limit) & (gap <= u)
+                    exempt += int(free.sum())
+                    gap = xp.where(free, xp.zeros_like(gap), gap)
+                at = int((gap / limit).reshape(-1).argmax())
+                error, most, beside = (float(x.reshape(-1)[at]) for x in (gap, limit, size))
+                if error / most > found.ratio:
+                    place = np.unravel_index(rows.start * flat.columns + at, self.shape)
+                    found = Worst(error / most, error, most, beside, f"at [{', '.join(str(int(i)) for i in place)}]")
+            return replace(found, exempt=exempt)
 
 
-def _pieces(parts: list[Any], columns: int) -> Iterator[tuple[slice, list[Any]]]:
-    """Rows of arrays [rows, columns] in float64, some at a time."""
-    step = max(1, PIECE // max(columns, 1))
-    for start in range(0, parts[0].shape[0], step):
-        rows = slice(start, start + step)
-        yield rows, [None if x is None else wide(x[rows]) for x in parts]
+def share(gap: float, scale: float, least: float = 0.0) -> float:
+    """A norm relative to another one; 0 where it is at most `least`."""
+    if gap <= least:
+        return 0.0
+    return gap / scale if scale > 0 else math.inf
 
 
 class _Flat:
@@ -128,6 +187,11 @@ class _Flat:
     def __init__(self, shape: tuple[int, ...]) -> None:
         sizes = [math.prod(shape[:k]) for k in range(len(shape) + 1)]
         total = sizes[-1]
+        if not total:
+            self.total, self.rows, self.columns, self.stretched = 0, 0, 0, False
+            self.leading: tuple[int, ...] = ()
+            self.trailing: tuple[int, ...] = ()
+            return
         split = min(range(len(shape) + 1), key=lambda k: abs(math.log(sizes[k] / math.sqrt(total))))
         self.total, self.leading, self.trailing = total, shape[:split], shape[split:]
         self.rows, self.columns = sizes[split], total // sizes[split]
@@ -141,14 +205,14 @@ class _Flat:
 
     def of(self, x: Any) -> Any:
         """An array of the shape as rows and columns."""
-        return x.reshape(self.rows, self.columns)
+        return x.reshape(self.rows, self.columns) if self.total else x
 
     def axes(self) -> Iterator[tuple[bool, int, int]]:
         """Axes with slices of enough places to have a mean: among the rows or not, which, and places in a slice."""
         for first, sizes in ((True, self.leading), (False, self.trailing)):
             if self.stretched and not first:
                 continue
-            for axis, size in enumerate(sizes):
+            for axis, size in enumerate(tuple(sizes)):
                 if size > 1 and self.total // size >= LEAST:
                     yield first, axis, self.total // size
 
@@ -165,14 +229,21 @@ class _Sums:
     def __init__(self, flat: _Flat, xp: Any) -> None:
         self.flat, self.xp = flat, xp
         self.by_row: list[list[Any]] = [[], [], []]
-        self.by_column: list[Any] = [0.0, 0.0, 0.0]
+        self.by_column: list[Any] = [None, None, None]
 
-    def add(self, rows: slice, *errors: Any) -> None:
-        """Count some rows."""
+    def add(self, *errors: Any | None) -> None:
+        """Count some rows; None is nothing but zeros."""
         for k, x in enumerate(errors):
-            square = x * x
-            self.by_row[k].append(square.sum(1))
-            self.by_column[k] = self.by_column[k] + square.sum(0)
+            if x is None:
+                like = errors[0]
+                row, column = self.xp.zeros_like(like[:, 0]), self.xp.zeros_like(like[0])
+            elif self.xp is np:
+                row, column = np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->j", x, x)
+            else:
+                square = x * x
+                row, column = square.sum(1), square.sum(0)
+            self.by_row[k].append(row)
+            self.by_column[k] = column if self.by_column[k] is None else self.by_column[k] + column
 
     def _along(self, k: int, first: bool, axis: int) -> Any:
         """Sums of one of them per index of an axis."""
@@ -198,10 +269,12 @@ class _Sums:
             ratio = gap / limit
             at = int(ratio.argmax())
             if float(ratio[at]) > found.ratio:
-                found = Worst(float(ratio[at]), float(gap[at]), float(limit[at]), float(size[at]), self.flat.name(first, axis, at))
+                found = Worst(
+                    float(ratio[at]), float(gap[at]), float(limit[at]), float(size[at]), self.flat.name(first, axis, at)
+                )
         return found
 
-    def limits(self, dtype: str, allowed: float) -> _Limits:
+    def limits(self, allowed: float) -> _Limits:
         """What a place may be off by beside what is allowed relative to its value."""
         xp, flat = self.xp, self.flat
         whole = self._limit([x.sum() for x in (self.by_column[1], self.by_column[2])], flat.total, allowed)
@@ -233,6 +306,10 @@ class _Limits:
     def of(self, rows: slice) -> Any:
         """Those of some rows."""
         return self.xp.minimum(self.rows[rows][:, None], self.columns[None, :])
+
+    def least(self, rows: slice) -> float:
+        """The smallest of some rows."""
+        return min(float(self.rows[rows].min()), float(self.columns.min()))
 
 
 # ---------------------------------------------------------------- whole numbers, truth values, NaN and infinities
@@ -273,4 +350,16 @@ def _alike(xp: Any, a: Any, b: Any) -> Any:
     return (xp.isfinite(a) & xp.isfinite(b)) | (xp.isinf(a) & (a == b)) | (xp.isnan(a) & xp.isnan(b))
 
 
-__all__ = ["LARGEST", "SMALLEST", "UNITS", "Worst", "differing", "misplaced", "module_of", "wide", "worst"]
+__all__ = [
+    "LARGEST",
+    "SMALLEST",
+    "UNITS",
+    "Measured",
+    "Worst",
+    "differing",
+    "misplaced",
+    "module_of",
+    "share",
+    "wide",
+    "worst",
+]

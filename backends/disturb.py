@@ -25,7 +25,22 @@ RUNS = 10  # beside the first, which the others are compared with
 TIMES = 8.0  # times the largest movement that was seen, which a place may be off by
 MOVES = ("view", "layout", "index", "leaf")  # kinds of ops that round nothing
 EXACT = {"neg", "abs", "sign", "floor", "ceil", "round", "maximum", "minimum", "where", "max", "min"}
-APPROXIMATE = {"div", "recip", "sqrt", "rsqrt", "exp", "log", "log1p", "expm1", "tanh", "erf", "sin", "cos", "atan", "pow"}
+APPROXIMATE = {
+    "div",
+    "recip",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "log",
+    "log1p",
+    "expm1",
+    "tanh",
+    "erf",
+    "sin",
+    "cos",
+    "atan",
+    "pow",
+}
 SUMS = {"sum", "prod", "cumsum", "matmul", "conv"}  # round on the way: what they read is disturbed as well
 Compute = Callable[[Sequence[Any]], Any]
 
@@ -66,16 +81,17 @@ class Disturbed:
         gap = xp.where((a == b) | (xp.isnan(a) & xp.isnan(b)), xp.zeros_like(gap), gap)
         return xp.maximum(self.moved[k], gap)
 
-    def _run(self, seed: int) -> list[Any]:
+    def _run(self, number: int) -> list[Any]:
+        """Every other run has the noise of the one before, with the other sign: what is equal but for rounding differs in these two."""
         if self.device:
             from .torch_reference import evaluate_tensors
 
-            around = _Around(_of_tensors(seed, self.device))
+            around = _Around(_mirrored(_of_tensors(number // 2, self.device), number))
             return evaluate_tensors(
                 self.graph, self.values, self.device, float64=True, poll=self.poll, kept=self.kept, around=around
             )
         with np.errstate(all="ignore"):
-            around = _Around(np.random.default_rng(seed).random)
+            around = _Around(_mirrored(np.random.default_rng(number // 2).random, number))
             return evaluate(self.graph, self.values, float64=True, poll=self.poll, around=around)
 
 
@@ -83,6 +99,10 @@ def _nothing(x: Any, root: Tensor) -> Any:
     if dtypes.is_float(root.dtype):
         return wide(module_of(x).zeros_like(x))
     return x != x
+
+
+def _mirrored(random: Callable[[Any], Any], number: int) -> Callable[[Any], Any]:
+    return (lambda shape: 1.0 - random(shape)) if number % 2 else random
 
 
 def _of_tensors(seed: int, device: str) -> Callable[[Any], Any]:
@@ -101,25 +121,24 @@ class _Around:
     def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
         """The node's value over its operands."""
         if node.op in SUMS:
-            operands = [self._noisy(x, a.dtype, short=True) for x, a in zip(operands, node.args)]
+            operands = [self._noisy(x, a.dtype, _short(x, a.dtype)) for x, a in zip(operands, node.args)]
         if node.op in ("floordiv", "mod") and dtypes.is_float(node.dtype):  # x // x is near a jump
-            operands = [self._noisy(x, a.dtype, short=False) for x, a in zip(operands, node.args)]
+            operands = [self._noisy(x, a.dtype, None) for x, a in zip(operands, node.args)]
         value = compute(operands)
         if (undefined := _undefined(node, operands)) is not None:
             return self._anything(value, undefined)
         if node.entry.kind in MOVES or node.op in EXACT or not dtypes.is_float(node.dtype):
             return value
-        return self._noisy(value, node.dtype, short=node.op not in APPROXIMATE)
+        return self._noisy(value, node.dtype, None if node.op in APPROXIMATE else _exact(node, value, operands))
 
-    def _noisy(self, x: Any, dtype: str, *, short: bool) -> Any:
-        """Floats, each off by a little; `short` ones (of at most seven bits) are taken to be computed exactly."""
+    def _noisy(self, x: Any, dtype: str, exact: Any | None) -> Any:
+        """Floats, each off by a little but where they are `exact`; others as they are."""
         if not dtypes.is_float(dtype):
             return x
         xp = module_of(x)
         factor = 1.0 + NOISE[dtype] * (2.0 * self.random(x.shape) - 1.0)
-        if short:
-            mantissa = xp.frexp(x)[0] * 128
-            factor = xp.where(mantissa == xp.round(mantissa), xp.ones_like(factor), factor)
+        if exact is not None:
+            factor = xp.where(exact, xp.ones_like(factor), factor)
         return wide(x) * factor
 
     def _anything(self, value: Any, places: Any) -> Any:
@@ -128,6 +147,24 @@ class _Around:
         chance = self.random(value.shape) * 100
         other = chance.astype(value.dtype) if xp is np else chance.to(value.dtype)
         return xp.where(places, other, value)
+
+
+def _short(x: Any, dtype: str) -> Any:
+    """Where floats are of at most seven bits, which every dtype holds; everywhere for others."""
+    if not dtypes.is_float(dtype):
+        return x == x
+    xp = module_of(x)
+    mantissa = xp.frexp(wide(x))[0] * 128
+    return mantissa == xp.round(mantissa)
+
+
+def _exact(node: Tensor, value: Any, operands: Sequence[Any]) -> Any:
+    """Where nothing is rounded: short numbers that are computed from short numbers."""
+    found = _short(value, node.dtype)
+    for x, a in zip(operands, node.args):
+        there = _short(x, a.dtype)
+        found = found & (there if node.entry.pointwise else bool(there.all()))
+    return found
 
 
 def _undefined(node: Tensor, operands: Sequence[Any]) -> Any | None:

@@ -88,7 +88,22 @@ class Reader:
         return b.pointwise("where", (inside, value, b.const(fill, value.kind)))
 
 
-_ORDERED = {"lt", "le", "floordiv", "mod", "maximum", "minimum", "max", "min", "abs", "sign", "pow", "argmax", "argmin", "argsort"}
+_ORDERED = {
+    "lt",
+    "le",
+    "floordiv",
+    "mod",
+    "maximum",
+    "minimum",
+    "max",
+    "min",
+    "abs",
+    "sign",
+    "pow",
+    "argmax",
+    "argmin",
+    "argsort",
+}
 
 
 def _reads_as_negative(t: Tensor) -> bool:

@@ -77,7 +77,10 @@ def evaluate_tensors(
         return there
 
     with torch.no_grad():
-        return [x.contiguous() for x in _run(graph.roots, given, torch.device(device), wide=float64, poll=poll, around=around)]
+        return [
+            x.contiguous()
+            for x in _run(graph.roots, given, torch.device(device), wide=float64, poll=poll, around=around)
+        ]
 
 
 def _run(

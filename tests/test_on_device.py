@@ -15,6 +15,7 @@ from tensor_graphs.egraph.graph import Graph
 
 torch = pytest.importorskip("torch", reason="values on a device are Torch's tensors")
 from tensor_graphs import on_device  # noqa: E402
+from tensor_graphs.backends import compare  # noqa: E402
 from tensor_graphs.backends.exchange import array_of, tensor_of  # noqa: E402
 
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30]
@@ -30,14 +31,14 @@ def spoiled(rng: np.random.Generator, share: float, dtype: Any = np.float64) -> 
 @pytest.mark.parametrize("piece", [1 << 22, 10, 1])
 @pytest.mark.parametrize("share", [0.0, 0.05, 1.0])
 def test_errors_are_those_of_arrays(piece: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_device, "PIECE", piece)
+    monkeypatch.setattr(compare, "PIECE_THERE", piece)
     rng = np.random.default_rng(0)
     for turn in range(4):
         exact = spoiled(rng, share)
         own = np.where(rng.random(exact.shape) < 0.9, exact * 1.001, spoiled(rng, share)).astype(np.float32)
         y = [exact * 1.01, own, spoiled(rng, share), exact.copy()][turn].astype(np.float32)
         want = verify._errors(y, exact, own)
-        got = on_device.errors(*map(tensor_of, (y, exact, own)))
+        got = verify._errors(*map(tensor_of, (y, exact, own)))
         assert got[2] == want[2] and got[:2] == pytest.approx(want[:2], rel=1e-12, nan_ok=True)
 
 
@@ -129,10 +130,11 @@ def test_a_full_device_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
         raise torch.OutOfMemoryError
 
     x = torch.arange(1.0, 5.0)
-    plain, asked = on_device._errors, iter([full, on_device._errors])
+    plain, asked = compare.Measured, iter([full, compare.Measured])
     with monkeypatch.context() as patch:
-        patch.setattr(on_device, "_errors", lambda *tensors: next(asked)(*tensors))
-        assert on_device.errors(2 * x, x, x) == plain(2 * x, x, x) == (1.0, 0.0, True)
+        patch.setattr(compare, "Measured", lambda *tensors: next(asked)(*tensors))
+        found = verify._measured(2 * x, x, x)
+        assert found.errors == plain(2 * x, x, x).errors == (1.0, 0.0)
     monkeypatch.setattr(on_device, "reference_tensors", full)
     verdict = verify.verify(Graph.of(tg.exp(tg.input("x", (4,)))), lambda v: [np.exp(v["x"])], device="cpu")
     assert verdict.passed and verdict.seeds == 3

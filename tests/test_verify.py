@@ -289,17 +289,15 @@ def test_exact_means_bitwise() -> None:
     assert not checked(graph, np.zeros(2, np.float32), tolerance="exact", references=zeros).passed
 
 
-@pytest.mark.parametrize(
-    ("wrong", "passed", "miscompiled"), [(0, True, False), (9, True, False), (20, False, False), (900, False, True)]
-)
-def test_integers_may_differ_at_near_ties_only(wrong: int, passed: bool, miscompiled: bool) -> None:
+@pytest.mark.parametrize("wrong", [0, 1, 9, 900])
+def test_integers_are_equal_where_nothing_is_nearly_equal(wrong: int) -> None:
     graph = Graph.of(tg.argmax(tg.input("x", (1000, 3)), 1))
     own = np.arange(1000) % 3
     known: Any = {k: ({"x": normal(1000, 3)}, [own], [own]) for k in range(3)}
     found = own.copy()
     found[:wrong] = (found[:wrong] + 1) % 3
     verdict = checked(graph, found, references=known)
-    assert (verdict.passed, verdict.miscompiled) == (passed, miscompiled)
+    assert verdict.passed == (not wrong) and verdict.miscompiled == bool(wrong)
 
 
 def test_outputs_of_another_shape_are_wrong() -> None:

@@ -156,7 +156,7 @@ def _sources(node: Tensor) -> Iterable[Tensor]:
     """The leaf that a value is moved from, through views and casts of one operand."""
     while node.op in VIEWS | {"cast"} and len(node.args) == 1:
         node = node.args[0]
-    return (node,) if node.is_leaf else ()
+    return () if node.args else (node,)
 
 
 def _whole_power(node: Tensor) -> bool:

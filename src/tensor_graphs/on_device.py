@@ -8,12 +8,10 @@ them) is nearly all of the time that a small graph's verification takes; here no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .backends import compare
 from .backends.exchange import is_torch, tensor_of
 from .backends.torch_reference import evaluate_tensors, torch_dtype
 from .drawing import SHARE as ODD_SHARE
@@ -23,12 +21,10 @@ from .egraph.dims import concrete
 from .egraph.dtypes import HALVES
 from .egraph.graph import Graph, Tensor
 from .egraph.interpret import expand_all
-from .verify import share
 
 if TYPE_CHECKING:
     import torch
 
-PIECE = 1 << 22  # elements compared at a time: a few float64 copies of them must find room beside the outputs
 ROOM = 8  # times the bytes in and out: what references in float64, their inputs and copies of these take
 SHARE = 0.125  # of a device's memory that they may take: the rest is the program's
 
@@ -129,35 +125,6 @@ def near(value: Any, like: torch.Tensor) -> torch.Tensor:
     """An output, which may be an array, where its reference is."""
     found: torch.Tensor = (value if is_torch(value) else tensor_of(np.asarray(value, order="C"))).to(like.device)
     return found
-
-
-def errors(y: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> tuple[float, float, bool]:
-    """As `verify._errors`, of tensors of one shape: relative Frobenius errors of two runs over their finite places, and whether
-    the first has NaN and infinities only where another run has them. On the host where the device has no room for a piece."""
-    import torch
-
-    with suppress(torch.OutOfMemoryError):
-        return _errors(y, exact, own)
-    return _errors(y.cpu(), exact.cpu(), own.cpu())
-
-
-def _errors(y: torch.Tensor, exact: torch.Tensor, own: torch.Tensor) -> tuple[float, float, bool]:
-    import torch
-
-    sums, finite, dtype = np.zeros(4), True, dtypes.name_of(own.dtype)
-    flat = [x.reshape(-1) for x in (y, exact, own)]
-    for start in range(0, exact.numel(), PIECE):
-        v, r, o = (x[start : start + PIECE].double() for x in flat)
-        seen, known = v.isfinite() & r.isfinite(), o.isfinite() & r.isfinite()
-        parts = [
-            torch.linalg.vector_norm(torch.where(places, x, 0.0))
-            for places, x in ((seen, v - r), (seen, r), (known, o - r), (known, r))
-        ]
-        placed = ~compare.misplaced(torch, v, r, o, dtype).any()
-        *norms, fine = torch.stack([*parts, placed.double()]).tolist()  # waits for the device once
-        sums, finite = np.hypot(sums, norms), finite and bool(fine)
-    gap, scale, original, fine_scale = map(float, sums)
-    return share(gap, scale), share(original, fine_scale), finite
 
 
 def unequal(y: torch.Tensor, own: torch.Tensor) -> float:

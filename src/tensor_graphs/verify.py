@@ -192,12 +192,7 @@ def _pieces(*arrays: Array) -> Iterator[list[Array]]:
 
 def relative_error(value: Array, reference: Array) -> float:
     """‖value − reference‖ / ‖reference‖ in float64 over the finite places; 0 for two empty or two zero arrays."""
-    scale = gap = 0.0
-    for v, r in _pieces(value, reference):
-        fine = np.isfinite(v) & np.isfinite(r)
-        scale = math.hypot(scale, float(np.linalg.norm(r[fine])))
-        gap = math.hypot(gap, float(np.linalg.norm(v[fine] - r[fine])))
-    return share(gap, scale)
+    return compare.Measured(np.asarray(value), np.asarray(reference, np.float64), None).errors[0]
 
 
 def misplaced(value: Array, reference: Array, original: Array) -> bool:
@@ -250,7 +245,7 @@ def verify(
     """
     size = in_and_out(graph)
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
-    if tolerance == "exact" or (device and not _fits(device, planned * size)):
+    if tolerance == "exact" or (device and (_unsigned(graph) or not _fits(device, planned * size))):
         device = ""
     weights = _weights_there(graph, device)
     known = references if references is not None else {}
@@ -291,7 +286,7 @@ def first_reference(
 ) -> dict[int, Reference]:  # fmt: skip
     """What `verify` compares with on its first input, computed on a device before there is a program: `references` for it. Empty where
     that has no room. Halted by `poll`."""
-    if not _fits(device, 3 * in_and_out(graph)):
+    if _unsigned(graph) or not _fits(device, 3 * in_and_out(graph)):
         return {}
     import torch
 
@@ -354,6 +349,11 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     rates = (DEVICE_FLOPS, DEVICE_BYTES) if on_gpu else (HOST_FLOPS, HOST_BYTES)
     return 2 * flops / rates[0] + 4 * nbytes / rates[1]
+
+
+def _unsigned(graph: Graph) -> bool:
+    """Whether whole numbers without a sign are computed with that Torch does not compare."""
+    return any(n.dtype in ("uint16", "uint32", "uint64") for n in graph.nodes())
 
 
 def _fits(device: str, nbytes: int) -> bool:
@@ -420,12 +420,11 @@ def _compare(
 ) -> OutputError:
     """How far an output is off, where its reference is: among tensors on a device, or among arrays. `slack`: times what is
     allowed."""
-    errors: Any = _errors
     unequal: Any = _unequal
     if is_torch(exact):
         from . import on_device
 
-        errors, unequal = on_device.errors, on_device.unequal
+        unequal = on_device.unequal
     y = _near(y, exact)
     if y.shape != exact.shape:
         shapes = Worst(where=f"its shape is {tuple(y.shape)}, not {tuple(exact.shape)}")
@@ -437,22 +436,23 @@ def _compare(
         share = unequal(y, own)
         if not share:
             return OutputError(name, share, 0.0, 0.0, discrete=True)
-        off, original, finite = errors(y, exact, own)
+        off, original, finite = _errors(y, exact, own)
         return OutputError(name, share, original, 0.0, finite, discrete=True, off=off)
-    plan, original, finite = errors(y, exact, own)
+    found = _measured(y, exact, own)
+    plan, original = found.errors
     allowed = slack * allowed_error(tolerance, original, dtype)
-    return OutputError(name, plan, original, allowed, finite, worst=_worst(y, exact, own, dtype, allowed))
+    return OutputError(name, plan, original, allowed, found.finite, worst=found.worst(dtype, allowed))
 
 
-def _worst(y: Any, exact: Any, own: Any, dtype: str, allowed: float) -> Worst:
-    """The worst place or slice; on the host where the device has no room for it."""
+def _measured(y: Any, exact: Any, own: Any) -> compare.Measured:
+    """How far a result is off; on the host where the device has no room for that."""
     if is_torch(exact):
         import torch
 
         with suppress(torch.OutOfMemoryError):
-            return compare.worst(y, exact, own, dtype, allowed)
+            return compare.Measured(y, exact, own)
         y, exact, own = y.cpu(), exact.cpu(), own.cpu()
-    return compare.worst(y, exact, own, dtype, allowed)
+    return compare.Measured(y, exact, own)
 
 
 def _unequal(y: Array, own: Array) -> float:
@@ -465,35 +465,12 @@ def _unequal(y: Array, own: Array) -> float:
     return float(np.mean(~same)) if own.size else 0.0
 
 
-def _errors(y: Array, exact: Array, own: Array) -> tuple[float, float, bool]:
-    """Relative errors of two runs, and whether the first has no NaN and infinities of its own: `relative_error` of both and
-    `misplaced` in one pass over the data."""
-    plan = original = scale = fine_scale = 0.0
-    finite = True
-    for v, r, o in _pieces(y, exact, own):
-        if all(np.isfinite(x).all() for x in (v, r, o)):
-            norm = float(np.linalg.norm(r))
-            plan, original = (
-                math.hypot(plan, float(np.linalg.norm(v - r))),
-                math.hypot(original, float(np.linalg.norm(o - r))),
-            )
-            scale, fine_scale = math.hypot(scale, norm), math.hypot(fine_scale, norm)
-            continue
-        finite = finite and not misplaced(v, r, o)
-        seen, known = np.isfinite(v) & np.isfinite(r), np.isfinite(o) & np.isfinite(r)
-        plan, scale = (
-            math.hypot(plan, float(np.linalg.norm(v[seen] - r[seen]))),
-            math.hypot(scale, float(np.linalg.norm(r[seen]))),
-        )
-        original = math.hypot(original, float(np.linalg.norm(o[known] - r[known])))
-        fine_scale = math.hypot(fine_scale, float(np.linalg.norm(r[known])))
-    return share(plan, scale), share(original, fine_scale), finite
-
-
-def share(gap: float, scale: float) -> float:
-    return gap / scale if scale > 0 else (0.0 if gap == 0 else float("inf"))
+def _errors(y: Any, exact: Any, own: Any) -> tuple[float, float, bool]:
+    """Relative errors of two runs, and whether the first has NaN and infinities only where another run has them."""
+    found = _measured(y, exact, own)
+    return (*found.errors, found.finite)
 
 
 __all__ = ["FACTORS", "KEPT_BYTES", "MISCOMPILE", "WRONG", "OutputError", "Tolerance", "Verification", "allowed_error", "expected_seconds",
-           "first_reference", "index_bounds", "misplaced", "random_indices", "relative_error", "sample_inputs", "sampled_near", "share",
+           "first_reference", "index_bounds", "misplaced", "random_indices", "relative_error", "sample_inputs", "sampled_near",
            "spare", "verify"]  # fmt: skip

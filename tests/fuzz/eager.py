@@ -399,7 +399,7 @@ def function(w: Writer) -> Value:
     )
     if which in ("exp", "expm1", "sin", "cos") and top > 9:
         raise Unfit
-    if (which in ("sqrt", "log") and a.min(initial=1.0) < 0.05) or which == "log1p" and a.min(initial=1.0) < -0.9:
+    if (which in ("sqrt", "log") and a.min(initial=1.0) < 0.05) or (which == "log1p" and a.min(initial=1.0) < -0.9):
         raise Unfit
     err = np.vectorize(math.erf, otypes=[np.float64])
     table: dict[str, tuple[Callable[[Array], Array], Callable[[], Any]]] = {
@@ -873,6 +873,8 @@ def compiled(
         outputs, params=params, measure=False, budget=20.0, verify=verify, again=True,
         limits=Limits(nodes=2000, iterations=3, seconds=4.0), **way,
     )  # fmt: skip
+    if made.report.verification and made.report.verification["dropped"]:
+        print(f"verified without {made.report.verification['dropped']}: seeds from {writers[0].seed}", flush=True)
     with np.errstate(all="ignore"):
         results = made(**{n: values[n] for n in made.input_names}) if made.input_names else made()
     return [
