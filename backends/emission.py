@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from hashlib import sha256
 from typing import Any
 
@@ -10,6 +12,11 @@ from ..extract.kernel import Plan, Template
 from .emit import Emitted, emit
 from .emit_cuda import emit_cuda
 from .execute import execute
+
+try:
+    from _ctypes import dlclose
+except ImportError:  # Windows
+    dlclose = None  # type: ignore[assignment]
 
 EMITTERS = {"cpu": emit, "cuda": emit_cuda}
 
@@ -35,10 +42,15 @@ def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
 
 
 def executed(source: str, name: str) -> dict[str, Any]:
-    """What a source defines."""
+    """What a source defines. Its compiled kernels are unloaded when nothing of it is left."""
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
     space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}"}
     execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
+    library = space.get("kernels")
+    if (
+        isinstance(library, ctypes.CDLL) and dlclose is not None
+    ):  # Python itself never unloads one; its functions keep the object
+        weakref.finalize(library, dlclose, library._handle).atexit = False
     return space
 
 

@@ -26,12 +26,16 @@ HELPERS: dict[str, str] = {
     """A fresh array whose axes lie in memory in the order of their strides."""
     order = sorted(range(len(shape)), key=lambda i: -strides[i])
     return np.empty([shape[i] for i in order], dtype).transpose(np.argsort(order))''',
+    "Place": '''class Place:
+    """An array's memory for NumPy to look at anew, as if it could be written; keeps the array."""
+
+    def __init__(self, array):
+        self.array, seen = array, array.__array_interface__
+        self.__array_interface__ = {**seen, "data": (seen["data"][0], False)}''',
     "tensor": '''def tensor(x):
     """The same memory as a Torch tensor."""
-    if not x.flags.writeable:  # Torch has no read-only tensors; nothing here writes to what it was given
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return tensor_of(x)
+    if not x.flags.writeable:  # Torch has no read-only tensors, and warns; nothing here writes to what it was given
+        x = np.asarray(Place(x)).view(x.dtype)
     return tensor_of(x)''',
     "tensor_of": '''def tensor_of(x):
     """The same memory as a Torch tensor; bfloat16 by way of its bits."""

@@ -13,7 +13,7 @@ from ..egraph import dims, dtypes
 from ..extract.kernel import Plan
 
 RESERVED = frozenset(
-    ["np", "math", "inf", "nan", "warnings", "ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
+    ["np", "math", "inf", "nan", "ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
 ) | frozenset(keyword.kwlist)  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def dtype_text(dtype: str) -> str:
 
 #: word in the body -> where it comes from.
 _STANDARD = {
-    **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile", "warnings"), ""),
+    **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "subprocess", "tempfile"), ""),
     "partial": "functools",
     "Path": "pathlib",
     "Callable": "collections.abc",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ..egraph.forks import Lock
 from ..egraph.graph import Data
 from ..egraph.ops import Type
 from ..errors import BadModelError, ShapeError, UsageError
@@ -36,6 +36,7 @@ from .exchange import Exchange, OnCpu, OnTensors, array_of, is_torch
 from .heap import trim
 from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, manifest_of, read_manifest
 from .program_weights import Array, EvaluatedWeights, StoredWeights, bytes_of, write_weights
+from .threads import loops_shared
 
 KEPT_SHAPES = 256  # choices of sizes whose inputs' shapes are remembered
 TRIES = 50  # to put a folder where others may be putting theirs
@@ -82,7 +83,7 @@ class Program:
         self.states: dict[str, Any] = {}
         self._exchange: Exchange = OnCpu() if manifest.device == "cpu" else OnTensors(self.device)
         self._run: Callable[..., Sequence[Any]] | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()  # held by who runs the kernels, or reads or sets what they use
         self._fitting: dict[tuple[Any, ...], Sequence[Spec]] = {}  # shapes of a call -> inputs at those sizes
         self.input_names = [name for name, _, _ in manifest.inputs]
 
@@ -109,7 +110,7 @@ class Program:
                 self._run = None
             if self._run is None:
                 self._bind()
-            self.reset()
+            self._reset()
         return self
 
     def check_room(self) -> None:
@@ -122,10 +123,11 @@ class Program:
             self.check_room()
         bind = executed(self.source, self.manifest.name)["bind"]
         self.states = {spec[0]: self._exchange.zeros(spec) for spec in self.manifest.states}
-        self.reset()
+        self._reset()
         if self.manifest.device == "cuda":
             self._run = bind(self._weights, self.states, self.device)
         else:
+            loops_shared()
             self._run = bind(*([self._weights, self.states] if self.states else [self._weights]))
 
     def unbind(self) -> None:
@@ -136,6 +138,10 @@ class Program:
 
     def reset(self) -> None:
         """Set all states to what they start as."""
+        with self._lock:
+            self._reset()
+
+    def _reset(self) -> None:
         initial = {spec[0] for spec in self.manifest.initial}
         for name, state in self.states.items():
             if STATE + name in initial:
@@ -145,21 +151,22 @@ class Program:
 
     def set_state(self, name: str, value: Any) -> None:
         """Give a state other values (an array or a tensor of its shape). UsageError names unknown ones."""
-        state = self._state(name)
         try:
-            self._exchange.write(state, value)
+            with self._lock:
+                state = self._state(name)
+                self._exchange.write(state, value)
         except (ValueError, RuntimeError) as error:
             raise ShapeError(f"state {name!r} is {list(state.shape)}: {error}") from None
 
     def get_state(self, name: str) -> Array:
         """A state's values, as a fresh array. UsageError names unknown ones."""
-        return self._exchange.read(self._state(name))
+        with self._lock:
+            return self._exchange.read(self._state(name))
 
     def _state(self, name: str) -> Any:
         """The memory of a state, of a program that is bound by then."""
-        with self._lock:
-            if self._run is None:
-                self._bind()
+        if self._run is None:
+            self._bind()
         _known("state", [name], [spec[0] for spec in self.manifest.states])
         return self.states[name]
 

@@ -3,14 +3,16 @@ slow each other by an order of magnitude, because idle workers spin."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..egraph.forks import Lock
+from ..egraph.forks import Lock, in_forked_child
 
 _SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_",
             "openblas_set_num_threads")  # fmt: skip
@@ -61,3 +63,23 @@ def one_blas_thread() -> Iterator[None]:
 
 _setting = Lock()
 _single = {"by": 0, "before": 0}  # how many ask for one thread now; how many threads there are to be in the end
+
+
+_shared = {"used": False}  # whether kernels may have shared their loops with threads of OpenMP in this process
+
+
+def loops_shared() -> None:
+    """Note that kernels run here whose loops threads of OpenMP may share."""
+    _shared["used"] = True
+
+
+@in_forked_child
+def _one_thread() -> None:
+    """Loops that threads of OpenMP would share run on one: the threads stayed with the parent, and GNU's library waits for them for ever."""
+    if not _shared["used"]:
+        return
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).omp_set_num_threads(1)  # of C kernels without Torch
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)

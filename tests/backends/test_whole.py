@@ -304,7 +304,7 @@ def test_what_one_kernel_cannot_hold_is_cut_where_fewest_values_cross() -> None:
 
 def test_a_kernel_of_thousands_of_operations_is_refused_and_cut() -> None:
     whole = whole_of(_chain(1500))
-    made = list(backend("triton")._at_once(whole, whole.view.types, frozenset(), lambda: False))  # type: ignore[attr-defined]
+    made = list(backend("triton").opened()._at_once(whole, whole.view.types, frozenset(), lambda: False))  # type: ignore[attr-defined]
     sizes = [len(topological(template.roots)) for _, template in made]
     assert len(whole.parts[0].members) > 4000 and max(sizes) < 3000
     assert {c for p in whole.parts for c in p.members} <= whole.settled
