@@ -1,5 +1,5 @@
 """What emitted source contains for kernels of CUDA C++: how they are compiled and launched. The text of the class is copied
-into it: it may use `torch`, `cuda.core` and the library's text beside it, nothing else.
+into it: it may use `torch`, `cuda.core`, the library's text beside it and `code_folder`, nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..private import code_folder, private_folder, unsafe_folder
 from .short_erf import COARSE, FINE, ShortErf
 
 if TYPE_CHECKING:
@@ -158,14 +159,15 @@ class CudaKernel:
 
     @classmethod
     def compiled(cls, arch: str, aligned: int = 16) -> Any:
-        """All kernels for an architecture such as "sm_90"; what was compiled before is in the user's cache."""
+        """All kernels for an architecture such as "sm_90"; what was compiled before is in the user's private folder."""
         from cuda.core import Program, ProgramOptions
         from cuda.core.utils import FileStreamProgramCache
 
         arch = "sm_90a" if arch == "sm_90" else arch  # with what only this one has
         options = ProgramOptions(std="c++17", arch=arch, define_macro=("BYTES", str(aligned)))
+        folder = code_folder("cuda")
         try:
-            cache = FileStreamProgramCache()
+            cache = None if folder is None else FileStreamProgramCache(folder)
         except OSError:  # no place to keep it
             cache = None
         return Program(cls.source(), "c++", options).compile("cubin", cache=cache)
@@ -181,5 +183,6 @@ def cuda_text(source: str) -> str:
 #: name -> source text.
 HELPERS = {
     "CudaKernel": f'CUDA_LIBRARY = r"""{CUDA_LIBRARY}"""\n\n\n{inspect.getsource(CudaKernel).rstrip()}'.replace(
-        "ClassVar[dict[str, Any]]", "dict[str, Any]").replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]")
+        "ClassVar[dict[str, Any]]", "dict[str, Any]").replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]"),
+    **{f.__name__: inspect.getsource(f).rstrip() for f in (code_folder, private_folder, unsafe_folder)},
 }  # fmt: skip
