@@ -118,7 +118,8 @@ def writable(target: Path, *, folder: bool = False) -> None:
         raise UsageError(f"{target} is a folder", hint="name a file")
     if not folder and is_stream(target):
         return
-    above = next(p for p in Path(os.path.realpath(target)).parents if p.exists())
+    place = Path(os.path.realpath(target)) if target.is_symlink() else target.absolute()
+    above = next(p for p in place.parents if p.exists())
     try:  # not by asking for permissions: root has them all, in places too that hold no files
         with TemporaryDirectory(prefix=".tensor_graphs-", dir=above):
             pass

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import settings
 from .backends.program import load_program
-from .errors import BadModelError, DeviceUnavailableError, TensorGraphsError
+from .errors import BadModelError, DeviceUnavailableError
 from .plain import decode, read_bytes
 
 SECONDS = 60.0  # for rewriting each block once more: what took less time then may take longer here
@@ -81,7 +81,7 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
         limits = Limits(iterations=int(searched.get("rounds", Limits().iterations)), seconds=SECONDS, **named)
         effort = int(searched.get("effort", 1))
         rules = [Rule(**{**r, "when": tuple(r["when"])}) for r in searched.get("rules", [])]
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, TensorGraphsError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise BadModelError(f"the report is malformed: {error!r}", where=str(folder / "report.json")) from None
     found = explain_saved(
         folder,

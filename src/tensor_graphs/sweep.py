@@ -21,13 +21,14 @@ from .diagnose import meaning
 from .egraph.graph import Graph, structural_digest
 from .errors import UsageError
 from .extract.kernel import Plan
-from .private import read_sealed, sealed
+from .plain import decode, read_bytes, strict_json
 from .progress import Progress
 from .source import as_graph
 from .timing import clock_of, interleaved
 from .verify import index_bounds, sample_inputs
 from .writing import replacing_raw
 
+LARGEST = 1 << 26  # bytes of the times of a sweep
 LEAST, MOST = 0.2, 3.0  # seconds for one plan
 
 
@@ -48,16 +49,16 @@ class Times:
     @classmethod
     def read(cls, file: Path) -> Times:
         """What an earlier sweep left; nothing where the file is missing or is no such file."""
-        with suppress(OSError, ValueError, AttributeError, TypeError):
-            found = {str(k): float(v) for k, v in json.loads(read_sealed(file)).items()}
-            return cls(file, {k: v for k, v in found.items() if 0 < v < float("inf")})
+        with suppress(OSError, ValueError):
+            found = decode(dict[str, float], strict_json(read_bytes(file, LARGEST)))
+            return cls(file, {k: v for k, v in found.items() if v > 0})
         return cls(file)
 
     def add(self, digest: str, us: float) -> None:
         """Keep one time. A folder that cannot be written only costs the next sweep its head start."""
         self.us[digest] = us
         with suppress(OSError), replacing_raw(self.file) as file:
-            file.write(sealed(json.dumps(self.us).encode()))
+            file.write(json.dumps(self.us).encode())
 
 
 def times_file(graph: Graph, backend: str) -> Path:
