@@ -12,9 +12,13 @@ import inspect
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from .. import private
+from ..private import code_folder, read_sealed, sealed
 
 
 def c_flags() -> list[str]:
@@ -60,20 +64,6 @@ def c_threads() -> list[str]:
     return ["-fopenmp"]
 
 
-def c_folder() -> Path | None:
-    """Where compiled kernels are kept; None where that cannot be written."""
-    home = os.environ.get("TENSOR_GRAPHS_HOME")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
-    folder = (Path(home) if home else cache) / "c"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return None
-
-
 def c_library(source: str, threads: bool = True) -> Any:
     """The functions of a C source, compiled for this machine's processor unless they were before. `threads`: whether long
     loops are shared by threads (not beside NumPy's own, which wait for work on all cores)."""
@@ -81,7 +71,7 @@ def c_library(source: str, threads: bool = True) -> Any:
     machine = c_output([*command, "-dM", "-E", "-x", "c", os.devnull])  # compiler's version, processor's features
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     name = hashlib.blake2b(repr((source, command, machine)).encode(), digest_size=16).hexdigest()
-    folder = c_folder()
+    folder = code_folder("c")
     if folder is not None:
         return c_loaded(folder / f"{name}.so", source, command)
     with tempfile.TemporaryDirectory(prefix="tensor_graphs-c-") as own:  # what is loaded needs no file any more
@@ -89,21 +79,26 @@ def c_library(source: str, threads: bool = True) -> Any:
 
 
 def c_loaded(path: Path, source: str, command: list[str]) -> Any:
-    """The library at a path, made where it is not there or damaged."""
-    for _ in range(2):
-        if not path.exists():
-            with tempfile.TemporaryDirectory(dir=path.parent) as part:
-                text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
-                text.write_text(source, encoding="utf-8")
-                # no library but these: what OpenMP's loops call is found in the one that c_threads has loaded
-                c_output([*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"])
-                made.replace(path)
+    """The library at a path in a private folder; compiled if it is not there, belongs to somebody else, or is damaged. RuntimeError if
+    what was compiled cannot be loaded."""
+    problem: Exception | None = None
+    for _ in range(3):
         try:
+            read_sealed(path)
             return ctypes.CDLL(str(path))
-        except OSError as error:
-            damaged = error
-            path.unlink(missing_ok=True)
-    raise RuntimeError(f"compiled kernels cannot be loaded: {damaged}")
+        except (OSError, ValueError) as error:
+            problem = error
+        with tempfile.TemporaryDirectory(dir=path.parent) as part:
+            text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
+            text.write_text(source, encoding="utf-8")
+            # no library but these: what OpenMP's loops call is found in the one that c_threads has loaded
+            c_output([*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"])
+            whole = Path(part) / "sealed.so"
+            with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(sealed(made.read_bytes()))
+                os.fsync(file.fileno())
+            whole.replace(path)
+    raise RuntimeError(f"compiled kernels cannot be loaded: {problem}")
 
 
 def c_function(library: Any, name: str) -> Any:
@@ -123,8 +118,9 @@ def address(x: Any) -> Any:
 #: name -> source text.
 HELPERS: dict[str, str] = {
     name: inspect.getsource(value).rstrip()
-    for name, value in list(globals().items())
-    if inspect.isfunction(value) and value.__module__ == __name__
+    for module in (private, sys.modules[__name__])
+    for name, value in vars(module).items()
+    if inspect.isfunction(value) and value.__module__ == module.__name__
 }
 
 __all__ = [
@@ -132,7 +128,6 @@ __all__ = [
     "address",
     "c_compiler",
     "c_flags",
-    "c_folder",
     "c_function",
     "c_library",
     "c_loaded",

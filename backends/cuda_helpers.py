@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..private import code_folder, private_folder, unsafe_folder
 from .short_erf import COARSE, FINE, ShortErf
 
 if TYPE_CHECKING:
@@ -164,16 +165,16 @@ class CudaKernel:
 
     @classmethod
     def compiled(cls, arch: str, aligned: int = 16) -> Any:
-        """All kernels compiled for an architecture such as "sm_90"; earlier results come from the user's program
-        cache."""
+        """All kernels compiled for an architecture such as "sm_90"; earlier results come from the private cache folder."""
         from cuda.core import Program, ProgramOptions
         from cuda.core.utils import FileStreamProgramCache
 
         arch = "sm_90a" if arch == "sm_90" else arch  # sm_90a: wgmma and setmaxnreg
         options = ProgramOptions(std="c++17", arch=arch, define_macro=("BYTES", str(aligned)))
+        folder = code_folder("cuda")
         try:
-            cache = FileStreamProgramCache()
-        except OSError:  # no writable cache folder
+            cache = None if folder is None else FileStreamProgramCache(folder)
+        except OSError:  # no place to keep it
             cache = None
         return Program(cls.source(), "c++", options).compile("cubin", cache=cache)
 
@@ -189,5 +190,6 @@ def cuda_text(source: str) -> str:
 #: helper name -> source text
 HELPERS = {
     "CudaKernel": f'CUDA_LIBRARY = r"""{CUDA_LIBRARY}"""\n\n\n{inspect.getsource(CudaKernel).rstrip()}'.replace(
-        "ClassVar[dict[str, Any]]", "dict[str, Any]").replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]")
+        "ClassVar[dict[str, Any]]", "dict[str, Any]").replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]"),
+    **{f.__name__: inspect.getsource(f).rstrip() for f in (code_folder, private_folder, unsafe_folder)},
 }  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..extract.kernel import Plan, Template
+from . import gpu
 from .emit import Emitted, emit
 from .emit_cuda import emit_cuda
 from .execute import execute
@@ -43,6 +44,8 @@ def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> Emitted:
 
 def executed(source: str, name: str) -> dict[str, Any]:
     """What a source defines. Its compiled kernels are unloaded when nothing of it is left."""
+    if "triton" in source:
+        gpu.keep_compiled()
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
     space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}"}
     execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)

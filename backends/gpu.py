@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from pathlib import Path
 
 from .. import settings
 from ..costdb.device import gpu_machine
-from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError
+from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, warned
+from ..private import private_folder
 
 
 @cache
@@ -110,4 +113,16 @@ def facts() -> dict[str, str]:
     }
 
 
-__all__ = ["check_hardware", "check_room", "facts", "hardware", "named", "planned_for", "wait"]
+def keep_compiled() -> None:
+    """Have Triton keep what it compiles in a folder that nobody else can write: it loads code from there. TRITON_CACHE_DIR is respected
+    if it names such a folder."""
+    given = os.environ.get("TRITON_CACHE_DIR")
+    if given is not None:
+        why = private_folder(Path(given))
+        if not why:
+            return
+        warned(f"TRITON_CACHE_DIR is not used: {why}")
+    os.environ["TRITON_CACHE_DIR"] = str(settings.private("triton"))
+
+
+__all__ = ["check_hardware", "check_room", "facts", "hardware", "keep_compiled", "named", "planned_for", "wait"]

@@ -24,6 +24,8 @@ from ..egraph.graph import topological
 from ..egraph.ops import Type
 from ..errors import DeviceUnavailableError, TensorGraphsError, UsageError
 from ..extract.kernel import Call, Candidate, Template, Vertex
+from ..plain import Malformed, read_bytes
+from ..writing import write_bytes
 from .kernel_text import call_json, call_of_json
 from .keys import key_of
 from .measure import CpuMeasurer
@@ -61,7 +63,7 @@ def read_job(job: Job) -> tuple[Template, list[Call]]:
         calls = [call] if wanted is None else [replace(call, schedule=_schedule(s)) for s in wanted]
     except TensorGraphsError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise UsageError(f"not a job: {type(error).__name__}: {error}") from None
     if set(template.operands) != set(call.operands):
         raise UsageError(f"{template.name} takes {list(template.operands)}, not {list(call.operands)}")
@@ -129,7 +131,8 @@ def _natural(value: Any) -> int:
 
 # ---------------------------------------------------------------- files
 def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
-    """Write a job for each distinct call: a JSON document per line (a Parquet file of them if the name says so). How many."""
+    """Write a job for each distinct call: a JSON document per line (a Parquet file of them if the name says so), all or nothing. How many. UnwritableError
+    if the file cannot be written."""
     seen: dict[str, str] = {}
     for c in candidates:
         if not c.is_view:
@@ -139,34 +142,42 @@ def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        pq.write_table(pa.table({"job": pa.array(lines, pa.string())}), target)
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"job": pa.array(lines, pa.string())}), sink)
+        write_bytes(target, sink.getvalue().to_pybytes())
     else:
         header = json.dumps({"tensor_graphs_jobs": FORMAT, "count": len(lines)})
-        target.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+        write_bytes(target, ("\n".join([header, *lines]) + "\n").encode())
     return len(lines)
 
 
 def read_jobs(path: str | Path) -> list[Job | str]:
     """The jobs of a file; a text in place of one says why that line is none. UsageError for a file of another kind."""
     source = Path(path)
-    if source.stat().st_size > LARGEST_BYTES:
-        raise UsageError(f"the file has more than {LARGEST_BYTES} bytes", where=str(path))
+    try:
+        content = read_bytes(source, LARGEST_BYTES)
+    except Malformed as problem:
+        raise UsageError(str(problem), where=str(path)) from None
     if source.suffix == ".parquet":
-        return [_parsed(line) for line in _parquet_lines(source)]
-    first, *lines = source.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+        return [_parsed(line) for line in _parquet_lines(content, source)]
+    first, *lines = content.decode("utf-8", errors="replace").splitlines() or [""]
     header = _parsed(first)
     if isinstance(header, str) or header.get("tensor_graphs_jobs") != FORMAT:
         raise UsageError("this is no file of jobs", where=str(path), hint="`tensor-graphs profile MODEL --jobs FILE`")
     return [_parsed(line) for line in lines if line.strip()]
 
 
-def _parquet_lines(source: Path) -> list[str]:
+def _parquet_lines(content: bytes, source: Path) -> list[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return [str(line) for line in pq.read_table(source, columns=["job"]).column("job").to_pylist()]
-    except (pa.ArrowException, OSError, KeyError) as error:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
+        if sum(group.total_byte_size for group in groups) > shards.LARGEST_TABLE:
+            raise UsageError(f"the file holds more than {shards.LARGEST_TABLE} bytes", where=str(source))
+        return [str(line) for line in file.read(columns=["job"]).column("job").to_pylist()]
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError) as error:
         raise UsageError("this is no Parquet file of jobs", where=str(source)) from error
 
 

@@ -73,6 +73,10 @@ def kernel_text(template: Template, call: Call) -> KernelText:
     lines = "\n".join(f"    {line}" if line.strip() else "" for line in body.splitlines())
     definitions.append(f"def run({', '.join((*names, *outputs.values(), 'scratch'))}):\n{lines}")
     header = _TRITON if any("triton" in d for d in definitions) else _PLAIN
+    if any("code_folder(" in d for d in definitions):
+        header = header.replace("import math\n", "import math\nimport os\nimport warnings\n").replace(
+            "import inf, nan\n", "import inf, nan\nfrom pathlib import Path\n"
+        )
     scratch = int(template.scratch(call)) if template.scratch is not None else 0
     text = "\n\n\n".join((header.rstrip("\n"), *definitions)) + "\n"
     return KernelText(text, names, tuple(sorted(template.prep)), fresh, scratch, bool(own))

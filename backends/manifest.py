@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from math import prod
+from typing import Annotated, Any, Literal
 
 from ..egraph import dtypes
-from ..egraph.dims import Shape, concrete, dim, parse
+from ..egraph.dims import Dim, Shape, concrete, dim, parse
 from ..egraph.graph import Data
 from ..egraph.ops import Type
-from ..errors import BadModelError, BadWeightsError
+from ..errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ..extract.kernel import Plan
+from ..plain import Malformed, Natural, Within, decode, strict_json
 from . import gpu
 from .emission import device_of
 from .emit_sizes import atoms_of
@@ -21,6 +23,8 @@ from .emit_sizes import atoms_of
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 SizedSpec = tuple[str, Shape, str]  # the same, sizes may be expressions
 SCHEMA = 1
+LARGEST = 1 << 40  # bytes of one value
+DEPTH = 64  # of the structure of outputs
 STATE = "state:"  # no weight's key starts so: keys are identifiers
 
 
@@ -104,13 +108,19 @@ def _pack(structure: Any) -> Any:
     return structure
 
 
-def _unpack(packed: Any) -> Any:
-    if not isinstance(packed, dict):
-        return packed
-    ((kind, items),) = packed.items()
+def _unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
+    """The inverse of `_pack`, for so many outputs; Malformed for anything that `_pack` does not make."""
+    if packed is None or type(packed) is int:
+        return decode(Annotated[int, Within(0, outputs - 1)] | None, packed, "structure")
+    ((kind, items),) = decode(dict[str, list[Any]], packed, "structure").items() if len(packed) == 1 else [("", [])]
+    if depth > DEPTH or kind not in ("dict", "list", "tuple"):
+        raise Malformed(
+            "structure: it is nested too deeply" if depth > DEPTH else f"structure: there is no {kind[:40]!r}"
+        )
     if kind == "dict":
-        return {k: _unpack(v) for k, v in items}
-    return {"list": list, "tuple": tuple}[kind](_unpack(v) for v in items)
+        pairs = decode(list[tuple[str | int, Any]], items, "structure")
+        return {k: _unpack(v, outputs, depth + 1) for k, v in pairs}
+    return {"list": list, "tuple": tuple}[kind](_unpack(v, outputs, depth + 1) for v in items)
 
 
 def manifest_json(manifest: Manifest, source: str) -> str:
@@ -120,20 +130,72 @@ def manifest_json(manifest: Manifest, source: str) -> str:
     return json.dumps(whole, indent=1)
 
 
-def read_manifest(record: Mapping[str, Any], source: str) -> Manifest:
-    """The manifest in a file. BadModelError where the source is another one; KeyError, TypeError or ValueError where it is malformed."""
-    if record["schema"] != SCHEMA:
-        raise ValueError(f"schema {record['schema']}, this version reads {SCHEMA}")
-    if sha256(source.encode()).hexdigest() != record["source_sha256"]:
-        raise BadModelError("program.py is not the file that was saved", hint="save the program again")
-    sizes = {str(n): (int(low), int(high), int(size)) for n, (low, high, size) in record.get("sizes", {}).items()}
-    names = {n: dim(n, min=low, max=high) for n, (low, high, _) in sizes.items()}
-    specs: dict[str, Any] = {
-        part: tuple(
-            (str(n), tuple(parse(str(s), names) for s in shape), dtypes.check(d)) for n, shape, d in record[part]
-        )
-        for part in ("inputs", "outputs", "weights", "states", "initial")
-    }
-    numbers = {k: record[k] for k in ("workspace", "fresh", "kernels", "cost", "lower_bound")}
-    numbers |= {"device": str(record["device"]), "hardware": str(record["hardware"])} if "device" in record else {}
-    return Manifest(str(record["name"]), structure=_unpack(record["structure"]), sizes=sizes, **specs, **numbers)
+_Sizes = list[Annotated[int, Within(0, 1 << 62)] | str]  # texts are expressions in the free sizes
+
+
+@dataclass(frozen=True)
+class _File:
+    """The members of manifest.json."""
+
+    schema: int
+    source_sha256: str
+    name: str
+    inputs: list[tuple[str, _Sizes, str]]
+    outputs: list[tuple[str, _Sizes, str]]
+    structure: Any
+    weights: list[tuple[str, list[Natural], str]]
+    states: list[tuple[str, list[Natural], str]]
+    initial: list[tuple[str, list[Natural], str]]
+    workspace: Natural
+    fresh: Natural
+    kernels: Natural
+    cost: float
+    lower_bound: float
+    device: Literal["cpu", "cuda"] = "cpu"
+    hardware: str = ""
+    sizes: dict[str, tuple[Natural, Natural, Natural]] = field(default_factory=dict)
+
+
+def read_manifest(text: str, source: str) -> Manifest:
+    """The manifest in a file. BadModelError where it is malformed or the source is another one."""
+    try:
+        record: _File = decode(_File, strict_json(text))
+        if record.schema != SCHEMA:
+            raise Malformed(f"schema {record.schema}, this version reads {SCHEMA}")
+        if sha256(source.encode("utf-8", "surrogatepass")).hexdigest() != record.source_sha256:
+            raise BadModelError("program.py is not the file that was saved", hint="save the program again")
+        return _manifest(record)
+    except (ValueError, ShapeError, UsageError) as error:
+        said = error.message if isinstance(error, UsageError) else str(error)
+        raise BadModelError(f"manifest.json is malformed: {said}", hint="save the program again") from None
+
+
+def _manifest(record: _File) -> Manifest:
+    """What a file says, with its sizes as dimensions. Malformed, ShapeError or UsageError where it contradicts itself."""
+    for name, (low, high, size) in record.sizes.items():
+        if not low <= size <= high:
+            raise Malformed(f"sizes.{name[:80]}: {size} is not within {low}..{high}")
+    names = {n: dim(n, min=low, max=high) for n, (low, high, _) in record.sizes.items()}
+    specs: dict[str, Any] = {}
+    for part in ("inputs", "outputs", "weights", "states", "initial"):
+        rows = getattr(record, part)
+        specs[part] = tuple((n, tuple(_dim(d, names) for d in shape), dtypes.check(t)) for n, shape, t in rows)
+        for n, shape, t in specs[part]:
+            if prod(d for d in shape if isinstance(d, int)) * dtypes.itemsize(t) > LARGEST:
+                raise Malformed(f"{part} {n[:80]!r}: it would have more than {LARGEST} bytes")
+        if len({n for n, _, _ in rows}) != len(rows) and part != "outputs":
+            raise Malformed(f"{part}: a name occurs twice")
+    if not {n for n, _, _ in record.initial} <= {STATE + n for n, _, _ in record.states}:
+        raise Malformed("initial: it names what is no state")
+    structure = _unpack(record.structure, len(record.outputs))
+    if structure is None and len(record.outputs) != 1:
+        raise Malformed(f"structure: there are {len(record.outputs)} outputs and no structure for them")
+    return Manifest(
+        record.name, structure=structure, sizes=record.sizes, workspace=record.workspace, fresh=record.fresh,
+        kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
+        hardware=record.hardware, **specs,
+    )  # fmt: skip
+
+
+def _dim(value: int | str, names: Mapping[str, Dim]) -> Dim:
+    return value if isinstance(value, int) else parse(value, names)

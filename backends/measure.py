@@ -27,6 +27,7 @@ from ..egraph.forks import adopted
 from ..errors import WorkerError
 from ..extract.kernel import Call, Candidate, Template
 from ..extract.work import call_work
+from .gpu import keep_compiled
 from .keys import key_of
 from .measure_worker import encode
 
@@ -179,6 +180,7 @@ def started(
     module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
     """A child that runs a module of this package, spoken to in lines; WorkerError if it cannot be started."""
+    keep_compiled()
     path = os.pathsep.join(p for p in sys.path if p)
     known = {**os.environ, "PYTHONPATH": path, **_thread_environment(), **(environment or {})}
     try:

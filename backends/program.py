@@ -9,10 +9,8 @@ code: load only what you trust.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -26,6 +24,8 @@ from ..egraph.ops import Type
 from ..errors import BadModelError, ShapeError, UsageError
 from ..extract.kernel import Plan
 from ..extract.sizes import bound_value
+from ..plain import read_bytes
+from ..writing import recover, replacing_folder
 from . import gpu
 from .arguments import unfolded
 from .cuda_helpers import cuda_text
@@ -38,8 +38,9 @@ from .manifest import STATE, Manifest, Spec, initial_states, manifest_json, mani
 from .program_weights import Array, EvaluatedWeights, StoredWeights, bytes_of, write_weights
 from .threads import loops_shared
 
+LARGEST = 1 << 28  # bytes of a program's text or manifest
+TRIES = 50  # to read a program that others replace
 KEPT_SHAPES = 256  # choices of sizes whose inputs' shapes are remembered
-TRIES = 50  # to put a folder where others may be putting theirs
 
 
 class Program:
@@ -280,34 +281,24 @@ class Program:
 
     # ------------------------------------------------------------ saving
     def save(self, folder: str | Path) -> Path:
-        """Write the program as a folder, all or nothing; an older program there is replaced. States are saved as they start, not
-        as they are now.
+        """Write the program as a folder; an older program there is replaced in one step. States are saved as they start, not as they
+        are now. Returns the folder.
 
-        UsageError if something else is there, or if it cannot be written.
+        UsageError if something else is there, UnwritableError if it cannot be written: an older program is still there then.
         """
         target = Path(folder)
         refuse_occupied(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-        try:
-            part.chmod(0o755)
+        stored = (*self.manifest.weights, *self.manifest.initial)
+        with replacing_folder(target, needed=len(self.source) + sum(map(bytes_of, stored))) as part:
             (part / "program.py").write_text(self.source, encoding="utf-8")
             if text := cuda_text(self.source):
                 (part / "kernels.cu").write_text(text, encoding="utf-8")
-            stored = (*self.manifest.weights, *self.manifest.initial)
             write_weights(part / "weights.safetensors", stored, self._weights)
             (part / "manifest.json").write_text(manifest_json(self.manifest, self.source), encoding="utf-8")
             if self.report is not None:
                 (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")
             if self.attached is not None:
                 self.attached(part)
-            _move_into_place(part, target)
-        except BaseException as error:
-            shutil.rmtree(part, ignore_errors=True)
-            if isinstance(error, OSError):
-                reason = f"the program could not be written: {error.strerror or error}"
-                raise UsageError(reason, where=str(target), hint="make room, or name another folder") from error
-            raise
         return target
 
 
@@ -320,31 +311,40 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     DeviceUnavailableError without such a GPU.
     """
     path = Path(folder)
-    parts = ("manifest.json", "program.py")
+    recover(Path(os.path.realpath(path)))
+    record, source = _texts(path)
     try:
-        record, source = ((path / part).read_text(encoding="utf-8") for part in parts)
-    except (OSError, ValueError) as error:
-        what = next((f"it has no {part}" for part in parts if not (path / part).is_file()), str(error))
-        raise BadModelError(
-            f"not a saved program: {what}", where=str(path), hint="give a folder made by save()"
-        ) from None
-    try:
-        manifest = read_manifest(json.loads(record), source)
+        manifest = read_manifest(record, source)
     except BadModelError as error:
         error.where = str(path)
         raise
-    except (KeyError, TypeError, ValueError, ShapeError) as error:
-        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise BadModelError(f"manifest.json is malformed: {what}", where=str(path)) from None
     if manifest.device == "cuda" and device is None:
         gpu.check_hardware(manifest.hardware, where=str(path))
     stored = StoredWeights(path / "weights.safetensors", (*manifest.weights, *manifest.initial))
     return Program._of(manifest, source, stored, device)
 
 
+def _texts(path: Path) -> tuple[str, str]:
+    """manifest.json and program.py of one and the same program, though another may be saved in its place meanwhile."""
+    parts = ("manifest.json", "program.py")
+    try:
+        for _ in range(TRIES):
+            before = path.stat().st_ino
+            manifest, source = (read_bytes(path / part, LARGEST).decode("utf-8") for part in parts)
+            if path.stat().st_ino == before:
+                break
+    except (OSError, ValueError) as error:
+        what = next((f"it has no {part}" for part in parts if not (path / part).is_file()), str(error))
+        raise BadModelError(
+            f"not a saved program: {what}", where=str(path), hint="give a folder made by save()"
+        ) from None
+    return manifest, source
+
+
 # ---------------------------------------------------------------- values out
 def refuse_occupied(target: Path) -> None:
     """UsageError if something else than a saved program or an empty folder is there."""
+    recover(Path(os.path.realpath(target)))
     if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
 
@@ -360,23 +360,6 @@ def _filled(item: Any, results: Sequence[Any]) -> Any:
     if isinstance(item, Mapping):
         return {k: _filled(v, results) for k, v in item.items()}
     return type(item)([_filled(v, results) for v in item])
-
-
-def _move_into_place(part: Path, target: Path) -> None:
-    """Make `part` the folder `target`; an older one is moved aside first. Others may do the same at the same time: the
-    last one wins, and at every moment the folder is whole."""
-    for attempt in range(TRIES):
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-        try:
-            with suppress(FileNotFoundError):
-                target.rename(old / "program")
-            part.rename(target)
-            return
-        except OSError:
-            if attempt == TRIES - 1:
-                raise
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -90,6 +90,15 @@ class StoredWeights(Mapping[str, Array]):
         self.path, self.specs = path, {n: (shape, dtype) for n, shape, dtype in specs}
         if specs and not path.is_file():
             raise BadWeightsError("the weights are missing", where=str(path))
+        self._file = self._facts() if specs else ()
+
+    def _facts(self) -> tuple[int, ...]:
+        """What tells the file from another one that takes its place."""
+        try:
+            facts = self.path.stat()
+        except OSError as error:
+            raise BadWeightsError(f"the weights cannot be read: {error.strerror}", where=str(self.path)) from None
+        return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
     def __getitem__(self, key: str) -> Array:
         from safetensors import SafetensorError, safe_open
@@ -100,6 +109,10 @@ class StoredWeights(Mapping[str, Array]):
                 array: Array = file.get_tensor(key)
         except (OSError, SafetensorError) as error:
             raise BadWeightsError(f"weight {key!r} cannot be read: {error}", where=str(self.path)) from None
+        if self._facts() != self._file:
+            raise BadWeightsError(
+                "the weights were replaced since the program was loaded", where=str(self.path), hint="load it again"
+            )
         if array.shape != shape or dtypes.name_of(array.dtype) != dtype:
             raise BadWeightsError(f"weight {key!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
         return array

@@ -159,7 +159,7 @@ def main() -> None:
         with gzip.open(options.files[0], "wt", encoding="utf-8") as file:
             json.dump(found, file, indent=0, sort_keys=True)
         return
-    before, after = (json.loads(gzip.open(path, "rt").read()) for path in options.files)
+    before, after = (json.loads(gzip.decompress(path.read_bytes())) for path in options.files)
     found_differences = list(differences(before, after))
     print("\n".join(found_differences) or f"no difference in {len(before)} records")
     sys.exit(bool(found_differences))

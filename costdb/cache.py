@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import private, settings
 from . import picture, shards
 from .device import cores
 from .schema import COLUMNS, FORMAT, checked
@@ -50,18 +52,19 @@ class Loaded:
 
 
 def private_folder(root: Path) -> Path:
-    """The folder of this user's cache below a store's root, made private; raises Unusable."""
+    """The folder of this user's cache below a store's root, which nobody else can write; below the user's own cache folder where
+    others can write to the store. Raises Unusable where there is no such folder."""
     folder = root / (f"cache-{os.getuid()}" if hasattr(os, "getuid") else "cache")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        facts = folder.lstat()
-    except OSError as error:
-        raise Unusable(f"the cache folder cannot be made ({error.strerror or error})") from error
-    if folder.is_symlink() or (hasattr(os, "getuid") and facts.st_uid != os.getuid()):
-        raise Unusable("the cache folder belongs to another user or is a link")
-    if not os.access(folder, os.W_OK):
-        raise Unusable("the cache folder is read-only")
-    return folder
+    with suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)  # with the usual mode: stores may be shared
+    why = private.private_folder(folder)
+    if not why:
+        return folder
+    if private.unsafe_folder(root):
+        own = settings.home() / "stores" / blake2b(os.fsencode(os.path.realpath(root)), digest_size=16).hexdigest()
+        if not private.private_folder(own):
+            return own
+    raise Unusable(f"the cache folder cannot be used: {why}")
 
 
 def load_file(root: Path, file: Path, wait_s: float) -> Loaded:

@@ -2,7 +2,8 @@
 
 While another process has the cache open, a store's rows would have to be read from its shards, one small file a measured kernel:
 milliseconds each, which for some thousand shards is most of a minute. The picture beside the cache holds the rows of all but the
-latest shards; it is replaced as a whole, so that whoever reads it needs nobody's leave.
+latest shards; it is replaced as a whole, so that whoever reads it needs nobody's leave. A
+checksum at its end finds damage.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..private import read_sealed, sealed
 from . import shards
 
 if TYPE_CHECKING:
@@ -40,9 +42,11 @@ def names(file: Path, version: str) -> frozenset[str]:
     import pyarrow as pa
 
     try:
-        with pa.memory_map(str(file)) as source, pa.ipc.open_file(source) as picture:
-            return _names(picture.schema, version)
-    except (OSError, ValueError, pa.ArrowException):
+        with pa.memory_map(str(file)) as source:
+            content = source.read_buffer(max(0, source.size() - len(sealed(b""))))
+            with pa.ipc.open_file(content) as picture:
+                return _names(picture.schema, version)
+    except (OSError, ValueError, RecursionError, pa.ArrowException):
         return frozenset()
 
 
@@ -54,7 +58,7 @@ def write(file: Path, version: str, rows: pa.Table, held: Sequence[str]) -> None
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema.with_metadata(facts)) as out:
         out.write_table(rows)
-    shards.write_atomically(file, sink.getvalue().to_pybytes())
+    shards.write_atomically(file, sealed(sink.getvalue().to_pybytes()))
 
 
 def read(file: Path, version: str, schema: pa.Schema) -> tuple[pa.Table, frozenset[str]] | None:
@@ -63,12 +67,10 @@ def read(file: Path, version: str, schema: pa.Schema) -> tuple[pa.Table, frozens
     import pyarrow as pa
 
     try:
-        if file.stat().st_size > shards.LARGEST_TABLE:
-            return None
-        with pa.ipc.open_file(pa.py_buffer(file.read_bytes())) as picture:
+        with pa.ipc.open_file(pa.py_buffer(read_sealed(file, shards.LARGEST_TABLE))) as picture:
             held, rows = _names(picture.schema, version), picture.read_all()
         rows.validate(full=True)
-    except (OSError, ValueError, MemoryError, pa.ArrowException):
+    except (OSError, ValueError, MemoryError, RecursionError, pa.ArrowException):
         return None
     return (rows, held) if held and rows.schema.equals(schema) else None
 

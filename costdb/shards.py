@@ -6,13 +6,14 @@ import io
 import os
 import re
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..plain import Malformed, read_bytes
+from ..writing import PART, remove_abandoned, replacing_raw, sync_folder
 from .schema import FORMAT, arrow_schema
 
 if TYPE_CHECKING:
@@ -84,18 +85,9 @@ def place(folder: Path, content: bytes) -> Path:
 
 
 def write_atomically(target: Path, content: bytes) -> None:
-    """`target` holds `content` on disk afterwards, or is as before: temporary file, fsync, rename, fsync the folder."""
-    temporary = target.parent / f"{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(target.parent)
+    """`target` holds `content` on disk afterwards, or is as before. OSError where it cannot be written."""
+    with replacing_raw(target, tidy=False) as file:
+        file.write(content)
 
 
 def copy(shard: ShardFile, folder: Path) -> Path:
@@ -116,17 +108,6 @@ def _make_durable_folder(folder: Path) -> None:
         sync_folder(new.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power loss, where the system can (Windows cannot open folders)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def read(path: Path) -> pa.Table:
     """The rows of a shard whose bytes hash to its name and whose columns have the schema's types.
 
@@ -135,9 +116,10 @@ def read(path: Path) -> pa.Table:
     """
     if not _NAME.fullmatch(path.name):
         raise BadShard("not-named-by-sha256")
-    if path.stat().st_size > LARGEST_FILE:
-        raise BadShard("too-large")
-    content = path.read_bytes()
+    try:
+        content = read_bytes(path, LARGEST_FILE)
+    except Malformed:
+        raise BadShard("too-large") from None
     if sha256(content).hexdigest() != path.name.removesuffix(".parquet"):
         raise BadShard("sha256-differs")
     return decode(content)
@@ -152,7 +134,8 @@ def decode(content: bytes) -> pa.Table:
     try:
         file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
         groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
-        if sum(group.total_byte_size for group in groups) > LARGEST_TABLE:
+        sizes = [group.total_byte_size for group in groups]
+        if min(sizes, default=0) < 0 or sum(sizes) > LARGEST_TABLE:
             raise BadShard("too-large")
         found = file.schema_arrow
         for column in wanted:
@@ -165,7 +148,7 @@ def decode(content: bytes) -> pa.Table:
         table = table if table.schema.equals(wanted) else table.cast(wanted)
         table.validate(full=True)  # texts that are no UTF-8 would fail much later
         return table
-    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
         raise BadShard("unreadable-parquet") from error
 
 
@@ -214,16 +197,22 @@ def quarantined(root: Path) -> dict[str, str]:
 
 
 def temporaries(root: Path) -> list[Path]:
-    """Files that a writer left behind when it was killed."""
-    return [Path(entry.path) for entry in _walk(root / FORMAT) if entry.name.startswith(_TEMPORARY)]
+    """Hidden files that writers have made, or left behind when they were killed."""
+    return [Path(e.path) for e in _walk(root / FORMAT) if e.name.startswith(_TEMPORARY) or _is_part(e.name)]
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith(".") and name.endswith(PART)
 
 
 def clean(root: Path) -> int:
-    """Remove left-behind temporary files older than an hour (a younger one may be in use); returns how many."""
+    """Remove what killed writers left behind; returns how many files. (Those of earlier versions have no locks: they go after an hour.)"""
     removed = 0
     for path in temporaries(root):
         try:
-            if time.time() - path.stat().st_mtime > _TEMPORARY_AGE_S:
+            if _is_part(path.name):
+                removed += remove_abandoned(path)
+            elif time.time() - path.stat().st_mtime > _TEMPORARY_AGE_S:
                 path.unlink()
                 removed += 1
         except OSError:

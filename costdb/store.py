@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from .. import settings
 from ..errors import CostStoreError, UsageError, warned
+from ..writing import write_bytes
 from . import cache, shards
 from .key import KernelKey
 from .reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
@@ -311,7 +312,7 @@ class Store:
     def export(self, path: str | Path) -> int:
         """Write all rows as one Parquet file, replaced atomically; returns how many.
 
-        Raises CostStoreError if a shard is bad (run `check` first) or the file cannot be written.
+        Raises CostStoreError if a shard is bad (run `check` first), UnwritableError if the file cannot be written.
         """
         tables = [to_table(())]
         for shard in shards.find(self.root):
@@ -322,10 +323,7 @@ class Store:
                     f"a shard cannot be exported: {error}", where=str(shard.path), hint="`tensor-graphs db check`"
                 ) from error
         table = _deduplicated([*tables, *self._pending])
-        try:
-            shards.write_atomically(Path(path), shards.encode(table))
-        except OSError as error:
-            raise CostStoreError(f"the export failed: {error.strerror or error}", where=str(path)) from error
+        write_bytes(path, shards.encode(table))
         return int(table.num_rows)
 
     def stats(self) -> StoreStats:

@@ -225,10 +225,19 @@ _OPERATORS: dict[type, Callable[[Dim, Dim], Dim]] = {
 }
 
 
+LONGEST_TEXT, LARGEST_SUM = 4096, 256  # characters and terms of a dimension that is read
+
+
 def parse(text: str, known: Mapping[str, Dim]) -> Dim:
     """The dimension that a text spells, over named sizes. ShapeError for anything else; nothing is executed."""
 
     def read(node: ast.expr) -> Dim:
+        found = value_of(node)
+        if isinstance(found, Expr) and len(found.terms) > LARGEST_SUM:
+            raise ShapeError(f"the dimension has more than {LARGEST_SUM} terms")
+        return found
+
+    def value_of(node: ast.expr) -> Dim:
         match node:
             case ast.Constant(value=int(value)):
                 return value
@@ -241,9 +250,17 @@ def parse(text: str, known: Mapping[str, Dim]) -> Dim:
         raise ShapeError(f"{text!r} is no dimension", hint=f"known sizes: {sorted(known)}")
 
     try:
+        if len(text) > LONGEST_TEXT:
+            raise SyntaxError
         return read(ast.parse(text, mode="eval").body)
-    except (SyntaxError, RecursionError, ZeroDivisionError):
-        raise ShapeError(f"{text!r} is no dimension") from None
+    except (
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+        ValueError,
+        ZeroDivisionError,
+    ):  # (MemoryError: nested too deeply to parse)
+        raise ShapeError(f"{text[:80]!r} is no dimension") from None
 
 
 def concrete(shape: Shape) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ExtractionError
+from ..writing import write_bytes
 from .collection import no_collection
 from .problem import Extraction, Problem, reachable
 
@@ -66,7 +67,7 @@ def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
 def write_egraph(
     path: str | Path, problem: Problem, *, ops: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a problem (gzipped if the name ends in .gz).
+    """Write a problem (gzipped if the name ends in .gz), all or nothing. UnwritableError if it cannot be written.
 
     `ops[i]` names node i's operator; `extra` adds top-level keys."""
     first: dict[int, int] = {}
@@ -93,8 +94,7 @@ def write_egraph(
     if empty:
         document.setdefault("class_data", {}).update(empty)
     data = json.dumps(document).encode()
-    path = Path(path)
-    path.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
+    write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
 def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
@@ -117,6 +117,8 @@ def read_document(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Any:
     """The JSON of a plain or gzipped file, bounded in size; ExtractionError names what is wrong with it."""
     path = Path(path)
     where = str(path)
+    if path.exists() and not path.is_file():
+        raise ExtractionError("it is not a plain file", where=where)
     try:
         with gzip.open(path, "rb") if path.name.endswith(".gz") or _is_gzip(path) else path.open("rb") as file:
             data = file.read(max_bytes + 1)

@@ -31,10 +31,16 @@ class MappedArray:
         """A read-only array over the mapped file. BadWeightsError if the file is shorter than declared."""
         if self.nbytes == 0:
             return np.zeros(self.shape, dtypes.numpy_dtype(self.dtype))
-        size = self.path.stat().st_size
+        try:
+            size = self.path.stat().st_size
+        except OSError as error:
+            raise BadWeightsError(f"{self.path.name} cannot be read: {error.strerror}", where=str(self.path)) from None
         if self.offset + self.nbytes > size:
             raise BadWeightsError(
                 f"{self.path.name} holds {size} bytes, a tensor needs {self.offset}+{self.nbytes}", where=str(self.path)
             )
-        raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset, shape=(self.nbytes,))
+        try:
+            raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset, shape=(self.nbytes,))
+        except (OSError, ValueError, OverflowError) as error:
+            raise BadWeightsError(f"{self.path.name} cannot be mapped: {error}", where=str(self.path)) from None
         return raw.view(dtypes.numpy_dtype(self.dtype)).reshape(self.shape)

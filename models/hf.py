@@ -14,6 +14,7 @@ from ..egraph.graph import Graph, Tensor
 from ..errors import BadModelError, BadWeightsError, UnsupportedError
 from . import decoder, encoder
 from .checkpoint import Config, Weights
+from .inside import inside
 from .safetensors import read_folder, read_json_file
 
 Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
@@ -93,11 +94,11 @@ def build(config: Config, weights: Weights) -> Graph:
     return Graph.of(outputs, params=weights.params, inputs=inputs, name=config.text("model_type", "graph"))
 
 
-def load_folder(path: Path | str) -> Graph:
+def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
     """The graph of a folder with config.json and *.safetensors, weights left in their files until they are used.
 
     What is computed is what the class that config.json names computes; tensors of the files that it does without are named
-    by an UnusedWeightsWarning. BadModelError for a malformed config, BadWeightsError naming a tensor that is missing, of
+    by an UnusedWeightsWarning. BadModelError for a malformed config or a link out of the folder (unless `trust`), BadWeightsError naming a tensor that is missing, of
     another shape, or known to no class, UnsupportedError for an architecture, a class or an option without a meaning here.
     """
     folder = Path(path)
@@ -106,7 +107,9 @@ def load_folder(path: Path | str) -> Graph:
         saved = (folder / "manifest.json").is_file()
         hint = "it is a saved program: tg.load_program runs it" if saved else ""
         raise BadModelError("the folder has no config.json", where=str(folder), hint=hint)
-    config = Config(read_json_file(config_file), str(config_file))
+    config = Config(read_json_file(inside(folder, config_file.name, trust=trust)), str(config_file))
     entry = architecture(config)
     unused = entry.without(config)
-    return build(config, Weights({**read_folder(folder)}, entry.prefixes, unused, entry.aliases, str(folder)))
+    return build(
+        config, Weights({**read_folder(folder, trust=trust)}, entry.prefixes, unused, entry.aliases, str(folder))
+    )

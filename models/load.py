@@ -17,7 +17,7 @@ def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool
     """The graph of a model file or folder; weights stay in their files until they are used.
 
     `dims` binds free dimensions by name (the others stay free). `trust` allows formats whose loading can run code
-    (`.pt2`). BadModelError for a missing, empty or malformed file, UnsupportedError for other formats and for models
+    (`.pt2`), and links that lead out of a model's folder. BadModelError for a missing, empty or malformed file, UnsupportedError for other formats and for models
     with parts that have no meaning here, UntrustedModelError for a format that needs `trust`.
     """
     path = Path(path)
@@ -30,7 +30,7 @@ def load(path: Path | str, *, dims: Mapping[str, int] | None = None, trust: bool
     if path.is_dir():
         from .hf import load_folder
 
-        return _bound(load_folder(path), dims)
+        return _bound(load_folder(path, trust=trust), dims)
     if not path.is_file():
         raise BadModelError(f"{path.name!r} is neither a file nor a folder", where=str(path))
     if path.stat().st_size == 0:

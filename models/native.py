@@ -18,9 +18,10 @@ from ..egraph.dims import Atom, Dim, Expr
 from ..egraph.graph import Data, Graph, Tensor, constant, make
 from ..egraph.ops import OPS
 from ..errors import BadModelError, ShapeError, TensorGraphsError, UsageError
+from ..plain import strict_json
 from .arrays import MappedArray
 from .limits import check_size
-from .safetensors import read_header, strict_json, write_arrays
+from .safetensors import read_header, write_arrays
 
 assert composite  # registers the composite ops
 KEY = "tensor_graphs"

@@ -27,6 +27,7 @@ from ..egraph.dims import Dim
 from ..egraph.graph import Data, Graph, Tensor, load_data
 from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from .arrays import MappedArray
+from .inside import inside
 from .onnx_masked import masked_value
 from .onnx_node import ELEMENT_TYPES, Context, Listed, Node, Opaque, Result, Symbolic, Value, element_name
 from .onnx_ops import OPERATORS
@@ -276,17 +277,16 @@ def _check_tensor(tensor: Any, file: Path) -> None:
 
 
 def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int]:
-    """File and offset of external data, which must be a plain file below the model's folder, reached without links."""
+    """File and offset of external data, which must be a plain file below the model's folder, reached without links that leave it."""
     entries = {e.key: e.value for e in tensor.external_data}
     location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
     if not location.parts or location.is_absolute() or ".." in location.parts or ":" in location.parts[0]:
         raise BadModelError(f"external data at {short(location)} is outside the model's folder", where=where)
-    target = file.parent
-    for part in location.parts:
-        target = target / part
-        if target.is_symlink():
-            raise BadModelError(f"external data at {short(location)} is reached through a symbolic link", where=where,
-                                hint="copy the data beside the model")  # fmt: skip
+    try:
+        target = inside(file.parent, location)
+    except BadModelError as problem:
+        raise BadModelError(f"external data at {short(location)} is reached through a symbolic link out of the folder", where=where,
+                            hint="copy the data beside the model") from problem  # fmt: skip
     if not target.is_file():
         raise BadModelError(f"external data {short(location)} is missing", where=where)
     try:

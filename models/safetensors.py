@@ -7,11 +7,8 @@ here: the reference keeps the last one, so two readers could see two models in o
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,7 +19,10 @@ import numpy as np
 from ..egraph import dtypes
 from ..egraph.graph import Data, load_data
 from ..errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, UsageError
+from ..plain import read_bytes, strict_json
+from ..writing import replacing
 from .arrays import MappedArray
+from .inside import inside
 
 #: The reference reader's bound on the JSON header, in bytes.
 MAX_HEADER = 100_000_000
@@ -48,37 +48,12 @@ class SafeFile:
     tensors: Mapping[str, MappedArray]
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key[:200]!r} occurs twice")
-        found[key] = value
-    return found
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
-
-
-def strict_json(text: bytes | str) -> Any:
-    """Parsed JSON; ValueError for repeated keys, NaN or Infinity literals, over-long numbers, or too deep a nesting."""
-    try:
-        if isinstance(text, bytes):
-            text = text.decode("utf-8")
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 def read_json_file(path: Path, error: type[BadModelError] = BadModelError) -> dict[str, Any]:
     """The JSON object in a small file, or `error` naming the file and what is wrong with it."""
     if not path.is_file():
         raise error(f"there is no file {path.name}", where=str(path))
-    if path.stat().st_size > MAX_INDEX:
-        raise error(f"{path.name} has {path.stat().st_size} bytes, more than {MAX_INDEX}", where=str(path))
     try:
-        found = strict_json(path.read_bytes())
+        found = strict_json(read_bytes(path, MAX_INDEX))
     except (ValueError, OSError) as problem:
         raise error(f"{path.name} is not valid JSON: {problem}", where=str(path)) from None
     if not isinstance(found, dict):
@@ -186,16 +161,18 @@ def _check_cover(spans: Mapping[str, tuple[int, int]], data: int, path: Path) ->
         raise BadWeightsError(f"{data - position} trailing bytes after the last tensor", where=str(path))
 
 
-def read_folder(folder: Path | str) -> dict[str, MappedArray]:
-    """All tensors of a folder: one `model.safetensors`, or the shards of its index. BadWeightsError says what lacks."""
+def read_folder(folder: Path | str, *, trust: bool = False) -> dict[str, MappedArray]:
+    """All tensors of a folder: one `model.safetensors`, or the shards of its index. BadWeightsError says what lacks, BadModelError that
+    a link leads out of the folder (unless `trust`)."""
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return _read_shards(folder, index)
+        return _read_shards(folder, inside(folder, index.name, trust=trust), trust)
     files = sorted(folder.glob("*.safetensors"))
     single = folder / "model.safetensors"
     if single in files or len(files) == 1:
-        return dict(read_header(single if single in files else files[0]).tensors)
+        name = single.name if single in files else files[0].name
+        return dict(read_header(inside(folder, name, trust=trust)).tensors)
     if files:
         raise BadWeightsError(
             f"{len(files)} weight files ({files[0].name}, …) and no index", where=str(folder), hint=f"add {index.name}"
@@ -208,17 +185,18 @@ def read_folder(folder: Path | str) -> dict[str, MappedArray]:
     )
 
 
-def _read_shards(folder: Path, index: Path) -> dict[str, MappedArray]:
+def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, MappedArray]:
     places = read_json_file(index, BadWeightsError).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise BadWeightsError("weight_map is not an object of file names", where=str(index))
     found: dict[str, MappedArray] = {}
     for shard in sorted(set(places.values())):
-        if Path(shard).name != shard or not shard.endswith(".safetensors") or len(shard.encode(*_BYTES)) > 255:
+        plain = Path(shard).name == shard and "\0" not in shard and "\\" not in shard
+        if not plain or not shard.endswith(".safetensors") or len(shard.encode(*_BYTES)) > 255:
             raise BadWeightsError(f"the shard {shard[:200]!r} is not a plain .safetensors file name", where=str(index))
         if not (folder / shard).is_file():
             raise BadWeightsError(f"the shard {shard!r} is missing", where=str(index))
-        for name, array in read_header(folder / shard).tensors.items():
+        for name, array in read_header(inside(folder, shard, trust=trust)).tensors.items():
             if places.get(name) != shard:
                 said = f"in {places[name]!r}" if name in places else "nowhere"
                 raise BadWeightsError(
@@ -234,31 +212,10 @@ def _read_shards(folder: Path, index: Path) -> dict[str, MappedArray]:
 
 
 # ---------------------------------------------------------------- writing
-@contextlib.contextmanager
-def replacing(path: Path | str) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends well: readers see the old or the new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp makes private files; a model file has the usual mode
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
 def write_arrays(path: Path | str, arrays: Mapping[str, Data], metadata: Mapping[str, str] | None = None) -> None:
     """Write arrays, atomically and one at a time (lazy ones are loaded when their turn comes).
 
-    TooLargeError if the header would not be readable again; BadWeightsError if lazy data is not of its declared type.
+    UnwritableError if the file cannot be written, TooLargeError if the header would not be readable again; BadWeightsError if lazy data is not of its declared type.
     """
     if "__metadata__" in arrays:
         raise UsageError("no tensor can be called '__metadata__' in this format", where=str(path))
@@ -277,7 +234,7 @@ def write_arrays(path: Path | str, arrays: Mapping[str, Data], metadata: Mapping
     text += b" " * (-len(text) % 8)  # the data starts aligned, and so does every tensor: widest elements come first
     if len(text) > MAX_HEADER:
         raise TooLargeError(f"the header would have {len(text)} bytes, more than {MAX_HEADER}", where=str(path))
-    with replacing(path) as file:
+    with replacing(path, 8 + len(text) + position) as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for name in names:

@@ -17,10 +17,11 @@ from ..egraph import api as t
 from ..egraph import composite as c
 from ..egraph.dims import Dim
 from ..egraph.graph import Data, Graph, Tensor
+from ..writing import replacing
 from .checkpoint import Config, Weights
 from .hf import architecture
 from .random_weights import RandomArray
-from .safetensors import replacing, write_arrays
+from .safetensors import write_arrays
 
 _RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "output.dense.weight")
 _NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight", "LayerNorm.weight")

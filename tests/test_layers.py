@@ -17,7 +17,7 @@ ALLOWED = {
     "backends": {"egraph", "extract", "costdb"},
     "models": {"egraph", "extract", "costdb", "backends"},
 }
-SHARED = {"errors", "settings"}
+SHARED = {"errors", "plain", "private", "settings", "writing"}
 
 
 def imported(file: Path) -> set[str]:

@@ -28,6 +28,7 @@ from tensor_graphs.egraph.composite import rms_norm, softmax
 from tensor_graphs.egraph.graph import Graph, Tensor
 from tensor_graphs.errors import TensorGraphsError
 from tensor_graphs.plan_file import plan_from_json, plan_to_json, priced_steps
+from tensor_graphs.private import read_sealed, sealed
 from tensor_graphs.progress import Progress
 
 RNG = np.random.default_rng(0)
@@ -186,9 +187,9 @@ def test_more_rows_that_change_nothing_do_no_harm_but_lost_ones_do(home: Path) -
 def test_a_cut_search_goes_on_with_a_larger_budget_only(home: Path) -> None:
     optimized()
     (path,) = kept(home)
-    data = json.loads(path.read_text())
+    data = json.loads(read_sealed(path))
     data["report"]["search_stopped"], data["budget"] = "budget", 30.0
-    path.write_text(json.dumps(data))
+    path.write_bytes(sealed(json.dumps(data).encode()))
     assert optimized(budget=20.0).report.remembered
     longer = optimized(budget=40.0).report
     assert not longer.remembered and "cut short within 30 s" in longer.memory[0]
@@ -199,10 +200,10 @@ def test_a_cut_search_goes_on_with_a_larger_budget_only(home: Path) -> None:
 def test_what_an_earlier_search_had_no_time_for_is_made_up_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optimized()
     (path,) = kept(home)
-    data = json.loads(path.read_text())
+    data = json.loads(read_sealed(path))
     data["report"]["cut"] = ["verification on 2 of 3 inputs", pipeline.UNTIMED]
     data["report"]["verification"]["seeds"] = 1
-    path.write_text(json.dumps(data))
+    path.write_bytes(sealed(json.dumps(data).encode()))
     timed: list[Any] = []
     monkeypatch.setattr(pipeline, "_time_whole", lambda *a: timed.append(a))
     report = optimized().report
@@ -216,9 +217,9 @@ def test_what_an_earlier_search_had_no_time_for_is_made_up_for(home: Path, monke
 def test_timing_that_was_made_up_for_is_not_made_up_for_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optimized()
     (path,) = kept(home)
-    data = json.loads(path.read_text())
+    data = json.loads(read_sealed(path))
     data["report"]["cut"] = [pipeline.UNTIMED]
-    path.write_text(json.dumps(data))
+    path.write_bytes(sealed(json.dumps(data).encode()))
     timed: list[Any] = []
     monkeypatch.setattr(pipeline, "_time_whole", lambda *a: timed.append(a))
     assert [optimized().report.cut for _ in range(3)] == [[]] * 3 and len(timed) == 1
@@ -246,7 +247,7 @@ def test_weights_are_told_apart_by_every_byte_name_and_shape(monkeypatch: pytest
 def test_damaged_files_and_other_kernels_are_as_if_there_were_none(home: Path) -> None:
     first = optimized()
     (path,) = kept(home)
-    whole = path.read_text()
+    whole = read_sealed(path).decode()
     data = json.loads(whole)
 
     def told(**changes: Any) -> str:
@@ -258,7 +259,7 @@ def test_damaged_files_and_other_kernels_are_as_if_there_were_none(home: Path) -
         "", "[]", whole[:-40], told(format=0), told(source="0"), told(plan={**data["plan"], "kernels": kernels}),
         told(plan={**data["plan"], "steps": steps}), told(report={}), told(plan={}),
     ):  # fmt: skip
-        path.write_text(text)
+        path.write_bytes(sealed(text.encode()))
         found = optimized()
         assert not found.report.remembered and found.source == first.source and found.report.memory, text[:80]
 

@@ -9,7 +9,9 @@ import errno
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
@@ -21,8 +23,9 @@ import typer
 
 from . import __version__
 from .cli_rules import app as rules_app
-from .console import Answer, Console, Json, Out, Verbose, text_of, working, writable
-from .errors import ExtractionError, Interrupted, TensorGraphsError, UsageError
+from .console import Answer, Console, Json, Out, Terminated, Verbose, terminated, text_of, working, writable
+from .errors import CostStoreError, ExtractionError, Interrupted, TensorGraphsError, UsageError
+from .writing import is_stream, write_text
 
 if TYPE_CHECKING:
     from .egraph.rule import Rule
@@ -151,7 +154,7 @@ def optimize(
     found = program.report
     found.source = str(folder / "program.py")
     if report is not None:
-        report.write_text(found.html(), encoding="utf-8")
+        write_text(report, found.html())
     stopped = Interrupted("stopped on request; the best plan so far was written", where=str(folder))
     return Answer({"report": found, "output": str(folder)}, str(found), stopped if progress.stopped else None)
 
@@ -173,6 +176,8 @@ def saturate(
     from .egraph.saturate import Limits
     from .egraph_file import write
 
+    if is_stream(output):
+        raise UsageError(f"{output} is no file", hint="the model is written beside the e-graph: name a file")
     writable(output)
     with working(verbose, as_json) as progress:
         explorer = pipeline.saturate(
@@ -333,9 +338,13 @@ def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
 
 @db.command("check")
 def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Verify every shard's checksum; set damaged ones aside."""
+    """Verify every shard's checksum; set damaged ones aside. Exits with 2 if there were any."""
     found = _store(costdb).check()
-    return Answer({"check": found.to_json()}, repr(found))
+    wrong = CostStoreError(
+        f"{len(found.bad_shards)} bad shards: {', '.join(sorted(set(found.bad_shards.values())))}", where=found.root,
+        hint="they were set aside; the others are used",
+    )  # fmt: skip
+    return Answer({"check": found.to_json()}, repr(found), wrong if found.bad_shards else None)
 
 
 @db.command("merge")
@@ -369,11 +378,14 @@ def _store(costdb: Path | None) -> Any:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; never returns normally, exits with the code of the outcome."""
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # which line of ours it is helps nobody
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, terminated)
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line: 0 ok, 1 our bug, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130."""
+    """The exit code of a command line: 0 ok, 1 our bug, 2 usage, 3 model, 4 device, 5 verification, 6 no plan, 130 interrupted, 143
+    terminated."""
     as_json = "--json" in arguments
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # whatever a library prints is no result
@@ -392,8 +404,16 @@ def run(arguments: list[str]) -> int:
         return _fail(as_json, *_described(error))
 
 
+def _closing() -> None:
+    """Signals come too late from here on: the one document of a command line is being printed."""
+    if signal.getsignal(signal.SIGTERM) is terminated:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+
 def _finish(as_json: bool, answer: Answer) -> int:
     """Print an answer, and what cut it short."""
+    _closing()
     if answer.error is None:
         print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
         return 0
@@ -409,6 +429,8 @@ def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
     if hasattr(error, "format_message"):  # of Typer's parser, whichever copy of Click that is made of
         known = UsageError(error.format_message(), where="command line", hint="see --help")
         return 2, known.to_json(), f"error: {known}"
+    if isinstance(error, Terminated):
+        return 143, Interrupted("terminated").to_json(), "terminated"
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, Interrupted("interrupted").to_json(), "interrupted"
     if isinstance(error, OSError) and error.filename is not None:
@@ -455,6 +477,7 @@ def _dump(document: Mapping[str, Any]) -> str:
 def _fail(
     as_json: bool, code: int, error: dict[str, str], text: str, document: Mapping[str, Any] | None = None
 ) -> int:  # fmt: skip
+    _closing()
     if as_json:
         print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)
     print(text, file=sys.stderr, flush=True)

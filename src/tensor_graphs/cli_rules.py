@@ -14,6 +14,7 @@ import typer
 
 from .console import Answer, Json, Out, Verbose, text_of, working, writable
 from .errors import Interrupted, TensorGraphsError, UsageError, VerificationError
+from .writing import write_text
 
 if TYPE_CHECKING:
     from .rules import check_file
@@ -135,7 +136,7 @@ def synthesize_rules(
             say=partial(progress.say, "synthesize"), stop=lambda: progress.stopped,
         )  # fmt: skip
         if output is not None:
-            output.write_text(found.text(), encoding="utf-8")
+            write_text(output, found.text())
         document = found.to_json()
         text = found.text()
         if lines and not progress.stopped:

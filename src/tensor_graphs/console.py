@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,9 @@ from typing import Annotated, Any
 import typer
 
 from .errors import TensorGraphsError, UsageError
+from .plain import Malformed, read_bytes
 from .progress import Progress
+from .writing import is_stream
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 Out = Annotated[Path | None, typer.Option("-o", "--output", help="where to write")]
@@ -62,6 +65,16 @@ def working(verbose: bool, as_json: bool) -> Iterator[Progress]:
         yield progress
 
 
+class Terminated(BaseException):
+    """SIGTERM arrived while nothing was there to be kept: what is under way ends and removes its temporary files."""
+
+
+def terminated(number: int, frame: FrameType | None) -> None:
+    """The handler of SIGTERM outside of searches."""
+    signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up is not to be cut short
+    raise Terminated
+
+
 @contextmanager
 def interruptible(progress: Progress) -> Iterator[None]:
     """Ctrl-C or SIGTERM once: stop searching and keep the best so far; a second time: quit."""
@@ -70,9 +83,10 @@ def interruptible(progress: Progress) -> Iterator[None]:
         if progress.stopped:
             for s in old:
                 signal.signal(s, signal.SIG_DFL)  # whoever swallows this one does not get the next
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated
         progress.stopped = True
-        print("stopping, keeping the best so far (again to quit)", file=sys.stderr, flush=True)
+        with suppress(OSError):  # not by print, which may be under way
+            os.write(2, b"stopping, keeping the best so far (again to quit)\n")
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
@@ -102,7 +116,10 @@ def writable(target: Path, *, folder: bool = False) -> None:
         refuse_occupied(target)
     elif target.is_dir():
         raise UsageError(f"{target} is a folder", hint="name a file")
-    above = next(p for p in target.absolute().parents if p.exists())
+    if not folder and is_stream(target):
+        return
+    place = Path(os.path.realpath(target)) if target.is_symlink() else target.absolute()
+    above = next(p for p in place.parents if p.exists())
     try:  # not by asking for permissions: root has them all, in places too that hold no files
         with TemporaryDirectory(prefix=".tensor_graphs-", dir=above):
             pass
@@ -111,10 +128,10 @@ def writable(target: Path, *, folder: bool = False) -> None:
 
 
 def text_of(file: Path) -> str:
-    """A text file's content; UsageError if it is no text."""
-    if file.stat().st_size > 1 << 26:
-        raise UsageError("the file is larger than 64 MiB", where=str(file))
+    """A text file's content; UsageError if it is no text, larger than 64 MiB, or no plain file."""
     try:
-        return file.read_text(encoding="utf-8")
+        return read_bytes(file, 1 << 26).decode("utf-8")
     except UnicodeDecodeError:
         raise UsageError("this is no text", where=str(file), hint="one rule per line, in UTF-8") from None
+    except Malformed as problem:
+        raise UsageError(str(problem), where=str(file)) from None

@@ -12,6 +12,7 @@ program that comes out is compared with the model.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -51,6 +52,7 @@ from .pipeline import hypergraph as all_kernels
 from .report import Report
 from .session import Options, Session
 from .verify import Verification
+from .writing import kept_versions, named_errors, undone_on_failure
 
 KEY = "tensor_graphs"
 VERSION = 1
@@ -71,7 +73,8 @@ _MEMBERS = {
 
 # ---------------------------------------------------------------- writing
 def write(path: str | Path, explorer: Explorer) -> None:
-    """Write the e-graph with its kernels to `path`, and the model beside it (`.model.safetensors`)."""
+    """Write the e-graph with its kernels to `path`, and the model beside it (`.model.safetensors`): both, or neither. UnwritableError if
+    they cannot be written."""
     path = Path(path)
     hypergraph, prices = explorer.choice.hypergraph, explorer.choice.prices
     rows = Rows(hypergraph, [p.us for p in prices])
@@ -84,14 +87,15 @@ def write(path: str | Path, explorer: Explorer) -> None:
     parts = len(list(hypergraph.numbered.parts))
     names[len(names) - parts :] = [PART] * parts
     sources = {f"k{n}": prices[i].source for n, i in enumerate(rows.candidate) if i >= 0}
-    model = model_path(path)
-    save_graph(_with_leaves(explorer), model)
-    record = {
-        "version": VERSION, "model": {"file": model.name, "sha256": _sha256(model)},
-        "backends": list(dict.fromkeys(c.template.backend for c in hypergraph.candidates)),
-        **_view_to_json(hypergraph.view), "sources": sources,
-    }  # fmt: skip
-    write_egraph(path, problem, ops=names, extra={KEY: record})
+    model = model_path(Path(os.path.realpath(path)))
+    with named_errors(path), undone_on_failure(model):
+        save_graph(_with_leaves(explorer), model)
+        record = {
+            "version": VERSION, "model": {"file": model.name, "sha256": _sha256(model)},
+            "backends": list(dict.fromkeys(c.template.backend for c in hypergraph.candidates)),
+            **_view_to_json(hypergraph.view), "sources": sources,
+        }  # fmt: skip
+        write_egraph(path, problem, ops=names, extra={KEY: record})
 
 
 def made_by(view: EGraphView, candidate: Candidate) -> str:
@@ -141,6 +145,9 @@ def _view_to_json(view: EGraphView) -> dict[str, Any]:
 
 
 def _sha256(path: Path) -> str:
+    """A file's hash; "" where it cannot be read."""
+    if not path.is_file():
+        return ""
     with path.open("rb") as file:
         total = sha256()
         while chunk := file.read(1 << 20):
@@ -205,7 +212,9 @@ class EGraphFile:
         name, digest = record["model"].get("file"), record["model"].get("sha256")
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
             raise BadModelError("the model must be named as a file beside the e-graph", where=str(self.path))
-        model = self.path.with_name(name)
+        model = Path(os.path.realpath(self.path)).with_name(name)
+        if not model.is_file() or _sha256(model) != digest:
+            model = next((p for p in kept_versions(model) if _sha256(p) == digest), model)
         if not model.is_file() or _sha256(model) != digest:
             raise BadModelError(
                 "the model beside the e-graph is missing or was changed", where=str(model), hint="saturate again"

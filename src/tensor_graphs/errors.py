@@ -2,7 +2,7 @@
 
 Each class carries the process exit code that the command line returns for it:
 0 ok, 1 our bug, 2 usage, 3 bad or unsupported model, 4 device unavailable, 5 verification failed,
-6 budget ended before any valid plan, 130 interrupted.
+6 budget ended before any valid plan, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ class UsageError(TensorGraphsError):
     """A call or a command line that cannot mean anything: wrong argument, wrong type, missing input."""
 
     exit_code, code = 2, "usage"
+
+
+class UnwritableError(UsageError):
+    """A file or folder that could not be written: a full disk, a missing folder, no permission. What was there before is still there."""
+
+    code = "unwritable"
 
 
 class ShapeError(UsageError):

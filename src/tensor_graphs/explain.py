@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 from . import settings
 from .backends.program import load_program
 from .errors import BadModelError, DeviceUnavailableError
+from .plain import decode, read_bytes
 
 SECONDS = 60.0  # for rewriting each block once more: what took less time then may take longer here
+LARGEST_REPORT = 1 << 28  # bytes
 PACKAGES = ("numpy", "egglog", "ortools", "duckdb", "pyarrow", "safetensors", "torch", "triton", "onnx", "cuda-core")
 
 
@@ -78,7 +81,7 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
         limits = Limits(iterations=int(searched.get("rounds", Limits().iterations)), seconds=SECONDS, **named)
         effort = int(searched.get("effort", 1))
         rules = [Rule(**{**r, "when": tuple(r["when"])}) for r in searched.get("rules", [])]
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise BadModelError(f"the report is malformed: {error!r}", where=str(folder / "report.json")) from None
     found = explain_saved(
         folder,
@@ -132,22 +135,56 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     return document, "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    name: str
+    source: str
+    count: int
+    us: float
+
+
+@dataclass(frozen=True)
+class _Block:
+    instances: int
+    nodes: int
+    e_nodes: int
+    iterations: int
+    stopped: str
+
+
+@dataclass(frozen=True)
+class _RuleTime:
+    matches: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    error_after: float
+    allowed: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The members of report.json that are shown."""
+
+    kernels: list[_Kernel]
+    blocks: list[_Block]
+    rules: dict[str, _RuleTime]
+    verification: _Verdict | None
+    searched: dict[str, Any] = field(default_factory=dict)
+
+
 def _report(file: Path) -> dict[str, Any]:
     """The saved report's JSON; empty where the program has none. BadModelError where it is malformed."""
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        for kernel in found["kernels"]:
-            float(kernel["us"]), str(kernel["name"]), int(kernel["count"]), str(kernel["source"])
-        for block in found["blocks"]:
-            assert {"instances", "nodes", "e_nodes", "stopped", "iterations"} <= block.keys()
-        for rule in found["rules"].values():
-            int(rule["matches"]), float(rule["seconds"])
-        if found["verification"] is not None:
-            [float(found["verification"][k]) for k in ("error_after", "allowed", "seeds")]
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise BadModelError(f"the report is malformed: {error!r}", where=str(file)) from None
+        found = json.loads(read_bytes(file, LARGEST_REPORT))
+        decode(_Saved, found)
+    except (ValueError, OSError, RecursionError) as error:
+        raise BadModelError(f"the report is malformed: {error}", where=str(file)) from None
     return dict(found)
 
 

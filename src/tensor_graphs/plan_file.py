@@ -154,7 +154,7 @@ def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
             graph, tuple(values), tuple(steps), _weights(data["weights"], graph), outputs, updates, float(data["cost"]), float(data["lower_bound"]),
             sizes=sizes,
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UsageError(f"not a plan: {type(error).__name__}: {error}") from None
 
 

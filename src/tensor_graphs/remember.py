@@ -32,13 +32,17 @@ from .egraph.graph import Data, Graph, load_data
 from .errors import TensorGraphsError
 from .extract.kernel import Backend, Candidate, Plan, Vertex
 from .models.native import graph_to_json
+from .plain import decode
 from .plan_file import Json, Lift, plan_from_json, plan_to_json, priced_steps
 from .prices import CostPricer
+from .private import read_sealed, sealed
 from .report import Report
+from .writing import replacing_raw
 
 FORMAT = 1
 FOLDER = "plans"
 WORSE = 1.1  # times what a plan cost, from which on the store is taken to have changed for the worse
+LARGEST = 1 << 28  # bytes of a plan's file
 MOST = 256  # plans that are kept: the latest used
 PIECE, AHEAD = 1 << 25, 16  # bytes of weights that are hashed at a time, and pieces that may wait
 
@@ -120,8 +124,30 @@ class Remembered:
             return Remembered(plan, report, source, verified, store, bool(data.get("as_written")))
         except TensorGraphsError as error:
             raise Stale(f"it cannot be made anew: {error.message}") from None
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise Stale(f"its file is damaged: {type(error).__name__}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How the search of a plan's file ended."""
+
+    search_stopped: str
+    cut: list[str]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The members of a plan's file that say whether the rest is looked at."""
+
+    format: int
+    budget: Any  # a number, which may be infinite
+    report: _Ended
+    plan: dict[str, Any]
+    source: str
+    verified: str
+    store: str
+    as_written: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,22 +159,23 @@ class Memory:
     @staticmethod
     def of(key: str) -> Memory:
         """Under the folder of caches."""
-        return Memory(settings.home() / FOLDER / f"{key}.json")
+        return Memory(settings.private(FOLDER) / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
         """What the file holds; None where there is none. Stale where it is damaged, or its search was cut by a smaller budget than
         this."""
         try:
-            data = json.loads(self.path.read_text(encoding="utf-8"))
-            whole = data["report"]["search_stopped"] == "measured" and not data["report"]["cut"]
-            ended, given = whole or data["budget"] >= budget, data["budget"]
-            if data["format"] != FORMAT:
-                raise ValueError(f"format {data['format']}")
+            data = json.loads(read_sealed(self.path, LARGEST))
+            head = decode(_Head, data)
+            if head.format != FORMAT:
+                raise ValueError(f"format {head.format}")
+            whole = head.report.search_stopped == "measured" and not head.report.cut
+            ended, given = whole or float(head.budget) >= budget, float(head.budget)
             os.utime(self.path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Stale(f"its file cannot be read: {type(error).__name__}: {error}") from None
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise Stale(f"its file cannot be read: {error}") from None
         if not ended:
             raise Stale(f"its search was cut short within {given:g} s, and there are {budget:g} s now")
         return dict(data)
@@ -169,8 +196,8 @@ class Memory:
             again = plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)
             if emit_for(again).source != source:
                 return "its program reads otherwise when it is made anew"
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            shards.write_atomically(self.path, json.dumps(data, separators=(",", ":")).encode())
+            with replacing_raw(self.path) as file:
+                file.write(sealed(json.dumps(data, separators=(",", ":")).encode()))
             self._make_room()
         except TensorGraphsError as error:
             return error.message

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError, warned
+from .errors import UsageError
+from .private import private_folder
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,19 @@ def current() -> Settings:
     for name, variable, kind in _VARIABLES:
         text = os.environ.get(variable)
         if text is not None:
-            try:
-                found[name] = kind(text)
-            except ValueError:
-                raise UsageError(f"{variable}={text!r} is no integer", where="environment") from None
+            found[name] = _number(variable, text) if kind is int else text
     return Settings(**found)
+
+
+def _number(variable: str, text: str) -> int:
+    """A number of threads or processes. UsageError for anything else than 0..4096."""
+    try:
+        number = int(text or "0")
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 4096:
+        raise UsageError(f"{variable}={text[:80]!r} is no integer within 0..4096", where="environment")
+    return number
 
 
 @contextmanager
@@ -76,23 +85,43 @@ def home() -> Path:
             return folder
     except OSError:
         pass
-    return _temporary_home()
+    made = not _temporary
+    temporary = _temporary_folder()
+    if made:
+        if _override.get() is None:
+            os.environ["TENSOR_GRAPHS_HOME"] = str(temporary)
+        warned(f"the cache folder is not writable; using {temporary} for this process (set TENSOR_GRAPHS_HOME)")
+    return temporary
+
+
+def private(name: str) -> Path:
+    """The folder `name` below `home()`, for code and plans: nobody but this user can write to it. Where others could, a folder of this
+    process alone takes its place, and a warning says why."""
+    folder = home() / name
+    why = private_folder(folder)
+    if not why:
+        return folder
+    temporary = _temporary_folder() / name
+    if not temporary.is_dir():
+        warned(
+            f"{why}: compiled code and plans are kept in {temporary} for this process"
+            " (set TENSOR_GRAPHS_HOME to a folder that only you can write)"
+        )
+        temporary.mkdir(mode=0o700, exist_ok=True)
+    return temporary
 
 
 _temporary: list[Path] = []
 
 
-def _temporary_home() -> Path:
-    """A folder for as long as this process lives; processes started from here use it too, and leave none of their own."""
+def _temporary_folder() -> Path:
+    """A private folder for as long as this process lives."""
     if not _temporary:
         import atexit
         import tempfile
 
         _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
         atexit.register(_removed, _temporary[0], os.getpid())
-        if _override.get() is None:
-            os.environ["TENSOR_GRAPHS_HOME"] = str(_temporary[0])
-        warned(f"the cache folder is not writable; using {_temporary[0]} for this process (set TENSOR_GRAPHS_HOME)")
     return _temporary[0]
 
 

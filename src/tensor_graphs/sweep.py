@@ -4,7 +4,6 @@ a sweep that was stopped can go on where it ended."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,11 +21,14 @@ from .diagnose import meaning
 from .egraph.graph import Graph, structural_digest
 from .errors import UsageError
 from .extract.kernel import Plan
+from .plain import decode, read_bytes, strict_json
 from .progress import Progress
 from .source import as_graph
 from .timing import clock_of, interleaved
 from .verify import index_bounds, sample_inputs
+from .writing import replacing_raw
 
+LARGEST = 1 << 26  # bytes of the times of a sweep
 LEAST, MOST = 0.2, 3.0  # seconds for one plan
 
 
@@ -47,19 +49,16 @@ class Times:
     @classmethod
     def read(cls, file: Path) -> Times:
         """What an earlier sweep left; nothing where the file is missing or is no such file."""
-        with suppress(OSError, ValueError, AttributeError, TypeError):
-            found = {str(k): float(v) for k, v in json.loads(file.read_text(encoding="utf-8")).items()}
-            return cls(file, {k: v for k, v in found.items() if 0 < v < float("inf")})
+        with suppress(OSError, ValueError):
+            found = decode(dict[str, float], strict_json(read_bytes(file, LARGEST)))
+            return cls(file, {k: v for k, v in found.items() if v > 0})
         return cls(file)
 
     def add(self, digest: str, us: float) -> None:
         """Keep one time. A folder that cannot be written only costs the next sweep its head start."""
         self.us[digest] = us
-        with suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            part = self.file.with_name(f"{self.file.name}.{os.getpid()}")
-            part.write_text(json.dumps(self.us), encoding="utf-8")
-            part.replace(self.file)
+        with suppress(OSError), replacing_raw(self.file) as file:
+            file.write(json.dumps(self.us).encode())
 
 
 def times_file(graph: Graph, backend: str) -> Path:
@@ -67,7 +66,7 @@ def times_file(graph: Graph, backend: str) -> Path:
     digest = blake2b(backend.encode(), digest_size=12)
     for root in graph.roots:
         digest.update(structural_digest(root))
-    return settings.home() / "sweeps" / f"{digest.hexdigest()}.json"
+    return settings.private("sweeps") / f"{digest.hexdigest()}.json"
 
 
 def profile(

@@ -116,5 +116,5 @@ def cuda_core(folder: Path) -> dict[str, ModuleType]:
     core, utils, package = ModuleType("cuda.core"), ModuleType("cuda.core.utils"), ModuleType("cuda")
     core.__dict__.update(Program=Program, ProgramOptions=SimpleNamespace, LaunchConfig=SimpleNamespace, launch=launch,
                          Device=lambda index: device)  # fmt: skip
-    utils.__dict__.update(FileStreamProgramCache=lambda: None)
+    utils.__dict__.update(FileStreamProgramCache=lambda path: None)
     return {"cuda": package, "cuda.core": core, "cuda.core.utils": utils}

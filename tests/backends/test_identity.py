@@ -18,7 +18,9 @@ from tensor_graphs.costdb.device import Machine
 from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.kernel import Template, code_identity, identify
 
-RECORDED = Path(__file__).parents[1] / "data" / "version_0_1"  # written by version 0.1.0, before identities were declared
+RECORDED = (
+    Path(__file__).parents[1] / "data" / "version_0_1"
+)  # written by version 0.1.0, before identities were declared
 MACHINE = Machine("cpu:recorded", "driver:recorded", "toolchain:recorded")
 
 

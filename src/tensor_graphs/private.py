@@ -1,0 +1,116 @@
+"""Folders and files that nobody but this user can change: the only places from which compiled code and plans are loaded.
+
+Trust comes from owners and modes: a folder is private if it and all that leads to it belong to this user or to root and can be written
+by nobody else. What lies in it was put there by this user. A checksum at the end of each file finds damage, not attackers.
+
+The functions use the standard library alone and name no constants of this module: emitted programs contain copies of their text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from pathlib import Path
+
+
+def unsafe_folder(folder: Path) -> str:
+    """The reason why another user could put files into `folder` or replace it; "" if none could. A folder that does not exist is safe
+    if one can be made there.
+
+    The folder must belong to this user, be no link, and be writable by nobody else. Folders and links that lead to it must belong to
+    this user or to root, and the folders must be writable by nobody else or be sticky, as /tmp is. (Where there are no owners, as on
+    Windows, all folders are safe.)
+    """
+    import stat
+
+    if not hasattr(os, "getuid"):
+        return ""
+    place, links = Path(os.path.abspath(folder).split(os.sep, 1)[0] + os.sep), 0
+    todo = list(reversed(Path(os.path.abspath(folder)).parts[1:]))
+    while True:
+        try:
+            facts = os.lstat(place)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"{place} cannot be looked at ({error.strerror})"
+        if facts.st_uid not in ((0, os.getuid()) if todo else (os.getuid(),)):
+            return f"{place} belongs to another user"
+        if stat.S_ISLNK(facts.st_mode):
+            links += 1
+            if not todo or links > 40:
+                return f"{place} is a link"
+            target = Path(os.readlink(place))
+            todo += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            place = Path(target.anchor) if target.is_absolute() else place.parent
+        elif not stat.S_ISDIR(facts.st_mode):
+            return f"{place} is not a folder"
+        elif facts.st_mode & 0o022 and not (facts.st_mode & stat.S_ISVTX and todo):
+            return f"{place} can be written by other users"
+        elif not todo:
+            return ""
+        if todo:
+            name = todo.pop()
+            place = place.parent if name == ".." else place / name
+
+
+def private_folder(folder: Path) -> str:
+    """Make `folder`, and the folders above it that are missing, with mode 0700. Returns the reason why nothing may be kept there; ""
+    if all is well."""
+    why = unsafe_folder(folder)
+    if why:
+        return why
+    try:
+        for one in reversed([folder, *folder.parents]):
+            if not one.is_dir():
+                one.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        return f"{folder} cannot be made ({error.strerror or error})"
+    why = unsafe_folder(folder)
+    return why or ("" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written: it is read-only")
+
+
+def code_folder(name: str) -> Path | None:
+    """The folder `name` for compiled code, below TENSOR_GRAPHS_HOME or the user's cache folder. None, with a warning, where it cannot be
+    written or other users can write to it."""
+    home = os.environ.get("TENSOR_GRAPHS_HOME")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensor_graphs"
+    folder = (Path(home) if home else cache) / name
+    why = private_folder(folder)
+    if why:
+        hint = "set TENSOR_GRAPHS_HOME to a folder that only you can write"
+        warnings.warn(f"{why}: compiled kernels are not kept ({hint})", stacklevel=2)
+    return None if why else folder
+
+
+def sealed(content: bytes) -> bytes:
+    """The content with its SHA-256 behind it, as `read_sealed` wants files (an ELF file may have more behind its end)."""
+    return content + b"\nsha256 " + hashlib.sha256(content).hexdigest().encode()
+
+
+def read_sealed(path: Path, most: int = 1 << 28) -> bytes:
+    """The content of a file of at most `most` bytes in a private folder, without its checksum.
+
+    FileNotFoundError if there is none, another OSError if it cannot be read or is a link; ValueError if it is no plain file, can be
+    written by another user, is too large, or does not have its checksum.
+    """
+    import stat
+
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, flags), "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError("it is not a plain file")
+        if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & 0o022):
+            raise ValueError("another user can write it")
+        if facts.st_size > most:
+            raise ValueError(f"it has more than {most} bytes")
+        whole = file.read(most + 1)
+    content = whole[:-72]
+    if sealed(content) != whole:
+        raise ValueError("it does not have the checksum that it ends with")
+    return content
+
+
+__all__ = ["code_folder", "private_folder", "read_sealed", "sealed", "unsafe_folder"]

@@ -1,0 +1,443 @@
+"""Writing files and folders that somebody asked for: the old one or the new one is there at every moment, whole and on the disk.
+
+Content is written beside its place under a hidden name, forced to the disk and renamed. Whoever writes holds a lock on what is
+being written, so that what a killed process left is known by its free lock and removed by the next one that writes or reads there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from .errors import UnwritableError
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing tells whether a writer is alive but the age of what it left
+    fcntl = None  # type: ignore[assignment]
+
+PART, OLD, KEPT = (
+    ".part",
+    ".old",
+    ".kept",
+)  # endings of hidden names: what is written, a folder or a file being replaced
+TRIES = 50  # to put a folder where others may be putting theirs
+STALE_S = 3600.0  # age from which on something is left behind, where there are no locks
+_EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
+_NO_LOCKS = (errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+# ---------------------------------------------------------------- files
+@contextlib.contextmanager
+def named_errors(path: Path | str, needed: int | None = None) -> Iterator[None]:
+    """UnwritableError, with the bytes that were needed and those that are free, in place of an OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(error, Path(path), needed) from error
+
+
+def _unwritable(error: OSError, path: Path, needed: int | None) -> UnwritableError:
+    reason = f"{path.name or path} could not be written: {error.strerror or error}"
+    hint = "name another place"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        hint = "make room, or name another place"
+        if needed is not None:
+            reason += f"; it needs {needed} bytes"
+        with contextlib.suppress(OSError):
+            reason += f", {shutil.disk_usage(_above(path)).free} are free"
+    return UnwritableError(reason, where=str(path), hint=hint)
+
+
+def _above(path: Path) -> Path:
+    """The nearest folder above a path that exists."""
+    return next(p for p in Path(os.path.abspath(path)).parents if p.exists())
+
+
+@contextlib.contextmanager
+def replacing(path: Path | str, needed: int | None = None) -> Iterator[BinaryIO]:
+    """A file to write whose content takes the place of `path` when the block ends well; else `path` is as it was.
+
+    Links are followed; the mode and, where that is allowed, the owner of an older file are kept; missing folders are made. Devices,
+    pipes and what lies in /dev or /proc (/dev/stdout) are written directly. `needed`: the bytes that will be written, for the message
+    of UnwritableError.
+    """
+    counted = _Counted()
+    try:
+        with replacing_raw(path) as file:
+            counted.file = file
+            yield counted  # type: ignore[misc]
+    except OSError as error:
+        raise _unwritable(error, Path(path), counted.bytes if needed is None else needed) from error
+
+
+class _Counted:
+    """A binary file that knows how many bytes it was asked to write."""
+
+    file: IO[bytes]
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, content: bytes | memoryview) -> int:
+        """Write all of it."""
+        self.bytes += content.nbytes if isinstance(content, memoryview) else len(content)
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        self.file.flush()
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self.bytes
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Replace a file's content as `replacing` does."""
+    with replacing(path, len(content)) as file:
+        file.write(content)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Replace a file's content by a text in UTF-8, as `replacing` does."""
+    write_bytes(path, text.encode("utf-8", "surrogateescape"))
+
+
+@contextlib.contextmanager
+def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]:
+    """`replacing` that raises OSError as it comes, for callers that go on without the file. `tidy`: look for what killed processes left
+    of it (which takes as long as its folder is large)."""
+    target = Path(os.path.realpath(path))
+    if is_stream(path):
+        yield from _streamed(Path(path))
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if tidy:
+        clean(target)
+    with _part(target) as (file, part):
+        yield file
+        file.flush()
+        _take_over(file.fileno(), target)
+        os.fsync(file.fileno())
+        os.replace(part, target)
+    sync_folder(target.parent)
+
+
+def is_stream(path: Path | str) -> bool:
+    """Whether a path is written directly: it is a device, a pipe or a socket, or lies in /dev or /proc."""
+    text = os.path.abspath(path)
+    if text.startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/")):
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _streamed(path: Path) -> Iterator[IO[bytes]]:
+    buffer = io.BytesIO()  # all or nothing here too, as far as that goes
+    yield buffer
+    names = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+    text = os.path.abspath(path)
+    number = names.get(text)
+    if number is None and text.startswith(("/dev/fd/", "/proc/self/fd/")) and path.name.isdigit():
+        number = int(path.name)
+    descriptor = os.dup(number) if number is not None else os.open(path, os.O_WRONLY | os.O_APPEND)
+    with open(descriptor, "wb") as file:
+        file.write(buffer.getbuffer())
+
+
+@contextlib.contextmanager
+def _part(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    """A new locked file beside its target, which is gone afterwards unless it was renamed."""
+    while True:
+        part = _hidden(target, PART)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        if _locked(descriptor) and _same(descriptor, part):
+            break
+        os.close(descriptor)  # somebody took it for left behind, between its making and its lock
+    try:
+        with open(descriptor, "wb") as file:
+            yield file, part
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+
+
+def _take_over(descriptor: int, target: Path) -> None:
+    """Give a new file the mode of the older one and, where that is allowed, its owner."""
+    try:
+        facts = os.stat(target)
+    except OSError:
+        return
+    if hasattr(os, "fchown"):
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, facts.st_uid, facts.st_gid)
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, stat.S_IMODE(facts.st_mode))
+
+
+@contextlib.contextmanager
+def undone_on_failure(path: Path) -> Iterator[None]:
+    """A block that replaces `path` and then another file that belongs to it: if the block fails, `path` is as it was. If the process is
+    killed in the block, `kept_versions` has the older file."""
+    clean_kept(path)
+    kept = _hidden(path, KEPT)
+    older = path.is_file()
+    if older:
+        try:
+            os.link(path, kept)
+        except OSError:  # a file system without hard links
+            shutil.copy2(path, kept)
+    try:
+        yield
+    except BaseException:
+        if older:
+            os.replace(kept, path)
+        else:
+            path.unlink(missing_ok=True)
+        raise
+    finally:
+        kept.unlink(missing_ok=True)
+
+
+def kept_versions(path: Path) -> list[Path]:
+    """Older files in place of `path`, kept by processes that were killed while they replaced it and what belongs to it."""
+    return _left(path, KEPT)
+
+
+def clean_kept(path: Path) -> None:
+    """Remove the older versions of a file that is known to be whole."""
+    for kept in kept_versions(path):
+        kept.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` survive a power loss, where the system can (Windows cannot open folders)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------- folders
+@contextlib.contextmanager
+def replacing_folder(target: Path | str, needed: int | None = None) -> Iterator[Path]:
+    """A new folder that takes the place of `target` when the block ends well; else `target` is as it was. An older folder is removed.
+
+    A link is followed. Where the file system can exchange two names in one step, `target` is there at every moment; elsewhere the older
+    folder is moved aside first, and `recover` brings it back if the process is killed between. UnwritableError names what fails, and
+    the bytes `needed` where the disk is full.
+    """
+    place = Path(os.path.realpath(target))
+    with named_errors(target, needed), contextlib.ExitStack() as locks:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        recover(place)
+        part = _new_folder(place, locks)
+        try:
+            yield part
+            for folder, _, files in os.walk(part):
+                for name in files:
+                    _sync_file(Path(folder, name))
+                sync_folder(Path(folder))
+            with contextlib.suppress(OSError):
+                part.chmod(stat.S_IMODE(place.stat().st_mode))
+            _into_place(part, place)
+            sync_folder(place.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _new_folder(place: Path, locks: contextlib.ExitStack) -> Path:
+    """A new folder beside its place, locked until `locks` are let go."""
+    while True:
+        part = _hidden(place, PART)
+        part.mkdir()
+        if os.name == "nt":
+            return part
+        try:
+            descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        locks.callback(os.close, descriptor)
+        if _locked(descriptor) and _same(descriptor, part):
+            return part
+
+
+def _into_place(part: Path, place: Path) -> None:
+    """Rename a folder to its place; what was there is removed. Others may do the same at once: the last one stays."""
+    for attempt in range(TRIES):
+        try:
+            if not place.is_dir():
+                os.rename(part, place)
+                return
+            if _exchanged(part, place):
+                shutil.rmtree(part, ignore_errors=True)
+                return
+            _aside(part, place)
+            return
+        except OSError as error:
+            raced = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY)
+            if error.errno not in raced or attempt == TRIES - 1:
+                raise
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step. False where the system or the file system cannot."""
+    import ctypes
+
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):
+        return False
+    here = -100  # AT_FDCWD
+    if call(here, os.fsencode(one), here, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number == errno.ENOENT:
+        raise OSError(number, os.strerror(number))
+    return False
+
+
+def _aside(part: Path, place: Path) -> None:
+    """Replace a folder in two steps: the older one is moved aside, and back if the second step fails."""
+    with contextlib.ExitStack() as locks:
+        if os.name != "nt":
+            descriptor = os.open(place, os.O_RDONLY)
+            locks.callback(os.close, descriptor)
+            _locked(descriptor)
+        old = _hidden(place, OLD)
+        os.rename(place, old)
+        try:
+            os.rename(part, place)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.rename(old, place)
+            raise
+        finally:
+            if place.exists():
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(place: Path) -> None:
+    """Bring back a folder that a killed process had moved aside, and remove what killed processes left beside it."""
+    if not place.exists():
+        for old in _left(place, OLD):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as locks:
+                if _abandoned(old, locks):
+                    os.rename(old, place)
+                    break
+    clean(place)
+
+
+# ---------------------------------------------------------------- what was left behind
+def clean(target: Path) -> int:
+    """Remove what killed processes left of writing `target`; returns how many files and folders."""
+    return sum(map(remove_abandoned, [*_left(target, PART), *_left(target, OLD)]))
+
+
+def _left(target: Path, ending: str) -> list[Path]:
+    """Hidden files and folders with the names that writing `target` gives them."""
+    begin = f".{_short(target.name)}."
+    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
+        wanted = [e.name for e in entries if e.name.startswith(begin) and e.name.endswith(ending)]
+        return [target.parent / n for n in sorted(wanted) if len(n) == len(begin) + 32 + len(ending)]
+    return []
+
+
+def remove_abandoned(path: Path) -> bool:
+    """Remove a hidden file or folder if the process that wrote it is gone. Returns whether it was removed."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as locks:
+        if _abandoned(path, locks):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            return True
+    return False
+
+
+def _abandoned(path: Path, locks: contextlib.ExitStack) -> bool:
+    """Whether nobody else holds the lock of a hidden file or folder, which is held until `locks` are let go; where there are no locks,
+    whether it is old."""
+    facts = os.lstat(path)
+    if stat.S_ISREG(facts.st_mode) or (stat.S_ISDIR(facts.st_mode) and fcntl is not None):
+        if fcntl is not None:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            locks.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    return False
+        return time.time() - facts.st_mtime > STALE_S
+    return False
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock what is being written, until it is closed. True too where the file system has no locks."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _NO_LOCKS
+    return True
+
+
+def _same(descriptor: int, path: Path) -> bool:
+    """Whether a path still names the open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except OSError:
+        return False
+
+
+def _hidden(target: Path, ending: str) -> Path:
+    return target.with_name(f".{_short(target.name)}.{uuid.uuid4().hex}{ending}")
+
+
+def _short(name: str) -> str:
+    """The beginning of a name, so short that a hidden name with it is one still."""
+    return os.fsdecode(os.fsencode(name)[:180]) if len(os.fsencode(name)) > 180 else name
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__ = [
+    "clean",
+    "clean_kept",
+    "is_stream",
+    "kept_versions",
+    "named_errors",
+    "recover",
+    "remove_abandoned",
+    "replacing",
+    "replacing_folder",
+    "replacing_raw",
+    "sync_folder",
+    "undone_on_failure",
+    "write_bytes",
+    "write_text",
+]
