@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 from ..errors import NoPlanError
 from .budgets import Budget
@@ -216,10 +217,15 @@ class _Search:
 def alternatives(
     choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0, diversity: float = 0.0
 ) -> Iterator[Choice]:
-    """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least
-    share of each one's kernels (views are none) that every earlier one does without."""
+    """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets. diversity: least share of
+    each one's estimated time that is spent in kernels which every earlier one does without. `seconds`: of the solver."""
     rows = Rows(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
-    kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
+
+    def us(candidate: int) -> float:
+        price = choice.prices[candidate].us if candidate >= 0 else 0.0
+        return price if isfinite(price) and not choice.hypergraph.candidates[candidate].is_view else 0.0
+
+    kernels = list(map(us, rows.candidate))
     for found in k_best(
         rows.problem, count=count, max_gap=max_gap, time_limit=seconds, diversity=diversity, kernels=kernels
     ):

@@ -119,7 +119,9 @@ def _batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
         if x.rank == n + 2:
             return build(x, *args, **named)
         out = build(t.expand_dims(x, 0), *args, **named)
-        return [t.squeeze(out[0], 0), *out[1:]] if isinstance(out, list) else t.squeeze(out, 0)
+        if isinstance(out, list):
+            return [t.squeeze(o, 0) if isinstance(o, Tensor) else o for o in out]
+        return t.squeeze(out, 0)
 
     return run
 
@@ -323,6 +325,8 @@ def batch_norm(
     momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
     """Normalised per channel with given statistics, or with the batch's own"""
+    if 0 in x.shape:
+        return x
     if training or mean is None or var is None:
         axes = tuple(a for a in range(x.rank) if a != 1)
         mean = t.mean(x, axes)

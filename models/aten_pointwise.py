@@ -278,6 +278,8 @@ def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
 def atan2(y: Value, x: Value) -> Tensor:
     """The angle of the point (x, y); a zero x has no sign"""
     b, a = (as_float(v) for v in lift(y, x))
+    both = t.logical_and(is_inf(a), is_inf(b))  # a diagonal, as at (1, 1)
+    b, a = (t.where(both, t.sign(v), v) for v in (b, a))
     half = t.where(signbit(b), t.full((1,) * a.rank, -pi, a.dtype), t.full((1,) * a.rank, pi, a.dtype))
     base = t.where(t.eq(a, 0), t.sign(b) * (pi / 2), t.atan(t.div(b, a)))
     return t.where(t.lt(a, 0), base + half, base)
@@ -301,7 +303,7 @@ IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "tan": lambda x: t.div(t.sin(x), t.cos(x)),
     "sinh": of.sinh, "cosh": of.cosh, "asin": of.asin, "acos": of.acos, "asinh": of.asinh, "acosh": of.acosh, "atanh": of.atanh,
     "exp2": lambda x: t.exp(x * _log(2.0)),
-    "erfc": lambda x: 1.0 - t.erf(x),
+    "erfc": of.erfc,
     "frac": lambda x: x - trunc(x),
     "deg2rad": lambda x: x * (pi / 180),
     "rad2deg": lambda x: x * (180 / pi),

@@ -339,7 +339,10 @@ def nll_loss(
 ) -> list[Tensor]:
     """The negative log-likelihood of class indices and the total weight; `reduction` is 0 none, 1 mean, 2 sum"""
     if x.rank == 1:
-        x, target = t.reshape(x, (1, *x.shape)), t.reshape(target, (1,))
+        losses, total = nll_loss(
+            t.expand_dims(x, 0), t.reshape(target, (1,)), weight, reduction, ignore_index
+        )  # fmt: skip
+        return [t.reshape(losses, target.shape if reduction == 0 else ()), total]
     kept = t.ne(target, ignore_index)
     safe = t.where(kept, target, 0)
     weights = t.cast(kept, x.dtype)
