@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import UsageError
 from .cpsat import Encoding, run, solver
@@ -23,9 +22,7 @@ from .problem import Extraction, Problem, evaluate, relative_gap
 from .solve import solve
 
 SHARES = 10_000
-"""`diversity` is rounded up to a multiple of one part in so many, and the largest weight of a node is so many units."""
-
-Weights = npt.NDArray[np.float64]
+"""`diversity` is rounded up to a multiple of one part in so many."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class _Wish:
     max_gap: float
     min_distance: int
     diversity: float
-    kernels: Weights
+    kernels: Flags
     time_limit: float
     workers: int
     deterministic: bool
@@ -50,7 +47,7 @@ def k_best(
     max_gap: float = 0.05,
     min_distance: int = 1,
     diversity: float = 0.0,
-    kernels: Sequence[float] | Weights | Flags | None = None,
+    kernels: Sequence[bool] | Flags | None = None,
     time_limit: float = 10.0,
     workers: int = 8,
     deterministic: bool = False,
@@ -59,8 +56,8 @@ def k_best(
     """At most `count` distinct extractions in rising cost, none dearer than (1 + max_gap) times the first.
 
     min_distance: classes in which each must choose differently from every earlier one (a class left unused counts).
-    diversity: least `difference` of each from every earlier one, in 0..1. `kernels` is what each node weighs in it (one number
-    or bool a node, none negative); by default 1 where a node costs something, else 0. The problem's limits are kept by all.
+    diversity: least `difference` of each from every earlier one, in 0..1, over the nodes for which `kernels` (bool, one
+    entry a node) holds; by default those that cost something. The problem's limits are kept by all.
     `proven_rank` says that no extraction allowed by the rows above was missed; `lower_bound` bounds all that are left.
     Ends early when the window is exhausted or `time_limit` seconds (over all, the caller's own time left out) are used.
     Raises what `solve` raises, and UsageError for counts below 1, a negative window or a diversity outside 0..1.
@@ -71,23 +68,19 @@ def k_best(
             where="k_best",
             hint="count and min_distance are at least 1, max_gap at least 0, diversity is in 0..1",
         )
-    counted = np.asarray(problem.cost > 0 if kernels is None else kernels, np.float64)
-    if counted.shape != (problem.n_nodes,) or not (np.isfinite(counted) & (counted >= 0)).all():
-        raise UsageError(
-            f"{counted.size} weights for {problem.n_nodes} nodes, or one that is negative or not finite",
-            where="k_best: kernels",
-        )
+    counted = np.asarray(problem.cost > 0 if kernels is None else kernels, bool)
+    if counted.shape != (problem.n_nodes,):
+        raise UsageError(f"{counted.size} flags for {problem.n_nodes} nodes", where="k_best: kernels")
     return _generate(
         problem, _Wish(count, max_gap, min_distance, diversity, counted, time_limit, workers, deterministic, stop)
     )
 
 
-def difference(new: Extraction, old: Extraction, kernels: Sequence[float] | Weights | Flags) -> float:
-    """Share of the weight of one extraction's kernels that another does not have; 1 if they weigh nothing at all."""
-    weights = np.asarray(kernels, np.float64)
-    mine, other = ({int(i) for i in e.choice if i >= 0} for e in (new, old))
-    total = float(sum(weights[i] for i in mine))
-    return float(sum(weights[i] for i in mine - other)) / total if total else 1.0
+def difference(new: Extraction, old: Extraction, kernels: Sequence[bool] | Flags) -> float:
+    """Share of the kernels of one extraction that another does not have; 1 if it has none at all."""
+    flags = np.asarray(kernels, bool)
+    mine, other = ({int(i) for i in e.choice if i >= 0 and flags[i]} for e in (new, old))
+    return len(mine - other) / len(mine) if mine else 1.0
 
 
 def _generate(problem: Problem, wish: _Wish) -> Iterator[Extraction]:
@@ -121,7 +114,7 @@ class _Window:
     def __init__(self, problem: Problem, first: Extraction, wish: _Wish) -> None:
         self.problem, self.wish = problem, wish
         upper = first.cost * (1 + wish.max_gap) if wish.max_gap < math.inf else math.inf
-        self.kept = Kept.of(problem, upper, wish.kernels > 0 if wish.diversity else None)
+        self.kept = Kept.of(problem, upper, wish.kernels if wish.diversity else None)
         self.reduced = self.kept.reduced
         self.rows = self.reduced.rows
         self.encoding = Encoding(self.rows)
@@ -133,9 +126,7 @@ class _Window:
         if upper < math.inf:
             limit = math.floor(room * self.scale)
             self.encoding.model.add(self.encoding.objective <= limit)
-        units = np.round(SHARES * wish.kernels / max(float(wish.kernels.max(initial=0.0)), 1e-300)).astype(np.int64)
-        units = np.maximum(units, wish.kernels > 0)
-        self.weight = [int(units[problem.live[at]]) for at in self.reduced.origin]
+        self.counted = [bool(wish.kernels[problem.live[at]]) for at in self.reduced.origin]
         # cost of the one before, in units
         self.last = math.floor(max(0.0, first.cost - self.reduced.constant) * self.scale + 1e-6)
         self.exclude(first)
@@ -162,9 +153,9 @@ class _Window:
             return
         # most of its kernels that may be known, of SHARES
         common = SHARES - math.ceil(self.wish.diversity * SHARES - 1e-9)
-        kernels = [r for r, weight in enumerate(self.weight) if weight]
+        kernels = [r for r, counted in enumerate(self.counted) if counted]
         taken = set(chosen)
-        model.add(sum([x[r] * self.weight[r] * (common - SHARES * (r in taken)) for r in kernels]) >= 0)
+        model.add(sum([x[r] * (common - SHARES * (r in taken)) for r in kernels]) >= 0)
 
     def next(self, seconds: float) -> Extraction | None:
         """The cheapest extraction that no row forbids, and forbid it; None if there is none or it was not found."""

@@ -325,8 +325,6 @@ def batch_norm(
     momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
     """Normalised per channel with given statistics, or with the batch's own"""
-    if 0 in x.shape:
-        return x
     if training or mean is None or var is None:
         axes = tuple(a for a in range(x.rank) if a != 1)
         mean = t.mean(x, axes)
@@ -451,7 +449,7 @@ def attention(
     narrow = q.rank == 2 and rank == 3
     q, k, v = (t.with_rank(x, rank) for x in (q, k, v))
     if scale is None:
-        scale = 1.0 / sqrt(refuse_free(q.shape[-1], "the default scale of attention"))
+        scale = 1.0 / sqrt(refuse_free(q.shape[-1], "the default scale of attention") or 1)
     aligned = causal and q.shape[-2] != k.shape[-2]  # PyTorch aligns at the first position, we at the last
     bias = t.with_rank(_ahead_mask(q.shape[-2], k.shape[-2], q.dtype), rank) if aligned else None
     seen: Tensor | None = None

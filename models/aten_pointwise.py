@@ -147,7 +147,13 @@ def power(x: Value, y: Value) -> Tensor:
         table = _WHOLE_POWERS | (_POWERS if dtypes.is_float(dtype) else {})
         if float(y) in table:
             return table[float(y)](t.cast(x, dtype))
-    return t.pow(*lift(x, y))
+    a, b = lift(x, y)
+    known = not isinstance(y, Tensor | Expr) and y >= 0
+    if known or dtypes.is_float(a.dtype) or a.dtype == "bool" or a.dtype.startswith("uint"):
+        return t.pow(a, b)
+    odd = t.where(t.eq(t.mod(b, 2), 0), 1, -1)  # of negative powers, whole numbers are only those of 1 and -1
+    below = t.where(t.eq(a, 1), 1, t.where(t.eq(a, -1), odd, 0))
+    return t.where(t.lt(b, 0), t.cast(below, a.dtype), t.pow(a, t.maximum(b, 0)))
 
 
 def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:

@@ -5,7 +5,7 @@ load → simplify → widen → blocks → saturate → glue → candidates → 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -989,8 +989,8 @@ def saturate(source: Any, example_inputs: Any = None, *, params: Mapping[str, An
 
 @dataclass(frozen=True)
 class RunnablePlan:
-    """One complete way to compute a graph, with its estimated cost: `program()` runs it. `difference`: the least share of its
-    estimated time that is spent in kernels which one of the paths before it does without (1 for the first)."""
+    """One complete way to compute a graph, with its estimated cost: `program()` runs it. `difference`: the least share of
+    its kernels that any one of the paths before it does without (1 for the first)."""
 
     plan: Plan
     graph: Graph
@@ -1010,8 +1010,8 @@ class RunnablePlan:
         return program
 
     def __repr__(self) -> str:
-        new = f", {100 * self.difference:.0f} % of that in new kernels" if self.rank else ""
-        return f"path {self.rank}: {self.plan.kernels} kernels, {self.cost:.1f} µs estimated{new}"
+        new = f", {100 * self.difference:.0f} % of them new" if self.rank else ""
+        return f"path {self.rank}: {self.plan.kernels} kernels{new}, {self.cost:.1f} µs estimated"
 
 
 def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: Mapping[str, Any] | None = None,
@@ -1020,24 +1020,22 @@ def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: M
           memory_limit: float | None = None, error_budget: float | None = None,
           effort: int = 1, rules: Sequence[Rule] = (), budget: float = 60.0) -> Iterator[RunnablePlan]:  # fmt: skip
     """Up to `count` distinct complete plans in rising estimated cost, each runnable, up to (1 + `max_gap`) times the cheapest.
-    `diversity`: least share of each one's estimated time that is spent in kernels which every earlier plan does without.
-    `memory_limit`, `error_budget`, `effort`, `rules`: as for `optimize`; all plans keep them. `budget`: seconds for rewriting, as for
-    `saturate`; choosing plans has a quarter of it, at most 10 s."""
+    `diversity`: least share of each one's kernels that every earlier plan does without. `memory_limit`, `error_budget`, `effort`,
+    `rules`: as for `optimize`; all plans keep them. `budget`: seconds for rewriting, as for `saturate`."""
     explorer = saturate(
         source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits,
         memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=rules, budget=budget,
     )  # fmt: skip
+    yield from runnable(explorer, alternatives(explorer.choice, count, max_gap=max_gap, diversity=diversity))
+
+
+def runnable(explorer: Explorer, choices: Iterable[Choice]) -> Iterator[RunnablePlan]:
+    """Choices of kernels on an explorer's e-graph as plans that run."""
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
-    seen: list[dict[Any, float]] = []
-    seconds = min(10.0, budget / 4)
-    for rank, choice in enumerate(
-        alternatives(explorer.choice, count, max_gap=max_gap, diversity=diversity, seconds=seconds)
-    ):
-        found = [(choice.hypergraph.candidates[i], choice.prices[i].us) for i in choice.chosen]
-        kernels = {
-            (c.template.name, c.outputs, frozenset(v for _, v in c.inputs)): us for c, us in found if not c.is_view
-        }
-        total = sum(kernels.values())
-        new = min([sum(kernels[k] for k in kernels.keys() - old) / total for old in seen if total], default=1.0)
+    seen: list[set[Any]] = []
+    for rank, choice in enumerate(choices):
+        found = [choice.hypergraph.candidates[i] for i in choice.chosen]
+        kernels = {(c.template.name, c.outputs, frozenset(v for _, v in c.inputs)) for c in found if not c.is_view}
+        new = min([len(kernels - old) / len(kernels) for old in seen if kernels], default=1.0)
         seen.append(kernels)
         yield RunnablePlan(replace(plan_of(choice, explorer.work), graph=graph), graph, rank, new)

@@ -23,6 +23,7 @@ from .diagnose import meaning
 from .egraph.graph import Graph, structural_digest
 from .errors import UsageError
 from .extract.kernel import Plan
+from .extract.search import variants
 from .plan_file import priced_steps
 from .progress import Progress
 from .source import as_graph, bound, sizes_of
@@ -30,10 +31,10 @@ from .timing import clock_of, interleaved
 from .verify import index_bounds, sample_inputs
 
 LEAST, MOST = 0.2, 3.0  # seconds for one plan
-SEARCHING = 0.6  # share of the budget that `optimize` has
+SEARCHING = 0.5  # share of the budget that `optimize` has
+CHOOSING = 0.3  # share of what is left then in which plans are looked for
 ROUNDS = 3  # fewest rounds of a plan and the best one: two to warm up, one that counts
-DIVERSITY = 0.1  # share of a plan's time in kernels that all before it do without
-LIKE = 0.05  # share of the time below which plans with other kernels are alike
+DIVERSITY = 0.05  # share of a plan's estimated time in kernels that another one lacks, below which they are alike
 NAMED = 4  # kernels that a line lists
 
 
@@ -84,8 +85,8 @@ def profile(
     """Optimize (which measures what is missing), then time the best few different plans whole, each in turn with the best one.
 
     `budget`: seconds for all of it; beyond it goes at most what `optimize` needs for any program, and the plan under way: a
-    build and three rounds. No program is returned, so none is verified. `diversity`: least share of each plan's estimated time that is spent in kernels which every one before
-    it does without; plans that call all but the same kernels (`LIKE`) are left out. `resume` takes the times that an
+    build and three rounds. No program is returned, so none is verified. `diversity`: least share of its estimated time that one of any two plans spends in kernels which
+    the other lacks; plans that differ less are left out. `resume` takes the times that an
     earlier sweep of this model left. `workers`: processes that rewrite blocks side by side (0: the setting); kernels are
     always timed one after the other, as they would disturb each other.
     """
@@ -101,10 +102,10 @@ def profile(
             graph, backend=backend, budget=SEARCHING * budget, costdb=costdb, again=True, progress=progress, verify=False,
         )  # fmt: skip
         left = max(until - time.monotonic(), LEAST)
-        found = pipeline.paths(
-            graph, backend=backend, costdb=costdb, count=2 * count, diversity=diversity, budget=left / 2
-        )
-        chosen, alike = distinct(found, count)
+        explorer = pipeline.saturate(graph, backend=backend, costdb=costdb, budget=left / 2)
+        left = max(until - time.monotonic(), LEAST)
+        found = pipeline.runnable(explorer, variants(explorer.choice, seconds=CHOOSING * left))
+        chosen, alike = distinct(found, count, diversity)
     file = times_file(chosen[0].graph, backend)
     times = Times.read(file) if resume else Times(file)
     kept = set(times.us)
@@ -149,15 +150,18 @@ def beyond(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[fl
     return (us / total if total else 0.0), names
 
 
-def distinct(paths: Iterable[pipeline.RunnablePlan], count: int) -> tuple[list[pipeline.RunnablePlan], int]:
+def distinct(
+    paths: Iterable[pipeline.RunnablePlan], count: int, diversity: float
+) -> tuple[list[pipeline.RunnablePlan], int]:
     """The first `count` plans of which none is like one before it, and how many plans were skipped. Two plans are alike where each
-    spends less than `LIKE` of its time in kernels that the other lacks."""
+    spends less than `diversity` of its estimated time in kernels that the other lacks, or where both call the same kernels."""
     chosen: list[pipeline.RunnablePlan] = []
     known: list[dict[str, Called]] = []
     alike = 0
     for path in paths:
         mine = kernels_of(path.plan)
-        if all(max(beyond(mine, other)[0], beyond(other, mine)[0]) >= LIKE for other in known):
+        apart = [max(beyond(mine, other)[0], beyond(other, mine)[0]) for other in known]
+        if all(share >= diversity and share > 0 for share in apart):
             chosen.append(replace(path, rank=len(chosen)))
             known.append(mine)
             if len(chosen) == count:
@@ -183,8 +187,9 @@ def _time(
         built = time.monotonic() - began
         seconds = min(MOST, max(LEAST, (until - time.monotonic()) / (len(new) - number)))
         found_us = interleaved(
-            pair, seconds=seconds, clock=clock_of(device), first=calls.reset, ended=lambda: time.monotonic() > until
-        )
+            pair, seconds=seconds, least=1, clock=clock_of(device), first=calls.reset,
+            ended=lambda: time.monotonic() > until,
+        )  # fmt: skip
         needed = built + ROUNDS * sum(found_us.values()) / 1e6
         times.add(plan_digest(path.plan), found_us["this"])
 

@@ -6,8 +6,8 @@
 Every sample of every entry ends as one of three: `right`, `refused` with the name of what is missing, or `wrong`. A result is
 right where it has eager's shape and dtype and its error against eager in float64 is within that dtype's rounding or a few times
 eager's own error; integers and bools must be equal to eager's. Samples of an entry are exported together, since exporting costs
-far more than evaluating; what fails is halved until single samples are left. One entry in `SHARE` also goes through `optimize`
-(without measuring), with the same comparison.
+far more than evaluating; what fails is halved until single samples are left. One entry in four (`--share`) also goes through
+`optimize` (without measuring), with the same comparison.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ import tensor_graphs as tg
 from tensor_graphs.accept import run_flat
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
-from tensor_graphs.errors import ExportError, TensorGraphsError, UnsupportedError
+from tensor_graphs.errors import ExportError, TensorGraphsError, UnsupportedError, UsageError
 from tensor_graphs.models.export import load_module
 from tensor_graphs.models.torch_arrays import to_numpy
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "bool")
 RTOL = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 2e-2, "float16": 3e-3}  # of an error, beside eager's own
-SHARE = 4  # one entry in so many goes through `optimize`
 BATCH = 12  # samples in one program
 
 #: Entries whose values are random or left as the memory was: no result of theirs is right or wrong.
@@ -52,6 +51,10 @@ UNDEFINED = re.compile(
 )
 
 
+#: Entries whose second result says where values stand: of equal ones PyTorch may name any.
+POSITIONS = ("topk", "kthvalue", "median", "nanmedian", "mode", "sort", "msort", "argsort", "max", "min")
+
+
 @dataclass(frozen=True)
 class Sample:
     """One call of an operator: its tensors, and the operator as a function of them that returns a flat list of tensors."""
@@ -59,6 +62,7 @@ class Sample:
     text: str
     tensors: tuple[Any, ...]
     function: Callable[..., list[Any]]
+    positions: bool = False  # integers after the first result are places of equal values
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def sample_of(entry: Any, sample: Any) -> Sample:
     said = [
         f"{v.dtype}{list(v.shape)}".removeprefix("torch.") if isinstance(v, torch.Tensor) else repr(v) for v in flat
     ]
-    return Sample(f"({', '.join(said)})", tuple(flat[i].detach() for i in places), function)
+    return Sample(f"({', '.join(said)})", tuple(flat[i].detach() for i in places), function, entry.name in POSITIONS)
 
 
 # ---------------------------------------------------------------- running
@@ -116,8 +120,10 @@ def verdicts(samples: Sequence[Sample], title: str, *, optimized: bool = False) 
         return _run(samples, title, optimized)
     except TensorGraphsError as error:
         if len(samples) == 1:
-            refused = isinstance(error, (UnsupportedError, ExportError))
-            return [Verdict("refused" if refused else "wrong", reason(error))]
+            refused = isinstance(error, (UnsupportedError, ExportError, UsageError)) or "unknown dtype" in error.message
+            return [
+                Verdict("refused" if refused else "wrong", ("" if refused else samples[0].text + ": ") + reason(error))
+            ]
     except Exception as error:
         if len(samples) == 1:
             return [Verdict("wrong", f"{type(error).__name__}: {error} {traceback.format_exc(limit=-2)}"[:900])]
@@ -167,7 +173,7 @@ def different(found: Sequence[Array], eager: Sequence[Any], exact: Sequence[Any]
         want = to_numpy(own)
         if got.shape != want.shape or (got.dtype != want.dtype and not (got.dtype == np.float64 and rtol)):
             return f"result {number} is {got.dtype}{list(got.shape)}, eager's {want.dtype}{list(want.shape)}"
-        if not got.size:
+        if not got.size or (s.positions and number and not own.dtype.is_floating_point):
             continue
         if not own.dtype.is_floating_point:
             other = to_numpy(exact[number]) if exact is not None and rtol else want
@@ -212,10 +218,10 @@ def title_of(entry: Any) -> str:
     return f"{entry.name}.{entry.variant_test_name}" if entry.variant_test_name else str(entry.name)
 
 
-def looked_at(entry: Any, dtype: str, count: int) -> dict[str, Any]:
+def looked_at(entry: Any, dtype: str, count: int, share: int) -> dict[str, Any]:
     """An entry's verdicts at a dtype, counted."""
     title, found = title_of(entry), list[Verdict]()
-    optimized = crc32(title.encode()) % SHARE == 0
+    optimized = crc32(title.encode()) % share == 0
     try:
         samples = samples_of(entry, getattr(torch, dtype), count)
     except Exception as error:
@@ -274,6 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=DTYPES, action="append")
     parser.add_argument("--samples", type=int, default=8, help="of each entry, spread over all (0: all)")
+    parser.add_argument("--share", type=int, default=4, help="one entry in so many goes through `optimize`")
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--only", default="", help="one entry")
     parser.add_argument("--results", default="", help="JSON lines are added to this file; entries in it are skipped")
@@ -293,7 +300,7 @@ def main() -> None:
         for entry in entries(given.only, (part, parts)):
             if getattr(torch, dtype) not in entry.dtypes or (title_of(entry), dtype) in done:
                 continue
-            row = looked_at(entry, dtype, given.samples)
+            row = looked_at(entry, dtype, given.samples, given.share)
             total.update({k: row.get(k, 0) for k in ("right", "refused", "wrong")})
             for fault in row.get("faults", []):
                 print(f"{row['entry']} {dtype}: {fault}", flush=True)
