@@ -428,6 +428,7 @@ def _size(call: Call) -> str:
     return str(extents(call.operands["x"])[-1])
 
 
+@identified("torch._recurrent_prep")
 def _recurrent_prep(call: Call) -> str:
     a, names = call.attrs, ("hidden", "width", "layers", "directions")
     sizes = ", ".join(str(v) for v in (_size(call), *(a[n] for n in names)))

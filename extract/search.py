@@ -14,21 +14,26 @@ still, for a little longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import Any
 
-from ..errors import NoPlanError
+from ..errors import ExtractionError, NoPlanError
 from .budgets import Budget
 from .candidates import Hypergraph
 from .clock import Clock
 from .collection import no_collection
 from .kbest import k_best
-from .kernel import Measurer, Priced, Pricer
+from .kernel import Candidate, Measurer, Priced, Pricer
 from .known import LITTLE, Known, Wanted
 from .late import Prices
 from .plans import LAST_S, QUICK_S, Plans
 from .problem import Extraction
 from .rows import Rows
+from .solve import solve
 from .worth import Worth
 
 
@@ -224,3 +229,53 @@ def alternatives(
         rows.problem, count=count, max_gap=max_gap, time_limit=seconds, diversity=diversity, kernels=kernels
     ):
         yield replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)
+
+
+VARIANT_S, VARIANT_GAP = 1.0, 0.01  # of one solve: seconds, and a gap from which on it ends
+TAKEN = 12  # kernels of a choice that are left out in turn, those that take longest
+
+
+def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
+    """The choice, and the cheapest ones found without one of its kernels, those that take longest first; then without one kernel
+    of the cheapest variant as well, and so on. A kernel is a template called on operands of certain types and strides, wherever
+    that is. Costs rise on the whole, and none is above (1 + max_gap) times the first. Within the choice's budgets; ends with
+    `seconds`."""
+    until = time.monotonic() + seconds
+    candidates, limit = choice.hypergraph.candidates, choice.cost * (1 + max_gap)
+    queue: list[tuple[float, int, frozenset[Any], Choice]] = [(choice.cost, 0, frozenset(), choice)]
+    tried: set[frozenset[Any]] = set()
+    yield choice
+    while queue:
+        _, _, banned, parent = heappop(queue)
+        took: dict[Any, float] = {}
+        for i in parent.chosen:
+            if not candidates[i].is_view:
+                took[_called(candidates[i])] = took.get(_called(candidates[i]), 0.0) + parent.prices[i].us
+        for kernel in sorted(took, key=lambda k: -took[k])[:TAKEN]:
+            fewer = banned | {kernel}
+            if fewer in tried:
+                continue
+            tried.add(fewer)
+            if (left := until - time.monotonic()) <= 0:
+                return
+            found = _without(choice, fewer, min(left, VARIANT_S))
+            if found is not None and found.cost <= limit:
+                heappush(queue, (found.cost, len(tried), fewer, found))
+                yield found
+
+
+def _called(candidate: Candidate) -> Any:
+    """A kernel as it is called, wherever that is."""
+    call = candidate.call
+    return candidate.template.name, tuple((o.type, o.strides) for o in call.places.values()), repr(call.attrs)
+
+
+def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice | None:
+    """The cheapest choice without some kernels; None where none was found."""
+    us = [math.inf if _called(c) in kernels else p.us for c, p in zip(choice.hypergraph.candidates, choice.prices)]
+    rows = Rows(choice.hypergraph, us, choice.budgets)
+    try:
+        found = solve(rows.problem, time_limit=seconds, gap=VARIANT_GAP)
+    except ExtractionError:
+        return None
+    return replace(choice, chosen=rows.ordered(found), extraction=found, rounds=0, measured=0)

@@ -73,7 +73,14 @@ def scalar_tensor(value: Any, dtype: str | None = None) -> Tensor:
 
 
 def arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> Tensor:
-    """start, start + step, … before end"""
+    """start, start + step, … before end; of integers PyTorch cuts off the fractions of start and step first"""
+    exact = (
+        dtype is not None and not dtypes.is_float(dtype) and not any(isinstance(v, Expr) for v in (start, end, step))
+    )
+    if exact and any(isinstance(v, float) for v in (start, end, step)):
+        first, by = int(start), int(step)
+        count = -(-(int(end) - first) // by) if dtype == "int64" else ceil((end - start) / step)
+        return t.constant((np.arange(count) * by + first).astype(dtypes.numpy_dtype(dtype)))
     if any(isinstance(v, float) for v in (start, end, step)):
         if any(isinstance(v, Expr) for v in (start, end, step)):
             raise UnsupportedError("steps of a fraction up to a free size")

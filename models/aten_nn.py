@@ -119,7 +119,9 @@ def _batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
         if x.rank == n + 2:
             return build(x, *args, **named)
         out = build(t.expand_dims(x, 0), *args, **named)
-        return [t.squeeze(out[0], 0), *out[1:]] if isinstance(out, list) else t.squeeze(out, 0)
+        if isinstance(out, list):
+            return [t.squeeze(o, 0) if isinstance(o, Tensor) else o for o in out]
+        return t.squeeze(out, 0)
 
     return run
 
@@ -447,7 +449,7 @@ def attention(
     narrow = q.rank == 2 and rank == 3
     q, k, v = (t.with_rank(x, rank) for x in (q, k, v))
     if scale is None:
-        scale = 1.0 / sqrt(refuse_free(q.shape[-1], "the default scale of attention"))
+        scale = 1.0 / sqrt(refuse_free(q.shape[-1], "the default scale of attention") or 1)
     aligned = causal and q.shape[-2] != k.shape[-2]  # PyTorch aligns at the first position, we at the last
     bias = t.with_rank(_ahead_mask(q.shape[-2], k.shape[-2], q.dtype), rank) if aligned else None
     seen: Tensor | None = None

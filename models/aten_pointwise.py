@@ -147,7 +147,13 @@ def power(x: Value, y: Value) -> Tensor:
         table = _WHOLE_POWERS | (_POWERS if dtypes.is_float(dtype) else {})
         if float(y) in table:
             return table[float(y)](t.cast(x, dtype))
-    return t.pow(*lift(x, y))
+    a, b = lift(x, y)
+    known = not isinstance(y, Tensor | Expr) and y >= 0
+    if known or dtypes.is_float(a.dtype) or a.dtype == "bool" or a.dtype.startswith("uint"):
+        return t.pow(a, b)
+    odd = t.where(t.eq(t.mod(b, 2), 0), 1, -1)  # of negative powers, whole numbers are only those of 1 and -1
+    below = t.where(t.eq(a, 1), 1, t.where(t.eq(a, -1), odd, 0))
+    return t.where(t.lt(b, 0), t.cast(below, a.dtype), t.pow(a, t.maximum(b, 0)))
 
 
 def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:
@@ -278,6 +284,8 @@ def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
 def atan2(y: Value, x: Value) -> Tensor:
     """The angle of the point (x, y); a zero x has no sign"""
     b, a = (as_float(v) for v in lift(y, x))
+    both = t.logical_and(is_inf(a), is_inf(b))  # a diagonal, as at (1, 1)
+    b, a = (t.where(both, t.sign(v), v) for v in (b, a))
     half = t.where(signbit(b), t.full((1,) * a.rank, -pi, a.dtype), t.full((1,) * a.rank, pi, a.dtype))
     base = t.where(t.eq(a, 0), t.sign(b) * (pi / 2), t.atan(t.div(b, a)))
     return t.where(t.lt(a, 0), base + half, base)
@@ -301,7 +309,7 @@ IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "tan": lambda x: t.div(t.sin(x), t.cos(x)),
     "sinh": of.sinh, "cosh": of.cosh, "asin": of.asin, "acos": of.acos, "asinh": of.asinh, "acosh": of.acosh, "atanh": of.atanh,
     "exp2": lambda x: t.exp(x * _log(2.0)),
-    "erfc": lambda x: 1.0 - t.erf(x),
+    "erfc": of.erfc,
     "frac": lambda x: x - trunc(x),
     "deg2rad": lambda x: x * (pi / 180),
     "rad2deg": lambda x: x * (180 / pi),

@@ -244,6 +244,11 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     (size,) = whole_sizes((x.shape[dim],), "a median")
+    if not size:  # PyTorch has a median of nothing only where it is one number
+        return [
+            t.full(t.sum(x, dim, keepdim).shape, float("nan"), x.dtype),
+            t.zeros(t.sum(x, dim, keepdim).shape, "int64"),
+        ]
     values, places = (t.slice_axis(v, dim, (size - 1) // 2, (size + 1) // 2) for v in sort(x, dim))
     if dtypes.is_float(x.dtype):
         odd = t.ne(x, x)
@@ -303,19 +308,20 @@ def addmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> 
     plain = beta == 1 and alpha == 1
     if plain and y.rank == 2 and base.rank == 1 and base.shape == y.shape[1:]:
         return c.linear(x, y, base)
-    product = t.matmul(x, y)
-    if alpha != 1:
-        product = product * number(alpha)
-    if beta == 0:
-        return product
-    return t.add(*lift(product, base if beta == 1 else base * number(beta)))
+    return _weighed(base, t.matmul(x, y), beta, alpha)
+
+
+def _weighed(base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    """beta * base + alpha * product; of integers PyTorch cuts off the factors' fractions"""
+    if not dtypes.is_float(product.dtype):
+        beta, alpha = (int(v) if isinstance(v, float) else v for v in (beta, alpha))
+    product = product if alpha == 1 else product * number(alpha)
+    return product if beta == 0 else t.add(*lift(product, base if beta == 1 else base * number(beta)))
 
 
 def addbmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta * base + alpha * the sum of a batch of products"""
-    total = t.sum(t.matmul(x, y), 0, dtype=x.dtype)
-    total = total if alpha == 1 else total * number(alpha)
-    return total if beta == 0 else t.add(*lift(total, base if beta == 1 else base * number(beta)))
+    return _weighed(base, t.sum(t.matmul(x, y), 0, dtype=x.dtype), beta, alpha)
 
 
 def dist(x: Tensor, y: Tensor, p: float = 2) -> Tensor:
@@ -339,7 +345,10 @@ def nll_loss(
 ) -> list[Tensor]:
     """The negative log-likelihood of class indices and the total weight; `reduction` is 0 none, 1 mean, 2 sum"""
     if x.rank == 1:
-        x, target = t.reshape(x, (1, *x.shape)), t.reshape(target, (1,))
+        losses, total = nll_loss(
+            t.expand_dims(x, 0), t.reshape(target, (1,)), weight, reduction, ignore_index
+        )  # fmt: skip
+        return [t.reshape(losses, target.shape if reduction == 0 else ()), total]
     kept = t.ne(target, ignore_index)
     safe = t.where(kept, target, 0)
     weights = t.cast(kept, x.dtype)

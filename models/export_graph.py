@@ -280,6 +280,8 @@ class ExportReader:
         builder = self._builder(overload, (args, named), value)
         if builder is None:
             return self._note(overload)
+        if (nothing := _empty(value)) is not None:
+            return nothing
         found = builder(*args, **named)
         if isinstance(found, Tensor) and hasattr(value, "dtype"):
             return self._as_declared(found, value, overload)
@@ -315,6 +317,17 @@ class ExportReader:
         if type(item).__name__ == "dtype":
             return str(item).removeprefix("torch.") if item.is_complex else dtype_name(item)
         return item
+
+
+def _empty(value: Any) -> Any:
+    """The results of an operator none of which holds an element, from their declared types; None where one may hold some."""
+    if isinstance(value, list | tuple):
+        found = [_empty(v) for v in value]
+        return found if found and all(isinstance(v, Tensor) for v in found) else None
+    shape = tuple(getattr(value, "shape", ()))
+    if 0 not in shape or not all(type(d) is int for d in shape) or value.is_complex():
+        return None
+    return t.zeros(shape, dtype_name(value.dtype))
 
 
 def _live(graph: Any, writes: Mapping[Any, Any]) -> set[Any]:

@@ -256,7 +256,7 @@ def explain(
 def profile(
     model: Model, paths: Annotated[int, typer.Option(help="how many distinct plans to time")] = 5, dim: Dims = None,
     backend: Backend = "auto", budget: Budget = 60.0, costdb: CostDb = None, trust_model: Trust = False,
-    diversity: Annotated[float, typer.Option(help="least share of each plan's kernels that all before it do without, 0 to 1")] = 0.0,
+    diversity: Annotated[float, typer.Option(help="least share of its time that one of any two plans spends in kernels that the other lacks, 0 to 1")] = 0.05,
     resume: Annotated[bool, typer.Option("--resume", help="keep the times of an earlier sweep of this model")] = False,
     workers: Annotated[int, typer.Option(help="processes that rewrite blocks side by side; 0: as the machine has cores")] = 0,
     jobs: Annotated[Path | None, typer.Option(help="measure nothing: write what the best plans lack here, for `measure`")] = None,

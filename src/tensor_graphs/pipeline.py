@@ -5,7 +5,7 @@ load → simplify → widen → blocks → saturate → glue → candidates → 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, fields, replace
@@ -1089,9 +1089,14 @@ def paths(source: Any, example_inputs: Any = None, *, count: int = 10, params: M
         source, example_inputs, params=params, dims=dims, backend=backend, costdb=costdb, limits=limits,
         memory_limit=memory_limit, error_budget=error_budget, effort=effort, rules=rules, budget=budget,
     )  # fmt: skip
+    yield from runnable(explorer, alternatives(explorer.choice, count, max_gap=max_gap, diversity=diversity))
+
+
+def runnable(explorer: Explorer, choices: Iterable[Choice]) -> Iterator[RunnablePlan]:
+    """Choices of kernels on an explorer's e-graph as plans that run."""
     graph = replace(explorer.work, names=explorer.graph.names, structure=explorer.graph.structure)
     seen: list[set[Any]] = []
-    for rank, choice in enumerate(alternatives(explorer.choice, count, max_gap=max_gap, diversity=diversity)):
+    for rank, choice in enumerate(choices):
         found = [choice.hypergraph.candidates[i] for i in choice.chosen]
         kernels = {(c.template.name, c.outputs, frozenset(v for _, v in c.inputs)) for c in found if not c.is_view}
         new = min([len(kernels - old) / len(kernels) for old in seen if kernels], default=1.0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError
+from .errors import UsageError, warned
 from .private import private_folder
 
 

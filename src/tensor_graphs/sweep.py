@@ -4,9 +4,10 @@ a sweep that was stopped can go on where it ended."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,22 @@ from .diagnose import meaning
 from .egraph.graph import Graph, structural_digest
 from .errors import UsageError
 from .extract.kernel import Plan
+from .extract.search import variants
 from .plain import decode, read_bytes, strict_json
+from .plan_file import priced_steps
 from .progress import Progress
-from .source import as_graph
+from .source import as_graph, bound, sizes_of
 from .timing import clock_of, interleaved
 from .verify import index_bounds, sample_inputs
 from .writing import replacing_raw
 
 LARGEST = 1 << 26  # bytes of the times of a sweep
 LEAST, MOST = 0.2, 3.0  # seconds for one plan
+SEARCHING = 0.5  # share of the budget that `optimize` has
+CHOOSING = 0.3  # share of what is left then in which plans are looked for
+ROUNDS = 3  # fewest rounds of a plan and the best one: two to warm up, one that counts
+DIVERSITY = 0.05  # share of a plan's estimated time in kernels that another one lacks, below which they are alike
+NAMED = 4  # kernels that a line lists
 
 
 def plan_digest(plan: Plan) -> str:
@@ -71,11 +79,13 @@ def times_file(graph: Graph, backend: str) -> Path:
 
 def profile(
     model: str, count: int, dims: Mapping[str, int], backend: str, budget: float, costdb: Path | None,
-    progress: Progress, *, trust: bool = False, resume: bool = False, workers: int = 0, diversity: float = 0.0,
+    progress: Progress, *, trust: bool = False, resume: bool = False, workers: int = 0, diversity: float = DIVERSITY,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
-    """Optimize (which measures what is missing), then time the best few plans whole, each in turn with the best one.
+    """Optimize (which measures what is missing), then time the best few different plans whole, each in turn with the best one.
 
-    `diversity`: least share of each plan's kernels that all before it do without. `resume` takes the times that an
+    `budget`: seconds for all of it; beyond it goes at most what `optimize` needs for any program, and the plan under way: a
+    build and three rounds. No program is returned, so none is verified. `diversity`: least share of its estimated time that one of any two plans spends in kernels which
+    the other lacks; plans that differ less are left out. `resume` takes the times that an
     earlier sweep of this model left. `workers`: processes that rewrite blocks side by side (0: the setting); kernels are
     always timed one after the other, as they would disturb each other.
     """
@@ -83,31 +93,117 @@ def profile(
         raise UsageError(
             f"{count} paths, {workers} workers", hint="at least one path, and no negative number of workers"
         )
+    until = time.monotonic() + budget
     with settings.override(**({"workers": workers} if workers else {})):
-        graph = as_graph(model, dims=dims, trust=trust)
+        free = as_graph(model, trust=trust)
+        graph, _ = bound(free, sizes_of(free, dims))  # plans of one size: what is measured is what they call
         first = pipeline.optimize(
-            graph, dims=dims, backend=backend, budget=budget, costdb=costdb, again=True, progress=progress
-        )
-        found = list(pipeline.paths(graph, dims=dims, backend=backend, costdb=costdb, count=count, diversity=diversity))
-    file = times_file(found[0].graph, backend)
+            graph, backend=backend, budget=SEARCHING * budget, costdb=costdb, again=True, progress=progress, verify=False,
+        )  # fmt: skip
+        left = max(until - time.monotonic(), LEAST)
+        explorer = pipeline.saturate(graph, backend=backend, costdb=costdb, budget=left / 2)
+        left = max(until - time.monotonic(), LEAST)
+        found = pipeline.runnable(explorer, variants(explorer.choice, seconds=CHOOSING * left))
+        chosen, alike = distinct(found, count, diversity)
+    file = times_file(chosen[0].graph, backend)
     times = Times.read(file) if resume else Times(file)
     kept = set(times.us)
-    calls = _Calls(found[0].graph)
-    rows = []
-    for path in found:
-        digest = plan_digest(path.plan)
-        if digest not in times.us and not progress.stopped:
-            progress.say("time", repr(path))
-            pair = {"best": calls.of(found[0]), "this": calls.of(path)} if path.rank else {"this": calls.of(path)}
-            seconds = min(MOST, max(LEAST, budget / len(found)))
-            found_us = interleaved(pair, seconds=seconds, clock=clock_of(first.device), first=calls.reset)
-            times.add(digest, found_us["this"])
-        if digest in times.us:
-            rows.append({
-                "path": f"path {path.rank}", "estimated_us": path.cost, "measured_us": times.us[digest],
-                "kernels": path.plan.kernels, "resumed": digest in kept,
-            })  # fmt: skip
-    return {"paths": rows, "measured_now": first.report.measured_now, "times": str(file)}, _text(rows)
+    _time(chosen, times, until, first.device, progress)
+    rows = [_row(path, chosen[0], times, kept) for path in chosen if plan_digest(path.plan) in times.us]
+    untimed = len(chosen) - len(rows)
+    document = {
+        "paths": rows, "alike": alike, "untimed": untimed, "measured_now": first.report.measured_now, "times": str(file),
+    }  # fmt: skip
+    return document, _text(rows, alike, untimed)
+
+
+@dataclass(frozen=True)
+class Called:
+    """A kernel as a plan calls it: how often, the estimated µs of all calls together, and the template's name."""
+
+    count: int
+    us: float
+    name: str
+
+
+def kernels_of(plan: Plan) -> dict[str, Called]:
+    """The kernels that a plan calls, by the digest of their keys in the cost store."""
+    found: dict[str, Called] = {}
+    for step, call in priced_steps(plan):
+        digest = key_of(step.template, call).digest
+        before = found.get(digest, Called(0, 0.0, ""))
+        found[digest] = Called(before.count + 1, before.us + step.cost.us, step.template.name)
+    return found
+
+
+def beyond(mine: Mapping[str, Called], theirs: Mapping[str, Called]) -> tuple[float, dict[str, int]]:
+    """The share of one plan's estimated time that is spent in kernels which another plan does not call, or not as often; and how
+    many calls these are, by template name."""
+    more = {k: c.count - theirs[k].count if k in theirs else c.count for k, c in mine.items()}
+    us, names = 0.0, dict[str, int]()
+    for k, n in more.items():
+        if n > 0:
+            us += mine[k].us * n / mine[k].count
+            names[mine[k].name] = names.get(mine[k].name, 0) + n
+    total = sum(c.us for c in mine.values())
+    return (us / total if total else 0.0), names
+
+
+def distinct(
+    paths: Iterable[pipeline.RunnablePlan], count: int, diversity: float
+) -> tuple[list[pipeline.RunnablePlan], int]:
+    """The first `count` plans of which none is like one before it, and how many plans were skipped. Two plans are alike where each
+    spends less than `diversity` of its estimated time in kernels that the other lacks, or where both call the same kernels."""
+    chosen: list[pipeline.RunnablePlan] = []
+    known: list[dict[str, Called]] = []
+    alike = 0
+    for path in paths:
+        mine = kernels_of(path.plan)
+        apart = [max(beyond(mine, other)[0], beyond(other, mine)[0]) for other in known]
+        if all(share >= diversity and share > 0 for share in apart):
+            chosen.append(replace(path, rank=len(chosen)))
+            known.append(mine)
+            if len(chosen) == count:
+                break
+        else:
+            alike += 1
+    return chosen, alike
+
+
+def _time(
+    chosen: Sequence[pipeline.RunnablePlan], times: Times, until: float, device: str, progress: Progress
+) -> None:  # fmt: skip
+    """Time the plans that have no time yet, the best one first, each for an equal part of the seconds that are left. One for which
+    they would not suffice, as far as the one before tells, ends the sweep."""
+    calls, needed = _Calls(chosen[0].graph), 0.0
+    new = [p for p in chosen if plan_digest(p.plan) not in times.us]
+    for number, path in enumerate(new):
+        began = time.monotonic()
+        if progress.stopped or (number and began + needed > until):
+            return
+        progress.say("time", repr(path))
+        pair = {"best": calls.of(chosen[0]), "this": calls.of(path)} if path.rank else {"this": calls.of(path)}
+        built = time.monotonic() - began
+        seconds = min(MOST, max(LEAST, (until - time.monotonic()) / (len(new) - number)))
+        found_us = interleaved(
+            pair, seconds=seconds, least=1, clock=clock_of(device), first=calls.reset,
+            ended=lambda: time.monotonic() > until,
+        )  # fmt: skip
+        needed = built + ROUNDS * sum(found_us.values()) / 1e6
+        times.add(plan_digest(path.plan), found_us["this"])
+
+
+def _row(
+    path: pipeline.RunnablePlan, best: pipeline.RunnablePlan, times: Times, kept: Collection[str]
+) -> dict[str, Any]:  # fmt: skip
+    digest = plan_digest(path.plan)
+    mine, theirs = kernels_of(path.plan), kernels_of(best.plan)
+    share, more = beyond(mine, theirs)
+    return {
+        "path": f"path {path.rank}", "estimated_us": path.cost, "measured_us": times.us[digest],
+        "kernels": path.plan.kernels, "resumed": digest in kept, "other_kernels": share, "more": more,
+        "less": beyond(theirs, mine)[1],
+    }  # fmt: skip
 
 
 class _Calls:
@@ -139,12 +235,34 @@ class _Calls:
             program.reset()
 
 
-def _text(rows: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(
-        f"{r['path']:>8}  {r['estimated_us']:>10.1f} µs estimated  {r['measured_us']:>10.1f} µs measured  "
-        f"{r['kernels']} kernels{'  (from an earlier sweep)' if r['resumed'] else ''}"
-        for r in rows
-    )
+def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
+    lines = []
+    for r in rows:
+        lines.append(
+            f"{r['path']:>8}  {r['estimated_us']:>10.1f} µs estimated  {r['measured_us']:>10.1f} µs measured  "
+            f"{r['kernels']} kernels{'  (from an earlier sweep)' if r['resumed'] else ''}"
+        )
+        if r is not rows[0]:
+            lines.append(
+                f"{'':>8}  {100 * r['other_kernels']:.0f} % of its time in kernels that path 0 lacks{_changes(r)}"
+            )
+    if alike:
+        lines.append(f"{alike} further plans call nearly the same kernels as one of these: not timed")
+    if untimed:
+        lines.append(f"{untimed} further plans were not timed: the time was up (a larger --budget, or --resume)")
+    return "\n".join(lines)
 
 
-__all__ = ["Times", "plan_digest", "profile", "times_file"]
+def _changes(row: Mapping[str, Any]) -> str:
+    """What a plan calls more and less often than the best one does."""
+
+    def named(counts: Mapping[str, int], sign: str) -> list[str]:
+        most = sorted(counts.items(), key=lambda p: (-p[1], p[0]))
+        listed = [f"{sign}{n} {name}" for name, n in most[:NAMED]]
+        return [*listed, f"{sign}{sum(n for _, n in most[NAMED:])} others"] if most[NAMED:] else listed
+
+    found = [*named(row["more"], "+"), *named(row["less"], "-")]
+    return f": {', '.join(found)}" if found else ""
+
+
+__all__ = ["Called", "Times", "beyond", "distinct", "kernels_of", "plan_digest", "profile", "times_file"]
