@@ -1,7 +1,7 @@
-"""Rewrite rules as tables of data, and the machinery that proves or refutes a rule.
+"""Rewrite rule tables, and the checkers that prove or refute a rewrite rule.
 
-`ALL` is every rule in force on models, in a fixed order; to add one, add a row to a table. `EVERY` adds those that are for
-proofs only.
+`ALL` holds every rule applied to models, in a fixed order; to add a rule, add a row to a table. `EVERY` also holds the
+rules that only proofs use.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Arithmetic on elements: commutativity, associativity, distribution, signs, reciprocals, exponentials, selection."""
+"""Elementwise arithmetic rules: commutativity, associativity, distributivity, signs, reciprocals, exponentials,
+selection."""
 
 from __future__ import annotations
 
 from ..egraph.rule import Rule, table
 
-#: op: exact. Which of 0.0 and -0.0 a maximum returns depends on the operands' order.
+#: Op name -> whether swapping the operands is bitwise exact. maximum and minimum are not: which of 0.0 and -0.0 they
+#: return depends on the order of the operands.
 COMMUTATIVE = {"add": True, "mul": True, "maximum": False, "minimum": False, "and_": True, "or_": True, "xor_": True,
                "eq": True}  # fmt: skip
 ASSOCIATIVE = {"add": False, "mul": False, "maximum": True, "minimum": True, "and_": True, "or_": True}  # op: exact

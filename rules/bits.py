@@ -1,14 +1,16 @@
-"""Proofs that hold bit by bit: elementwise rules in the arithmetic of every number format, as z3 knows it.
+"""Bitwise soundness proofs of elementwise rules in z3's floating-point and bit-vector theories.
 
-An elementwise rule without layout says the same of every element, whatever the shapes; what its operands' types must be is asked
-as in smt.py, at every pattern of ranks. Of the elements z3 is asked in IEEE arithmetic, rounding to the nearest, in the four float
-formats, and modulo 2**n for the integers, where the rule matches them. Bits are equal if they are, or both are NaN. Where a
-maximum or minimum of 0.0 and -0.0 is asked for, NumPy, Torch and hardware differ: the rule must hold if the first is taken, if the
-second is, and if 0.0 counts as larger. A rule that does not claim to be exact is asked of finite operands, and 0.0 equals -0.0 then:
-that is no weaker than what it says where nothing is rounded. Functions that are not of this arithmetic are unknown, but for the
-sign of exp and sqrt. A rule of nothing but casts between float formats is asked in the format that its condition names.
+An elementwise rule without layout ops makes the same claim for every element at any shape, so one symbolic element is
+enough. The type condition (both sides have equal types) is proved as in smt.py, for every pattern of ranks. z3 is
+queried in IEEE 754 arithmetic with round-to-nearest-even for the four float formats, and modulo 2**n for the integer
+formats that the rule can match. Two float results are equal if their bits are equal or both are NaN. NumPy, Torch and
+hardware disagree on the maximum or minimum of 0.0 and -0.0, so the rule must hold under all three tie rules: the first
+operand is returned, the second is, or 0.0 counts as larger. A rule that does not claim `exact` is checked for finite
+operands with 0.0 == -0.0, which is at least as strong as its claim over the reals. Functions outside of this arithmetic
+are uninterpreted, except that exp and sqrt are known to be nonnegative. A rule that consists of casts between float
+formats is checked in the format that its guard names.
 
-A proof of this kind decides every case, so that no random evaluation is needed beside it.
+A bitwise proof covers every operand value, so it needs no random evaluation in addition.
 """
 
 from __future__ import annotations
@@ -31,13 +33,18 @@ from .structures import booleans
 FLOATS = {"float16": (5, 11), "bfloat16": (8, 8), "float32": (8, 24), "float64": (11, 53)}
 INTS = {f"{sign}int{n}": (n, not sign) for n in (8, 16, 32, 64) for sign in ("", "u")}
 TIES = ("first", "second", "positive")
-MILLISECONDS = 5000  # per question
+MILLISECONDS = 5000  # per solver query
 SECONDS = 30.0  # per rule
 NEVER_NEGATIVE = ("exp", "sqrt")
 
 
 class _Floats:
-    """The arithmetic of a float format."""
+    """z3 encoding of one float format, with one tie rule for maximum and minimum of 0.0 and -0.0 (`TIES`).
+
+    `exact` demands bitwise equality; otherwise operands are finite and results are compared as numbers. `signs`
+    abstracts products, quotients and reciprocals to their sign and an uninterpreted magnitude, which z3 decides much
+    faster. `facts` collects the assumptions to add to the query.
+    """
 
     def __init__(self, name: str, ties: str, exact: bool, signs: bool = False) -> None:
         self.z, self.ties, self.exact, self.signs, self.facts = z3(), ties, exact, signs, list[Any]()
@@ -45,25 +52,25 @@ class _Floats:
         self.nearest = self.z.RNE()
 
     def variable(self, name: str) -> Any:
-        """An operand's element."""
+        """A fresh symbolic element of an operand."""
         found = self.z.FP(name, self.sort)
         if not self.exact:
             self.facts.append(self.z.Not(self.z.Or(self.z.fpIsNaN(found), self.z.fpIsInf(found))))
         return found
 
     def number(self, value: float) -> Any:
-        """A constant."""
+        """A constant in this format."""
         return self.z.FPVal(value, self.sort)
 
     def equal(self, a: Any, b: Any) -> Any:
-        """Bit by bit, all NaN alike; equal numbers where the rule does not claim more."""
+        """Formula for equality: bitwise with all NaN equal if the rule claims `exact`, else equality of numbers."""
         z = self.z
         if not self.exact:
             return z.fpEQ(a, b)
         return z.Or(z.And(z.fpIsNaN(a), z.fpIsNaN(b)), z.And(z.Not(z.fpIsNaN(a)), z.Not(z.fpIsNaN(b)), a == b))
 
     def larger(self, x: Any, y: Any, most: bool) -> Any:
-        """A maximum or minimum; NaN wins."""
+        """Formula for the maximum (`most`) or minimum; NaN propagates."""
         z = self.z
         positive = z.If(z.fpIsNegative(x) == most, y, x)
         tie = {"first": x, "second": y, "positive": positive}[self.ties]
@@ -72,7 +79,8 @@ class _Floats:
         return z.If(z.fpIsNaN(x), x, z.If(z.fpIsNaN(y), y, found))
 
     def signed(self, name: str, x: Sequence[Any]) -> Any:
-        """A product, quotient or reciprocal of which only this is known: its sign, and that its size depends on the operands' sizes."""
+        """Sound abstraction of a product, quotient or reciprocal: exact sign, magnitude an uninterpreted function of
+        the operands' magnitudes."""
         z, sizes = self.z, [self.z.fpAbs(v) for v in x]
         found = z.Function(f"size of {name}", *[self.sort] * len(x), self.sort)(*sizes)
         self.facts += [z.Or(z.fpIsNaN(found), z.fpIsPositive(found))]
@@ -80,7 +88,8 @@ class _Floats:
         return z.If(reduce(z.Xor, map(z.fpIsNegative, x)), z.fpNeg(found), found)
 
     def apply(self, name: str, x: Sequence[Any]) -> Any:
-        """An op of elements."""
+        """Formula for an atomic elementwise op applied to elements; uninterpreted if the op has no IEEE definition
+        here."""
         z, rounded = self.z, self.nearest
         if self.signs and name in ("mul", "div", "recip"):
             return self.signed(name, x)
@@ -100,7 +109,7 @@ class _Floats:
 
 
 class _Ints:
-    """The arithmetic of an integer format."""
+    """z3 bit-vector encoding of one integer format."""
 
     def __init__(self, name: str) -> None:
         self.z, self.facts = z3(), list[Any]()
@@ -108,21 +117,22 @@ class _Ints:
         self.sort = self.z.BitVecSort(self.size)
 
     def variable(self, name: str) -> Any:
-        """An operand's element."""
+        """A fresh symbolic element of an operand."""
         return self.z.BitVec(name, self.size)
 
     def number(self, value: float) -> Any:
-        """A constant."""
+        """A constant; Beyond if it is not an integer."""
         if value != int(value):
             raise Beyond("a fraction among integers")
         return self.z.BitVecVal(int(value), self.size)
 
     def equal(self, a: Any, b: Any) -> Any:
-        """Bit by bit."""
+        """Formula for bitwise equality."""
         return a == b
 
     def apply(self, name: str, x: Sequence[Any]) -> Any:
-        """An op of elements; sums and products wrap around."""
+        """Formula for an atomic elementwise op; sums and products wrap around. Beyond if the op has no integer
+        encoding."""
         z = self.z
         lt, le = (lambda a, b: a < b, lambda a, b: a <= b) if self.signed else (z.ULT, z.ULE)
         laws: dict[str, Callable[..., Any]] = {
@@ -138,7 +148,7 @@ class _Ints:
 
 
 class _Elements:
-    """A rule's terms at one element, in one arithmetic."""
+    """Evaluates the terms of a rule at one symbolic element, in one number format."""
 
     def __init__(self, rule: Rule, numbers: Any) -> None:
         self.numbers, conditions = numbers, booleans(rule)
@@ -147,7 +157,7 @@ class _Elements:
         self.env = {n: z.Bool(n) if n in conditions else numbers.variable(n) for n in names}
 
     def of(self, term: Term) -> Any:
-        """A term's value."""
+        """The formula for a term."""
         if isinstance(term, Var):
             return self.env[term.name]
         if isinstance(term, Literal):
@@ -162,13 +172,13 @@ class _Elements:
         return self.op(term.op, [self.of(a) for a in term.args])
 
     def cast(self, x: Any, dtype: Attr) -> Any:
-        """A value in a named float format, or in the operand's own one (see `_casts`)."""
+        """The value cast to a named float format, or unchanged if the dtype is the operand's own (see `_casts`)."""
         z, numbers = self.numbers.z, self.numbers
         sort = z.FPSort(*FLOATS[dtype.value]) if isinstance(dtype, Value) else numbers.sort
         return x if x.sort() == sort else z.fpToFP(numbers.nearest, x, sort)
 
     def op(self, name: str, x: Sequence[Any]) -> Any:
-        """An op of values."""
+        """The formula for an op applied to values, booleans included."""
         z, entry = self.numbers.z, OPS[name]
         if name == "where":
             return z.If(*x)
@@ -180,7 +190,7 @@ class _Elements:
         return self.decomposed(name, x) if entry.composite else self.numbers.apply(name, x)
 
     def decomposed(self, name: str, x: Sequence[Any]) -> Any:
-        """A composite by its decomposition."""
+        """The formula for a composite op, from its decomposition into atomic ops."""
         leaves = [api.input(f"operand{i}", (1,)) for i in range(len(x))]
         done: dict[Tensor, Any] = dict(zip(leaves, x))
 
@@ -198,7 +208,8 @@ class _Elements:
 
 
 def prove_bits(rule: Rule) -> tuple[bool, str]:
-    """Whether z3 decides that a one-way elementwise rule holds bit by bit; with what it proved, or why not."""
+    """Tries to prove a one-way elementwise rule bitwise with z3. Returns (proved, what was proved or why it was
+    not)."""
     try:
         worlds, until = list(_formats(rule)), perf_counter() + SECONDS
         for _, *ways in worlds:
@@ -213,7 +224,7 @@ def prove_bits(rule: Rule) -> tuple[bool, str]:
 
 
 def _always(rule: Rule, numbers: Any) -> bool:
-    """Whether z3 shows that the sides are equal in an arithmetic."""
+    """Whether z3 proves that the sides are equal in one number format."""
     said = _Elements(rule, numbers)
     for left, right in zip(rule.lefts, rule.rights):
         a, b = said.of(left), said.of(right)
@@ -226,8 +237,11 @@ def _always(rule: Rule, numbers: Any) -> bool:
 
 
 def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
-    """The arithmetics in which a rule may match, each by name with the ways to ask in it, the easiest first; Beyond for a rule that is not
-    elementwise. Conditions on shapes are asked for with the types: what holds of every element holds under them."""
+    """Yields (format name, encodings to try, cheapest first) for each number format in which the rule may match.
+
+    Raises Beyond for a rule that is not elementwise. Guards on shapes are checked with the types (smt.py): an equality
+    that holds for every element also holds under them.
+    """
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t for t in terms if isinstance(t, Call)]
     if any(t.op == "cast" for t in calls):
@@ -251,8 +265,12 @@ def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
 
 
 def _casts(rule: Rule, calls: Sequence[Call]) -> Iterator[tuple[Any, ...]]:
-    """The arithmetics of a rule of casts alone: those in which its one operand may be. Beyond where a cast is to a dtype that is
-    neither a named float format nor said to be the operand's own, or some dtype is neither of these."""
+    """Yields (format name, encoding) for a rule that consists of casts alone: the formats that its only operand may
+    have.
+
+    Raises Beyond if a cast's dtype is neither a named float format nor the operand's own, or if the rule has other
+    ops.
+    """
     names = {v for t in rule.lefts for v in variables(t)}
     equal = [g.args for g in rule.guards if isinstance(g, Apply) and g.function == "eq"]
     own = {a for pair in equal for a, b in (pair, pair[::-1]) if isinstance(b, Apply) and b.function == "dtype"}
@@ -270,7 +288,7 @@ def _casts(rule: Rule, calls: Sequence[Call]) -> Iterator[tuple[Any, ...]]:
 
 
 def _ties(calls: Sequence[Call]) -> Sequence[str]:
-    """Which ways of breaking ties between 0.0 and -0.0 make a difference."""
+    """The tie rules for 0.0 and -0.0 to check: all of `TIES` if the rule contains a maximum or minimum, else one."""
     return TIES if any(OPS[t.op].composite or t.op in ("maximum", "minimum") for t in calls) else TIES[:1]
 
 

@@ -1,15 +1,16 @@
-"""Is a rule true? Falsification from the rule object alone: types, exact arithmetic, float64, bits.
+"""Rule checking by randomized testing: types, exact modular arithmetic, float64, and bitwise comparison.
 
-On random instances (sample.py) both sides must have one type, and then
-- rules within ring and field arithmetic are evaluated exactly modulo two primes (field.py), free of rounding;
-- every rule is evaluated in float64 on well-scaled values, on values with zeros and signs, on positive ones, and on mixed
-  magnitudes with denormals; integers must agree exactly, wrap-around included;
-- a rule that claims `exact` is evaluated in its own dtypes on infinities, NaN, -0.0 and denormals, and compared bit by bit.
+On random instances (sample.py) both sides must have the same type. Then:
+- Rules within ring and field arithmetic are evaluated exactly modulo two primes (field.py), without rounding.
+- Every rule is evaluated in float64 on well-scaled values, on values with zeros and signs, on positive values, and on
+  mixed magnitudes with denormals. Integers must agree exactly, wrap-around included.
+- A rule that claims `exact` is evaluated in its own dtypes on infinities, NaN, -0.0 and denormals, and compared bit by
+  bit.
 
-Where a side divides by zero or leaves a function's domain, both sides must: the finite positions are the same. Which of
-±inf and NaN stands at the others is compared for `exact` rules only. A mixed-magnitude sample on which any intermediate
-value overflows, or a product vanishes, says nothing. Sampling refutes or fails to refute, so the best verdict of `check` is "tested"; `verdict` asks
-for a proof as well (smt.py).
+Where a side divides by zero or leaves a function's domain, so must the other: both sides are finite at the same
+positions. Which of ±inf and NaN stands at the other positions is compared for `exact` rules only. A mixed-magnitude
+sample in which an intermediate value overflows or a product underflows is discarded. Testing can refute a rule but not
+prove it, so the best verdict of `check` is "tested"; `verdict` also attempts a proof (smt.py, bits.py).
 """
 
 from __future__ import annotations
@@ -40,18 +41,21 @@ Status = Literal["proved", "tested", "refuted", "unknown"]
 STATUSES: tuple[Status, ...] = ("proved", "tested", "refuted", "unknown")
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 1.0, -1.0, 3.0e38, 2.0, 0.5)
 PLAIN_SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5)
-ORDERS = 64  # evaluations of a rule with a maximum, each in an order of its own
+ORDERS = 64  # evaluations of a rule with a maximum, each with another random order of the residues
 STYLES = ("plain", "zeros", "positive", "wide")
 SLACK = 512 * np.finfo(np.float64).eps
-COST_GUARDS = ("weight", "active", "chained", "original", "ordered")  # say where a rule pays, not where it is true
-#: Guards on shapes that bound growth: the rule holds without them, but would repeat itself or help nothing.
+COST_GUARDS = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is sound
+#: Shape guards that bound e-graph growth: the rule is sound without them, but would apply endlessly or gain nothing.
 LIMITS = {"enlarge-kernel": ("size(w, 2) == 1", "size(w, 3) == 1"), "strided-pointwise-conv": ("s != (1, 1)",),
           "low-rank-folds": ("rank(b) == 2", "shape(w) == replace(shape(a), -1, size(b, -1))")}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a rule's truth. `counterexample` is set for "refuted": shapes, values, both results."""
+    """The result of checking a rule: a status and a one-line reason.
+
+    `counterexample` is set for "refuted" only: shapes, operand values and both results.
+    """
 
     status: Status
     detail: str
@@ -62,7 +66,7 @@ class Verdict:
 
 
 class Refuted(Exception):
-    """A counterexample was found."""
+    """Raised when a counterexample is found."""
 
     def __init__(self, detail: str, counterexample: str) -> None:
         super().__init__(detail)
@@ -71,8 +75,11 @@ class Refuted(Exception):
 
 # ---------------------------------------------------------------- values
 def values(found: Filled, rng: np.random.Generator, style: str) -> dict[str, Array]:
-    """Random arrays for the tensors of an instance, in their own dtypes; indices stay below their bounds. In the style
-    "signs" every float tensor has one sign."""
+    """Random arrays for the tensor variables of an instance, in their own dtypes; indices stay below their bounds.
+
+    `style` is one of `STYLES`, "special" (infinities, NaN, denormals) or "signs" (each float tensor has a single
+    sign).
+    """
     if style == "signs":
         sign = {name: rng.choice((-1.0, 1.0)) for name in found.types}
         return {n: x * sign[n] if x.dtype.kind == "f" else x for n, x in values(found, rng, "positive").items()}
@@ -110,7 +117,7 @@ def _array(shape: Any, dtype: str, rng: np.random.Generator, style: str, bound: 
         return np.asarray(x).astype(target)
 
 
-SHOWN = 24  # numbers of an array in a counterexample; of a larger one, the first and the last few of each axis
+SHOWN = 24  # elements shown in full in a counterexample; of a larger array, the first and last few of each axis
 
 
 def _show(x: Array) -> str:
@@ -123,7 +130,8 @@ def _show(x: Array) -> str:
 
 # ---------------------------------------------------------------- one instance
 class Filled(Protocol):
-    """A rule with types for its variables: an `Instance`, or one of another rule language."""
+    """Protocol: a rule with concrete types for its tensor variables (an `Instance`, or its counterpart for text
+    rules)."""
 
     @property
     def types(self) -> Mapping[str, Type]:
@@ -132,16 +140,16 @@ class Filled(Protocol):
 
     @property
     def bounds(self) -> Mapping[str, int]:
-        """For integer tensors used as indices, the size that they must stay below."""
+        """Exclusive upper bounds of integer tensors that are used as indices."""
         ...
 
     def sides(self, rule: Any) -> list[tuple[Tensor, Tensor]]:
-        """(left, right) of each pair of sides; ShapeError where one has no type."""
+        """(left, right) of each pair of sides; ShapeError if a side is ill typed."""
         ...
 
 
 class Trial:
-    """Both sides of a rule on one instance."""
+    """Both sides of a rule on one instance, ready for evaluation. Raises Refuted if their types differ."""
 
     def __init__(self, rule: Rule | TextRule | None, found: Filled, rng: np.random.Generator) -> None:
         self.rule, self.found, self.rng = rule, found, rng
@@ -152,7 +160,7 @@ class Trial:
         self.empty = any(0 in node.shape for node in self.order)
 
     def typed(self) -> list[tuple[Tensor, Tensor]]:
-        """The sides, which must have equal types."""
+        """The pairs of sides, checked to have equal types; raises Refuted otherwise."""
         try:
             pairs = self.found.sides(self.rule)
         except ShapeError as error:
@@ -165,12 +173,13 @@ class Trial:
         return pairs
 
     def refute(self, detail: str, data: Mapping[str, Array], left: Array, right: Array) -> Refuted:
-        """The refutation, with everything needed to see it by hand."""
+        """The Refuted exception to raise: shapes, operand values and both results."""
         lines = [f"  {self.found}", *(f"  {n} = {_show(x)}" for n, x in data.items())]
         return Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
 
     def exactly(self) -> bool:
-        """Field arithmetic modulo the primes; False where the rule or these values are outside it."""
+        """Compares the sides modulo each prime; False if the rule or the sampled values are outside of field
+        arithmetic."""
         if any(dtypes.category(t.dtype) == "int" and n not in self.found.bounds for n, t in self.found.types.items()):
             return False
         for p in PRIMES:
@@ -189,7 +198,8 @@ class Trial:
         return True
 
     def run(self, data: Mapping[str, Array], *, float64: bool) -> list[Array] | None:
-        """Values of all nodes; None where the left side cannot be computed (an empty maximum)."""
+        """Values of all nodes in evaluation order; None if the left side cannot be computed (such as the maximum of an
+        empty axis)."""
         with np.errstate(all="ignore"):
             try:
                 return evaluate(self.order, data, params=data, float64=float64)
@@ -202,9 +212,10 @@ class Trial:
                 raise Refuted(f"only the left side can be computed: {error}", f"  {self.found}") from None
 
     def close(self, style: str) -> bool:
-        """Float64 within rounding; False if the sample says nothing."""
+        """Compares the sides in float64 up to rounding; False if the sample is uninformative (overflow, nothing
+        finite)."""
         if self.empty and style in ("zeros", "wide"):
-            style = "plain"  # 0/0 over an empty axis: the one corner that is not asked for
+            style = "plain"  # 0/0 over an empty axis is the one corner case not tested
         data = values(self.found, self.rng, style)
         got = self.run(data, float64=True)
         if got is None:
@@ -223,7 +234,7 @@ class Trial:
         return said
 
     def vanishes(self, at: Mapping[int, Array]) -> bool:
-        """Whether a product or quotient of numbers that are not zero is none that float64 holds in full."""
+        """Whether a product or quotient of nonzero numbers underflows float64's normal range."""
         for node in self.order:
             if node.op in ("mul", "div", "recip") and dtypes.is_float(node.dtype):
                 there = np.logical_and.reduce(np.broadcast_arrays(*(at[id(a)] != 0 for a in node.args)))
@@ -232,7 +243,7 @@ class Trial:
         return False
 
     def differs(self, i: int, data: Mapping[str, Array], left: Array, right: Array, peak: float) -> str:
-        """What is wrong between two results, or ''."""
+        """Why two results differ by more than rounding explains, or ''."""
         if not dtypes.is_float(self.roots[i].dtype):
             return "" if np.array_equal(left, right) else "the sides differ"
         finite = np.isfinite(left)
@@ -247,7 +258,8 @@ class Trial:
         return f"the sides differ by {gap:.3g}, where rounding explains {SLACK * scale:.3g}"
 
     def condition(self, i: int, data: Mapping[str, Array], left: Array, finite: Array) -> float:
-        """How far the left side moves, per relative change of the operands: what rounding is amplified by."""
+        """Estimated norm of the left side's change per unit relative change of the operands: its condition, which
+        amplifies rounding."""
         worst = 0.0
         for _ in range(3):
             moved = {
@@ -263,7 +275,8 @@ class Trial:
         return worst
 
     def bitwise(self, style: str) -> bool:
-        """Own dtypes, bit by bit; NaN equals NaN."""
+        """Compares the sides bitwise in their own dtypes (NaN equals NaN); False if the left side cannot be
+        computed."""
         data = values(self.found, self.rng, style)
         got = self.run(data, float64=False)
         if got is None:
@@ -299,15 +312,16 @@ def _judge(rule: Rule, found: Iterator[Instance], seed: int, first: int = 0) -> 
         except Refuted as refuted:
             return counts, refuted
         except FAILURES:
-            continue  # an attribute expression of the right side has no value: the rule does not match
+            continue  # an attribute expression of the right side has no value, so the rule does not match
         counts["instances"] += 1
     return counts, None
 
 
 def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000) -> Verdict:
-    """Try to refute a rule, each direction on `samples` instances (of so many tries for one). RuleError if it is malformed.
+    """Tries to refute a rule on `samples` random instances per direction, with up to `attempts` draws each.
 
-    "unknown" says that too few instances were found, or that none of them had a value to compare.
+    Returns "tested" or "refuted"; "unknown" if too few instances were found or none had a value to compare. RuleError
+    if the rule is malformed.
     """
     rule.check()
     total: dict[str, int] = {}
@@ -327,9 +341,11 @@ def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000)
 
 
 def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """`check`, and where nothing is refuted an attempt at a proof: by SMT for all sizes and ranks (smt.py), with random
-    evaluations that err with a chance below 2**-60 (field.py), or bit by bit (bits.py). A rule that is not proved stays
-    "tested"; it says why."""
+    """`check`, and if nothing refutes the rule, a proof attempt.
+
+    A proof is either SMT over all sizes and ranks (smt.py) with random evaluations whose error probability is below
+    2**-60 (field.py), or bitwise (bits.py). A rule that is not proved stays "tested", and the detail says why.
+    """
     found = check(rule, seed=seed, samples=samples)
     if found.status != "tested":
         return found
@@ -347,7 +363,8 @@ def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
 
 
 def confirmed(rule: Rule, suspect: Instance) -> Verdict | None:
-    """The refutation at an instance where a proof failed, if the rule matches there and evaluation has the sides differ."""
+    """The refutation at an instance suggested by a failed proof; None if the rule does not match there or evaluation
+    agrees."""
     try:
         tensors = suspect.tensors()
         for left in rule.lefts:
@@ -359,8 +376,12 @@ def confirmed(rule: Rule, suspect: Instance) -> Verdict | None:
 
 
 def _proof(rule: Rule, seed: int, samples: int, suspects: list[Instance]) -> tuple[bool, str]:
-    """Whether a one-way rule is proved, and how, or why not; instances at which it may fail join `suspects`. Bit by bit every case is decided; elsewhere random evaluations, or
-    all that decide, stand beside the proof."""
+    """Tries to prove a one-way rule. Returns (proved, how or why not).
+
+    Appends instances at which the rule may fail to `suspects`. A bitwise proof covers every case; an SMT proof also
+    needs random evaluations with a small error probability, or finitely many evaluations that decide the rule
+    (grid.py).
+    """
     from .bits import prove_bits
     from .grid import decides
     from .smt import prove
@@ -368,7 +389,7 @@ def _proof(rule: Rule, seed: int, samples: int, suspects: list[Instance]) -> tup
     done, why = prove(rule, suspects)
     if done:
         bits = [_sure(rule, x, seed) for x in instances(rule, random.Random(seed), samples)]
-        least = min((b for b in bits if b), default=0.0)  # below 0 where one evaluation differs
+        least = min((b for b in bits if b), default=0.0)  # negative if an evaluation differs
         if least >= BITS:
             return True, f"{why}; random evaluation errs with a chance below 2^-{int(least)}"
         if decides(rule) or any(_decided(rule, x, seed) for x in instances(rule, random.Random(seed), 16 * samples)):
@@ -379,7 +400,8 @@ def _proof(rule: Rule, seed: int, samples: int, suspects: list[Instance]) -> tup
 
 
 def _sure(rule: Rule, found: Instance, seed: int) -> float:
-    """How sure random evaluations are of one instance (agreement): as they are, with exponentials, without needless rectifiers."""
+    """Confidence in bits (`field.agreement`) that one instance holds: evaluated as given, then with exponentials, then
+    with redundant rectifiers removed."""
     try:
         trial = Trial(rule, found, np.random.default_rng(seed))
     except (Refuted, *FAILURES):
@@ -395,7 +417,7 @@ def _sure(rule: Rule, found: Instance, seed: int) -> float:
 
 
 def _decided(rule: Rule, found: Instance, seed: int) -> bool:
-    """Whether an instance's elements are few enough that finitely many values decide (grid)."""
+    """Whether finitely many operand values decide an instance, and all of them agree (grid.py)."""
     from .grid import decides_at
 
     try:
@@ -406,7 +428,7 @@ def _decided(rule: Rule, found: Instance, seed: int) -> bool:
 
 
 def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """`check`, raising RuleError with the counterexample where the rule is refuted."""
+    """`check`, but raises RuleError with the counterexample if the rule is refuted."""
     verdict = check(rule, seed=seed, samples=samples)
     if verdict.status == "refuted":
         raise RuleError(
@@ -418,12 +440,13 @@ def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
 
 
 def about_cost(guard: Attr) -> bool:
-    """Whether a guard says where a rule pays, not where it is true."""
+    """Whether a guard states where a rule is profitable rather than where it is sound."""
     return isinstance(guard, Apply) and guard.function in COST_GUARDS
 
 
 def judge(rule: Rule, instance: Instance, *, seed: int = 0, style: int = 0) -> Verdict:
-    """The verdict on one given instance of a one-way rule (its guards are not asked), on values of this style and the next."""
+    """The verdict on one given instance of a one-way rule, without checking its guards, on values of styles `style` and
+    `style + 1`."""
     counts, refuted = _judge(rule, iter((instance,)), seed, style)
     if refuted is not None:
         return Verdict("refuted", f"{rule.name}: {refuted.detail}", refuted.counterexample)
@@ -431,10 +454,10 @@ def judge(rule: Rule, instance: Instance, *, seed: int = 0, style: int = 0) -> V
 
 
 def mutate_guards(rule: Rule, *, seed: int = 0, samples: int = 60) -> list[tuple[str, Verdict]]:
-    """For each guard on shapes or dtypes: the verdict on instances where it alone fails.
+    """For each guard on shapes or dtypes: (guard text, verdict on instances that violate this guard alone).
 
-    "refuted" shows that the guard is needed. "tested" says that the rule holds without it, "unknown" that no instance
-    violates it alone (the others imply it).
+    "refuted" means that the guard is needed, "tested" that the rule holds without it, and "unknown" that no instance
+    violates it alone (the other guards imply it).
     """
     rule.check()
     found = []

@@ -1,17 +1,19 @@
 """Verdicts on the rules of a file: `tensor-graphs rules check FILE`.
 
-A line is a rule in one of two languages, told apart line by line. Blank lines and lines that begin with `#` are skipped.
+Each line holds rules in one of two languages; the language is detected per line. Blank lines and lines that begin with
+`#` are skipped.
 
     (matmul 0 (matmul 0 ?a ?b) ?c)=>(matmul 0 ?a (matmul 0 ?b ?c))      TASO's and Tensat's (tensat.py)
     f(x,y)==g(y,x)
 
     x @ (y @ z) <=> (x @ y) @ z                                         ours (egraph/pattern.py)
     name: recip(x) * y => y / x if rank(x) == 2, floating(x); exact
-    x @ a, x @ b => slice(m, …), slice(n, …) if …                       several sides: all must match at once
+    x @ a, x @ b => slice(m, …), slice(n, …) if …                       multi-pattern rule: all sides must match at once
 
-In ours the arrow is `=>` or `->` for one way, `<=>` or `<->` for both; a name before a colon, conditions after `if` or
-`when`, separated by commas or `and`, and `; exact`, which claims equality bit by bit, are optional. With `pairs`, two
-consecutive lines of Tensat's language are one rule; our rules stand alone.
+In our language the arrow is `=>` or `->` for a one-way rule and `<=>` or `<->` for a two-way rule. Optional parts: a
+name before a colon, guards after `if` or `when` (separated by commas or `and`), and `; exact`, which claims bitwise
+equality. With `pairs`, two consecutive lines of Tensat's language form one multi-pattern rule; rules in our language
+stay single.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from .tensat import TextRule, blank, is_text, paired, parse_line
 from .text_check import check_text
 
 SAMPLES = 16
-MANY = 200  # rules from which on starting processes pays
+MANY = 200  # number of rules from which starting worker processes pays off
 _ARROW = re.compile(r"<=>|<->|=>|->")
 _NAMED = re.compile(r"\s*([A-Za-z][\w-]*)\s*:\s*(?=\S)")
 _GUARDS = re.compile(r"\s(?:if|when)\s")
@@ -42,7 +44,8 @@ _GUARDS = re.compile(r"\s(?:if|when)\s")
 
 @dataclass(frozen=True)
 class OwnRule:
-    """A rule in our own language, as read from a line; `problem` says why it has no meaning here."""
+    """A rule in our own language, parsed from one line. `problem` says why it cannot be checked; `rule` is None
+    then."""
 
     text: str
     line: int
@@ -55,7 +58,7 @@ Line = TextRule | OwnRule
 
 @dataclass(frozen=True)
 class Checked:
-    """A rule of a file with its verdict; `index` counts from 0 in file order."""
+    """A rule of a file with its verdict. `index` counts from 0 in file order, `line` from 1."""
 
     index: int
     line: int
@@ -63,7 +66,7 @@ class Checked:
     verdict: Verdict
 
     def to_json(self) -> dict[str, object]:
-        """The rule's entry in the JSON document; a refuted rule's detail holds the counterexample."""
+        """The rule's entry in the JSON document; the detail of a refuted rule includes the counterexample."""
         found = self.verdict
         detail = f"{found.detail}\n{found.counterexample}" if found.counterexample else found.detail
         return {"index": self.index, "text": self.text, "verdict": found.status, "detail": detail}
@@ -71,7 +74,7 @@ class Checked:
 
 # ---------------------------------------------------------------- our own language
 def _split(text: str, separators: tuple[str, ...]) -> list[str]:
-    """The text cut at separators outside of brackets."""
+    """The text split at separators outside of brackets, parts stripped."""
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         depth += (text[i] in "([") - (text[i] in ")]")
@@ -84,7 +87,7 @@ def _split(text: str, separators: tuple[str, ...]) -> list[str]:
 
 
 def _unknown_op(sides: Sequence[str], line: int) -> str:
-    """The first op of the sides that is not in the op table, or ''. RuleError where a side is no expression."""
+    """The first op of the sides that is not in the op table, or ''. RuleError if a side is not an expression."""
     for side in sides:
         try:
             tree = ast.parse(side.strip(), mode="eval")
@@ -101,7 +104,7 @@ def _unknown_op(sides: Sequence[str], line: int) -> str:
 
 
 def parse_own(text: str, line: int) -> OwnRule:
-    """The rule of a line in our own language. RuleError names the line."""
+    """Parses a line in our own language. RuleError names the line."""
     rest, _, claims = text.strip().partition(";")
     if claims.strip() not in ("", "exact"):
         raise RuleError(
@@ -133,7 +136,10 @@ def parse_own(text: str, line: int) -> OwnRule:
 
 # ---------------------------------------------------------------- files
 def read(text: str, *, pairs: bool = False) -> list[Line]:
-    """The rules of a file in both languages, in file order. RuleError names the line of what cannot be read."""
+    """The rules of a file in both languages, in file order. RuleError names the line that cannot be parsed.
+
+    With `pairs`, consecutive rules in Tensat's language are joined two by two.
+    """
     found: list[Line] = []
     waiting: TextRule | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -174,8 +180,11 @@ def check_all(
     stop: Callable[[], bool] = lambda: False,
     processes: int = 1,
 ) -> Iterator[Checked]:
-    """Every rule of a file with its verdict, in file order, until asked to stop; what was judged once is not judged again.
-    `processes`: how many judge side by side where there are many rules."""
+    """Yields every rule of a file with its verdict, in file order, until `stop` returns True.
+
+    Rules with equal text are checked once. With at least `MANY` distinct rules, `processes` worker processes check in
+    parallel.
+    """
     known: dict[str, Verdict] = {}
     begin = time.perf_counter()
     distinct = list({rule.text: rule for rule in reversed(rules)}.values())[::-1]
@@ -203,6 +212,6 @@ def check_all(
 
 
 def counts(found: Sequence[Checked]) -> dict[str, int]:
-    """How many rules have each verdict."""
+    """Number of rules per verdict."""
     total = Counter[str](c.verdict.status for c in found)
     return {status: total[status] for status in STATUSES}

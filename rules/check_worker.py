@@ -1,8 +1,8 @@
-"""Rules judged side by side, in processes of their own: for files of many rules.
+"""Worker processes that check the rules of a large file in parallel.
 
-A process reads one rule a line, as JSON, and answers each with a verdict. It is started as `python -m`, in a session of its own:
-Ctrl-C belongs to the parent, and a script without a guard is not run again. A process that dies costs nothing: its rule is judged
-here.
+A worker reads one rule per line as JSON and answers each with a verdict. It is started with `python -m` in its own
+session, so that Ctrl-C reaches only the parent and the main script is not executed again. If a worker dies, the parent
+checks its rule itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .check_file import Line, read, verdict
 
 
 class Judges:
-    """So many processes that judge rules; verdicts come in the order of the rules."""
+    """Pool of worker processes that check rules; a context manager that kills the workers on exit."""
 
     def __init__(self, count: int, seed: int, samples: int) -> None:
         self.seed, self.samples = seed, samples
@@ -44,11 +44,11 @@ class Judges:
             process.communicate()
 
     def all(self, rules: Sequence[Line]) -> list[Future[Verdict]]:
-        """The verdicts to come."""
+        """Futures of the verdicts, in the order of the rules."""
         return [self.threads.submit(self.one, rule) for rule in rules]
 
     def one(self, rule: Line) -> Verdict:
-        """A verdict, from this thread's process while there is one."""
+        """The verdict on one rule, from this thread's worker process, or computed here if the worker fails."""
         asked = {"text": rule.text, "line": rule.line, "seed": self.seed, "samples": self.samples}
         try:
             process = self._process()
@@ -75,7 +75,7 @@ class Judges:
 
 
 def serve() -> None:
-    """Answer until the other side is gone."""
+    """Worker main loop: answers requests from standard input until it is closed."""
     for line in sys.stdin:
         asked = json.loads(line)
         (rule,) = read("\n" * (asked["line"] - 1) + asked["text"], pairs="\n" in asked["text"])

@@ -1,4 +1,5 @@
-"""Matrix products and convolutions: re-association, linearity, scales that move past them, merging and splitting."""
+"""Rules about matrix products and convolutions: associativity, linearity, scale factors that commute with contractions,
+merging and splitting."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ LINEARITY = table("linearity", "algebra", [
          doc="convolutions by two weights of one shape are one by their sum"),
 ])  # fmt: skip
 
-#: DEFER: a factor that is constant along the contracted axis moves past the contraction.
+#: DEFER: a factor that is constant along the contracted axis commutes with the contraction.
 SCALES = table("defer", "algebra", [
     Rule("defer-row-scale", "(x * r) @ w", "(x @ w) * r", when=("size(r, -1) == 1",), both=True, keep=True,
          doc="a factor per row moves past a product"),
@@ -69,7 +70,7 @@ BIAS = table("bias", "algebra", [
 _COLUMNS = "concat(a, b, axis=1)"
 _CONV = "strides=s, pads=p, dilations=d"
 
-#: CONCAT: contractions that share an operand become one; a sum of products becomes one longer product.
+#: CONCAT: contractions that share an operand merge into one; a sum of products becomes one longer product.
 MERGES = table("merging", "merge", [
     Rule("merge-matmuls", ("x @ a", "x @ b"),
          (f"slice(x @ {_COLUMNS}, axis=rank(x) - 1, start=0, stop=size(a, 1))",
@@ -188,7 +189,8 @@ CONVOLUTIONS = table("convolution", "algebra", [
          growth="expands", doc="with given statistics a batch norm is a gain and a shift per channel"),
 ])  # fmt: skip
 
-#: Ones where the first two positions agree, else zeros. Narrower ints and floats cannot count far enough.
+#: The identity matrix: ones where the first two indices agree, else zeros. int64, because narrower dtypes cannot hold
+#: every index.
 _UNIT = "cast(eq(iota(axis=0, shape=s, dtype='int64'), iota(axis=1, shape=s, dtype='int64')), dtype=f)"
 IDENTITIES = table("identities", "algebra", [
     Rule("times-unit-matrix", f"x @ {_UNIT}", "x", when=("len(s) == 2", "s[0] == s[1]"), growth="collects", doc="the unit matrix on the right"),
@@ -217,7 +219,7 @@ POOLS = table("pooling", "algebra", [
          when=("shape(z) == (size(z, 0), size(z, 1), 1, 1)",), doc="a factor per channel moves past a mean"),
 ])  # fmt: skip
 
-#: Embeddings and other look-ups before arithmetic.
+#: Embeddings and other gathers, moved past arithmetic.
 LOOKUPS = table("look-ups", "algebra", [
     Rule("embed-product", "gather(e, n, axis=0) @ w", "gather(e @ w, n, axis=0)", growth="expands", keep=True,
          when=("weight(e)", "weight(w)", "rank(e) == 2", "rank(w) == 2"), doc="a product of looked-up rows is looked up"),

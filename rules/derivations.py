@@ -1,6 +1,8 @@
-"""Known optimizations derived from the rules of loop transformation, each with its chain of rule applications.
+"""Known optimizations derived from general loop-transformation rules, each with its chain of rule applications.
 
-python -m tensor_graphs.rules.derivations > docs/derivations.md
+As a program, this module prints docs/derivations.md:
+
+    python -m tensor_graphs.rules.derivations > docs/derivations.md
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from . import ALL
 LIMITS = Limits(nodes=6000, iterations=10, seconds=60)
 BLOCK = 3
 
-#: What is taken from the rules in force: views that fold, factors that leave sums, elementwise ops past views.
+#: Base rules used in addition: folding of views, factors that leave sums, elementwise ops that commute with views.
 BASE = (
     "reshape-reshape", "reshape-identity", "permute-permute", "permute-identity", "permute-mul", "reshape-exp",
     "sum-of-permute", "sum-of-one", "sum-factor", "mul-commutes", "mul-associates", "defer-row-quotient",
@@ -32,7 +34,10 @@ Sides = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Derivation:
-    """Two terms, what is said of them, and whether loops are split or merged on the way from one to the other."""
+    """One derivation: a name, its description, the two equal terms, and the loop rules to use.
+
+    `splits` selects the rules that split loops instead of those that merge them.
+    """
 
     name: str
     doc: str
@@ -41,13 +46,13 @@ class Derivation:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """All loop rules but those that merge (or split) loops, and the base: nothing is picked for one derivation."""
+        """All loop rules except those that merge (or split) loops, plus `BASE`; not tuned per derivation."""
         turned = loops.splits(BLOCK) if self.splits else ()
         kept = [r for r in loops.RULES if not (self.splits and r.name.startswith("merge-"))]
         return (*kept, *turned, *(r for r in ALL if r.name in BASE))
 
     def derive(self) -> Explanation:
-        """The chain of rule applications. RuleError where the rules do not connect the two."""
+        """The chain of rule applications that connects the two sides. RuleError if none is found within the limits."""
         found = derive(*self.sides(), self.rules, LIMITS, session=InProcess())
         if found is None:
             raise RuleError("the rules do not derive it within the limits", where=self.name)
@@ -81,7 +86,8 @@ def _interchanged() -> Sides:
 
 
 def _blocks(x: Tensor) -> tuple[Tensor, Tensor]:
-    """exp relative to each block's own maximum, and what rescales a block to the maximum of all."""
+    """Per block: exp relative to the block's own maximum, and the factor that rescales the block to the overall
+    maximum."""
     blocks = t.reshape(x, (4, 2, BLOCK))
     top = t.max(blocks, 2, True)
     return t.exp(blocks - top), t.exp(top - t.max(top, 1, True))
@@ -119,7 +125,7 @@ DERIVATIONS = (
 
 # ---------------------------------------------------------------- the document
 def lines(derivation: Derivation) -> Iterator[str]:
-    """One derivation as Markdown: the index expressions it goes through, and the rules between them."""
+    """Yields one derivation as Markdown lines: the index expressions in order, with the rules applied between them."""
     found = derivation.derive()
     checked = check(found, derivation.rules)
     state = f"replayed, largest relative error {max(checked.errors):.1e}" if checked.ok else "WRONG"
@@ -140,7 +146,7 @@ def lines(derivation: Derivation) -> Iterator[str]:
 
 
 def _counted(names: list[str]) -> list[str]:
-    """Names in order, repeats in a row counted."""
+    """The names in order, with consecutive repeats collapsed to a count."""
     found: list[tuple[str, int]] = []
     for name in names:
         if found and found[-1][0] == name:
@@ -166,7 +172,7 @@ to the other. Steps that only change the views around a term leave its line as i
 
 
 def markdown() -> str:
-    """docs/derivations.md."""
+    """The text of docs/derivations.md."""
     return "\n".join([HEAD, *(line for d in DERIVATIONS for line in lines(d))])
 
 

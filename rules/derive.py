@@ -1,9 +1,10 @@
-"""Which rules the others derive, and how many are left: the count of independent rules.
+"""Counts independent rules: which rules follow from the others.
 
-A rule is derivable if, on each of a few instances, the left side alone, saturated with the rules that remain, reaches a class
-that holds the right side within the limits (for two-way rules: in both directions). Rules are tried one after another and
-a derivable one is dropped before the next is tried, so whatever was dropped follows from what is kept. The limits are
-small: a rule counted as independent may still follow by a longer proof, a derivable one never fails to.
+A rule is derivable if, on each of a few instances, saturating the left side alone with the remaining rules yields an
+e-class that contains the right side within the limits (for two-way rules: in both directions). Rules are tried in turn,
+and a derivable rule is removed before the next is tried, so every removed rule follows from the kept ones. The limits
+are small: a rule counted as independent may still follow by a longer proof, but a rule counted as derivable always
+follows.
 
     python -m tensor_graphs.rules.derive          prints the table, in a few minutes
 """
@@ -25,7 +26,7 @@ LIMITS = Limits(nodes=1500, iterations=5, seconds=5.0)
 
 
 def holds(view: EGraphView, term: Tensor) -> int | None:
-    """The class of a view that holds a term, None if no class does."""
+    """The id of the e-class in a view that contains a term, or None."""
     nodes = {}
     for i in range(len(view)):
         leaf = view.tensors.get(i)
@@ -44,8 +45,12 @@ def holds(view: EGraphView, term: Tensor) -> int | None:
 
 
 def chosen(rule: Rule, *, seed: int = 0, among: int = 24, count: int = 5) -> list[Instance]:
-    """Some instances of a one-way rule: the one with the fewest axes of size 1, then whatever comes. Several, because a
-    single one may be special (a slice of everything, a factor of 1) and follow from rules for that case."""
+    """Up to `count` instances of a one-way rule: the one among `among` with the fewest axes of size 1, then the first
+    ones drawn.
+
+    Several, because a single instance may be a special case (a slice of a whole axis, a factor of 1) that follows from
+    rules for that case only.
+    """
 
     def narrow(x: Instance) -> int:
         return sum(d == 1 for t in x.types.values() for d in t.shape) + 9 * any(
@@ -57,7 +62,7 @@ def chosen(rule: Rule, *, seed: int = 0, among: int = 24, count: int = 5) -> lis
 
 
 def _full(rule: Rule, found: Instance) -> bool:
-    """Whether both sides are typed and hold no empty value (lowering knows none: they are constants)."""
+    """Whether both sides are well typed and no value in them is empty (lowering folds empty values to constants)."""
     try:
         sides = [side for pair in found.sides(rule) for side in pair]
     except (ShapeError, *FAILURES):
@@ -66,7 +71,7 @@ def _full(rule: Rule, found: Instance) -> bool:
 
 
 def derives(rules: Sequence[Rule], rule: Rule, *, limits: Limits = LIMITS, seed: int = 0) -> bool:
-    """Whether the rules turn a one-way rule's left sides into its right sides."""
+    """Whether the rules rewrite the left sides of a one-way rule into its right sides, on all instances of `chosen`."""
     found = chosen(rule, seed=seed)
     return bool(found) and all(_proves(rules, rule, x, limits) for x in found)
 
@@ -82,13 +87,14 @@ def _proves(rules: Sequence[Rule], rule: Rule, found: Instance, limits: Limits) 
 
 @dataclass(frozen=True)
 class Derivation:
-    """The result of `independent`: rules kept, rules that they derive."""
+    """The result of `independent`: the kept rules, and the rules that follow from them."""
 
     kept: tuple[Rule, ...]
     derived: tuple[Rule, ...]
 
     def table(self) -> str:
-        """Markdown: per family the rules, the one-way rules, those marked as shortcuts, those derivable, those kept."""
+        """Markdown table with, per family, the number of rules, one-way rules, shortcuts, derivable rules and kept
+        rules."""
         every = (*self.kept, *self.derived)
         families = list(dict.fromkeys(r.family for r in sorted(every, key=lambda r: (r.phase, r.family))))
         rows = [(f, [r for r in every if r.family == f], [r for r in self.derived if r.family == f]) for f in families]
@@ -103,7 +109,7 @@ class Derivation:
 
 
 def steps(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Iterator[tuple[Rule, bool]]:
-    """Each rule with whether those still kept derive it: shortcuts first, then from the last table to the first."""
+    """Yields (rule, whether the rules still kept derive it): shortcuts first, then from the last table to the first."""
     kept = list(rules)
     late = rules[::-1]
     for rule in (*(r for r in late if r.shortcut), *(r for r in late if not r.shortcut)):
@@ -115,7 +121,7 @@ def steps(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Iterator[tuple[R
 
 
 def independent(rules: Sequence[Rule], *, limits: Limits = LIMITS) -> Derivation:
-    """The rules split into those kept and those that the kept ones derive."""
+    """Splits the rules into a kept set and the rules that the kept set derives."""
     derived = {rule.name for rule, found in steps(rules, limits=limits) if found}
     return Derivation(tuple(r for r in rules if r.name not in derived), tuple(r for r in rules if r.name in derived))
 

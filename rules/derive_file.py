@@ -1,9 +1,10 @@
-"""Which rules of a file follow from ours: `tensor-graphs rules derive FILE`.
+"""Which rules of a file follow from our rules: `tensor-graphs rules derive FILE`.
 
-A rule is derived if at every instance tried its two sides meet in one e-class (prove.py). The instances of a rule in Tensat's
-language are those that its reader finds (text_shapes.py): of each family of shapes the ones that are least special; those
-of a rule in our own language are sampled (sample.py). Files are read as by `rules check`. Searches run in worker processes
-that can be killed; rules over the same ops, one after another in a file, share what egglog was told.
+A rule counts as derived if its two sides end up in one e-class at every instance tried (prove.py). For a rule in
+Tensat's language, the instances come from shape inference (text_shapes.py), the least special ones of each family of
+shapes; for a rule in our language, they are sampled (sample.py). Files are parsed as by `rules check`. Saturation runs
+in worker processes that can be killed. Consecutive rules over the same ops reuse the declarations that a worker's
+egglog already holds.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from .text_check import check_text
 from .text_shapes import instances
 
 FAMILIES, EACH = 4, 2
-"""Families of shapes (ranks, parameters, groups) at which a rule must be proved, and instances of each."""
+"""Number of shape families (ranks, parameters, groups) at which a rule must be proved, and of instances per family."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A rule of a file: whether it was derived, at how many instances, in which wall-clock seconds and rounds. `index`
-    counts from 0 in file order; `detail` says what ended the search ("proved" or what stopped it)."""
+    """Whether a rule of a file was derived, at how many instances, in how many wall-clock seconds and saturation
+    rounds.
+
+    `index` counts from 0 in file order. `detail` is "proved" or the reason why the search stopped.
+    """
 
     index: int
     text: str
@@ -49,14 +53,14 @@ class Derived:
 
 
 def claims(line: Line) -> list[Claim]:
-    """A rule at the sizes at which it must be proved; none if no sizes fit both sides."""
+    """The equalities to prove for a rule, one claim per instance; empty if no sizes fit both sides."""
     if isinstance(line, OwnRule):
         return [] if line.rule is None else [x.sides(one) for one in line.rule.directions[:1] for x in chosen(one)]
     families: dict[int, list[Claim]] = {}
     for found in instances(line):
         try:
             families.setdefault(id(found.typing), []).append(found.sides())
-        except ShapeError:  # this member only: its sizes do not fit after all
+        except ShapeError:  # only this instance: its concrete sizes do not fit after all
             continue
     plain = [members for members in families.values() if not any(map(_groups, members))]
     meant = plain or [members for members in families.values() if not any(map(_groups_constants, members))]
@@ -65,21 +69,25 @@ def claims(line: Line) -> list[Claim]:
 
 
 def _groups(claim: Claim) -> list[Tensor]:
-    """The kernels of convolutions in groups: a rule is meant for one group where it can be."""
+    """The kernels of grouped convolutions in a claim; instances without groups are preferred."""
     nodes = topological([side for pair in claim for side in pair])
     return [n.args[1] for n in nodes if n.op == "conv" and n.attr("groups") > 1]
 
 
 def _groups_constants(claim: Claim) -> bool:
-    """Whether a convolution in groups has a constant kernel: identities and averages are meant for all channels at once."""
+    """Whether a grouped convolution has a constant kernel: identity and averaging kernels are meant for all channels at
+    once."""
     return any(all(leaf.op != "input" for leaf in topological([kernel])) for kernel in _groups(claim))
 
 
 def derive(
     index: int, line: Line, prover: Prover, session: Session, limits: Limits = LIMITS, stop: Stop = never
 ) -> Derived:
-    """One rule, at all its instances together; one with parameter variables must not be refuted at other values of them. The
-    seconds reported also hold reading the shapes and telling egglog the rules, where the session does not know them yet."""
+    """Tries to derive one rule at all its instances together.
+
+    A rule with parameter variables must in addition not be refuted at other values of the parameters. The reported
+    seconds include shape inference and, for ops that the session has not seen, declaring the rules to egglog.
+    """
     begin = time.perf_counter()
 
     def answer(derived: bool, count: int, rounds: int, detail: str) -> Derived:
@@ -104,8 +112,11 @@ def derive_all(
     ours: Iterable[Rule] | None = None,
     stop: Stop = never,
 ) -> Iterator[Derived]:
-    """Every rule of a file, in order, as many at a time as the pool has sessions; `ours`: from these rules (default: all).
-    Once asked to stop, no more come: neither the unfinished ones nor those behind them."""
+    """Yields the result for every rule of a file in order, `pool.size` rules in parallel.
+
+    `ours` is the rule set to derive from (default: all rules). After `stop` returns True, no further results are
+    yielded, including those of unfinished rules.
+    """
     prover = Prover(ours)
 
     def one(item: tuple[int, Line]) -> Derived | None:
@@ -123,7 +134,7 @@ def derive_all(
 
 
 def counts(found: Sequence[Derived]) -> dict[str, int | float]:
-    """Rules, how many were derived and not, and the median and largest seconds of a rule."""
+    """Number of rules, of derived and of other rules, with the median and maximum seconds per rule."""
     seconds = [d.seconds for d in found] or [0.0]
     derived = sum(d.derived for d in found)
     return {"rules": len(found), "derived": derived, "not_derived": len(found) - derived,

@@ -1,15 +1,16 @@
-"""Exact evaluation with exponentials: values modulo a prime p, and modulo p - 1 where they are exponents.
+"""Exact evaluation with exponentials: values modulo a prime p, and modulo p - 1 where they are used as exponents.
 
-x -> g**x, for g of order p - 1, takes residues modulo p - 1 to the numbers modulo p other than zero, sums to products, and its inverse
-takes products to sums: as exp and log do. So every value has up to two parts, one modulo p and one modulo p - 1, which for a
-variable are independent: sums and products have both, exp makes the first out of the second, log the second out of the first, and
-quotients have the first only. A maximum is one of its operands, by a random order as in field.py; other functions are random.
+For g of order p - 1, the map x -> g**x takes residues modulo p - 1 to the nonzero residues modulo p and sums to
+products; its inverse takes products to sums. This mirrors exp and log. So every value has up to two components, one
+modulo p and one modulo p - 1, which are independent for a variable. Sums and products have both components. exp
+computes the first from the second, log the second from the first, and quotients have only the first. A maximum returns
+the operand that comes first in a random order, as in field.py; other functions are uninterpreted (random).
 
-In terms of y = g**x a side's first part is a quotient of polynomials in variables x and y, its second part the logarithm of
-one, as long as what stands in exponents has small whole factors; y is any number but zero with the same chance. So a
-difference is missed with a chance of at most the degree over p - 1 (Schwartz and Zippel), and collisions of what is compared or given to
-a random function are counted as in field.py. The test by two moduli is that of Mirage (https://arxiv.org/abs/2405.05751), whose
-exponents are not bounded in this way.
+In terms of y = g**x, the first component is a quotient of polynomials in the variables x and y, and the second
+component is the logarithm of such a quotient, if integer coefficients in exponents are small. y is uniform over the
+nonzero residues. By the Schwartz–Zippel lemma a difference is missed with probability at most degree / (p - 1);
+collisions among compared values and among arguments of random functions are counted as in field.py. Evaluation modulo
+two moduli follows Mirage (https://arxiv.org/abs/2405.05751), which does not bound exponents in this way.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from ..egraph.dims import concrete
 from ..egraph.graph import Tensor
 from .field import _AS_IS, _EXTREME, _FIELD, BITS, FUNCTIONS, Array, Unsaid, _function, _mixed, residue
 
-P, G = 65537, 3  # a prime and a generator of its group
+P, G = 65537, 3  # a prime and a generator of its multiplicative group
 TRIALS = 40
 RING = ("add", "sub", "neg", "mul", "matmul", "conv", "sum", "cumsum")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A value modulo P and modulo P - 1; None where it has none."""
+    """A value modulo P (`base`) and modulo P - 1 (`exponent`); a component that does not exist is None."""
 
     base: Array | None
     exponent: Array | None
 
 
 class Zero(Exception):
-    """A division by zero, or its logarithm: these values say nothing."""
+    """Raised on a division by zero or a logarithm of zero: the sample is discarded."""
 
 
 @cache
 def tables() -> tuple[Array, Array]:
-    """Powers of the generator, and the exponent of each number but zero."""
+    """Powers of the generator, and the discrete logarithm of each nonzero residue."""
     powers = np.ones(P - 1, np.int64)
     for i in range(1, P - 1):
         powers[i] = powers[i - 1] * G % P
@@ -56,7 +57,7 @@ def tables() -> tuple[Array, Array]:
 
 
 def pairs(order: Sequence[Tensor], leaves: Mapping[str, Pair], key: int) -> dict[int, Pair]:
-    """Values of atomic nodes by node id. Unsaid outside of this arithmetic."""
+    """Values of atomic nodes by node id. Raises Unsaid for ops outside of this arithmetic."""
     found: dict[int, Pair] = {}
     for node in order:
         found[id(node)] = _node(node, [found[id(a)] for a in node.args], leaves, key)
@@ -107,7 +108,7 @@ def _ring(op: str, attrs: dict[str, Any], parts: Sequence[Array | None], modulus
 
 
 def _chosen(node: Tensor, args: list[Pair], key: int) -> Pair:
-    """A maximum or minimum: the operand that is first in a random order, which all parts follow."""
+    """A maximum or minimum: the operand that comes first in a random order; both components follow the same choice."""
     by = next((n for n in ("base", "exponent") if all(getattr(a, n) is not None for a in args)), None)
     if by is None:
         raise Unsaid
@@ -139,11 +140,12 @@ def _chosen(node: Tensor, args: list[Pair], key: int) -> Pair:
 
 # ---------------------------------------------------------------- how likely an error is
 def weight(order: Sequence[Tensor]) -> float:
-    """A bound on (p - 1) × the chance that one evaluation misses a difference; infinite where there is none."""
-    first: dict[int, float] = {}  # degree in variables x and y of the part modulo p
-    second: dict[int, float] = {}  # of what the part modulo p - 1 is the logarithm of
+    """Upper bound on (p - 1) × the probability that one evaluation misses a difference; infinite if there is no
+    bound."""
+    first: dict[int, float] = {}  # degree of the component modulo p in the variables x and y
+    second: dict[int, float] = {}  # degree of the expression whose logarithm is the component modulo p - 1
     compared, largest = 0.0, 1.0
-    rational = any(n.op in ("div", "recip", "exp") for n in order)  # a sum of quotients has all their denominators
+    rational = any(n.op in ("div", "recip", "exp") for n in order)  # denominators multiply
     for node in order:
         a, b = ([d[id(x)] for x in node.args] for d in (first, second))
         op, terms = node.op, _terms(node)
@@ -170,11 +172,11 @@ def weight(order: Sequence[Tensor]) -> float:
             one, two = sum(a) if rational else max(a, default=0.0), sum(b) * terms
         first[id(node)], second[id(node)] = one * terms if rational else one, two
     worst = max(min(first[id(n)], second[id(n)]) for n in order)
-    return 2 * (worst + compared * compared / 2 * largest + 1)  # at least half of all values divide by no zero
+    return 2 * (worst + compared * compared / 2 * largest + 1)  # at least half of all samples divide by no zero
 
 
 def _terms(node: Tensor) -> int:
-    """How many summands an element has."""
+    """Number of summands per element of a node's result."""
     shape = concrete(node.args[0].shape) if node.args else ()
     if node.op == "sum":
         return prod(shape[i] for i in node.attr("axes"))
@@ -190,9 +192,11 @@ def sure(
     bits: int = BITS,
     orders: int = 1,
 ) -> float:
-    """How sure random evaluations are that the pairs are equal: -log2 of the chance to be wrong. 0 if a side is outside of this
-    arithmetic, empty, or it would take more than `TRIALS`; -1 if a difference was found. `orders` evaluations at least where a maximum is
-    taken."""
+    """Confidence in bits that the pairs are equal: -log2 of the probability that random evaluation errs.
+
+    0 if a side is outside of this arithmetic or empty, or if more than `TRIALS` evaluations would be needed; -1 if a
+    difference was found. If a maximum occurs, at least `orders` evaluations are run, each with another random order.
+    """
     if any(0 in n.shape for n in order):
         return 0.0
     inputs = [n for n in order if n.op in ("input", "param")]
@@ -233,12 +237,12 @@ def _both(a: Pair, b: Pair) -> list[tuple[Array, Array]]:
 
 
 def _comparable(a: Pair, b: Pair) -> bool:
-    """Whether there is a part that both have."""
+    """Whether some component exists in both values."""
     return bool(_both(a, b))
 
 
 def _equal(a: Pair, b: Pair) -> bool:
-    """Whether all parts that both have are equal."""
+    """Whether all components that exist in both values are equal."""
     return all(np.array_equal(x, y) for x, y in _both(a, b))
 
 

@@ -1,11 +1,12 @@
-"""Exact evaluation modulo a prime: polynomials as they are, other functions as uninterpreted ones.
+"""Exact evaluation modulo a prime: ring and field ops are computed, other functions are uninterpreted.
 
-Free of rounding, so two sides that differ are different, unless only an uninterpreted function tells them apart. Two sides
-that agree on random residues are equal as polynomials over their elements up to the chance that a polynomial of degree d
-vanishes at a random point of Z_p, which is at most d / p (Schwartz and Zippel; the finite-field test of Mirage,
-https://arxiv.org/abs/2405.05751). Elementwise functions of one operand are random functions (a keyed hash of the residue) and
-a maximum is taken in a random order of the residues: a lattice like any other, with -inf below everything. Two arguments
-that differ may collide, which the bound counts as well.
+There is no rounding, so two sides with different results are different, except where they differ only in uninterpreted
+functions. Two sides that agree on random residues are equal as polynomials over their elements, except with the
+probability that a polynomial of degree d vanishes at a random point of Z_p, which is at most d / p (Schwartz–Zippel
+lemma; the finite-field test of Mirage, https://arxiv.org/abs/2405.05751). Elementwise functions of one operand are
+random functions (a keyed hash of the residue). A maximum is taken in a random total order of the residues with -inf
+below every residue, which satisfies the laws of a lattice. Two different arguments may collide; the error bound counts
+that too.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from ..egraph.graph import Tensor, make, rebuild
 
 Array = np.ndarray[Any, Any]
 PRIMES = (67108859, 67108837)  # sums of 2**11 products of two residues stay below 2**63
-BELOW = -1  # -inf: neutral in a maximum, meaningless elsewhere
-BITS = 60  # a proof's evaluations err with a chance below 2**-BITS
+BELOW = -1  # -inf: the neutral element of a maximum, invalid elsewhere
+BITS = 60  # a proof's random evaluations err with a probability below 2**-BITS
 TRIALS = 24
-INDICES = 8  # below which they are drawn
+INDICES = 8  # exclusive upper bound of random index values
 
 
 class Unsaid(Exception):
-    """Outside exact arithmetic, or a division by zero."""
+    """Raised for ops and constants outside of exact arithmetic, and for a division by zero."""
 
 
 def residue(value: Any, p: int) -> int:
-    """A constant modulo p. A reciprocal of an int as a float means the exact fraction."""
+    """A constant modulo p; a float that equals 1.0 / n for an integer n stands for the exact fraction."""
     try:
         exact = Fraction(value)
     except (ValueError, OverflowError) as error:
@@ -106,7 +107,8 @@ def _mixed(x: Array, key: int) -> Array:
 
 
 def _function(name: str, x: Array, p: int, key: int) -> Array:
-    """A random function of residues; odd, or even and zero at zero, where the function of that name is."""
+    """A random function of residues that keeps the symmetry of the named function: odd, even, or even and zero at
+    zero."""
 
     def at(y: Array) -> Array:
         return (
@@ -125,7 +127,7 @@ def _function(name: str, x: Array, p: int, key: int) -> Array:
 
 
 def _power(node: Tensor, x: Array, p: int, key: int | None) -> Array:
-    """A power by a number that all elements share: a product, reciprocal or root."""
+    """A power with a constant exponent, as products, a reciprocal or an uninterpreted root."""
     exponent = node.args[1]
     value = exponent.attr("value") if exponent.op == "full" else None
     if value in (0.5, -0.5) and key is not None:
@@ -139,12 +141,12 @@ def _power(node: Tensor, x: Array, p: int, key: int | None) -> Array:
 
 
 def _rank(x: Array, key: int) -> Array:
-    """Where residues stand in the random order; -inf is below all."""
+    """Positions of residues in the random order; -inf comes first."""
     return np.where(x == BELOW, np.uint64(0), _mixed(x, key) | np.uint64(1))
 
 
 def _extreme(node: Tensor, args: Sequence[Array], key: int) -> Array:
-    """A maximum or minimum of the random order."""
+    """A maximum or minimum with respect to the random order."""
     if node.op in ("maximum", "minimum"):
         x, y = np.broadcast_arrays(*args)
         higher = _rank(x, key) >= _rank(y, key)
@@ -160,7 +162,7 @@ def _extreme(node: Tensor, args: Sequence[Array], key: int) -> Array:
 
 
 def _truth(node: Tensor, args: Sequence[Array], key: int) -> Array:
-    """Comparisons in the random order, and logic."""
+    """Comparisons with respect to the random order, and boolean ops."""
     if node.op in ("lt", "le", "eq") and all(dtypes.is_float(a.dtype) for a in node.args):
         x, y = (_rank(a, key) for a in args)
         return np.asarray({"lt": x < y, "le": x <= y, "eq": args[0] == args[1]}[node.op])
@@ -178,8 +180,8 @@ def _truth(node: Tensor, args: Sequence[Array], key: int) -> Array:
 def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int, key: int | None = None) -> dict[int, Array]:
     """Values of atomic nodes modulo p by node id; float leaves are residues.
 
-    With a key, functions outside the field are uninterpreted: random ones, the same for the same key. Raises Unsaid outside
-    of that.
+    With a key, functions outside of field arithmetic are uninterpreted: random functions, the same for the same key.
+    Raises Unsaid for anything else.
     """
     found: dict[int, Array] = {}
     for node in order:
@@ -224,7 +226,7 @@ def _node(
     raise Unsaid
 
 
-# ---------------------------------------------------------------- signs, which residues have not
+# ---------------------------------------------------------------- signs, which residues do not have
 _KEEPING_SIGNS = ("tanh", "erf", "atan")
 _INCREASING = ("relu", "sigmoid", "tanh")
 _POSITIVE = ("relu", "sigmoid", "exp", "abs", "sqrt")
@@ -233,7 +235,7 @@ _KEEPING = ("add", "mul", "matmul", "conv", "avg_pool", "max_pool", "sum", "max"
 
 
 def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The roots without rectifiers of what is never negative, which arithmetic modulo a prime cannot know."""
+    """The roots with rectifiers of provably nonnegative values removed: arithmetic modulo a prime has no signs."""
     known: dict[int, bool] = {}
     keep: list[Tensor] = []
 
@@ -264,7 +266,7 @@ def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def finite(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The roots without what stands for infinite values: residues are finite."""
+    """The roots with branches for infinite operands removed: residues are finite."""
 
     def changed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         return args[2] if node.op == "where" and args[0].op == "is_inf" else None
@@ -286,13 +288,16 @@ def _never_negative(node: Tensor, sure: Callable[[Tensor], bool]) -> bool:
     return node.op in _POSITIVE or (node.op in _KEEPING and all(map(sure, node.args)))
 
 
-# ---------------------------------------------------------------- how likely an error is
+# ---------------------------------------------------------------- error probability
 _PRODUCTS = ("mul", "matmul", "conv", "div")
 
 
 def weight(order: Sequence[Tensor]) -> int:
-    """A bound on p × the chance that one evaluation misses a difference: the degree, and for uninterpreted functions the
-    pairs of arguments times the degree in which two may collide."""
+    """Upper bound on p × the probability that one evaluation misses a difference.
+
+    The bound is the polynomial degree plus, for uninterpreted functions, the number of argument pairs times the degree
+    at which two arguments may collide.
+    """
     degree: dict[int, int] = {}
     arguments, largest = 0, 1
     for node in order:
@@ -315,7 +320,8 @@ def weight(order: Sequence[Tensor]) -> int:
 
 
 def _evaluable(order: Sequence[Tensor]) -> bool:
-    """Whether all variables are floats, truth values, or integers that are read as indices alone: these are drawn like shapes."""
+    """Whether all variables are floats, booleans, or integers that are used only as gather indices; such indices are
+    drawn at random."""
 
     def plain(node: Tensor) -> bool:
         return dtypes.is_float(node.dtype) or node.dtype == "bool"
@@ -326,7 +332,7 @@ def _evaluable(order: Sequence[Tensor]) -> bool:
 
 
 def _leaf(node: Tensor, p: int, rng: np.random.Generator) -> Array:
-    """Random residues, random truth values, or random indices, some of which are clipped."""
+    """Random residues, random booleans, or random indices (some out of bounds, which gather clips)."""
     shape = concrete(node.shape)
     if not dtypes.is_float(node.dtype) and node.dtype != "bool":
         return np.asarray(rng.integers(0, INDICES, shape))
@@ -340,10 +346,11 @@ def agreement(
     bits: int = BITS,
     orders: int = 1,
 ) -> float:
-    """How sure random evaluations are that the pairs are equal: -log2 of the chance to be wrong.
+    """Confidence in bits that the pairs are equal: -log2 of the probability that random evaluation errs.
 
-    As many evaluations as `bits` need, alternating between the primes, with fresh residues and fresh uninterpreted functions
-    each; `orders` at least where a maximum is taken. 0 if a side is outside the arithmetic, empty, or it would take more than `TRIALS`; -1 if a difference was found.
+    Runs as many evaluations as `bits` requires, alternating between the primes, each with fresh residues and fresh
+    uninterpreted functions; at least `orders` evaluations if a maximum occurs. Returns 0 if a side is outside of this
+    arithmetic or empty, or if more than `TRIALS` evaluations would be needed; -1 if a difference was found.
     """
     each = log2(min(PRIMES)) - log2(weight(order))
     if each <= 0 or ceil((bits + 1) / each) > TRIALS:

@@ -1,7 +1,8 @@
-"""Rules that synthesis found and the other tables lack (`tensor-graphs rules synthesize`; docs/synthesis.md has the runs).
+"""Rules that synthesis found and the other tables lack (`tensor-graphs rules synthesize`; docs/synthesis.md records the
+runs).
 
-Each row is a rule of a run's output, named and turned the way it pays; where the run left an axis or a guard narrower than
-the law is, the row says the law, and is tested like all others.
+Each row is a rule from a run's output, named and oriented in the profitable direction. Where a run's axis or guard was
+narrower than necessary, the row states the general rule; it is checked like any other rule.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PARTS = table("parts of convolutions", "layout", [
          doc="some channels of a convolution: by their filters alone"),
 ])  # fmt: skip
 
-#: The same runs: what the other tables have for slices without steps holds for every step.
+#: From the same runs: rules of the other tables about slices without steps, extended to any step.
 STRIDED = table("strided slices", "layout", [
     Rule("slice-rows-strided", "slice(a @ b, axis=i, start=s, stop=e, step=q)", "slice(a, axis=i, start=s, stop=e, step=q) @ b",
          when=("i == rank(a) - 2",), growth="collects", doc="every q-th row of a product"),

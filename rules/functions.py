@@ -1,8 +1,9 @@
-"""What proofs over the reals know of elementwise functions, said of the terms at which they are met.
+"""Axioms about elementwise functions for SMT proofs over the reals, instantiated at the terms that occur.
 
-A function is an unknown one of its name but for this: odd and even ones forget a sign, increasing odd ones keep it, exp turns sums
-into products and is positive, log undoes it and turns a reciprocal into a sign, a root is the number that is not negative and has
-that square. Powers by small whole numbers and halves are products, reciprocals and roots.
+A function is uninterpreted except for these facts: odd and even functions, the sign of increasing odd functions, exp
+turns sums into products and is positive, log is its inverse and maps a reciprocal to a negation, and a square root is
+the nonnegative number with the given square. Powers with small integer or half-integer exponents are products,
+reciprocals and roots.
 """
 
 from __future__ import annotations
@@ -15,21 +16,24 @@ from .sums import factors, product_of, sum_of
 ODD = ("tanh", "erf", "sin", "atan")
 EVEN = ("cos",)
 INCREASING = ("tanh", "erf", "atan", "exp", "expm1")
-LARGEST = 8  # exponent of a power that is a product, coefficient in an exponent that is a power
+LARGEST = 8  # largest absolute value of an integer exponent, and of an integer coefficient inside exp, that is expanded
 
 
 class Functions:
-    """Elementwise functions of real terms. `said` takes what is known of a term that is made, `undefined` where it has no finite
-    value."""
+    """Elementwise functions of real-valued z3 terms.
+
+    Methods append axioms about the terms they create to `said`, and conditions under which the value is not finite to
+    `undefined`.
+    """
 
     def __init__(self, z: Any) -> None:
         self.z = z
         self.exponents: dict[
             int, tuple[Any, Any]
-        ] = {}  # of each exponential, by the number of its term, which is kept alive
+        ] = {}  # operand of each exponential by z3 term id; holding the term keeps its id valid
 
     def of(self, name: str) -> Callable[..., Any] | None:
-        """The law of a function, None for one of which nothing is known."""
+        """The encoding of a function, or None if no facts are known."""
         if name in ODD:
             return lambda x, said, undefined: self.odd(name, x, said)
         if name in EVEN:
@@ -40,7 +44,7 @@ class Functions:
         return laws.get(name)
 
     def unknown(self, name: str, x: Any) -> Any:
-        """An unknown function's value."""
+        """The value of an uninterpreted real function."""
         real = self.z.RealSort()
         return self.z.Function(f"real {name}", real, real)(x)
 
@@ -49,14 +53,14 @@ class Functions:
         return self.z.If(x >= 0, x, -x)
 
     def odd(self, name: str, x: Any, said: list[Any]) -> Any:
-        """An odd function by its values at positive numbers."""
+        """An odd function, defined by its values at positive arguments."""
         z, value = self.z, self.unknown(name, self.size(x))
         if name in INCREASING:
             said.append(z.Implies(x != 0, value > 0))
         return z.If(x > 0, value, z.If(x < 0, -value, z.RealVal(0)))
 
     def exp(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """A product with a power of an unknown positive number for each summand."""
+        """exp as a product: each summand contributes a power of an uninterpreted positive number."""
         z = self.z
         whole = z.simplify(x, som=True)
         found = z.RealVal(1)
@@ -71,7 +75,7 @@ class Functions:
         return found
 
     def multiple(self, part: Any) -> tuple[int, Any]:
-        """A term as a small whole multiple of another."""
+        """(integer factor, rest) of a term; the factor is 1 unless a small integer coefficient can be split off."""
         z = self.z
         if z.is_mul(part) and len(part.children()) == 2 and z.is_rational_value(part.arg(0)):
             factor = part.arg(0).as_fraction()
@@ -82,7 +86,8 @@ class Functions:
         return 1, part
 
     def log(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """A logarithm: a sum over the factors that are exponentials, and for the others by its values at numbers from 1 on."""
+        """A logarithm: the sum of the exponents of exponential factors, plus an uninterpreted log of the rest,
+        normalized to arguments of at least 1."""
         z = self.z
         if x.get_id() in self.exponents:
             return self.exponents[x.get_id()][1]
@@ -99,13 +104,13 @@ class Functions:
         return found - value if turned else found + value
 
     def exponent(self, x: Any) -> Any:
-        """Of what a term that is a product of exponentials is the exponential, None for any other."""
+        """The exponent of a term that is a product of exponentials, else None."""
         parts = factors(self.z, x)
         known = all(self.z.is_app(e) and e.decl().name() == "real exp" for e, _ in parts)
         return sum_of(self.z, [(e.arg(0), up) for e, up in parts]) if parts and known else None
 
     def cancelled(self, parts: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-        """Factors without those by which it is divided as well: they are not zero where the quotient is defined."""
+        """The factors without pairs e and 1/e; wherever the quotient is defined, e is not zero."""
         found: list[tuple[Any, int]] = []
         for e, up in parts:
             twin = next((p for p in found if p[0].eq(e) and p[1] == -up), None)
@@ -113,23 +118,23 @@ class Functions:
         return found
 
     def sqrt(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """The root."""
+        """The square root; undefined below zero."""
         undefined.append(x < 0)
         return self.root(x, said)
 
     def rsqrt(self, x: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """The reciprocal root."""
+        """The reciprocal square root; undefined at and below zero."""
         undefined.append(x <= 0)
         return 1 / self.root(x, said)
 
     def root(self, x: Any, said: list[Any]) -> Any:
-        """The number that is not negative and has this square, where there is one."""
+        """An uninterpreted square root with its axiom: nonnegative, and its square is the argument."""
         value = self.unknown("sqrt", x)
         said.append(self.z.Implies(x >= 0, self.z.And(value >= 0, value * value == x)))
         return value
 
     def power(self, x: Any, exponent: Any, said: list[Any], undefined: list[Any]) -> Any:
-        """A power by a number that is known, None if it is none of those that are made of other functions."""
+        """A power with a known exponent as products, reciprocals or roots; None for any other exponent."""
         z = self.z
         if not z.is_rational_value(exponent):
             return None
@@ -147,7 +152,7 @@ class Functions:
 
 
 def is_whole(values: Sequence[float]) -> bool:
-    """Whether numbers are whole, so that they mean the same in every ring."""
+    """Whether all finite numbers are integers and none is infinite, so that they mean the same in every ring."""
     return all(v == int(v) for v in values if v == v and abs(v) != float("inf")) and all(
         abs(v) != float("inf") for v in values
     )

@@ -1,6 +1,6 @@
-"""Recognition: sub-graphs that are a named composite op, in the spellings that exporters write.
+"""Recognition rules: subgraphs that equal a named composite op, in the forms that exporters write.
 
-The other direction, composite to parts, comes from the op table: lowering unites every composite with its decomposition.
+The other direction, composite to parts, needs no rules: lowering unites every composite with its decomposition.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ NORMALISATIONS = table("normalisations", "fuse", [
 
 _RANKS = ("rank(q) == rank(t)", "rank(t) == rank(v)", "2 < rank(q)", "i == rank(q) - 1")
 _SCALED = (*_RANKS, "s == ones(rank(q))")
-#: A mask that broadcasts to the scores, axis by axis, up to rank 5.
+#: A mask whose every axis broadcasts to the scores, up to rank 5.
 _MASK = (
     "rank(q) < 6", "contains((1, size(t, -1)), size(m, -1))", "contains((1, size(q, -2)), size(m, -2))",
     *(f"contains((1, size(q, {i})), size(m, {i}))" for i in ("0", "max(0, rank(q) - 4)", "rank(q) - 3")),

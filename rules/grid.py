@@ -1,13 +1,15 @@
-"""Elementwise rules that are linear piece by piece, decided by finitely many values.
+"""Decision procedure for piecewise linear elementwise rules: evaluation on a finite grid of integer points.
 
-Sums, signs, maxima and minima of a few variables are linear on each cell of an arrangement of planes through the origin, on which
-two operands of a maximum are equal. Two such terms are equal everywhere if they are on the edges of all cells: each point of a cell
-is a sum of points on its edges. An edge lies on n - 1 planes, whose coefficients are no larger than the number h of times that a
-variable occurs; by Cramer's rule a point with whole coordinates of at most (n - 1)! h^(n - 1) lies on it. So all points of that grid
-decide, without rounding, and no chance of an error is left.
+Sums, negations, maxima and minima of a few variables are linear on each cell of an arrangement of hyperplanes through
+the origin, on which two operands of a maximum are equal. Two such terms are equal everywhere if they agree on the edges
+of all cells, because each point of a cell is a sum of points on its edges. An edge lies on n - 1 hyperplanes, whose
+coefficients are bounded by the number h of occurrences of a variable; by Cramer's rule it contains an integer point
+with coordinates of at most (n - 1)! h^(n - 1). So evaluation at all points of that grid decides the rule, without
+rounding and without an error probability.
 
-The same goes for the elements of a small instance of a rule with maxima over axes or windows. Where there is nothing but maxima,
-minima and layout, zeros and ones are enough: an equation of lattice terms that holds in every chain of two elements holds in all.
+The same holds for the elements of a small instance of a rule with maxima over axes or windows. If a rule has only
+maxima, minima and layout ops, zeros and ones suffice: an equation of lattice terms that holds in the two-element chain
+holds in all chains.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from ..egraph.pattern import Call, Literal, Term, Var, subterms, variables
 from ..egraph.rule import Rule
 
 LINEAR = ("add", "sub", "neg", "maximum", "minimum", "abs", "relu")
-LARGEST = 1 << 22  # points of a grid
+LARGEST = 1 << 22  # grid points
 Array = np.ndarray[Any, Any]
 
 
 def decides(rule: Rule) -> bool:
-    """Whether a rule is linear piece by piece and its sides are equal at all points that decide."""
+    """Whether a rule is piecewise linear and its sides agree on the whole grid (then the rule is proved)."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     if any(
         t.op not in LINEAR or t.attrs if isinstance(t, Call) else isinstance(t, Literal) and t.value != 0 for t in terms
@@ -53,7 +55,7 @@ def decides(rule: Rule) -> bool:
 
 
 def _occurrences(side: Term) -> Counter[str]:
-    """How often each variable occurs, where it is written."""
+    """Number of occurrences of each variable in a term."""
     if isinstance(side, Var):
         return Counter([side.name])
     return sum(map(_occurrences, side.args), Counter[str]()) if isinstance(side, Call) else Counter()
@@ -70,12 +72,14 @@ def _tensor(term: Term, shape: tuple[int, ...]) -> Tensor:
 # ---------------------------------------------------------------- instances with several elements
 REDUCING = ("max", "min")
 MOVING = ("permute", "reshape", "slice", "concat", "broadcast_to", "flip", "windows")
-POINTS = 1 << 13  # of the grid of an instance, one evaluation each
+POINTS = 1 << 13  # grid points of an instance, one evaluation each
 
 
 def decides_at(order: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether atomic terms at an instance are linear piece by piece in its elements, and equal at all points that decide. At
-    least one maximum must be of several elements."""
+    """Whether the atomic terms of an instance are piecewise linear in its elements and agree on the whole grid.
+
+    At least one maximum must reduce over several elements.
+    """
     inputs = [n for n in order if n.op == "input"]
     ops = {n.op for n in order} - {"input"}
     known = {*LINEAR, *REDUCING, *MOVING, "pad", "full"}
@@ -102,7 +106,7 @@ def decides_at(order: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]) 
 
 
 def _data(inputs: Sequence[Tensor], point: Array) -> dict[str, Array]:
-    """The elements of a point as the inputs' values."""
+    """The coordinates of a grid point, cut into arrays for the inputs."""
     cuts = np.cumsum([prod(concrete(n.shape)) for n in inputs])[:-1]
     return {n.attr("name"): part.reshape(concrete(n.shape)) for n, part in zip(inputs, np.split(point, cuts))}
 
@@ -110,7 +114,7 @@ def _data(inputs: Sequence[Tensor], point: Array) -> dict[str, Array]:
 def _largest_count(
     order: Sequence[Tensor], pairs: Sequence[tuple[Tensor, Tensor]], element: int, inputs: Sequence[Tensor]
 ) -> int:
-    """How often an element occurs at most in what an element of a side is, written out."""
+    """Largest number of times that one input element occurs in an element of a side when written out."""
     point = np.zeros(sum(prod(concrete(n.shape)) for n in inputs))
     point[element] = 1
     at: dict[int, Array] = {id(n): x for n, x in zip(inputs, _data(inputs, point).values())}

@@ -1,11 +1,12 @@
-"""Conditions learned from instances: of those that tell where a rule holds from where it fails, the weakest.
+"""Guard synthesis: the weakest conjunction of candidate guards under which a rule holds.
 
-A pool holds instances of the left side, some drawn at large, some where a candidate condition holds, each judged once: are the
-sides equal there? What is looked for is a conjunction of candidate conditions that no failing instance satisfies and as
-many of the others as possible: branch and bound over which condition is to exclude a failing instance. The rule is then tried
-on fresh instances under that conjunction; one at which it fails joins the pool (counterexample-guided, as in Solar-Lezama et
-al., ASPLOS 2006, https://doi.org/10.1145/1168857.1168907). So a condition is as weak as the candidates allow, and an instance
-that a condition was tried on is never drawn again for the next one.
+A pool holds instances of the left side, some drawn without conditions and some under a candidate guard. Each is
+labelled once: do both sides agree there? The search (branch and bound over which guard excludes a failing instance)
+looks for a conjunction that no failing instance satisfies and that keeps as many passing instances as possible. The
+rule is then tested on fresh instances under that conjunction; a counterexample joins the pool (counterexample-guided
+inductive synthesis, Solar-Lezama et al., ASPLOS 2006, https://doi.org/10.1145/1168857.1168907). So the resulting guard
+is as weak as the candidates allow, and instances used for testing are not reused for learning, except as
+counterexamples.
 """
 
 from __future__ import annotations
@@ -29,18 +30,22 @@ from .terms import render_attr
 
 Array = np.ndarray[Any, Any]
 AT_LARGE, UNDER_ALL, UNDER_MOST, UNDER_ONE = 40, 8, 6, 3
-"""Instances drawn without conditions, under those known to suffice, under all but one of them, and for each condition that few
-satisfy."""
-ATTEMPTS = 25  # tries for each instance
-FRESH = 20  # counterexamples before a rule is given up
-MOST = 4  # conditions of a rule
-PATTERNS = 250  # of ranks and axes at which types are asked for
-NODES = 3000  # partial conjunctions looked at
+"""Numbers of instances to draw: without guards, under the guards known to suffice, under all but one of these, and per
+candidate that few instances satisfy."""
+ATTEMPTS = 25  # draws per instance
+FRESH = 20  # counterexamples before the search for a guard stops
+MOST = 4  # guards per rule
+PATTERNS = 250  # patterns of ranks and axes at which types are checked by SMT
+NODES = 3000  # partial conjunctions to consider
 
 
 def candidates(names: Sequence[str], ranks: Sequence[int], axes: Sequence[str]) -> list[Attr]:
-    """Conditions between tensor variables of a left side, the plainest first: how their ranks compare, in which sizes they agree. `axes`
-    are its variables for axes."""
+    """Candidate guards about the tensor variables of a left side, simplest first: comparisons of ranks, and equal
+    sizes.
+
+    `names` are the tensor variables, `ranks` their ranks at the original instance, `axes` the attribute variables that
+    hold axes.
+    """
     found: list[Attr] = []
     last = [Value(-1), Value(-2)]
     places: list[Attr] = [*last, Value(0), Value(1), *map(Name, axes)]
@@ -69,7 +74,10 @@ def _same(function: str, a: Attr, b: Attr, i: Attr, j: Attr) -> Attr:
 
 @dataclass
 class Pool:
-    """Judged instances of a rule's left side, and which of the candidate conditions hold of each."""
+    """Labelled instances of a rule's left side, with the truth value of every candidate guard.
+
+    `right[k]` is whether the sides agree at instance k, `rows[k][i]` whether candidate i holds there.
+    """
 
     bare: Rule
     options: list[Attr]
@@ -78,7 +86,8 @@ class Pool:
     rows: list[list[bool]] = field(default_factory=list)
 
     def add(self, one: Instance, right: bool | None = None) -> None:
-        """Judge an instance and keep it, unless nothing can be said of it."""
+        """Labels an instance by evaluation (unless `right` is given) and keeps it; drops it if evaluation is
+        inconclusive."""
         if right is None:
             status = judge(self.bare, one, seed=len(self.found)).status
             if status not in ("tested", "refuted"):
@@ -90,7 +99,7 @@ class Pool:
         self.rows.append([holds([g], env) for g in self.options])
 
     def draw(self, guards: Sequence[Attr], count: int) -> None:
-        """Up to `count` instances under some conditions."""
+        """Draws and labels up to `count` instances that satisfy the guards."""
         rng, missing = random.Random(len(self.found)), count
         for _ in range(ATTEMPTS * count):
             if (one := attempt(self.bare, guards, rng)) is None:
@@ -101,7 +110,8 @@ class Pool:
                 break
 
     def weakest(self) -> list[Attr] | None:
-        """The conjunction that no failing instance satisfies and most others do; None if there is none."""
+        """The conjunction that excludes every failing instance and keeps the most passing ones; None if there is
+        none."""
         truth, right = np.array(self.rows, bool).T, np.array(self.right)
         distinct = list({row.tobytes(): i for i, row in reversed(list(enumerate(truth)))}.values())
         useful = sorted(i for i in distinct if not truth[i][~right].all() and truth[i][right].any())
@@ -110,7 +120,8 @@ class Pool:
 
 
 def _cover(keeps: Array, excludes: Array, count: int) -> list[int] | None:
-    """Which conditions exclude every failing instance and keep the most others: fewer conditions, then earlier ones, on a tie."""
+    """Indices of guards that exclude every failing instance and keep the most others; ties go to fewer, then to earlier
+    guards."""
     best: tuple[tuple[int, int, int], list[int]] | None = None
     looked = 0
 
@@ -135,12 +146,15 @@ def _cover(keeps: Array, excludes: Array, count: int) -> list[int] | None:
 
 
 def at_rank(rule: Rule, rank: int) -> Rule:
-    """The rule where its first variable has this rank."""
+    """The rule restricted to this rank of its first variable."""
     return replace(rule, when=(*rule.when, f"rank({variables(rule.lefts[0])[0]}) == {rank}"))
 
 
 def tried(rule: Rule, draws: Sequence[tuple[int, int]]) -> tuple[bool, Instance | None]:
-    """Whether a one-way rule holds on instances, as (seed, how many); an instance at which it fails."""
+    """Tests a one-way rule. Returns (whether it holds, an instance at which it fails or None).
+
+    `draws` lists (seed, number of instances). Too few matching instances count as a failure without counterexample.
+    """
     for seed, count in draws:
         drawn = instances(rule, random.Random(seed), count, attempts=ATTEMPTS * count)
         seen = 0
@@ -155,7 +169,8 @@ def tried(rule: Rule, draws: Sequence[tuple[int, int]]) -> tuple[bool, Instance 
 
 
 def corner(rule: Rule) -> Instance | None:
-    """Sizes that sampling hardly meets (axes of 0 and 1 side by side) at which z3 finds that the right side has another type."""
+    """An instance at which the right side has another type, found by z3: sizes that sampling hardly reaches (axes of 0
+    beside axes of 1)."""
     suspects: list[Instance] = []
     with suppress(Beyond):
         typed(rule, suspects, PATTERNS)
@@ -165,10 +180,10 @@ def corner(rule: Rule) -> Instance | None:
 def weakest(
     bare: Rule, enough: Sequence[Attr], options: Sequence[Attr], draws: Sequence[tuple[int, int]], home: int = 0
 ) -> list[Attr] | None:
-    """The weakest conjunction found under which a rule without conditions holds on fresh instances; None if none does.
+    """The weakest conjunction of guards found under which `bare` holds on fresh instances; None if none was found.
 
-    `enough`: conditions under which it is known to hold; `options`: those to choose from, in order of preference; `draws`: see
-    `tried`; `home`: a rank at which it is tried too.
+    `bare` is the rule without guards, `enough` guards under which it is known to hold, `options` the candidates in
+    order of preference, `draws` as in `tried`, `home` a rank at which the rule is tested in addition (0: none).
     """
     pool = Pool(bare, list(dict.fromkeys([*options, *enough])))
     pool.draw((), AT_LARGE)
@@ -192,7 +207,7 @@ def weakest(
             holds_now = False
         if holds_now:
             sound = guards
-            for guard in guards:  # what a condition keeps out may show a weaker one
+            for guard in guards:  # instances that this guard excludes may allow a weaker one
                 pool.draw([g for g in guards if g is not guard], UNDER_MOST)
         elif wrong is None:
             return sound

@@ -1,6 +1,6 @@
-"""Views and layout: folding of reshapes, permutations, slices and concatenations, and their motion past arithmetic.
+"""View and layout rules: folding of reshapes, permutations, slices and concatenations, and moving them past arithmetic.
 
-Motion rules are one schema per family, stated once and instantiated over the pointwise ops of the table below.
+A motion rule is stated once as a schema and instantiated for the elementwise ops in `UNARY` and `BINARY`.
 """
 
 from __future__ import annotations

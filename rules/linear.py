@@ -1,4 +1,5 @@
-"""Linear equations between unknown sizes: affine expressions with rational coefficients, solved as they come."""
+"""Linear equations between unknown integer sizes: affine expressions with rational coefficients, solved
+incrementally."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
 
-Rational = int | Fraction  # whole numbers are ints: most are, and they are fast
+Rational = int | Fraction  # integral values are ints: most values are, and ints are faster
 
 
 def quotient(a: Rational, b: Rational) -> Rational:
-    """a / b, an int if it is whole."""
+    """a / b, as an int if integral."""
     if type(a) is int and type(b) is int and b and a % b == 0:
         return a // b
     found = Fraction(a) / Fraction(b)
@@ -20,19 +21,20 @@ def quotient(a: Rational, b: Rational) -> Rational:
 
 @dataclass(frozen=True)
 class Affine:
-    """constant + sum of coefficient × unknown; `terms` is sorted and holds no zero."""
+    """An affine expression: constant + sum of coefficient × unknown. `terms` is sorted by unknown and has no zero
+    coefficients."""
 
     terms: tuple[tuple[int, Rational], ...]
     constant: Rational
 
     @staticmethod
     def of(value: Affine | int) -> Affine:
-        """An expression for a number."""
+        """The expression for an int; an Affine is returned unchanged."""
         return value if isinstance(value, Affine) else Affine((), value)
 
     @staticmethod
     def unknown(number: int) -> Affine:
-        """One unknown."""
+        """The expression that is the given unknown."""
         return Affine(((number, 1),), 0)
 
     def __add__(self, other: Affine | int) -> Affine:
@@ -60,18 +62,18 @@ class Affine:
 
     @property
     def number(self) -> Rational | None:
-        """The value, if no unknown is left."""
+        """The value if no unknown occurs, else None."""
         return None if self.terms else self.constant
 
     def at(self, values: Mapping[int, int]) -> Rational:
-        """The value at numbers for the unknowns."""
+        """The value for given values of the unknowns."""
         found = self.constant
         for u, c in self.terms:
             found += c * values[u]
         return found
 
     def ratio(self, other: Affine) -> Rational | None:
-        """The factor by which this is the other, None if they are not proportional or the other is zero."""
+        """The factor f with self == f × other; None if there is none or other is zero."""
         lead = other.terms[0] if other.terms else None
         if lead is None:
             return quotient(self.constant, other.constant) if other.constant and not self.terms else None
@@ -83,21 +85,21 @@ ZERO = Affine((), 0)
 
 
 class Inconsistent(Exception):
-    """The equations have no solution."""
+    """Raised when the equations have no solution."""
 
 
 class System:
-    """Unknowns, and the equations between them: each equation eliminates one unknown."""
+    """A system of linear equations over integer unknowns, kept solved: each equation eliminates one unknown."""
 
     def __init__(self) -> None:
         self.count = 0
         self.given: dict[int, Affine] = {}  # eliminated unknowns, in terms of the free ones
-        self.eager: set[int] = set()  # unknowns that are eliminated first
-        self.least: dict[int, int] = {}  # smallest value of an unknown
-        self.most: dict[int, int] = {}  # largest value, of those that have one: remainders
+        self.eager: set[int] = set()  # unknowns to eliminate first
+        self.least: dict[int, int] = {}  # smallest value of each unknown
+        self.most: dict[int, int] = {}  # largest value, for bounded unknowns (remainders)
 
     def fresh(self, *, least: int = 1, most: int | None = None, eager: bool = False) -> Affine:
-        """A new unknown."""
+        """A new unknown with bounds; `eager` unknowns are eliminated first."""
         number = self.count
         self.count += 1
         self.least[number] = least
@@ -108,7 +110,7 @@ class System:
         return Affine.unknown(number)
 
     def reduce(self, expr: Affine) -> Affine:
-        """The expression over free unknowns."""
+        """The expression with eliminated unknowns substituted."""
         given = self.given
         if given.keys().isdisjoint([u for u, _ in expr.terms]):
             return expr
@@ -123,7 +125,7 @@ class System:
         return Affine(tuple(sorted([t for t in total.items() if t[1]])), constant)
 
     def equate(self, a: Affine | int, b: Affine | int) -> None:
-        """a = b. Inconsistent if that cannot be."""
+        """Adds the equation a = b. Raises Inconsistent if it has no integer solution."""
         rest = self.reduce(Affine.of(a) - Affine.of(b))
         if not rest.terms:
             if rest.constant:
@@ -131,8 +133,9 @@ class System:
             return
         scale = lcm(*(c.denominator for _, c in rest.terms))
         if (rest.constant * scale) % gcd(*(int(c * scale) for _, c in rest.terms)):
-            raise Inconsistent  # the unknowns are whole numbers
-        # eager ones first, then those with a factor of 1 (the others stay whole), no remainders if possible, the newest first
+            raise Inconsistent  # the unknowns are integers
+        # pivot order: eager unknowns, then coefficients ±1 (other unknowns stay integral), no remainders if possible,
+        # newest first
         pivot, factor = min(
             rest.terms, key=lambda t: (t[0] not in self.eager, abs(t[1]) != 1, t[0] in self.most, -t[0])
         )
@@ -144,8 +147,8 @@ class System:
         self.given[pivot] = value
 
     def settle(self) -> None:
-        """What follows from remainders being small: in 2 n - r = 2 m - s with r and s below 2, r = s and n = m. Inconsistent if
-        that cannot be."""
+        """Propagates the bounds of remainders: from 2 n - r = 2 m - s with r, s < 2 follow r = s and n = m. Raises
+        Inconsistent if no solution is left."""
         while any(self._settled(u) for u in list(self.given)):
             pass
         for u, expr in self.given.items():
@@ -154,8 +157,11 @@ class System:
                 raise Inconsistent
 
     def _settled(self, unknown: int) -> bool:
-        """An equation's bounded part, where only one multiple of the step of all the rest is in reach; whether it says
-        anything new."""
+        """Splits one equation into bounded and unbounded parts; returns whether this gave a new equation.
+
+        All unbounded terms are multiples of their gcd. If only one such multiple is within reach of the bounded part,
+        both parts are fixed.
+        """
         zero = Affine.unknown(unknown) - self.given[unknown]
         scale = lcm(*(c.denominator for _, c in zero.terms), zero.constant.denominator)
         terms = [(u, int(c * scale)) for u, c in zero.terms]
@@ -175,5 +181,5 @@ class System:
 
     @property
     def free(self) -> list[int]:
-        """Unknowns that no equation gives."""
+        """Unknowns that are not eliminated."""
         return [u for u in range(self.count) if u not in self.given]

@@ -1,8 +1,8 @@
-"""The table of all rules as Markdown: what docs/rules.md holds.
+"""The table of all rules as Markdown: writes docs/rules.md.
 
-python -m tensor_graphs.rules.markdown --count > docs/rules.md
+    python -m tensor_graphs.rules.markdown --count > docs/rules.md
 
-`--count` adds which rules the others derive (derive.py), which takes a minute or two.
+`--count` adds the section on derivable rules (derive.py), which takes a minute or two.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _row(rule: Rule, samples: int) -> str:
 
 
 def table_markdown(rules: Sequence[Rule], *, samples: int = 6) -> str:
-    """A section per family with a row per rule: name, sides, conditions, growth, exactness, verdict, doc."""
+    """One section per family, one row per rule: name, sides, guards, growth, exactness, verdict, doc."""
     families = list(dict.fromkeys(r.family for r in rules))
     one_way = sum(len(r.directions) for r in rules)
     parts = [_HEAD.format(rules=len(rules), one_way=one_way, families=len(families))]
@@ -71,7 +71,7 @@ def _note(rules: Sequence[Rule], family: str) -> str:
 
 
 def count_markdown(rules: Sequence[Rule]) -> str:
-    """A section that counts independent rules and names the derivable ones."""
+    """A section that counts independent rules and lists the derivable ones."""
     from .derive import independent
 
     found = independent(rules)

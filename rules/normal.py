@@ -1,8 +1,10 @@
-"""Rules towards a normal form, for proofs only: blocks and sums leave contractions, constants and slices reach the leaves.
+"""Rules towards a canonical form, for proofs only: concats and sums move out of contractions, constants and slices to
+the leaves.
 
-Each is the expanding side of a law whose collecting side is in force elsewhere (or would repeat itself there): on a model
-it would only make more and smaller kernels. Two terms that are equal by linearity and by the geometry of their blocks meet
-in the normal form, up to the order of sums and products, which commutativity and associativity settle.
+Each is the expanding direction of a law whose collecting direction is applied to models elsewhere (or would apply
+endlessly there); on a model it would only create more and smaller kernels. Two terms that are equal by linearity and by
+the geometry of their blocks reach the same canonical form, up to commutativity and associativity of sums and
+products.
 """
 
 from __future__ import annotations
@@ -67,9 +69,10 @@ CONTRACTIONS = table("blocks of contractions", "proof", [
          when=("shape(v) == shape(w)",), growth="expands", doc="a convolution distributes over its weights"),
 ])  # fmt: skip
 
-#: Ones where the first two positions agree, else zeros. Narrower ints and floats cannot count far enough.
+#: The identity matrix: ones where the first two indices agree, else zeros. int64, because narrower dtypes cannot hold
+#: every index.
 _UNIT = "cast(eq(iota(axis=0, shape=s, dtype='int64'), iota(axis=1, shape=s, dtype='int64')), dtype=f)"
-#: The sums of the windows of x, of the sizes s[2:].
+#: Window sums of x with the window size s[2:].
 _BOX = (
     "reshape(sum(windows(windows(pad(pad(x, axis=2, lo=q[0], hi=q[2]), axis=3, lo=q[1], hi=q[3]), axis=2, size=s[2], stride=p[0], dilation=d[0]),"
     " axis=3, size=s[3], stride=p[1], dilation=d[1]), axes=(4, 5)), shape=(size(x, 0), size(x, 1),"
@@ -79,7 +82,7 @@ _WINDOW = "strides=p, pads=q, dilations=d"
 
 
 def _box(size: str) -> str:
-    """The unit kernel of so many channels with the windows of s."""
+    """The identity kernel with `size` channels and the window size of s."""
     first, second = (f"iota(axis={i}, shape=replace(replace(s, 0, {size}), 1, {size}), dtype='int64')" for i in (0, 1))
     return f"cast(eq({first}, {second}), dtype=f)"
 

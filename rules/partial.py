@@ -1,16 +1,16 @@
-"""Partially equivalent rewrites as rules: wrong on a region, and repaired there.
+"""Partially equivalent rewrites as rules: the rewrite is wrong on a computable region, and the rule corrects it there.
 
-A rewrite that is right except on a computable region, plus a correction, is a rewrite that is right (PET, OSDI 2021; see
-`regions.py`, which computes such regions for any two programs). The families here state the region in closed form, as
-attribute expressions over sizes, strides, paddings and dilations, so that they are rules like all others:
+A rewrite that is right outside of a computable region, plus a correction of that region, is a sound rewrite (PET, OSDI
+2021; see `regions.py`, which computes such regions for any two programs). The families here state the region in closed
+form, as attribute expressions over sizes, strides, paddings and dilations, so they are ordinary rules:
 
-- `seam`: windows over two images joined along a spatial axis are two results joined, except across the seam;
-- `into-batch`: both halves of an image as a batch of two, except across the middle;
-- `join`: two convolutions by one weight as one of the images joined, except at the seam;
-- `frame`: a frame of numbers other than zero as padding with zeros, except where windows read the frame.
+- `seam`: windows over two images joined along a spatial axis are two results joined, except across the seam.
+- `into-batch`: both halves of an image as a batch of two, except across the middle.
+- `join`: two convolutions by one weight as one convolution of the joined images, except at the seam.
+- `frame`: a border of nonzero constants as zero padding, except where windows read the border.
 
-They make more kernels than they remove and pay only where launches or parallelism decide, so they are no part of
-`rules.ALL`: `tg.optimize(model, rules=partial.RULES)` uses them.
+They create more kernels than they remove and are profitable only where launch overhead or parallelism dominates. So
+they are not in `rules.ALL`; `tg.optimize(model, rules=partial.RULES)` uses them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Partial:
-    """A rewrite that is wrong on a region, as data: `rule` is the corrected one and holds everywhere, `mutants` are its right
-    sides before the correction, `regions` the wrong rows of each along `axis`, (start, stop) as attribute expressions. A
-    mutant may be ill typed where the region is longer than what it replaces: then there is nothing to compare with."""
+    """A partially equivalent rewrite.
+
+    `rule` is the corrected rule, which holds everywhere. `mutants` are its right sides before the correction. `regions`
+    holds, per mutant, the (start, stop) of the wrong rows along `axis`, as attribute expressions. A mutant may be ill
+    typed where the region is longer than what it replaces; then there is nothing to compare.
+    """
 
     rule: Rule
     mutants: tuple[str, ...]
@@ -50,13 +53,13 @@ class Partial:
 
     @property
     def uncorrected(self) -> Rule:
-        """The mutants as a rule: one that must be refuted."""
+        """The rule with the mutants as right sides; checking must refute it."""
         fields = {k: v for k, v in self.rule.__dict__.items() if k not in ("lefts", "rights", "guards")}
         right = self.mutants if isinstance(self.rule.left, tuple) else self.mutants[0]
         return Rule(**{**fields, "name": f"{self.rule.name}-uncorrected", "right": right})
 
     def region(self, which: int, env: Env, shape: Sequence[int]) -> list[Box]:
-        """The wrong boxes of one right side at given sizes and attributes, for a result of this shape."""
+        """The wrong boxes of right side number `which` for given sizes and attributes and a result of this shape."""
         start, stop = (int(evaluate(parse_guard(b), env)) for b in self.regions[which])
         box = tuple((start, stop) if i == self.axis else (0, d) for i, d in enumerate(shape))
         return [box] if volume(box) > 0 else []
@@ -64,7 +67,7 @@ class Partial:
 
 # ---------------------------------------------------------------- verification
 def drawn(partial: Partial, rng: random.Random, count: int) -> Iterator[Instance]:
-    """Instances of a rule with images large enough for the regions to lie inside, at which all conditions hold."""
+    """Random instances that satisfy all guards, with images large enough to contain the regions."""
     rule = partial.rule
     names = {v for t in rule.lefts for v in variables(t)}
     bound = {a for t in rule.lefts for a in attr_variables(t)}
@@ -88,11 +91,11 @@ def drawn(partial: Partial, rng: random.Random, count: int) -> Iterator[Instance
 
 
 def verify(partial: Partial, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """Whether the corrected rule holds, and its region is right and tight, on many instances.
+    """Tests the corrected rule, and that its region is correct and tight, on `samples` instances.
 
-    On each, the rule is judged by `check`; where a mutant is typed, the region computed from the two programs must be the
-    one stated in closed form, the two must agree outside of it, and inside every element must differ on some of a number of
-    random draws. "refuted" says what failed and where.
+    On each instance the rule is judged by `check`. If a mutant is well typed, the region computed from the two programs
+    must equal the closed form, the programs must agree outside of it, and every element inside must differ in some
+    random draw. "refuted" says what failed and where.
     """
     rng, regions = random.Random(seed), 0
     for one in drawn(partial, rng, samples):
@@ -113,7 +116,7 @@ def verify(partial: Partial, *, seed: int = 0, samples: int = 24) -> Verdict:
 
 
 def _untrue(stated: Sequence[Box], original: Tensor, mutant: Tensor, seed: int) -> str:
-    """What is wrong with a stated region, or ''."""
+    """Why a stated region is wrong, or ''."""
     found = wrong_region(original, mutant)
     if stated != found:
         return f"the region is {found}, not {stated}"
@@ -125,8 +128,10 @@ def _untrue(stated: Sequence[Box], original: Tensor, mutant: Tensor, seed: int) 
 
 
 def difference(original: Tensor, mutant: Tensor, expected: Array, *, seed: int = 0, draws: int = 200) -> Array:
-    """Where two programs differ on any of some random draws of small whole numbers, which float64 computes exactly. Ends
-    after a dozen draws once it is what was expected: a maximum hides most differences in a single one."""
+    """Boolean mask of the elements at which two programs differ in any random draw of small integers, exact in float64.
+
+    Stops after a dozen draws once the mask equals `expected`; a maximum hides most differences in a single draw.
+    """
     rng = np.random.default_rng(seed)
     leaves = [n for n in topological([original, mutant]) if n.is_leaf]
     found: Array = np.zeros(concrete(original.shape), np.bool_)
@@ -142,7 +147,7 @@ def difference(original: Tensor, mutant: Tensor, expected: Array, *, seed: int =
 # ---------------------------------------------------------------- the families
 @dataclass(frozen=True)
 class _Windows:
-    """Texts about the windows of a convolution or a pooling along one of two spatial axes."""
+    """Builds the attribute expressions and terms for windows of a convolution or pooling along one spatial axis."""
 
     op: str
     axis: int
@@ -159,7 +164,7 @@ class _Windows:
 
     @property
     def high(self) -> str:
-        """The padding behind the last row."""
+        """The padding after the last row."""
         return f"p[{self.axis}]"
 
     @property
@@ -169,66 +174,67 @@ class _Windows:
 
     @property
     def reach(self) -> str:
-        """From the first to the last element of a window."""
+        """Distance from the first to the last element of a window."""
         return f"{self.spread} * ({self.size('w') if self.op == 'conv' else f'k[{self.axis - 2}]'} - 1)"
 
     @property
     def name(self) -> str:
-        """The beginning of rule names."""
+        """Prefix of rule names."""
         return f"{self.op.replace('_', '-')}-{self.lines}"
 
     @property
     def lines(self) -> str:
-        """What is counted along the axis."""
+        """Name of the lines along the axis: rows or columns."""
         return "rows" if self.axis == 2 else "columns"
 
     def of(self, x: str, pads: str = "p") -> str:
-        """The op applied."""
+        """The op applied to an image with this padding."""
         if self.op == "conv":
             return f"conv({x}, w, strides=s, pads={pads}, dilations=d, groups=g)"
         return f"{self.op}({x}, kernel=k, strides=s, pads={pads}, dilations=d)"
 
     def padded(self, low: str | None = None, high: str | None = None) -> str:
-        """The padding with other numbers on either side of the axis."""
+        """The padding with the given entries along the axis replaced."""
         i, found = self.axis - 2, "p"
         for place, value in ((i, low), (i + 2, high)):
             found = found if value is None else f"replace({found}, {place}, {value})"
         return found
 
     def rows(self, x: str, start: str, stop: str) -> str:
-        """Some rows (or columns) of a value."""
+        """A range of rows (or columns) of a value."""
         return f"slice({x}, axis={self.axis}, start={start}, stop={stop})"
 
     def join(self, *parts: str) -> str:
-        """Values one after the other."""
+        """The concatenation of values along the axis."""
         return parts[0] if len(parts) == 1 else f"concat({parts[0]}, {self.join(*parts[1:])}, axis={self.axis})"
 
     def size(self, x: str) -> str:
-        """How many rows a variable has."""
+        """The number of rows of a variable."""
         return f"size({x}, {self.axis})"
 
     def positions(self, size: str) -> str:
-        """How many windows there are over so many rows."""
+        """The number of windows over `size` rows."""
         return f"({size} + {self.low} + {self.high} - {self.reach} - 1) // {self.step} + 1"
 
     def across(self, seam: str) -> str:
-        """The first window that reaches beyond a seam."""
+        """Index of the first window that reaches across a seam."""
         return f"({seam} + {self.low} - {self.reach} - 1) // {self.step} + 1"
 
     def behind(self, seam: str) -> str:
-        """The first window that begins behind a seam."""
+        """Index of the first window that begins at or after a seam."""
         return f"({seam} + {self.low} + {self.step} - 1) // {self.step}"
 
     def first(self, window: str) -> str:
-        """The row at which a window begins."""
+        """The first row of a window."""
         return f"({window}) * {self.step} - {self.low}"
 
     def last(self, window: str) -> str:
-        """The row behind the last one of the window before this one."""
+        """One past the last row of the window that precedes this one."""
         return f"({window} - 1) * {self.step} - {self.low} + {self.reach} + 1"
 
     def spliced(self, before: str, whole: str, after: str, seam: str, size: str) -> str:
-        """Windows before the seam, those across it recomputed from the whole, those behind it."""
+        """Concatenation of the windows before the seam, the windows across the seam (recomputed from the whole image)
+        and those after it."""
         lo, hi = self.across(seam), self.behind(seam)
         middle = self.of(self.rows(whole, self.first(lo), self.last(hi)), self.padded("0", "0"))
         return self.join(
@@ -236,7 +242,7 @@ class _Windows:
         )
 
     def splits(self, seam: str, size: str) -> tuple[str, ...]:
-        """Conditions: windows behind the seam lie as they would in a value of their own, and no part is empty."""
+        """Guards: windows after the seam are aligned as in a separate image, and no part is empty."""
         lo, hi = self.across(seam), self.behind(seam)
         return ("rank(x) == 4", f"{seam} % {self.step} == 0", f"{lo} < {hi}", f"0 < {lo}", f"0 <= {self.first(lo)}",
                 f"{lo} <= {self.positions(seam)}", f"{self.last(hi)} <= {seam} + {size}",
@@ -257,7 +263,7 @@ def _into_batch(w: _Windows) -> Partial:
     both = w.of(f"concat({w.rows('x', '0', half)}, {w.rows('x', half, x)}, axis=0)")
     parts = [f"slice({both}, axis=0, start={a}, stop={b})" for a, b in ((0, 1), (1, 2))]
     lo, hi = w.across(half), w.behind(half)
-    shrinks = f"({hi} - ({lo}) - 1) * {w.step} + {w.reach} + 1 < {half}"  # what is recomputed may be split again
+    shrinks = f"({hi} - ({lo}) - 1) * {w.step} + {w.reach} + 1 < {half}"  # guarantees termination
     rule = Rule(f"{w.name}-into-batch", w.of("x"), w.spliced(parts[0], "x", parts[1], half, half),
                 when=(*w.splits(half, half), f"{x} % 2 == 0", "size(x, 0) == 1", shrinks), growth="expands",
                 doc="both halves of an image as a batch of two, except for the windows across the middle")  # fmt: skip
@@ -276,7 +282,7 @@ def _join(w: _Windows) -> Partial:
         f"{y} <= {x}",
         f"{x} + {y} < 64",
         f"{w.low} == {w.high}",
-    )  # bounds growth: what this makes does not match again
+    )  # bounds growth: the results must not match again
     rule = Rule(f"{w.name}-join", (w.of("x"), w.of("y")), (upper, lower), growth="expands",
                 when=("rank(x) == 4", f"drop(shape(x), {w.axis}) == drop(shape(y), {w.axis})", f"{x} % {w.step} == 0", *small,
                       f"0 < {w.low}", f"0 < {lo}", f"{lo} < {w.positions(x)}", f"0 <= {w.first(lo)}", f"{w.first(lo)} < {x}",

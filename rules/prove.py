@@ -1,13 +1,13 @@
-"""Do the rules prove that terms are equal? Both sides go into one e-graph, which says whether they meet.
+"""Equality proofs by saturation: both sides of a claim go into one e-graph, and equal e-classes prove the claim.
 
-A claim is a list of pairs of terms over shared leaves (a multi-pattern rule claims several equalities at once). All terms are
-lowered together, the rules run round by round, and after each round the e-graph is asked whether the two sides of every
-pair are in one class: the proof may go either way or meet in the middle. Nothing is pruned.
+A claim is a list of pairs of terms over shared leaves (a multi-pattern rule claims several equalities at once). All
+terms are lowered together and the rules run in rounds. After each round, the claim is proved if the two sides of every
+pair are in one e-class, so a proof may rewrite either side or meet in the middle. Nothing is pruned.
 
-The rules are those in force without the conditions that only say where a rule pays, and those towards a normal form
-(normal.py, strides.py) in the place of the few that would go on for ever without such a condition. A second search adds rules that
-change the kind of a contraction, behind which associativity finds very many forms. Constants are spelled out first
-(spell.py), for rules speak of ops.
+The rule set consists of the rules for models without their profitability guards, and of the canonical-form rules
+(normal.py, strides.py) in place of the few rules that never terminate without such a guard. A second search adds rules
+that convert one kind of contraction into another, after which associativity generates very many forms. Constant arrays
+are first expressed by ops (spell.py), because rules match ops.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ Claim = Sequence[tuple[Tensor, Tensor]]
 
 NAMED = ("input", "param", "state")
 LIMITS = Limits(nodes=60_000, iterations=16, seconds=5.0, bytes=1 << 30)
-"""E-nodes, rounds, seconds and bytes for the claims that are proved together."""
+"""Limits on e-nodes, saturation rounds, seconds and bytes for the claims that are proved together."""
 
-#: Rules that make ever new terms once their condition on cost is gone. What they say follows from the normal form's.
+#: Rules that never saturate without their profitability guard; the canonical-form rules imply them.
 ENDLESS = (
     "merge-matmuls", "merge-linears", "merge-convs", "sum-of-products", "concat-inputs", "enlarge-kernel",
     "pointwise-after-conv", "fold-input-shift", "fold-conv-input-shift", "factor-one",
 )  # fmt: skip
-#: Rules of the second search.
+#: Rules of the second search only.
 LATE = ("pointwise-conv-is-matmul", "strided-pointwise-conv")
 
 
 def for_proofs(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """The rules without conditions that only say where one pays, and without those that would go on for ever."""
+    """The rules without profitability guards, and without those of `ENDLESS`."""
     return tuple(_free(r) for r in rules if r.name not in ENDLESS)
 
 
 @cache
 def all_for_proofs() -> tuple[Rule, ...]:
-    """`for_proofs` of every rule in force and of those towards the normal form."""
+    """`for_proofs` of `EVERY`: all rules for models and all canonical-form rules."""
     from . import EVERY
 
     return for_proofs(EVERY)
@@ -65,7 +65,10 @@ def _free(rule: Rule) -> Rule:
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether a claim was proved, in how many rounds, seconds and e-nodes; `stopped` says what ended the search."""
+    """The result of a proof attempt, with the number of rounds, seconds and e-nodes.
+
+    `stopped` says why the search ended ("proved", "saturated", or the limit that was reached).
+    """
 
     proved: bool
     stopped: str
@@ -78,9 +81,9 @@ class Proof:
 
 
 class Prover:
-    """Rules for proofs (default: all of ours), and what egglog must know of them for the ops and ranks met so far.
+    """Proves claims with a rule set (default: all of ours); caches the egglog declarations per set of ops and ranks.
 
-    A session keeps its last declaration: claims over the same ops and ranks are proved fastest in a row.
+    A session keeps its last declaration, so consecutive claims over the same ops and ranks are proved fastest.
     """
 
     def __init__(self, rules: Iterable[Rule] | None = None) -> None:
@@ -89,7 +92,7 @@ class Prover:
         self.programs: dict[tuple[int, frozenset[str], frozenset[int]], Program] = {}
 
     def program(self, graph: Graph, search: int) -> Program:
-        """The declaration of a search's rules for graphs of these ops and ranks."""
+        """The egglog program with the rules of one search (0 or 1), for graphs with these ops and ranks."""
         nodes = with_parts(graph)[0]
         key = (search, frozenset(n.op for n in nodes), frozenset(n.rank for n in nodes))
         if key not in self.programs:
@@ -97,9 +100,9 @@ class Prover:
         return self.programs[key]
 
     def prove(self, claims: Sequence[Claim], session: Session, limits: Limits = LIMITS, stop: Stop = never) -> Proof:
-        """Whether every claim is proved within the limits. All are searched at once, each over leaves of its own.
+        """Tries to prove all claims within the limits, in one e-graph, each claim over its own leaves.
 
-        RuleError where a rule of ours gives one value two types.
+        Raises RuleError if a rule gives one value two types.
         """
         pairs = [pair for i, claim in enumerate(claims) for pair in _spelled(claim, f"#{i}" if len(claims) > 1 else "")]
         if any(a.type != b.type for a, b in pairs):
@@ -122,14 +125,14 @@ class Prover:
 
 
 class _Search:
-    """Claims on their way."""
+    """One saturation run for a set of claims."""
 
     def __init__(self, session: Session, limits: Limits, stop: Stop, told: Claim = ()) -> None:
         self.session, self.limits, self.stop, self.told = session, limits, stop, told
         self.rounds = self.nodes = 0
 
     def run(self, claim: Claim, graph: Graph, program: Program) -> Proof:
-        """The proof, or what stopped it."""
+        """Runs the search; a Proof with the reason why it ended."""
         begin = time.perf_counter()
         try:
             self.session.prepare()
@@ -152,7 +155,8 @@ class _Search:
         return Proof(reason == "proved", reason, self.rounds, time.perf_counter() - begin, self.nodes)
 
     def meet(self, claim: Claim, lowered: Lowered, program: Program, end: float) -> str:
-        """Rounds until the pairs meet, nothing changes or a limit is met; which of these."""
+        """Saturates round by round until all pairs are equal, nothing changes, or a limit is reached; returns the
+        reason."""
         number = {n: i for i, n in enumerate(lowered.nodes)}
         pairs = [(number[a], number[b]) for a, b in claim]
         lowered = replace(lowered, equal=[*lowered.equal, *((number[a], number[b]) for a, b in self.told)])
@@ -169,7 +173,7 @@ class _Search:
         return "iterations"
 
     def ask(self, method: str, payload: Any, end: float) -> dict[str, Any]:
-        """A request within what is left of the time."""
+        """Sends a request to the session within the remaining time; raises Deadline if none is left."""
         left = end - time.perf_counter()
         if left <= 0:
             raise Deadline
@@ -177,7 +181,8 @@ class _Search:
 
 
 def _spelled(claim: Claim, mark: str) -> list[tuple[Tensor, Tensor]]:
-    """The pairs that are not one term or one value already, constants spelled out, the mark added to the names of leaves."""
+    """The pairs that are not trivially equal, with constants expressed by ops and `mark` appended to the names of
+    leaves."""
 
     def renamed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         if node.op not in NAMED or not mark:
@@ -190,5 +195,5 @@ def _spelled(claim: Claim, mark: str) -> list[tuple[Tensor, Tensor]]:
 
 
 def size_one_axes(claim: Claim) -> int:
-    """How many axes of all terms of a claim have size 1: instances with many are special cases."""
+    """Number of axes of size 1 in all terms of a claim; instances with many are special cases."""
     return sum(d == 1 for node in topological([side for pair in claim for side in pair]) for d in node.shape)

@@ -1,4 +1,4 @@
-"""Sums, means, maxima: linearity, factors that leave them, fusion of nested ones."""
+"""Reduction rules: linearity, factors that commute with reductions, fusion of nested reductions, softmax."""
 
 from __future__ import annotations
 

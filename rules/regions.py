@@ -1,17 +1,18 @@
-"""Where two programs differ: regions of an output computed by interval arithmetic over what its elements read.
+"""Regions of an output on which two programs may differ, computed by interval arithmetic over receptive fields.
 
 After PET (Wang et al., "PET: Optimizing Tensor Programs with Partially Equivalent Transformations and Automated
-Corrections", OSDI 2021, https://www.usenix.org/conference/osdi21/presentation/wang). PET finds the boxes on which a mutant
-equals its original by testing a few positions per box; here they are computed:
+Corrections", OSDI 2021, https://www.usenix.org/conference/osdi21/presentation/wang). PET finds the boxes on which a
+mutant equals its original by testing a few positions per box; here the boxes are computed:
 
-- `pieces` cuts an output into boxes on each of which one *form* holds: which elements are read, multiplied, summed, with
-  indices affine in the position. Indices are followed from the output to the leaves by interval arithmetic over the box
-  (strides, paddings, dilations, seams of concats, digits of reshapes); where a decision is not the same all over the box,
-  the box is cut at the place where it changes. Boxes are few: their number depends on kernels and seams, not on sizes.
-- `wrong_region` is where the forms of two programs differ. Equal forms are equal values, so outside of it the rewrite is
-  right for every input. Different forms are different values for almost all inputs, unless an identity beyond these forms
-  holds: the region is tight up to that.
-- `corrected` splices: the mutant where it is right, elsewhere the original restricted to what its receptive field reads.
+- `pieces` cuts an output into boxes on each of which one *form* holds: which elements are read, multiplied and summed,
+  with indices affine in the output position. Indices are traced from the output to the leaves by interval arithmetic
+  over the box (strides, paddings, dilations, concat boundaries, mixed-radix digits of reshapes). Where a decision
+  differs within the box, the box is cut at that position. The number of boxes depends on kernels and concat boundaries,
+  not on sizes.
+- `wrong_region` is where the forms of two programs differ. Equal forms are equal values, so outside of it the rewrite
+  is right for every input. Different forms have different values for almost all inputs, except for identities that
+  forms do not express: up to these the region is tight.
+- `corrected` splices: the mutant where it is right, elsewhere the original restricted to its receptive field.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Form = Any  # nested tuples: equal forms are equal values
 # ---------------------------------------------------------------- indices
 @dataclass(frozen=True)
 class Index:
-    """offset + sum of stride * symbol. Symbols 0, 1, … are axes of the output, later ones are summed over."""
+    """An affine index: offset + sum of stride * symbol. Symbols 0, 1, … are the output's axes, later symbols are
+    summation indices."""
 
     offset: int
     strides: tuple[tuple[int, int], ...] = ()
@@ -53,7 +55,7 @@ class Index:
 
 
 class Cut(Exception):
-    """A decision changes within the box: cut `symbol` at `place`."""
+    """Raised when a decision differs within the box: cut the range of `symbol` at `place`."""
 
     def __init__(self, symbol: int, place: int) -> None:
         self.symbol, self.place = symbol, place
@@ -61,12 +63,12 @@ class Cut(Exception):
 
 @dataclass
 class Ranges:
-    """What each symbol runs over."""
+    """The range [start, stop) of each symbol."""
 
     of: dict[int, tuple[int, int]]
 
     def span(self, index: Index) -> tuple[int, int]:
-        """Smallest and largest value."""
+        """Smallest and largest value of an index."""
         low = high = index.offset
         for symbol, stride in index.strides:
             start, stop = self.of[symbol]
@@ -75,7 +77,7 @@ class Ranges:
         return low, high
 
     def below(self, index: Index, bound: int) -> bool:
-        """Whether the index is below a bound: everywhere or nowhere, else Cut."""
+        """Whether an index is below a bound on the whole box; raises Cut if that holds only on a part."""
         low, high = self.span(index)
         if high < bound:
             return True
@@ -88,7 +90,7 @@ class Ranges:
         raise Cut(symbol, min(max(place, start + 1), stop - 1))
 
     def digits(self, index: Index, sizes: Sequence[int]) -> list[Index]:
-        """A flat position as indices of a shape."""
+        """The indices into a shape of a row-major linear index."""
         found: list[Index] = []
         for i, size in enumerate(sizes):
             unit = prod(sizes[i + 1 :])
@@ -107,13 +109,13 @@ class Ranges:
 # ---------------------------------------------------------------- forms
 @dataclass
 class _Tracer:
-    """Follows indices from an output to the leaves under given ranges."""
+    """Traces indices from an output to the leaves under given symbol ranges. `fresh` is the next unused symbol."""
 
     ranges: Ranges
     fresh: int
 
     def form(self, node: Tensor, at: Sequence[Index]) -> Form:
-        """What an element of a node is."""
+        """The form of an element of a node; raises Cut, or UsageError for an op that cannot be traced."""
         if node.op in LEAVES:
             return ("read", node, tuple(at))
         if node.op == "full":
@@ -128,17 +130,17 @@ class _Tracer:
         )
 
     def fitted(self, operand: Tensor, at: Sequence[Index]) -> list[Index]:
-        """The index into an operand whose axes of size 1 are stretched."""
+        """The index into an operand whose axes of size 1 are broadcast."""
         return [Index(0) if d == 1 else i for i, d in zip(at, operand.shape)]
 
     def inside(self, index: Index, size: Any) -> bool:
-        """Whether an index falls into an axis."""
+        """Whether an index is within an axis of this size; raises Cut."""
         return not self.ranges.below(index, 0) and self.ranges.below(index, size)
 
     def taps(
         self, x: Tensor, at: Sequence[Index], attrs: Mapping[str, Any], kernel: Sequence[int]
     ) -> Iterator[tuple[tuple[int, ...], list[Index] | None]]:
-        """The positions that a window reads, by its own position; None in the padding."""
+        """Yields (kernel position, spatial indices that it reads) for a window; None for the indices in the padding."""
         n = len(kernel)
         for tap in product(*map(range, kernel)):
             spots = [
@@ -147,7 +149,7 @@ class _Tracer:
             yield tap, spots if all(self.inside(s, x.shape[2 + i]) for i, s in enumerate(spots)) else None
 
     def summed(self, size: int, term: Callable[[Index], Form]) -> list[Form]:
-        """The terms of a sum over a fresh symbol, in parts on each of which one form holds."""
+        """The terms of a sum over a fresh symbol, as (number of terms, form), cut into ranges with one form each."""
         parts, found = [(0, size)], []
         symbol = self.fresh
         self.fresh += 1
@@ -165,7 +167,7 @@ class _Tracer:
 
 
 def _total(terms: Sequence[Form]) -> Form:
-    """A sum of products up to order, without those that are zero."""
+    """The form of a sum of products: a multiset of terms without zero terms."""
     return ("sum", frozenset(Counter(t for t in terms if _ZERO not in t[1]).items()))
 
 
@@ -176,7 +178,7 @@ def _conv(t: _Tracer, node: Tensor, attrs: dict[str, Any], at: list[Index]) -> F
     x, w = node.args
     share, per_out = concrete(w.shape)[1], concrete(w.shape)[0] // attrs["groups"]
     low = t.ranges.span(at[1])[0] // per_out
-    t.ranges.below(at[1], (low + 1) * per_out)  # one group
+    t.ranges.below(at[1], (low + 1) * per_out)  # raises Cut unless all output channels are in one group
     terms: list[Form] = []
     for tap, spots in t.taps(x, at, attrs, concrete(w.shape)[2:]):
         if spots is not None:
@@ -249,19 +251,19 @@ _FOLLOW: dict[str, Callable[[_Tracer, Tensor, dict[str, Any], list[Index]], Form
 
 # ---------------------------------------------------------------- regions
 def whole(node: Tensor) -> Box:
-    """The box of all positions."""
+    """The box of all positions of a node's value."""
     return tuple((0, d) for d in concrete(node.shape))
 
 
 def volume(box: Box) -> int:
-    """How many positions a box holds."""
+    """The number of positions in a box."""
     return prod(stop - start for start, stop in box)
 
 
 def pieces(nodes: Sequence[Tensor]) -> Iterator[tuple[Box, tuple[Form, ...]]]:
-    """Boxes that cover the values (of one shape), with the form of each value on the box.
+    """Yields (box, form of each value on the box) for boxes that cover values of one shape.
 
-    UsageError where an op's reads cannot be followed.
+    Raises UsageError for an op that cannot be traced.
     """
     stack = [whole(nodes[0])]
     while stack:
@@ -280,8 +282,10 @@ def pieces(nodes: Sequence[Tensor]) -> Iterator[tuple[Box, tuple[Form, ...]]]:
 
 
 def wrong_region(original: Tensor, mutant: Tensor) -> list[Box]:
-    """Disjoint boxes outside of which two programs over the same leaves agree for every input. UsageError where shapes
-    differ or an op's reads cannot be followed."""
+    """Disjoint boxes outside of which two programs over the same leaves agree for every input.
+
+    Raises UsageError if the types differ or an op cannot be traced.
+    """
     if original.type != mutant.type:
         raise UsageError(f"the mutant is {mutant.type}, the original {original.type}")
     if not volume(whole(original)):
@@ -290,7 +294,7 @@ def wrong_region(original: Tensor, mutant: Tensor) -> list[Box]:
 
 
 def joined(boxes: Sequence[Box]) -> list[Box]:
-    """The same positions in fewer boxes: neighbours that differ along one axis only become one."""
+    """The same positions in fewer boxes: adjacent boxes that differ along one axis only are merged."""
     found, before = sorted(boxes), 0
     while len(found) != before:
         before = len(found)
@@ -308,7 +312,7 @@ def joined(boxes: Sequence[Box]) -> list[Box]:
 
 # ---------------------------------------------------------------- correction
 def restricted(node: Tensor, box: Box) -> Tensor:
-    """A program for the elements of a node in a box, which reads no more of the leaves than they need."""
+    """A program that computes the elements of a node in a box and reads only the needed part of the leaves."""
     if box == whole(node):
         return node
     if node.op in _RESTRICT:
@@ -333,8 +337,7 @@ def _at(box: Box, axis: int, part: tuple[int, int]) -> Box:
 def _window_box(
     node: Tensor, attrs: dict[str, Any], box: Box, kernel: Sequence[int]
 ) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
-    """The rows that the windows of a box read, and the padding that is left to them: interval arithmetic over receptive
-    fields."""
+    """The spatial ranges that the windows of a box read, and the remaining padding (low and high ends per axis)."""
     reads, low, high = [], [], []
     for i, k in enumerate(kernel):
         (start, stop), size = box[2 + i], concrete(node.args[0].shape)[2 + i]
@@ -401,7 +404,7 @@ _RESTRICT: dict[str, Callable[[Tensor, dict[str, Any], Box], Tensor]] = {
 
 
 def corrected(original: Tensor, mutant: Tensor) -> Tensor:
-    """A program equal to the original: the mutant, with the wrong region recomputed and spliced in."""
+    """A program equal to the original: the mutant with the wrong region recomputed and spliced in."""
     return _spliced(original, mutant, whole(original), wrong_region(original, mutant))
 
 
@@ -411,7 +414,7 @@ def _meet(a: Box, b: Box) -> Box | None:
 
 
 def _picked(node: Tensor, box: Box) -> Tensor:
-    """A part of a value that is computed anyway: of a concat, the parts that the box meets."""
+    """A slice of a value that is computed anyway; of a concat, only the operands that the box intersects."""
     if node.op == "concat" and box != whole(node):
         axis, seam = node.attr("axis"), concrete(node.args[0].shape)[node.attr("axis")]
         (start, stop) = box[axis]

@@ -1,12 +1,12 @@
-"""Random instances of a rule: types for its tensor variables and values for its attribute variables, such that every
-left side is well typed and every guard holds.
+"""Random instances of a rule: concrete types for tensor variables and values for attribute variables.
 
-The left sides are walked from the root down and left to right. Each subterm is sampled under a `Want`: for every axis
-the sizes that its surroundings allow, so that most choices fit at once. `sample_ops.py` says per shape law what an op
-wants of its operands and draws its attributes. Guards of the form `variable == …` are solved as soon as the other side
-can be evaluated, guards on shapes narrow the sizes of a variable before it is drawn, and the rest is rejection: a
-choice that contradicts a guard is drawn again, a dead end starts the instance over. What comes out was built and typed
-by the real shape laws, so this file can only miss instances, never yield a wrong one.
+An instance makes every left side well typed and satisfies every guard. The left sides are traversed from the root down
+and left to right. Each subterm is sampled under a `Want`, the sizes per axis that its context allows, so that most
+choices fit at once. `sample_ops.py` has, per shape law, the constraints on the operands and the proposals for
+attributes. Guards of the form `variable == …` are solved as soon as the other side can be evaluated, and guards on
+shapes narrow a variable's sizes before it is drawn. The rest is rejection sampling: a choice that violates a guard is
+drawn again, and a dead end restarts the instance. Each instance is built and typed by the real shape inference, so
+errors in this file can only lose instances, not produce wrong ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..egraph.pattern import (
 from ..egraph.rule import Rule
 from ..errors import RuleError, ShapeError
 
-Sizes = frozenset[Any] | None  # what one axis may be; None is any size
+Sizes = frozenset[Any] | None  # allowed sizes of one axis; None allows any
 SIZES = (1, 2, 3, 4, 6)
 FLOATS = ("float32", "float32", "float32", "float64", "float16")
 INTS = ("int64", "int32", "int8", "uint8")
@@ -49,21 +49,24 @@ FAILURES = (
     KeyError,
     ZeroDivisionError,
     TypeError,
-)  # of an attribute expression without a value
+)  # raised by attribute expressions that have no value
 
 
 class Reject(Exception):
-    """This attempt cannot become an instance."""
+    """Raised when the current attempt cannot be completed to an instance."""
 
 
 class NotYet(Exception):
-    """An attribute expression reads a variable that has no value yet."""
+    """Raised when an attribute expression reads a variable that has no value yet."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One way to fill a rule: types of tensor variables, attribute values, which tensors are weights, and for integer
-    tensors used as indices the size that they must stay below."""
+    """Concrete types and attribute values for the variables of a rule.
+
+    `weights` names the tensors that are parameters. `bounds` maps integer tensors that are used as indices to their
+    exclusive upper bound.
+    """
 
     types: Mapping[str, Type]
     attrs: Mapping[str, Any]
@@ -71,15 +74,15 @@ class Instance:
     bounds: Mapping[str, int] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        """A leaf per tensor variable: params for weights, inputs otherwise."""
+        """One leaf per tensor variable: params for weights, inputs otherwise."""
         return {n: (api.param if n in self.weights else api.input)(n, t.shape, t.dtype) for n, t in self.types.items()}
 
     def env(self) -> dict[str, Any]:
-        """What attribute expressions and guards are evaluated in."""
+        """The environment for evaluating attribute expressions and guards."""
         return {**self.attrs, **{n: Fact(t, n in self.weights) for n, t in self.types.items()}}
 
     def sides(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
-        """(left, right) of each pair of sides. ShapeError or an expression's error where a side has no type."""
+        """(left, right) of each pair of sides; ShapeError or one of `FAILURES` if a side has no type."""
         tensors = self.tensors()
         return [(build(a, tensors, self.attrs), build(b, tensors, self.attrs)) for a, b in zip(rule.lefts, rule.rights)]
 
@@ -90,29 +93,29 @@ class Instance:
 
 @dataclass(frozen=True)
 class Want:
-    """What a subterm's surroundings allow: sizes per axis (None: any rank) and the dtype."""
+    """What a subterm's context allows: sizes per axis (None: any rank) and the dtype."""
 
     shape: tuple[Sizes, ...] | None
     dtype: str
 
 
 def exactly(shape: Sequence[Any]) -> tuple[Sizes, ...]:
-    """Exactly this shape."""
+    """Allowed sizes for exactly this shape."""
     return tuple(frozenset((d,)) for d in shape)
 
 
 def upto(shape: Sequence[Any]) -> tuple[Sizes, ...]:
-    """Any shape that broadcasts to this one."""
+    """Allowed sizes for shapes that broadcast to this one."""
     return tuple(frozenset((1, d)) for d in shape)
 
 
 def meet(a: Sizes, b: Sizes) -> Sizes:
-    """Sizes that both allow."""
+    """The intersection of two sets of allowed sizes."""
     return b if a is None else a if b is None else a & b
 
 
 class Sampler:
-    """One attempt at an instance."""
+    """One attempt at sampling an instance."""
 
     def __init__(self, rule: Rule, guards: Sequence[Attr], rng: random.Random) -> None:
         self.rule, self.guards, self.rng = rule, list(guards), rng
@@ -125,7 +128,7 @@ class Sampler:
             n for g in self.guards if isinstance(g, Apply) and g.function == "floating" for n in attr_names(g)
         }
         self.float = rng.choice(FLOATS)
-        self.thin = rng.choice((0.0, 0.08, 0.08, 0.4))  # how often an axis is narrower than its surroundings allow
+        self.thin = rng.choice((0.0, 0.08, 0.08, 0.4))  # probability that an axis is smaller than its context allows
         self.ranks = _least_ranks(self.guards)
         self.dtypes = {
             g.args[0].args[0].name: g.args[1].value
@@ -138,7 +141,7 @@ class Sampler:
         }
 
     def is_weight(self, name: str) -> bool:
-        """What the guards say, else a coin."""
+        """Whether a tensor variable is a parameter: as the guards demand, else at random."""
         for g in self.guards:
             if isinstance(g, Apply) and g.function in ("weight", "active") and g.args == (Name(name),):
                 return g.function == "weight"
@@ -147,11 +150,11 @@ class Sampler:
     # ------------------------------------------------------------ what is known so far
     @property
     def env(self) -> dict[str, Any]:
-        """Values of everything chosen so far."""
+        """Values of all variables chosen so far."""
         return {**self.attrs, **{n: Fact(t, n in self.weights) for n, t in self.types.items()}}
 
     def value(self, attr: Attr) -> Any:
-        """The value of an expression; NotYet, or Reject where it can have none."""
+        """The value of an expression; raises NotYet if a variable is missing, Reject if the expression has no value."""
         env = self.env
         if any(n not in env for n in attr_names(attr)):
             raise NotYet
@@ -161,7 +164,8 @@ class Sampler:
             raise Reject from error
 
     def known(self, term: Term, rank: int | None = None) -> Type | None:
-        """The type of a subterm whose variables all have values, else None. Reject if it is ill typed."""
+        """The type of a subterm whose variables all have values, else None. Raises Reject if the subterm is ill
+        typed."""
         if isinstance(term, Var):
             return self.types.get(term.name)
         if isinstance(term, Literal):
@@ -181,7 +185,7 @@ class Sampler:
             raise Reject from error
 
     def accept(self, name: str) -> bool:
-        """Whether no guard that can now be evaluated, and reads this variable, fails."""
+        """Whether all guards that read this variable and can be evaluated now hold."""
         env = self.env
         return all(
             holds([g], env) for g, reads in zip(self.guards, self.reads) if name in reads and reads <= env.keys()
@@ -189,7 +193,7 @@ class Sampler:
 
     # ------------------------------------------------------------ choices
     def pick(self, sizes: Sizes) -> int:
-        """One of the sizes allowed; larger ones mostly, so that broadcasting stays the exception."""
+        """One of the allowed sizes, mostly the largest, so that broadcasting stays the exception."""
         if sizes is None:
             return self.rng.choice(self.pool)
         if not sizes:
@@ -197,7 +201,7 @@ class Sampler:
         return int(min(sizes) if self.rng.random() < self.thin else max(sizes))
 
     def regroup(self, volume: int, rank: int | None = None) -> tuple[int, ...]:
-        """A random shape of a given number of elements."""
+        """A random shape with a given number of elements."""
         rank = rank if rank is not None else self.rng.randint(1, 4)
         shape = [1] * rank
         if not rank:
@@ -230,7 +234,7 @@ class Sampler:
         raise Reject
 
     def solved(self, name: str) -> tuple[bool, Any]:
-        """(True, value) where a guard `name == …` gives an attribute variable's value."""
+        """(True, value) if a guard `name == …` determines an attribute variable, else (False, None)."""
         for g, reads in zip(self.guards, self.reads):
             if name in reads and isinstance(g, Apply) and g.function == "eq":
                 for mine, other in (g.args, g.args[::-1]):
@@ -242,7 +246,7 @@ class Sampler:
         return False, None
 
     def variable(self, name: str, want: Want) -> Type:
-        """A type for a tensor variable."""
+        """Draws a type for a tensor variable; raises Reject if no draw satisfies the guards."""
         for _ in range(16):
             self.types.pop(name, None)
             shape = self.narrowed(name, want)
@@ -256,7 +260,7 @@ class Sampler:
         raise Reject
 
     def narrowed(self, name: str, want: Want) -> tuple[Sizes, ...] | None:
-        """The wanted shape after what guards say of this variable in terms of the others."""
+        """The wanted shape, narrowed by the guards that relate this variable to known ones."""
         shape = want.shape
         for g, reads in zip(self.guards, self.reads):
             if name not in reads or not isinstance(g, Apply):
@@ -267,7 +271,7 @@ class Sampler:
         return shape
 
     def narrow(self, name: str, shape: Any, function: str, args: tuple[Attr, ...]) -> Any:
-        """One guard's effect on a variable's shape; NotYet if it says nothing now."""
+        """The wanted shape, narrowed by one guard; raises NotYet if the guard cannot be used yet."""
         me = Name(name)
         if function == "scalar":
             return tuple(meet(d, frozenset((1,))) for d in shape) if shape is not None else None
@@ -296,14 +300,14 @@ class Sampler:
         return shape
 
     def line(self, shape: tuple[Sizes, ...], axis: int) -> tuple[Sizes, ...]:
-        """Every axis but one of size 1."""
+        """The shape with every axis except one restricted to size 1."""
         ones = tuple(meet(d, frozenset((1,))) for d in shape)
         if not -len(shape) <= axis < len(shape):
             raise Reject
         return (*ones[: axis % len(shape)], shape[axis], *ones[axis % len(shape) + 1 :])
 
     def both(self, a: tuple[Sizes, ...] | None, b: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
-        """Shapes that satisfy both."""
+        """The intersection of two shapes of allowed sizes; Reject if the ranks differ."""
         if a is None:
             return b
         if len(a) != len(b):
@@ -311,7 +315,7 @@ class Sampler:
         return tuple(map(meet, a, b))
 
     def at(self, shape: tuple[Sizes, ...], axis: int, size: int) -> tuple[Sizes, ...]:
-        """The shape with one axis narrowed to one size."""
+        """The shape with one axis restricted to one size."""
         if not -len(shape) <= axis < len(shape):
             raise Reject
         axis %= len(shape)
@@ -319,7 +323,8 @@ class Sampler:
 
     # ------------------------------------------------------------ terms
     def term(self, term: Term, want: Want) -> Type:
-        """Sample what a term still lacks; its type. Reject where the surroundings do not allow it."""
+        """Samples the variables of a term that have no values yet, and returns its type; Reject if the context does not
+        allow it."""
         from .sample_ops import HANDLERS
 
         found = self.known(term)
@@ -335,7 +340,7 @@ class Sampler:
         return self.fit(found, want)
 
     def fit(self, found: Type, want: Want) -> Type:
-        """The type, if it is what was wanted."""
+        """The type if it satisfies the wanted sizes and dtype, else Reject."""
         if found.dtype != want.dtype:
             raise Reject
         if want.shape is not None and (
@@ -345,7 +350,8 @@ class Sampler:
         return found
 
     def dtype_for(self, *terms: Term) -> str:
-        """A dtype that all these subterms can have: theirs if known, else a float or now and then an int or bool."""
+        """A dtype for subterms that must agree: the known one, else a float dtype or sometimes an integer or bool
+        dtype."""
         for t in terms:
             found = self.known(t)
             if found is not None:
@@ -360,7 +366,7 @@ class Sampler:
 
 
 def _least_ranks(guards: Sequence[Attr]) -> dict[str, int]:
-    """For each variable whose axes guards name by number, the rank that it must have for them to hold."""
+    """The lowest rank of each variable at which the axes named by number in guards exist."""
     found: dict[str, int] = {}
     stack = list(guards)
     while stack:
@@ -376,7 +382,7 @@ def _least_ranks(guards: Sequence[Attr]) -> dict[str, int]:
 
 
 def _needs_float(term: Term, floating: set[str]) -> bool:
-    """Whether a subterm's dtype must be a floating one."""
+    """Whether a subterm must have a floating dtype."""
     if isinstance(term, Var):
         return term.name in floating
     if isinstance(term, Literal):
@@ -409,7 +415,7 @@ def least_rank(term: Term) -> int:
 
 
 def attempt(rule: Rule, guards: Sequence[Attr], rng: random.Random) -> Instance | None:
-    """One try; None if it led nowhere. `rule` is one-way; `guards` are those that must hold."""
+    """One sampling attempt for a one-way rule under these guards; None if it fails."""
     from .sample_ops import result_dtype
 
     s = Sampler(rule, guards, rng)
@@ -434,10 +440,10 @@ def instances(
     accept: Callable[[Instance], bool] | None = None,
     attempts: int = 4000,
 ) -> Iterator[Instance]:
-    """`count` random instances of a one-way rule (of `rule.directions`), fewer if `attempts` tries for one find none.
+    """Yields `count` random instances of a one-way rule (of `rule.directions`); fewer if `attempts` draws find none.
 
-    `guards` replaces the rule's own conditions, `accept` filters (both for testing what a guard is needed for).
-    RuleError for a rule that is both ways, or malformed.
+    `guards` replaces the rule's own guards and `accept` filters instances (both to test whether a guard is needed).
+    RuleError for a two-way or malformed rule.
     """
     if rule.both:
         raise RuleError("instances are drawn of one direction at a time", where=rule.name, hint="use rule.directions")
@@ -454,5 +460,5 @@ def instances(
 
 
 def is_int(dtype: str) -> bool:
-    """Whether a dtype is an integer one."""
+    """Whether a dtype is an integer dtype."""
     return dtypes.category(dtype) == "int"

@@ -1,4 +1,4 @@
-"""What each shape law wants of its operands, read backwards: from the result's sizes to the operands' (for sample.py)."""
+"""Backward shape inference per op: from the wanted sizes of a result to those of the operands (used by sample.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Handler = Callable[[Sampler, Call, Want], None]
 
 
 def result_dtype(s: Sampler, term: Term) -> str:
-    """The dtype that a left side's root is sampled in."""
+    """The dtype to sample a left side's root in."""
     if not isinstance(term, Call):
         return s.dtype_for(term)
     law = OPS[term.op].law
@@ -72,7 +72,7 @@ def _kid_dtype(s: Sampler, call: Call, i: int, want: Want) -> str:
 
 
 def pointwise(s: Sampler, call: Call, want: Want) -> None:
-    """A common shape is fixed first; each operand has it, or 1 at some axes."""
+    """Fixes a common shape first; each operand has that shape, or size 1 at some axes."""
     target: list[Any] = []
     have = [t for t in map(s.known, call.args) if t is not None]
     for i, sizes in enumerate(_sizes(s, call, want)):
@@ -97,7 +97,7 @@ def _propose_axes(s: Sampler, allowed: list[int]) -> tuple[int, ...]:
 
 
 def reduce(s: Sampler, call: Call, want: Want) -> None:
-    """Reduced axes are 1 in the result and anything in the operand."""
+    """Reduced axes have size 1 in the result and any size in the operand."""
     x = call.args[0]
     if s.known(x) is None and (want.shape is None or all(d is None for d in want.shape)):
         s.term(x, Want(want.shape, want.dtype))
@@ -115,7 +115,7 @@ def reduce(s: Sampler, call: Call, want: Want) -> None:
 
 
 def along(s: Sampler, call: Call, want: Want) -> None:
-    """The result has the operand's shape (or 1 at the axis); the dtype may be another."""
+    """The result has the operand's shape (or size 1 at the axis); its dtype may differ."""
     entry, x = OPS[call.op], call.args[0]
     shape = want.shape
     if entry.law == "arg_reduce" and shape is not None:
@@ -128,7 +128,7 @@ def along(s: Sampler, call: Call, want: Want) -> None:
 
 
 def _scalars(s: Sampler, call: Call, rank: int = 0) -> None:
-    """Draw every attribute that does not interact with shapes beyond naming an axis."""
+    """Draws all attributes that constrain shapes at most by naming an axis."""
     draw: dict[str, Callable[[], Any]] = {
         "axis": lambda: s.rng.randrange(max(rank, 1)),
         "axes": lambda: _propose_axes(s, list(range(rank))),
@@ -147,7 +147,7 @@ def _scalars(s: Sampler, call: Call, rank: int = 0) -> None:
 
 # ---------------------------------------------------------------- views and layout
 def reshape(s: Sampler, call: Call, want: Want) -> None:
-    """Another grouping of the same elements."""
+    """A shape with the same number of elements."""
     x, known = call.args[0], s.known(call.args[0])
     full = want.shape is not None and all(d is not None and len(d) == 1 for d in want.shape)
     asked = tuple(next(iter(d)) for d in want.shape if d) if full and want.shape is not None else None
@@ -168,7 +168,8 @@ def _later() -> Any:
 
 
 def _grouping(s: Sampler, shape: tuple[Any, ...], volume: Any, rank: int | None) -> tuple[int, ...]:
-    """Regrouped at random, or keeping the last axis as reshapes of activations do, or the same."""
+    """The same shape, a random shape that keeps the last axis (as reshapes of activations do), or any random shape of
+    this volume."""
     style = s.rng.random()
     if style < 0.15 and rank in (None, len(shape)):
         return shape
@@ -179,7 +180,7 @@ def _grouping(s: Sampler, shape: tuple[Any, ...], volume: Any, rank: int | None)
 
 
 def permute(s: Sampler, call: Call, want: Want) -> None:
-    """Axes in another order."""
+    """The operand's axes in another order."""
     x = call.args[0]
     known, shape = s.known(x), want.shape
     try:
@@ -201,7 +202,7 @@ def permute(s: Sampler, call: Call, want: Want) -> None:
 
 
 def broadcast_to(s: Sampler, call: Call, want: Want) -> None:
-    """Sizes of 1 stretch."""
+    """Axes of size 1 are broadcast."""
     x = call.args[0]
     try:
         shape = s.attr(call, "shape", _later)
@@ -228,7 +229,7 @@ def broadcast_to(s: Sampler, call: Call, want: Want) -> None:
 
 
 def _stretched(s: Sampler, x: Term, shape: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
-    """What is broadcast has size 1 at many axes."""
+    """Allowed sizes of a broadcast operand, with many axes restricted to size 1."""
     return tuple(frozenset((1,)) if s.rng.random() < 0.4 else d for d in shape) if isinstance(x, Var) else shape
 
 
@@ -237,7 +238,7 @@ def _one(s: Sampler, sizes: Sizes) -> int | None:
 
 
 def slice_(s: Sampler, call: Call, want: Want) -> None:
-    """A part of one axis."""
+    """A range of one axis."""
     x, known = call.args[0], s.known(call.args[0])
     shape = _sizes(s, call, want)
     rank = len(shape) if known is None else known.rank
@@ -277,7 +278,7 @@ def slice_(s: Sampler, call: Call, want: Want) -> None:
 
 
 def pad(s: Sampler, call: Call, want: Want) -> None:
-    """Elements before and after along one axis."""
+    """Padding before and after the elements along one axis."""
     shape = _sizes(s, call, want)
     shape = shape if want.shape is not None else (None,) * max(len(shape), 1)
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(len(shape), 1)))
@@ -292,7 +293,7 @@ def pad(s: Sampler, call: Call, want: Want) -> None:
 
 
 def concat(s: Sampler, call: Call, want: Want) -> None:
-    """Sizes add along one axis."""
+    """Sizes add up along one axis."""
     shape = _sizes(s, call, want)
     if want.shape is None and all(s.known(a) is None for a in call.args):
         shape = (None,) * max(len(shape), least_rank(call))
@@ -321,7 +322,7 @@ def concat(s: Sampler, call: Call, want: Want) -> None:
 
 
 def windows(s: Sampler, call: Call, want: Want) -> None:
-    """Sliding windows; a new last axis."""
+    """Sliding windows along one axis; the window becomes a new last axis."""
     rank = len(want.shape) - 1 if want.shape is not None else s.rng.randint(1, 3)
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(rank, 1)))
     size = s.attr(call, "size", lambda: s.rng.randint(1, 3))
@@ -389,19 +390,20 @@ def linear(s: Sampler, call: Call, want: Want) -> None:
 
 
 def _several(s: Sampler, choices: tuple[int, ...], n: int) -> Callable[[], tuple[int, ...]]:
-    """A draw of n numbers."""
+    """A function that draws n numbers from `choices`."""
     return lambda: tuple(s.rng.choice(choices) for _ in range(n))
 
 
 def _positions(s: Sampler, call: Call, i: int, size: Any, kernel: Any) -> int:
-    """How many windows of a convolution or pool fit along spatial axis i."""
+    """Number of windows of a convolution or pool along spatial axis i."""
     strides, pads, dilations = (s.attr(call, name, _later) for name in ("strides", "pads", "dilations"))
     room = size + pads[i] + pads[len(strides) + i] - dilations[i] * (kernel - 1) - 1
     return int(room // max(strides[i], 1) + 1)
 
 
 def _inputs(s: Sampler, call: Call, wanted: Sequence[Sizes], kernel: Sequence[Any] | None) -> Iterator[Sizes]:
-    """Sizes per spatial axis that give the wanted number of windows: all of them where the kernel is known, else a random one."""
+    """Input sizes per spatial axis that give the wanted number of windows: all such sizes if the kernel is known, else
+    a random one."""
     for i, d in enumerate(wanted):
         if d is None:
             yield frozenset((s.rng.choice((4, 5, 6)),))
@@ -485,7 +487,7 @@ def attention(s: Sampler, call: Call, want: Want) -> None:
 
 # ---------------------------------------------------------------- normalisations, rope, indexing
 def same(s: Sampler, call: Call, want: Want) -> None:
-    """The operand's shape; axes are named."""
+    """The result has the operand's shape; attributes name axes."""
     rank = _rank(s, call, want)
     shape = want.shape if want.shape is not None else (None,) * max(rank, least_rank(call))
     rank = s.term(call.args[0], Want(shape, want.dtype)).rank
@@ -493,7 +495,7 @@ def same(s: Sampler, call: Call, want: Want) -> None:
 
 
 def norm(s: Sampler, call: Call, want: Want) -> None:
-    """x and rank-1 values of its last axis, or of its channel axis."""
+    """x, and rank-1 operands of the size of its last axis or of its channel axis."""
     axis = 1 if OPS[call.op].law == "channel_norm" else -1
     rank = _rank(s, call, want)
     shape = want.shape if want.shape is not None else (None,) * max(rank, 2)
@@ -506,7 +508,7 @@ def norm(s: Sampler, call: Call, want: Want) -> None:
 
 
 def rope(s: Sampler, call: Call, want: Want) -> None:
-    """x with an even last axis, and angles that broadcast to it."""
+    """x with a last axis of even size, and angles that broadcast to x."""
     rank = max(1, _rank(s, call, want))
     shape = want.shape if want.shape is not None else (*(None,) * (rank - 1), frozenset((2, 4, 6)))
     x = s.term(call.args[0], Want(shape, want.dtype))
@@ -515,7 +517,7 @@ def rope(s: Sampler, call: Call, want: Want) -> None:
 
 
 def _index(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: Any) -> Type:
-    """An operand of indices below a bound; a variable remembers the bound, anything else cannot promise it."""
+    """The type of an index operand below a bound; a variable records the bound, other terms cannot guarantee one."""
     fresh = isinstance(term, Var) and term.name not in s.types
     found = s.known(term) or s.term(term, Want(shape, "int64"))
     if isinstance(term, Var):
@@ -526,14 +528,14 @@ def _index(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: Any) 
 
 
 def gather(s: Sampler, call: Call, want: Want) -> None:
-    """x with one axis replaced by the indices' axes; the same rank for gather_elements."""
+    """x with one axis replaced by the axes of the indices; gather_elements keeps the rank."""
     x, index, *updates = call.args
     left = s.known(x) or s.term(x, Want((None,) * max(1, least_rank(x), s.rng.randint(1, 3)), want.dtype))
     axis = s.attr(call, "axis", lambda: s.rng.randrange(max(left.rank, 1)))
     if not axis < left.rank:
         raise Reject
     wide = OPS[call.op].law != "gather"
-    whole = exactly(left.shape) if updates else upto(left.shape)  # what is picked may be picked for some places only
+    whole = exactly(left.shape) if updates else upto(left.shape)  # gather_elements may gather at some positions only
     shape: tuple[Sizes, ...] = whole if wide else (None,) * s.rng.randint(0, 2)
     found = _index(s, index, _set(shape, axis, None) if wide else shape, left.shape[axis])
     for u in updates:

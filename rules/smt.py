@@ -1,30 +1,32 @@
-"""Proofs of our own layout and elementwise rules by SMT: all sizes, offsets and values at once, one rank at a time.
+"""SMT proofs of our rules: for all sizes, offsets and values at once, one pattern of ranks at a time.
 
-For given ranks, axes and permutations every size, offset, stride and index is an integer unknown of z3, and an element of a
-value is a term over elements of the variables: layout ops choose which one, elementwise ops are functions. A rule is proved
-at these ranks if no sizes, attributes and index satisfy the types of the left side and the guards, and yet the right side has
-no type, another type, or another element there. Functions are uninterpreted first (which proves equality bit by bit, in any
-dtype); if that is not enough and the rule does not claim to be exact, + - * / maximum minimum and comparisons are those of
-the reals, and division by zero must happen on both sides or on none.
+For given ranks, axes and permutations, every size, offset, stride and index is an integer unknown of z3, and an element
+of a value is a term over elements of the variables: layout ops select the element, elementwise ops are functions. A
+rule is proved at these ranks if no sizes, attributes and index satisfy the types of the left side and the guards while
+the right side is ill typed, has another type, or has another element there. Functions are uninterpreted first (which
+proves bitwise equality in any dtype). If that does not suffice and the rule does not claim `exact`, + - * / maximum
+minimum and comparisons are those of the reals, and a division by zero must happen on both sides or on neither.
 
-Why a few ranks stand for all: an axis that no attribute names is carried along elementwise by every op treated here, so what
-holds with one such axis holds with any number of them; and how the named axes lie to each other is one of finitely many
-patterns, all of which occur at one rank more than there are names. A reshape is an unknown map of indices that depends on
-the two shapes, whatever their ranks. Rules in permutations compare words of a few of them, and no word of one to six letters
-in two permutations and their inverses is trivial on all permutations of four axes.
+Why a few ranks suffice: every op supported here acts elementwise along an axis that no attribute names, so a result for
+one such axis holds for any number of them. The relative positions of the named axes form finitely many patterns, and
+all of them occur at a rank one above the number of names. A reshape is an uninterpreted map of indices that depends on
+the two shapes, whatever their ranks. Rules about permutations compare words of a few permutations, and no word of one
+to six letters in two permutations and their inverses is trivial on all permutations of four axes.
 
-Matrix products and sums over axes are sums over indices of terms (`Total`). Products distribute over them, a choice between two
-values is one between their terms, and a sum over the rows of a concat is one over either part. Two sums are equal if, range by
-range, the terms together are: z3 is asked at an arbitrary index. Convolutions and means over windows are such sums, whose
-terms are zero outside of the image; spatial axes are treated alike, so that one and two stand for any number. A term that is zero
-at all indices but one is its value there. Maxima and minima (`Extreme`) are those of sets: two are equal if each has the other's terms;
-summands, factors that are not negative and increasing functions go inside. Where something that is neither linear nor increasing
-reads a sum or a maximum, it reads a name for it: two have one name if they are equal everywhere. What is known of elementwise
-functions over the reals is in functions.py; norms, softmax and attention are what `DEFINITIONS` says. Look-ups are beyond this method,
-as is a sum of what is not finite everywhere.
+Matrix products and sums over axes are sums of terms over indices (`Total`). Products distribute over sums, a
+conditional of two sums is a sum of conditionals, and a sum over the rows of a concat splits into one sum per part. Two
+sums are equal if their terms agree range by range; z3 is queried at an arbitrary index. Convolutions and means over
+windows are sums whose terms are zero outside of the image; spatial axes are treated alike, so one and two of them stand
+for any number. A sum whose terms vanish at all indices but one equals that term. Maxima and minima (`Extreme`) are
+those of sets: two are equal if each contains the other's terms; summands, nonnegative factors and increasing functions
+move inside. Where an op that is neither linear nor increasing reads a sum or a maximum, it reads a name (an
+uninterpreted function of the free indices) instead; sums that are equal everywhere share a name. functions.py holds the
+axioms about elementwise functions over the reals; `DEFINITIONS` defines norms, softmax and attention. Gathers are not
+supported, nor are sums whose terms are not finite everywhere.
 
-One concept each: smt_world.py (unknowns and attributes), smt_equal.py (equality of sums and maxima), smt_sums.py (their arithmetic),
-smt_elements.py, smt_layout.py and smt_contractions.py (what the ops are); here terms and the question.
+Modules: smt_world.py (unknowns and attributes), smt_equal.py (equality of sums and maxima), smt_sums.py (their
+arithmetic), smt_elements.py, smt_layout.py and smt_contractions.py (semantics of ops); this module has terms and the
+query.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ from .structures import CONTRACTIONS, LAYOUT, bound, structures
 from .sums import Extreme, Total
 
 LATTICE = ("maximum", "minimum", "max", "min", "max_pool")
-SECONDS = 120.0  # for one rule
+SECONDS = 120.0  # per rule
 RING = ("add", "sub", "mul", "neg", "matmul", "linear", "sum", "conv")
 _MAX = "max(x, axes=(axis,))"
-#: Operands, and what an op is of them.
+#: Op -> (names of its operands, its definition in the rule language).
 DEFINITIONS = {
     "softmax": ("x", f"exp(x - {_MAX}) / sum(exp(x - {_MAX}), axes=(axis,))"),
     "log_softmax": ("x", f"(x - {_MAX}) - log(sum(exp(x - {_MAX}), axes=(axis,)))"),
@@ -67,15 +69,16 @@ DEFINITIONS = {
     "masked_attention": ("q k v m", "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), dtype=dtype(q)) + m,"
                          " axis=rank(q) - 1) @ v"),
 }  # fmt: skip
-#: Attributes at which a definition says what the op is.
+#: Attribute values at which the definitions apply.
 PLAIN = {"causal": False, "window": 0, "softcap": 0.0}
 
 
 class _World(Contractions):
-    """A rule at chosen ranks, axes and permutations: its terms, and whether it holds there."""
+    """A rule at given ranks, axes and permutations: builds symbolic terms and decides whether the rule holds."""
 
     def term(self, term: Term, facts: Facts, like: Sym | None = None) -> Sym:
-        """A term's symbolic value; what its types ask for is added to the facts."""
+        """The symbolic value of a term; its type conditions are added to the facts. Raises Beyond for an unsupported
+        op."""
         if isinstance(term, Var):
             found = self.env[term.name]
             assert isinstance(found, Sym)
@@ -102,7 +105,7 @@ class _World(Contractions):
         raise Beyond(f"{term.op} is no layout or elementwise op")
 
     def defined(self, op: str, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        """An op by its definition."""
+        """The symbolic value of an op, from its definition."""
         names, text = DEFINITIONS[op]
         entry = OPS[op]
         every = {**entry.defaults, **attrs}
@@ -123,10 +126,10 @@ class _World(Contractions):
             facts.said += [found.shape[-1] % 2 == 0, *(n == m for n, m in zip(found.shape, args[0].shape))]
         return found
 
-    wrong: dict[str, Any] | None = None  # sizes and attributes at which z3 has the sides differ
+    wrong: dict[str, Any] | None = None  # sizes and attributes at which z3 finds that the sides differ
 
     def holds(self, types_only: bool = False) -> bool | None:
-        """Whether the rule holds in this world, or only keeps types; None if it never matches here."""
+        """Whether the rule holds here (or only its types, with `types_only`); None if the rule never matches here."""
         z = self.z
         lefts = [self.term(t, self.facts) for t in self.rule.lefts]
         guards = []
@@ -160,7 +163,8 @@ class _World(Contractions):
             return False
         if types_only:
             return True
-        # a fact that building an element adds (an order of two operands) is a choice, not an obligation; it may rest on the types
+        # facts added while an element is built (such as an order of two operands) are assumptions, not obligations;
+        # they may use the types
         elements = Facts(said=list(owed))
         shown.said = elements.said
         right_values = [s.at(i) for s, i in zip(rights, index)]
@@ -182,8 +186,11 @@ class _World(Contractions):
 
 
 def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str]:
-    """Whether z3 proves a one-way rule at every rank up to the bound; with what it proved, or why not. Where it has the sides differ
-    at sizes and attributes that it can name, these join `suspects`: evaluation may refute the rule there, or z3 knew too little."""
+    """Tries to prove a one-way rule with z3 at every pattern of ranks. Returns (proved, what was proved or why not).
+
+    Where z3 finds sizes and attributes at which the sides differ, they are appended to `suspects`: either evaluation
+    refutes the rule there, or the encoding was too weak.
+    """
     suspects = [] if suspects is None else suspects
     calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)}
     try:
@@ -203,8 +210,12 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
 
 
 def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = QUESTIONS) -> int:
-    """At how many patterns of ranks and axes the right sides have the types of the left sides wherever the rule matches; 0 if
-    z3 does not show it at one, which then joins `suspects` (see `prove`). Beyond: more than it is asked."""
+    """Number of patterns of ranks and axes at which z3 proves that both sides have equal types wherever the rule
+    matches.
+
+    0 if the proof fails at one pattern, which is appended to `suspects` (see `prove`). Raises Beyond if there are more
+    than `questions` patterns.
+    """
     matched = asked = 0
     for tried, (ranks, fixed) in enumerate(structures(rule, False)):
         if tried == QUESTIONS or asked == questions:
@@ -224,8 +235,11 @@ def typed(rule: Rule, suspects: list[Instance] | None = None, questions: int = Q
 
 
 def _reals_only(rule: Rule) -> bool:
-    """Whether what holds over the reals holds wherever the rule matches: only ring arithmetic with whole numbers, which
-    integers that wrap around obey too, or operands that must be floats."""
+    """Whether a proof over the reals covers every dtype that the rule can match.
+
+    True for ring arithmetic with integer constants, whose laws wrap-around integers satisfy too, and if the operands
+    must be floats.
+    """
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t for t in terms if isinstance(t, Call)]
     numbers = [t.value for t in terms if isinstance(t, Literal)]
@@ -236,12 +250,12 @@ def _reals_only(rule: Rule) -> bool:
     order = not numbers and all(t.op in LATTICE or t.op in LAYOUT for t in calls)
     left = [t for side in rule.lefts for t in subterms(side)]
     floats = any(isinstance(t, Call) and OPS[t.op].floats_only for t in left)
-    floats = floats or any(isinstance(t, Literal) and not is_whole([t.value]) for t in left)  # which no integer is
+    floats = floats or any(isinstance(t, Literal) and not is_whole([t.value]) for t in left)  # no integer dtype holds a fraction
     return ring or order or floats or any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
 
 
 def _counting(calls: Sequence[Call]) -> bool:
-    """Whether comparisons are those of indices, and only what they say is cast: to zeros and ones."""
+    """Whether all comparisons are between indices, and only their results are cast (to zeros and ones)."""
     cast = [t for t in calls if t.op == "cast"]
     compared = [t for t in calls if t.op == "eq"]
     return all(isinstance(a, Call) and a.op == "iota" for t in compared for a in t.args) and all(
@@ -250,7 +264,7 @@ def _counting(calls: Sequence[Call]) -> bool:
 
 
 def _instance(rule: Rule, ranks: Mapping[str, int], world: _World) -> Instance:
-    """The instance at which z3 has the sides differ, of floats where the rule leaves dtypes open."""
+    """The instance at which z3 finds that the sides differ; float32 where the rule leaves dtypes open."""
     values = world.wrong or {}
     dtypes = {n: "bool" if n in world.booleans else "float32" for n in ranks}
     attrs = {n: v for n, v in values.items() if n not in ranks}

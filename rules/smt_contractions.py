@@ -1,4 +1,4 @@
-"""Matrix products, convolutions, pools and reductions in proofs by SMT: sums and maxima over indices."""
+"""SMT semantics of matrix products, convolutions, pools and reductions: sums and maxima over indices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .sums import Total
 
 
 class Contractions(Layout):
-    """One method for each op of structures.CONTRACTIONS."""
+    """One method per op of structures.CONTRACTIONS, each returning the symbolic result."""
 
     def _matmul(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
         z, (x, y) = self.z, args
@@ -88,14 +88,17 @@ class Contractions(Layout):
         return Sym(whole.shape, x.dtype, at)
 
     def share(self) -> Any:
-        """One over a number of summands, of which little is known."""
+        """The uninterpreted function n -> 1 / n for the number of summands, of which only share(1) == 1 is known."""
         found = self.function("share", self.z.IntSort(), self.z.RealSort())
         self.facts.said.append(found(1) == 1)
         return found
 
     def windows(self, x: Sym, kernel: Sequence[Any], attrs: Mapping[str, Any], facts: Facts) -> tuple[list[Any], Any]:
-        """Sizes of the spatial axes of what reads an image through windows, and where in the image it reads: (index of the
-        result, indices in the window) -> (places, whether they are inside)."""
+        """Window semantics of convolutions and pools.
+
+        Returns (sizes of the result's spatial axes, read). `read` maps (index of the result, indices in the window) to
+        (spatial indices in the image, condition that they are inside).
+        """
         z, n = self.z, len(x.shape) - 2
         strides, dilations, pads = attrs["strides"], attrs["dilations"], attrs["pads"]
         if n < 1 or len(kernel) != n or len(strides) != n or len(dilations) != n or len(pads) != 2 * n:
@@ -110,7 +113,7 @@ class Contractions(Layout):
         def read(i: Sequence[Any], inner: Sequence[Any]) -> tuple[list[Any], Any]:
             steps = [self.strided("step", i[2 + j], strides[j]) for j in range(n)]
             for k, step, span, size, stride in zip(i[2:], steps, spans, sizes, strides):
-                if z.is_expr(stride):  # the last window ends within the image and its padding
+                if z.is_expr(stride):  # the last window ends within the padded image
                     facts.said.append(z.Implies(z.And(k >= 0, k < size), z.And(step >= 0, step <= span)))
             places = [step + k * dilations[j] - pads[j] for j, (step, k) in enumerate(zip(steps, inner))]
             return places, z.And(*(c for j, p in enumerate(places) for c in (p >= 0, p < x.shape[2 + j])))
@@ -134,7 +137,7 @@ class Contractions(Layout):
         def at(i: Sequence[Any]) -> Any:
             c, *inner = (self.index(size) for size in w.shape[1:])
             channel = c[0]
-            if not one:  # an unknown place among those of the group
+            if not one:  # an uninterpreted channel index within the group
                 channel = self.function("channel", *[z.IntSort()] * 6)(i[1], c[0], *w.shape[:2], groups)
                 known = z.And(i[1] >= 0, i[1] < w.shape[0], c[0] >= 0, c[0] < w.shape[1])
                 facts.said.append(z.Implies(known, z.And(channel >= 0, channel < x.shape[1])))
@@ -154,7 +157,8 @@ class Contractions(Layout):
         self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts, what: str,
         joined: Callable[[Callable[[], Any], Any, list[Any]], Any],
     ) -> Sym:  # fmt: skip
-        """What a window's values become: `joined` has a value, whether its place is inside, and the indices of the window."""
+        """A pooling op: `joined` gets a reader of the value, the condition that its position is inside, and the
+        window's indices."""
         z, (x,), kernel = self.z, args, attrs["kernel"]
         if x.boolean:
             raise Beyond(f"{what} of booleans")

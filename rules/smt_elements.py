@@ -1,4 +1,4 @@
-"""Elementwise ops in proofs by SMT: unknown functions first, then what is known of them over the reals."""
+"""SMT semantics of elementwise ops: uninterpreted functions, or axioms over the reals."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .smt_world import BOOL, Facts, Reject, Sym
 from .solver import Beyond
 from .sums import Extreme, Total, same_size
 
-#: Numbers that an op of them alone is, in every number format.
+#: Constants c with op(c, …, c) == c in every number format.
 KEPT = {"mul": (0.0, 1.0), "add": (0.0,), "maximum": (0.0, 1.0), "relu": (0.0, 1.0), "abs": (0.0, 1.0), "tanh": (0.0,), "erf": (0.0,),
         "sin": (0.0,), "atan": (0.0,)}  # fmt: skip
-#: What every value of a format survives: that it is widened and narrowed again.
+#: Lossless conversions: widening and narrowing back is the identity.
 WIDER = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"), "float32": ("float64",)}
-STAND_INS = (0.59375, 0.71875)  # for an attribute that is unknown
-#: Functions that are not finite everywhere: a rule over the reals must keep where.
+STAND_INS = (0.59375, 0.71875)  # two concrete values substituted for an unknown attribute
+#: Functions that are not finite everywhere: a rule over the reals must preserve where they are undefined.
 PARTIAL = ("log", "log1p", "sqrt", "rsqrt", "pow", "floordiv", "mod")
 _REAL: dict[str, Callable[..., Any]] = {
     "add": lambda z, x, y: x + y,
@@ -41,18 +41,20 @@ _REAL: dict[str, Callable[..., Any]] = {
 
 
 class Elements(Sums):
-    """What elementwise ops make of values and of elements. `poles`: quotients as they were made, with where they are infinite;
-    `composites`: how many are being taken apart."""
+    """Elementwise ops on symbolic values and on single elements.
+
+    `composites` is the nesting depth of composites that are being decomposed.
+    """
 
     composites = 0
 
     @cached_property
     def poles(self) -> dict[int, tuple[Any, Any, Any, Any]]:
-        """Quotients by the numbers of their terms: the term, above, below, and where it was said to have no value."""
+        """Quotients by z3 term id: (quotient, numerator, denominator, recorded condition for being undefined)."""
         return {}
 
     def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        """An elementwise op: sizes broadcast, dtypes agree."""
+        """An elementwise op on symbolic values: sizes broadcast, dtypes must agree."""
         z = self.z
         if len({len(a.shape) for a in args}) != 1:
             raise Reject
@@ -98,7 +100,8 @@ class Elements(Sums):
         return Sym(tuple(shape), dtype, at, boolean)
 
     def converted(self, x: Any, old: Any, new: Any, facts: Facts) -> Any:
-        """An element in another dtype: itself in its own, and itself again when it comes back from a wider format."""
+        """An element cast to another dtype: unchanged for the same dtype, and restored when cast back from a wider
+        format."""
         z = self.z
         if isinstance(x, Total | Extreme):
             x = self.name(x, facts)
@@ -108,8 +111,8 @@ class Elements(Sums):
         return cast(x, new)
 
     def narrowed(self, shape: Sequence[Any], i: Sequence[Any], whole: Sequence[Any] = ()) -> list[Any]:
-        """An index with 0 where the operand's axis has size 1; where it has the size that the result has, `whole`, the index
-        is that already."""
+        """Index into an operand: 0 along axes of size 1; along an axis that has the same size as in the result
+        (`whole`), unchanged."""
         z = self.z
 
         def narrow(d: Any, k: Any, size: Any) -> Any:
@@ -122,7 +125,7 @@ class Elements(Sums):
         return [narrow(d, k, size) for d, k, size in zip(shape, i, whole or repeat(None))]
 
     def one(self, size: Any) -> bool:
-        """Whether a size is known to be 1."""
+        """Whether z3 proves that a size is 1 here."""
         if not self.real or not self.given:
             return False
         if size.get_id() not in self.ones:
@@ -132,7 +135,7 @@ class Elements(Sums):
     def element(
         self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts, boolean: bool, dtype: Any
     ) -> Any:
-        """An elementwise op of elements."""
+        """An elementwise op applied to single elements; raises Beyond if the op is not supported."""
         z, name = self.z, entry.name
         if name == "where":
             return self.either(*x)
@@ -169,7 +172,7 @@ class Elements(Sums):
             raise Beyond(f"{name} with unknown attributes")
         label = name + ("" if not attrs else repr(sorted(attrs.items())))
         if entry.commutative and not (self.rule.exact and name in ("maximum", "minimum")):  # of 0.0 and -0.0
-            # operands in an unknown order of all values: says no more than commutativity
+            # operands sorted by an uninterpreted order of all values, which encodes commutativity and nothing else
             ordered = self.function("before", self.sort, self.sort, z.BoolSort())
             first, second = z.If(ordered(*x), x[0], x[1]), z.If(ordered(*x), x[1], x[0])
             facts.said += [z.Or(x[0] == x[1], ordered(x[0], x[1]) != ordered(x[1], x[0]))]
@@ -181,7 +184,7 @@ class Elements(Sums):
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
 
     def quotient(self, top: Any, bottom: Any, facts: Facts) -> Any:
-        """A quotient. By one that was just made it is zero where that is infinite: only 0/0 has no value there."""
+        """A quotient. 1 / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there."""
         z = self.z
         pole = self.poles.pop(bottom.get_id(), None)
         if pole is not None and facts.undefined and facts.undefined[-1] is pole[-1]:
@@ -190,13 +193,16 @@ class Elements(Sums):
             return z.If(below == 0, z.RealVal(0), top / bottom)
         facts.undefined.append(bottom == 0)
         found = top / bottom
-        if not self.composites:  # in a composite one element may be read twice
+        if not self.composites:  # within a composite an element may be read twice
             self.poles[found.get_id()] = (found, top, bottom, facts.undefined[-1])
         return found
 
     def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: Facts, dtype: Any) -> Any:
-        """A composite by its decomposition, element by element. An attribute that is unknown is put in as two numbers, one after the
-        other: where these come out the attribute stands, and nothing else may depend on it."""
+        """A composite op, decomposed into atomic ops element by element.
+
+        An unknown attribute is replaced by two different numbers (`STAND_INS`) in two expansions: wherever these
+        numbers occur, the attribute is inserted, and nothing else may differ. Raises Beyond otherwise.
+        """
         leaves = [api.input(f"operand{i}", (1,)) for i in range(len(x))]
         unknown = [n for n, v in attrs.items() if self.z.is_expr(v)]
         numbers = [{n: base + k for k, n in enumerate(unknown)} for base in STAND_INS]

@@ -1,4 +1,4 @@
-"""Whether two sums, or two maxima, of terms over indices are equal: range by range, z3 is asked at an arbitrary index."""
+"""Equality of two sums or maxima over index ranges: z3 is queried at an arbitrary index, range by range."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ QUESTIONS = 4000
 
 
 class Equality(Unknowns):
-    """Equality of what has index variables of its own."""
+    """Equality of symbolic sums and maxima, which have bound index variables."""
 
     def index(self, size: Any) -> tuple[Any, Any]:
-        """A new summed index of a range."""
+        """A fresh summation index for a range, as (index, size)."""
         found = self.z.Int(f"sum.{next(self.summed)}")
         self.ranges[str(found)] = (found, size)
         return found, size
 
     def assumed(self, facts: Facts, *read: Any) -> list[Any]:
-        """What is known where an element is read, and of the summed indices that occur in what is read."""
+        """The assumptions where elements are read, plus the bounds of summation indices that occur in `read`."""
         found = dict.fromkeys(n for e in read for n in unknowns(self.z, e) if n in self.ranges)
         inside = [c for n in found for c in (self.ranges[n][0] >= 0, self.ranges[n][0] < self.ranges[n][1])]
         return [*self.facts.said, *self.given, *facts.said, *inside]
 
     def moved(self, value: Any, places: list[tuple[Any, Any]], swaps: list[tuple[Any, Any]] | None = None) -> Any:
-        """A sum or maximum read at other indices, its own indices renamed; what became what is added to `swaps`."""
+        """A sum or maximum with free indices substituted and bound indices renamed; the substitutions are appended to
+        `swaps`."""
         z, terms = self.z, []
         for bound, *rest in value.terms:
             sizes = [z.substitute(n, *places) if places and z.is_expr(n) else n for _, n in bound]
@@ -41,12 +42,12 @@ class Equality(Unknowns):
         return Total(tuple(terms)) if isinstance(value, Total) else Extreme(value.most, tuple(terms), value.some)
 
     def carried(self, assumed: list[Any], swap: list[tuple[Any, Any]]) -> list[Any]:
-        """What is known of some indices, said of others: it is of any."""
+        """The assumptions about some indices, restated for the indices that replace them."""
         own = {str(k) for k, _ in swap}
         return [self.z.substitute(f, *swap) for f in assumed if own & self.names_in(f)] if swap else []
 
     def names_in(self, fact: Any) -> frozenset[str]:
-        """Names of the unknowns in a fact."""
+        """Names of the unknowns in a formula."""
         if not self.z.is_expr(fact):
             return frozenset()
         if fact.get_id() not in self.mentioned:
@@ -54,14 +55,17 @@ class Equality(Unknowns):
         return self.mentioned[fact.get_id()][1]
 
     def equal_many(self, assumed: list[Any], a: Many, b: Many) -> bool:
-        """Whether two sums or two maxima are equal."""
+        """Whether z3 proves that two sums, or two maxima, are equal."""
         if isinstance(a, Total) and isinstance(b, Total):
             return self.equal_totals(assumed, a, b)
         return isinstance(a, Extreme) and isinstance(b, Extreme) and self.equal_extremes(assumed, a, b)
 
     def equal_totals(self, assumed: list[Any], left: Total, right: Total) -> bool:
-        """Whether two sums are equal: range by range, the terms together are at every index. Ranges are those summed over, and
-        if these do not do also the parts in which what is summed makes its choices."""
+        """Whether z3 proves that two sums are equal: over each index range, the difference of the terms vanishes.
+
+        The ranges are those of the sums; if these do not suffice, also the subranges on which conditionals in the terms
+        are constant.
+        """
         ranges = list({size: None for t in (left, right) for b, _ in t.terms for _, size in b})
         if self.equal_within(assumed, left, right, ranges):
             return True
@@ -70,7 +74,7 @@ class Equality(Unknowns):
         return bool(more) and self.equal_within(assumed, left, right, [*ranges, *dict.fromkeys(more)])
 
     def equal_within(self, assumed: list[Any], left: Total, right: Total, ranges: list[Any]) -> bool:
-        """Whether two sums are equal, cut into these ranges."""
+        """Whether z3 proves that two sums are equal when their index ranges are split at these sizes."""
         z = self.z
 
         def holds(claim: Any, *more: Any) -> bool:
@@ -79,7 +83,7 @@ class Equality(Unknowns):
         for k, size in (pair for t in (left, right) for bound, _ in t.terms for pair in bound):
             if any(str(k) in self.names_in(f) for f in assumed) and holds(
                 size == 1
-            ):  # then `parts` puts in its one value
+            ):  # `parts` substitutes 0
                 assumed = [*assumed, *self.carried(assumed, [(k, z.IntVal(0))])]
         groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any], list[Any]]] = []
         for sign, side in ((1, left), (-1, right)):
@@ -105,7 +109,7 @@ class Equality(Unknowns):
         return all(cancel(*group) for group in groups)
 
     def equal_extremes(self, assumed: list[Any], a: Extreme, b: Extreme) -> bool:
-        """Whether two maxima are of the same values: range by range, each has all that the other has."""
+        """Whether two maxima are over the same set of values: range by range, each contains the other's terms."""
         z = self.z
         if a.most != b.most:
             return False
@@ -138,8 +142,10 @@ class Equality(Unknowns):
         return all(contained(t, second) for t in first) and all(contained(t, first) for t in second)
 
     def merged(self, expr: Any, assumed: list[Any]) -> Any:
-        """An expression in which reads of equal places are one term, and choices that are known are made: products of unknowns that z3
-        has to find equal first are beyond it."""
+        """An expression with equal reads unified and decided conditionals resolved.
+
+        z3 fails on products of unknowns whose equality it would have to find first.
+        """
         z = self.z
         for _ in range(QUESTIONS):
             calls: dict[Any, list[Any]] = {}
@@ -166,8 +172,11 @@ class Equality(Unknowns):
         return expr
 
     def parts(self, term: Any, ranges: list[Any], holds: Callable[..., bool]) -> list[Any]:
-        """A term without indices of one value; one over a single index as two where its range is that of two others
-        together; a summed one that is zero but at one index as its value there. A body may be a tuple."""
+        """Normalizes a term (bound indices, body) into a list of terms. The body may be a tuple.
+
+        Indices of range 1 are substituted, a sum whose terms vanish at all indices but one becomes that term, and a
+        range that is the sum of two known ranges is split.
+        """
         z, (bound, body) = self.z, term
 
         def put(k: Any, value: Any) -> Any:
@@ -189,14 +198,14 @@ class Equality(Unknowns):
             pairs = sorted(product(ranges, repeat=2), key=lambda pair: not any(same_size(pair[0], p) for p in own))
             for first, second in pairs:
                 proper = not same_size(first, size) and not same_size(second, size) and holds(size == first + second)
-                if proper and not holds(first == size) and not holds(second == size):  # else the other part is empty
+                if proper and not holds(first == size) and not holds(second == size):  # else a part is empty
                     halves = (first, body), (second, put(k, k + first))
                     split = [((*bound[:at], (k, part), *bound[at + 1 :]), each) for part, each in halves]
                     return [found for each in split for found in self.parts(each, ranges, holds)]
         return [(bound, body)]
 
     def seams(self, k: Any, body: Any) -> list[Any]:
-        """Where a body that is compared with an index makes another choice, in terms of sizes alone."""
+        """Positions, as expressions of sizes only, at which comparisons in the body with this index change."""
         z, found = self.z, {}
         for e in subterms(body):
             if (z.is_lt(e) or z.is_le(e) or z.is_gt(e) or z.is_ge(e)) and z.is_int(e.arg(0)):
@@ -209,7 +218,7 @@ class Equality(Unknowns):
         return list(found.values())
 
     def only_place(self, k: Any, body: Any, holds: Callable[..., bool]) -> Any:
-        """Where a body is not zero, if that is at one value of an index at most; None if z3 does not show it."""
+        """The only value of an index at which a body can be nonzero; None if z3 does not prove that there is one."""
         z = self.z
         for e in subterms(body):
             if z.is_eq(e) and z.is_arith(e.arg(0)):

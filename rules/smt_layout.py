@@ -1,4 +1,4 @@
-"""Layout ops in proofs by SMT: which element of an operand each element of the result is."""
+"""SMT semantics of layout ops: which element of the operand each element of the result reads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .sums import Extreme, Total
 
 
 class Layout(Elements):
-    """One method for each op of structures.LAYOUT."""
+    """One method per op of structures.LAYOUT, each returning the symbolic result."""
 
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
-        """The axis attribute, which must be known and exist."""
+        """The axis attribute, normalized; Beyond if it is unknown, Reject if there is no such axis."""
         axis = attrs["axis"]
         if self.z.is_expr(axis):
             raise Beyond("an unknown axis")
@@ -39,7 +39,7 @@ class Layout(Elements):
         facts.said += [start >= 0, start <= stop, stop <= x.shape[axis], step >= 1]
         plain = isinstance(step, int) and step == 1
         size = stop - start if plain else (stop - start + step - 1) / step
-        if self.z.is_expr(step):  # as windows count
+        if self.z.is_expr(step):  # the same number as that of windows with this stride
             last = self.strided("positions", stop - start - 1, step)
             self.facts.said.append(self.z.Implies(self.z.And(stop > start, step >= 1), size == last + 1))
 
@@ -51,8 +51,10 @@ class Layout(Elements):
         return Sym(_put(x.shape, axis, size), x.dtype, at, x.boolean)
 
     def strided(self, name: str, value: Any, stride: Any) -> Any:
-        """A value divided by a stride, rounded down, or multiplied with it: an unknown function, which is all that is needed of
-        them where no slice takes such steps."""
+        """A value divided by a stride (rounded down) or multiplied by it, as an uninterpreted function of both.
+
+        No arithmetic axioms are needed as long as no slice has such a step.
+        """
         if not self.z.is_expr(stride) and stride == 1:
             return value
         number = self.z.IntSort()
@@ -96,7 +98,7 @@ class Layout(Elements):
         if len(shape) != len(x.shape):
             raise Reject
         facts.said += [self.z.Or(a == 1, a == b) for a, b in zip(x.shape, shape)]
-        if facts is self.facts:  # what is there has a shape
+        if facts is self.facts:  # an existing value has a valid shape
             facts.said += [d >= 0 for d in shape]
         return Sym(tuple(shape), x.dtype, lambda i: x.at(self.narrowed(x.shape, i)), x.boolean)
 
@@ -107,7 +109,7 @@ class Layout(Elements):
         return Sym(tuple(attrs["shape"]), dtype, lambda i: value)
 
     def _reshape(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        """Places are counted in an unknown way that depends on a shape alone, and back."""
+        """A reshape: indices are linearized by an uninterpreted function of the shape and delinearized by another."""
         (x,), shape = args, tuple(attrs["shape"])
         volumes = [self.volume(s) for s in (x.shape, shape)]
         ways = self.beside_ones(x.shape, shape)
@@ -116,7 +118,8 @@ class Layout(Elements):
         return Sym(shape, x.dtype, lambda i: x.at(self.place(x.shape, shape, i, facts)), x.boolean)
 
     def volume(self, shape: Sequence[Any]) -> Any:
-        """How many elements there are: an unknown function of the shape, a multiple of its first and its last size."""
+        """The number of elements: an uninterpreted function of the shape, a multiple of its first and of its last
+        size."""
         z, number, n = self.z, self.z.IntSort(), len(shape)
         if not n:
             return z.IntVal(1)
@@ -127,8 +130,11 @@ class Layout(Elements):
         return found
 
     def place(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: Facts) -> list[Any]:
-        """Where a reshaped value has an element in its operand. Trailing or leading axes of equal sizes are kept, and what is left
-        is a reshape; so is what is left without axes of size 1."""
+        """The index into the operand of a reshape that corresponds to an index of the result.
+
+        Axioms: leading or trailing axes of equal sizes keep their index and the rest is a reshape; axes of size 1 can
+        be dropped.
+        """
         z = self.z
         inside = z.And(self.volume(old) == self.volume(new), *(c for k, d in zip(i, new) for c in (k >= 0, k < d)))
         found = self.counted(old, new, i, facts, inside)
@@ -144,7 +150,8 @@ class Layout(Elements):
         return found
 
     def counted(self, old: Sequence[Any], new: Sequence[Any], i: Sequence[Any], facts: Facts, inside: Any) -> list[Any]:
-        """The place in one shape that is counted as an index is in another, if that is `inside` and both have as many elements."""
+        """The index into shape `old` with the same linear position as index `i` of shape `new`, valid under the
+        condition `inside`."""
         z, number = self.z, self.z.IntSort()
 
         def count(shape: Sequence[Any], where: Sequence[Any]) -> Any:
@@ -161,7 +168,7 @@ class Layout(Elements):
         return found
 
     def beside_ones(self, old: Sequence[Any], new: Sequence[Any]) -> list[tuple[Any, dict[int, int]]]:
-        """The ways in which a reshape may only add, drop or move axes of size 1: what must hold, and the axes that are kept."""
+        """The ways in which a reshape may only add, drop or move axes of size 1, as (condition, kept axes)."""
         z, found = self.z, []
         axes = [[d for d, n in enumerate(s) if z.is_expr(n) or n != 1] for s in (old, new)]
         most = min(map(len, axes))
@@ -175,7 +182,8 @@ class Layout(Elements):
         return found
 
     def _gather(self, args: list[Sym], attrs: Mapping[str, Any], facts: Facts) -> Sym:
-        """Places are an unknown function of the index that is read and of the size that it is clipped to."""
+        """A gather: the position is an uninterpreted function of the index value and of the axis size (out-of-range
+        indices are clipped)."""
         (x, n), axis, z = args, self.axis(args[0], attrs), self.z
         if n.boolean:
             raise Reject

@@ -1,4 +1,4 @@
-"""Arithmetic of sums and maxima in proofs by SMT: what goes inside of them, what they are called where something else reads them."""
+"""Symbolic arithmetic on sums and maxima: ops that move inside, and names for sums that other ops read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .smt_world import Facts
 from .solver import Beyond
 from .sums import Extreme, Total, bodies, factors, product_of, sum_of, summands, unknowns
 
-NAMED = 24  # sums and maxima that something else reads
+NAMED = 24  # limit on named sums and maxima
 
 
 class Sums(Equality):
-    """Sums and maxima as elements of values."""
+    """Sums (`Total`) and maxima (`Extreme`) as elements of symbolic values."""
 
     def total(self, read: Callable[[], Any], facts: Facts, indices: Sequence[tuple[Any, Any]]) -> Total:
-        """The sum of what is read over indices; it must be finite everywhere."""
+        """The sum of `read()` over the indices; Beyond unless the terms are finite everywhere."""
         if not self.real:
             raise Beyond("a sum of elements that nothing is known of")
         before = len(facts.undefined)
@@ -29,7 +29,8 @@ class Sums(Equality):
         return found
 
     def largest(self, read: Callable[[], Any], facts: Facts, indices: Sequence[tuple[Any, Any]], most: bool) -> Extreme:
-        """The largest or least of what is read over indices; it must be finite everywhere."""
+        """The maximum (`most`) or minimum of `read()` over the indices; Beyond unless the terms are finite
+        everywhere."""
         if not self.real:
             raise Beyond("a maximum of elements that nothing is known of")
         before = len(facts.undefined)
@@ -42,7 +43,10 @@ class Sums(Equality):
         return Extreme(most, tuple(((*indices, *bound), c, body) for bound, c, body in sets.terms))
 
     def everywhere(self, facts: Facts, before: int, indices: Sequence[tuple[Any, Any]]) -> None:
-        """What is undefined at one index must be at all of them; then that is said without the index."""
+        """Eliminates bound indices from newly recorded undefinedness conditions.
+
+        A term undefined at one index must be undefined at all indices; raises Beyond if z3 does not prove that.
+        """
         z = self.z
         inside = z.And(*(n > 0 for _, n in indices), True)
         for at in range(before, len(facts.undefined)):
@@ -56,25 +60,28 @@ class Sums(Equality):
             facts.undefined[at] = z.And(condition, inside)
 
     def summand(self, value: Any, facts: Facts) -> Total:
-        """A value as a sum; a maximum by its name."""
+        """A value as a sum; a maximum is replaced by its name."""
         return Total.of(self.name(value, facts) if isinstance(value, Extreme) else value)
 
     def extreme(self, x: Any, most: bool) -> Extreme | None:
-        """A value as a set of values of which the largest (or least) is taken, None for a sum or the other kind."""
+        """A value as a set whose maximum (or minimum) is taken; None for a sum or for the opposite kind."""
         if isinstance(x, Total):
             return None
         found = x if isinstance(x, Extreme) else Extreme(most, (((), self.z.BoolVal(True), x),), True)
         return found if found.most == most else None
 
     def joined(self, most: bool, *x: Any) -> Extreme | None:
-        """The larger (or smaller) of values, at least one of them of that kind."""
+        """The maximum (or minimum) of several values as one set; None if a value is a sum or of the opposite kind."""
         found = [self.extreme(v, most) for v in x]
         sets = [f for f in found if f is not None]
         terms = tuple(t for f in sets for t in f.terms)
         return Extreme(most, terms, any(f.some for f in sets)) if len(sets) == len(x) else None
 
     def there(self, value: Extreme, facts: Facts) -> Extreme:
-        """A set with a value in it. Beyond if that depends on more than sizes; where these are 0 it is not finite."""
+        """A nonempty set: records that the value is undefined where its ranges are empty.
+
+        Raises Beyond if emptiness depends on more than sizes.
+        """
         z = self.z
         if value.some:
             return value
@@ -84,14 +91,14 @@ class Sums(Equality):
         return replace(value, some=True)
 
     def alike(self, a: Any, b: Any) -> tuple[Any, Any]:
-        """Two values in one form, if there is one."""
+        """Two values in a common representation, both as sets or both as sums, where possible."""
         if isinstance(a, Extreme) or isinstance(b, Extreme):
             most = (a if isinstance(a, Extreme) else b).most
             return self.extreme(a, most) or a, self.extreme(b, most) or b
         return Total.of(a), Total.of(b)
 
     def either(self, condition: Any, x: Any, y: Any) -> Any:
-        """One of two values."""
+        """A conditional of two values, sums or maxima included."""
         z = self.z
         if isinstance(condition, Total | Extreme):
             raise Beyond("a condition on a sum")
@@ -107,7 +114,7 @@ class Sums(Equality):
         return first.plus(Total.of(y).map(lambda body: z.If(condition, z.RealVal(0), body)))
 
     def linear(self, name: str, x: list[Total]) -> Total | None:
-        """A linear op of sums, None for one that is not."""
+        """A linear op applied to sums; None if the op is not linear."""
         if name in ("add", "sub"):
             return x[0].plus(x[1] if name == "add" else x[1].map(lambda body: -body))
         if name == "neg":
@@ -118,7 +125,7 @@ class Sums(Equality):
         return None
 
     def inside(self, name: str, x: list[Any], facts: Facts) -> Any:
-        """An elementwise op as one of what is summed, or of what a maximum is taken of; None if it is not such an op."""
+        """An elementwise op moved inside a sum or a maximum; None if that is not valid."""
         z = self.z
         if not any(isinstance(v, Extreme) for v in x):
             if name == "div" and not isinstance(x[1], Total):
@@ -163,8 +170,12 @@ class Sums(Equality):
         return None
 
     def name(self, value: Any, facts: Facts) -> Any:
-        """A name for a sum or maximum, without what is the same at all its indices: the same name for those that are equal
-        wherever they are read."""
+        """An uninterpreted name for a sum or maximum, with factors and summands that do not depend on its indices
+        pulled out.
+
+        Two sums or maxima that are equal wherever they are read get the same name. Sign facts about the name are
+        recorded.
+        """
         z = self.z
         if not isinstance(value, Total | Extreme):
             return value

@@ -1,4 +1,5 @@
-"""Unknowns of a proof by SMT (smt.py): tensors of symbolic sizes, attributes, conditions, what is assumed, and z3's answers."""
+"""Unknowns of an SMT proof (smt.py): tensors with symbolic shapes, attributes, guards, assumptions, and solver
+queries."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from .solver import Beyond, z3
 from .structures import bits, booleans
 from .sums import Many
 
-COST = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is true
-EFFORT = 1_500_000  # of z3 per question, in its own units: about half a second, the same however busy the machine is
-SMALL = 4  # sizes and attributes of examples
-MILLISECONDS = 5000  # per question in any case
+COST = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is sound
+EFFORT = 1_500_000  # z3 resource limit per query: about half a second, independent of the machine's load
+SMALL = 4  # largest size and attribute in examples
+MILLISECONDS = 5000  # hard time limit per query
 NAMES = (
     "float32",
     "float64",
@@ -40,12 +41,13 @@ BOOL, OTHER = 0, 1000  # codes of dtypes; those of variables are unknowns above 
 
 
 class Reject(Exception):
-    """No value at these ranks and axes."""
+    """Raised when a term has no value at these ranks and axes."""
 
 
 @dataclass
 class Sym:
-    """A value with symbolic sizes: its element at an index is a term."""
+    """A value with a symbolic shape; `at` maps an index to the z3 term of the element. `dtype` is a code, `boolean` the
+    element sort."""
 
     shape: tuple[Any, ...]
     dtype: Any
@@ -55,14 +57,15 @@ class Sym:
 
 @dataclass
 class Facts:
-    """What is assumed or to be shown, and where an element has no finite value."""
+    """`said`: assumed or owed formulas. `undefined`: conditions under which an element has no finite value."""
 
     said: list[Any] = field(default_factory=list)
     undefined: list[Any] = field(default_factory=list)
 
 
 class Unknowns:
-    """A rule at chosen ranks, axes and permutations: its variables and what attributes are of them."""
+    """The unknowns of a rule at given ranks, axes and permutations, and the values of attribute expressions over
+    them."""
 
     def __init__(
         self, rule: Rule, ranks: Mapping[str, int], fixed: Mapping[str, Any], real: bool, until: float = inf
@@ -75,14 +78,14 @@ class Unknowns:
         self.env: dict[str, Any] = dict(fixed)
         self.opened = _has_unknown_attributes(
             rule
-        )  # composites are what they decompose into, nothing being known of their parts
+        )  # then composites are decomposed, since their parts have no axioms
         self.summed = count()
         self.functions = Functions(z)
-        self.given: list[Any] = []  # conditions and what is known of the index at which elements are read
+        self.given: list[Any] = []  # guards, and bounds of the index at which elements are read
         self.ranges: dict[str, tuple[Any, Any]] = {}  # index variables by name, with their sizes
         self.names: list[tuple[Many, list[Any], Any]] = []
         self.ones: dict[int, tuple[Any, bool]] = {}
-        self.mentioned: dict[int, tuple[Any, frozenset[str]]] = {}  # by the number of a fact, which is kept alive
+        self.mentioned: dict[int, tuple[Any, frozenset[str]]] = {}  # by term id; holding the term keeps its id valid
         binary = bits(rule)
         self.booleans = booleans(rule) | binary
         for name, rank in ranks.items():
@@ -100,7 +103,7 @@ class Unknowns:
         return self.z.Function(name, *sorts)
 
     def ask(self, facts: Sequence[Any]) -> Any:
-        """z3's answer; Beyond after the time for the rule."""
+        """The solver's answer for the conjunction of facts; Beyond after the rule's time limit."""
         if perf_counter() > self.until:
             raise Beyond("it takes too long")
         solver = self.z.Solver()
@@ -110,8 +113,10 @@ class Unknowns:
         return solver.check()
 
     def example(self, facts: Sequence[Any]) -> dict[str, Any] | None:
-        """Small sizes and attributes at which facts hold, by the names of the rule's variables: shapes for tensors. None if z3 finds
-        none, or an attribute is nothing that counts."""
+        """A model with small sizes and attributes, by the names of the rule's variables (shapes for tensors).
+
+        None if z3 finds none.
+        """
         z, found = self.z, {}
         unknown = [
             n
@@ -145,7 +150,7 @@ class Unknowns:
         return found
 
     def value(self, attr: Attr) -> Any:
-        """An attribute expression over unknowns."""
+        """The value of an attribute expression over unknowns; Beyond if unsupported, Reject if it has no value."""
         z = self.z
         if isinstance(attr, Value):
             return attr.value
@@ -180,7 +185,7 @@ class Unknowns:
             raise Reject from error
 
     def about(self, f: str, args: Sequence[Any]) -> Any:
-        """A function of a tensor's type."""
+        """A function of a tensor's type: rank, size, shape, volume, dtype, or a condition on them."""
         z, x = self.z, args[0]
         if f == "rank":
             return len(x.shape)
@@ -194,7 +199,7 @@ class Unknowns:
             return x.shape
         if f == "volume":
             found = reduce(lambda a, b: a * b, x.shape, z.IntVal(1))
-            for k, size in enumerate(x.shape):  # which z3 does not find by itself
+            for k, size in enumerate(x.shape):  # consequences that z3 does not find by itself
                 others = z.And(*(d == 1 for j, d in enumerate(x.shape) if j != k), True)
                 self.facts.said.append(z.Implies(z.And(found == size, size > 0), others))
             return found
@@ -210,7 +215,7 @@ class Unknowns:
         return z.And(*(z.Or(a == 1, a == b) for a, b in zip(x.shape, other.shape))) if x.shape else True
 
     def equal(self, a: Any, b: Any) -> Any:
-        """Equality of numbers, vectors or dtypes."""
+        """Equality of numbers, vectors or dtypes, as a formula or a Python bool."""
         if isinstance(a, tuple) or isinstance(b, tuple):
             if not (isinstance(a, tuple) and isinstance(b, tuple)) or len(a) != len(b):
                 return False
@@ -225,11 +230,11 @@ class Unknowns:
         return a == b
 
     def code(self, dtype: str) -> Any:
-        """A dtype as a number."""
+        """The integer code of a dtype."""
         return self.z.IntVal(BOOL if dtype == "bool" else OTHER + 1 + NAMES.index(dtype))
 
     def number(self, value: Any, dtype: Any) -> Any:
-        """A constant, known or not, as an element of a dtype (in which it may be rounded)."""
+        """A constant or unknown number as an element of a dtype, to which it may be rounded."""
         z = self.z
         if self.real:
             if z.is_expr(value):
@@ -246,7 +251,7 @@ def _reader(function: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def _has_unknown_attributes(rule: Rule) -> bool:
-    """Whether an elementwise composite has an attribute that is not a number."""
+    """Whether an elementwise composite op has an attribute that is not a literal value."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, Call)]
     return any(
         OPS[t.op].composite and OPS[t.op].law == "pointwise" and any(not isinstance(a, Value) for _, a in t.attrs)

@@ -1,4 +1,4 @@
-"""z3, if it is installed, and what is said where a question is not for it."""
+"""The optional z3 solver, and the exception for queries that a proof method does not support."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class Beyond(Exception):
-    """Outside this method."""
+    """Raised when a query is outside of the scope of a proof method; the message says why."""
 
 
 def z3() -> Any:
-    """The solver, or Beyond if it is not installed."""
+    """The z3 module; raises Beyond if z3 is not installed."""
     try:
         import z3 as module
     except ImportError as error:

@@ -1,8 +1,9 @@
-"""Terms said so that rules can see into them, before a proof.
+"""Preprocessing of terms before a proof: constants are expressed by ops that rules can match.
 
-What is made of constants alone is worked out first: a mean of a unit kernel, products of unit matrices. A constant array is
-said by what it is made of: equal numbers, zeros around a smaller array, repeats, a unit matrix, times a number. A mean over windows is said as the convolution that it is, by a unit matrix in every place of the window over
-the number of places: then the laws of convolutions are its laws, also where rules make new ones.
+Subterms over constants alone are evaluated first: the mean of an identity kernel, products of identity matrices. A
+constant array is then expressed as a fill, padding with zeros, a broadcast, an identity matrix, or such a term times a
+number. An average pool is expressed as the equal convolution: by identity matrices at every kernel position, divided by
+the window size. Then the rules about convolutions apply to it, also where rewriting creates new ones.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from ..egraph.graph import Tensor, constant, make, rebuild, topological
 from ..egraph.interpret import evaluate
 
 Array = np.ndarray[Any, Any]
-LARGEST = 1 << 16  # elements of arrays that are looked into
+LARGEST = 1 << 16  # largest number of elements of arrays that are analyzed
 CLOSED = ("constant", "full", "iota")
-RING = ("add", "sub", "mul", "neg")  # rules know what to do with these
+RING = ("add", "sub", "mul", "neg")  # left to the rules, which know their laws
 LINEAR = ("avg_pool", "conv", "matmul", "permute")
 ORDERED = ("relu", "max_pool")
 FUNCTIONS = ("sigmoid", "tanh")
-NUMBERS = 6  # different ones in a claim, of whose sums and products a proof is told
-DENOMINATOR = 1 << 20  # of a worked-out number, which is taken for the fraction next to it
+NUMBERS = 6  # limit on distinct fill values in a claim whose sums and products are added as facts
+DENOMINATOR = 1 << 20  # evaluated numbers are rounded to the nearest fraction with at most this denominator, if within 1e-12
 
 
 def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
-    """The roots with every constant said by ops as far as possible, and means over windows said as convolutions."""
+    """The roots with every constant array expressed by ops where possible, and average pools expressed as
+    convolutions."""
     closed: set[int] = set()
 
     def worked_out(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
@@ -53,7 +55,8 @@ def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def side_by_side(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-    """A mean of means over windows that lie side by side as one mean: no law of convolutions says that (`avg-pool-of-avg-pool` does)."""
+    """Two nested average pools over adjacent windows as one, before pools become convolutions, whose rules do not merge
+    these."""
     if node.op != "avg_pool" or args[0].op != "avg_pool":
         return None
     inner, outer = dict(args[0].attrs), dict(node.attrs)
@@ -65,7 +68,8 @@ def side_by_side(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def unscaled(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-    """A linear op of constants, one of which has a factor, as the factor of what is made of constants alone."""
+    """A linear op on constants with a scaled operand, rewritten so that the scale factor is outside and the op is
+    constant."""
     if node.op not in LINEAR:
         return None
     for i, a in enumerate(args):
@@ -77,12 +81,12 @@ def unscaled(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def closed(root: Tensor) -> bool:
-    """Whether a term is made of constants alone."""
+    """Whether a term has constants as its only leaves."""
     return all(n.op in CLOSED for n in topological([root]) if n.is_leaf or not n.args)
 
 
 def one_value(a: Tensor, b: Tensor) -> bool:
-    """Whether two terms of constants alone have one value, up to rounding in float64."""
+    """Whether two constant terms have equal values up to rounding in float64."""
     if not (closed(a) and closed(b) and a.type == b.type and is_float(a.dtype)):
         return False
     sizes = [[d for d in n.shape if isinstance(d, int)] for n in topological([a, b])]
@@ -93,8 +97,10 @@ def one_value(a: Tensor, b: Tensor) -> bool:
 
 
 def known(roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """What is known of the numbers and constants in some terms: equal pairs of terms over constants alone, told to a proof
-    beside its rules, which know nothing of arithmetic."""
+    """Arithmetic facts about the constants in some terms: pairs of equal constant terms.
+
+    A proof adds these equalities to the e-graph, because rewrite rules do not evaluate arithmetic.
+    """
     order = topological(roots)
     worked = [(n, _worked_out(n)) for n in order if n.op in RING and closed(n)]
     applied = [f for f in FUNCTIONS if any(n.op == f for n in order)]
@@ -104,7 +110,7 @@ def known(roots: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     values = sorted({float(n.attr("value")) for n in order if n.op == "full" and is_float(n.dtype)})
     if not 0 < len(values) <= NUMBERS:
         return found
-    doubled = [2.0] if any(n.op == "add" for n in order) else []  # x + x is twice x, and so on
+    doubled = [2.0] if any(n.op == "add" for n in order) else []  # x + x is 2 * x, and so on
     for rank, dtype in sorted({(n.rank, n.dtype) for n in order if n.op == "mul" and is_float(n.dtype)}):
         number = partial(_number, (1,) * rank, dtype)
         if any(n.op in ORDERED for n in order):
@@ -122,12 +128,12 @@ def _number(shape: Shape, dtype: str, value: float) -> Tensor:
 
 
 def _near(value: float, known: Sequence[float]) -> float:
-    """The number among some that a value is up to rounding, or the value."""
+    """The known number that equals a value up to rounding, else the value."""
     return next((v for v in known if abs(v - value) <= 1e-12 * abs(v)), value)
 
 
 def _worked_out(node: Tensor) -> Tensor | None:
-    """A node of constants alone, said by its value; None where nothing is known of that."""
+    """The value of a constant node, expressed by ops; None if it has no such expression."""
     if not is_float(node.dtype) or not all(isinstance(d, int) for d in node.shape):
         return None
     (value,) = evaluate([node], {}, float64=True)
@@ -141,7 +147,8 @@ def _worked_out(node: Tensor) -> Tensor | None:
 
 
 def mean_as_conv(x: Tensor, attrs: Mapping[str, Any]) -> Tensor:
-    """avg_pool(x, **attrs) of x[N, C, H, W] as a convolution by ones on the diagonal of the channels, over the window's size."""
+    """avg_pool(x, **attrs) of x[N, C, H, W] as a convolution by an identity kernel of ones, divided by the window
+    size."""
     (height, width), channels = attrs["kernel"], x.shape[1]
     how = {"strides": attrs["strides"], "pads": attrs["pads"], "dilations": attrs["dilations"], "groups": 1}
     total = make("conv", (x, unit((channels, channels, height, width), x.dtype)), how)
@@ -149,13 +156,13 @@ def mean_as_conv(x: Tensor, attrs: Mapping[str, Any]) -> Tensor:
 
 
 def unit(shape: Shape, dtype: str) -> Tensor:
-    """Ones where the first two positions agree, else zeros."""
+    """The identity kernel: ones where the first two indices agree, else zeros."""
     first, second = (make("iota", (), {"axis": i, "shape": shape, "dtype": "int64"}) for i in (0, 1))
     return make("cast", (make("eq", (first, second)),), {"dtype": dtype})
 
 
 def said(data: Any) -> Tensor | None:
-    """An expression for an array of at most `LARGEST` floats; None where nothing is known of it."""
+    """An expression by ops for an array of at most `LARGEST` floats; None if there is none."""
     if not isinstance(data, np.ndarray) or not 0 < data.size <= LARGEST or data.dtype.kind in "iub":
         return None
     found = _expression(data, name_of(data.dtype))
@@ -164,14 +171,14 @@ def said(data: Any) -> Tensor | None:
 
 def _expression(x: Array, dtype: str) -> Tensor:
     number = x.flat[0]
-    if x.shape[:2] == (1, 1) and number == 1 and _same(x, np.ones_like(x)):  # what a unit matrix is at size one
+    if x.shape[:2] == (1, 1) and number == 1 and _same(x, np.ones_like(x)):  # the identity matrix of size one
         return unit(x.shape, dtype)
     if _same(x, np.full_like(x, number)):
         return api.full(x.shape, float(number), dtype)
     for axis, size in enumerate(x.shape):
         zero = [_same(part, np.zeros_like(part)) for part in np.moveaxis(x, axis, 0)]
         lo, hi = zero.index(False), zero[::-1].index(False)
-        if lo and hi:  # one-sided zeros are as well the corner of something else
+        if lo and hi:  # zeros on one side only may be the corner of another pattern
             inner = _expression(x.take(range(lo, size - hi), axis), dtype)
             return make("pad", (inner,), {"axis": axis, "lo": lo, "hi": hi, "value": 0.0})
     if x.ndim > 1:

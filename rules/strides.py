@@ -1,9 +1,9 @@
-"""Strides, crops and turned images, for proofs only: what reads every other place, or the inside alone.
+"""Rules about strides, crops and transposed images, for proofs only.
 
-Steps go inwards: a step of a result is a stride of the op that makes it; a stride along an axis on which the kernel has size one
-is a step of the image. Zeros around a kernel are less padding, beyond which they crop the image. Sums of windows, channel by
-channel, leave convolutions that follow them; permutations of axes go to the leaves. Pads are named by the rank, so that
-what is said of rows holds for any number of spatial axes.
+Steps move inwards: a step of a result is a stride of the op that computes it, and a stride along an axis on which the
+kernel has size one is a step of the image. Zeros around a kernel reduce the padding, and beyond the padding they crop
+the image. Per-channel window sums commute with convolutions that follow them. Permutations of axes move to the leaves.
+Paddings are indexed relative to the rank, so that a rule about rows holds for any number of spatial axes.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def _crop(axis: int) -> Rule:
 
 CROPS = table("crops", "proof", [_crop(2), _crop(3)])
 
-#: Ones where the first two positions agree, else zeros.
+#: The identity kernel: ones where the first two indices agree, else zeros.
 _UNIT = "cast(eq(iota(axis=0, shape={0}, dtype='int64'), iota(axis=1, shape={0}, dtype='int64')), dtype=f)"
 _BOX = _UNIT.format("s")
 _BOTH = "(u[0] * t[0], u[1] * t[1])"
 
 
 def _of(size: str) -> str:
-    """The box of s for so many channels."""
+    """The identity kernel with `size` channels and the window of s."""
     return _UNIT.format(f"replace(replace(s, 0, {size}), 1, {size})")
 
 
@@ -97,7 +97,7 @@ TURNS = table("turned images", "proof", [
          f"conv(permute(x, perm=o), permute(w, perm=o), {_TURNED}, groups=g)", when=("o == (0, 1, 3, 2)",),
          doc="rows and columns of a convolution change places"),
     *(Rule(f"{name}-max-pool", f"permute(max_pool(x, kernel=k, {_WINDOW}), perm=o)", f"max_pool(permute(x, perm=o), {how})",
-           when=(f"o == {order}",), exact=name == "swapped", doc=f"{said} of a pool change places")  # turned, 0.0 and -0.0 meet anew
+           when=(f"o == {order}",), exact=name == "swapped", doc=f"{said} of a pool change places")  # transposing reorders 0.0 and -0.0 within a window
       for name, order, how, said in (
           ("turned", (0, 1, 3, 2), f"kernel=(k[1], k[0]), {_TURNED}", "rows and columns"),
           ("swapped", (1, 0, 2, 3), f"kernel=k, {_WINDOW}", "batch and channels"),

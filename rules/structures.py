@@ -1,4 +1,4 @@
-"""The ranks, axes and permutations at which a rule is looked at, so that they stand for all (smt.py says why they do)."""
+"""The ranks, axes and permutations at which SMT proofs check a rule; smt.py says why these cover all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ WINDOWED = {
     "dilations": 1,
     "kernel": 1,
     "pads": 2,
-}  # attributes with so many numbers for each spatial axis
-SPATIAL = (1, 2)  # how many of these axes there are: each is treated alike
+}  # entries per spatial axis of each attribute
+SPATIAL = (1, 2)  # numbers of spatial axes to check: spatial axes are treated alike
 
 
 def booleans(rule: Rule) -> set[str]:
-    """Variables that must be booleans: conditions, and what a guard says. `and`, `or`, `not` take integers as well."""
+    """Variables that must be booleans: conditions of `where`, and those with a dtype guard. `and`, `or`, `not` also
+    take integers."""
     found = set()
     for side in (*rule.lefts, *rule.rights):
         for t in subterms(side):
@@ -39,7 +40,8 @@ def booleans(rule: Rule) -> set[str]:
 
 
 def bits(rule: Rule) -> set[str]:
-    """The variables of a rule in `and`, `or`, `xor` and layout alone: bits of integers or booleans, one by one."""
+    """The variables of a rule that consists of `and`, `or`, `xor` and layout ops alone: such a rule holds bit by bit.
+    Else empty."""
     terms = [t for side in (*rule.lefts, *rule.rights) for t in subterms(side)]
     calls = [t.op for t in terms if isinstance(t, Call)]
     moves = [op for op in LAYOUT if op not in ("pad", "full", "iota", "gather")]
@@ -49,7 +51,7 @@ def bits(rule: Rule) -> set[str]:
 
 
 def bound(rule: Rule) -> dict[str, tuple[str, str]]:
-    """Attribute variables of the left sides: (op, attribute) where each is bound."""
+    """Attribute variables of the left sides, each with the (op, attribute) that binds it."""
     found: dict[str, tuple[str, str]] = {}
     for side in rule.lefts:
         for t in subterms(side):
@@ -60,20 +62,22 @@ def bound(rule: Rule) -> dict[str, tuple[str, str]]:
     return found
 
 
-#: Functions of whole shapes or permutations: what they do at one rank says little about the next, so all ranks are tried.
+#: Functions of whole shapes or permutations: behaviour at one rank does not carry over to the next, so all ranks are
+#: checked.
 WHOLE = ("swap_last", "identity", "ones", "drop", "insert", "replace", "compose", "inverse", "permuted", "contains", "index",
          "at", "len")  # fmt: skip
 
 
 def _parts(attr: Attr) -> Iterator[Attr]:
-    """An attribute expression and all below it."""
+    """An attribute expression and all its subexpressions."""
     yield attr
     for a in attr.args if isinstance(attr, Apply) else ():
         yield from _parts(a)
 
 
 def _named(rule: Rule) -> int:
-    """How many ranks decide, from how many axes the attributes and conditions name; Beyond if too many."""
+    """The largest rank to check, derived from the number of axes that attributes and guards name; Beyond if above
+    `RANKS`."""
     given = [
         (n, a)
         for side in (*rule.lefts, *rule.rights)
@@ -96,7 +100,7 @@ def _named(rule: Rule) -> int:
 
 
 def _ranked(rule: Rule) -> bool:
-    """Whether the ops and conditions say what rank each variable has."""
+    """Whether the ops and guards fix the rank of every variable."""
     said = {
         g.args[0].args[0].name
         for g in rule.guards
@@ -107,7 +111,7 @@ def _ranked(rule: Rule) -> bool:
 
 
 def _from_end(attr: Attr) -> Attr:
-    """An axis counted from the last one as a negative number, however it is written."""
+    """An axis given relative to the rank, as a negative number; other expressions unchanged."""
     if isinstance(attr, Apply) and attr.function == "sub" and isinstance(attr.args[1], Value):
         if isinstance(attr.args[0], Apply) and attr.args[0].function == "rank":
             return Value(-attr.args[1].value)
@@ -131,7 +135,7 @@ def _any_rank(found: list[Any], ranks: Sequence[int]) -> list[Any]:
 
 
 def _images(rule: Rule) -> set[str]:
-    """Variables that windows are read of, or whose sizes are those of windows; "" where there are windows, but no such."""
+    """Variables that are operands of convolutions and pools; contains "" if such an operand is not a variable."""
     calls = [
         t for side in rule.lefts for t in subterms(side) if isinstance(t, Call) and OPS[t.op].law in ("conv", "pool")
     ]
@@ -145,7 +149,10 @@ def _weights(rule: Rule) -> dict[str, int]:
 
 
 def structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
-    """Ranks of tensor variables with axes and permutations for attribute variables, and unknowns for the others."""
+    """Yields (rank of each tensor variable, value of each attribute variable).
+
+    Axes and permutations get concrete values, all other attribute variables are z3 unknowns.
+    """
     module = z3()
     names = list(dict.fromkeys(v for t in rule.lefts for v in variables(t)))
     places = bound(rule)

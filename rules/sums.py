@@ -1,4 +1,4 @@
-"""Sums, and maxima or minima of sets, of terms over index variables: what proofs by SMT compute with (smt.py)."""
+"""Sums, and maxima or minima of sets, of terms over bound index variables: the values of SMT proofs (smt.py)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 from .solver import Beyond
 
-TERMS = 64  # of a sum
+TERMS = 64  # per sum
 
 
 @dataclass(frozen=True)
 class Total:
-    """A sum of sums: each term is a body, summed over index variables that each run from 0 to below a size."""
+    """A sum of sums. Each term is (bound, body): the body summed over the bound (index variable, size) pairs, from 0 to
+    size - 1."""
 
     terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any], ...]
 
@@ -24,50 +25,54 @@ class Total:
         return value if isinstance(value, Total) else Total((((), value),))
 
     def map(self, f: Callable[[Any], Any]) -> Total:
-        """Every body changed by a linear function."""
+        """The sum with a linear function applied to every body."""
         return Total(tuple((bound, f(body)) for bound, body in self.terms))
 
     def plus(self, other: Total) -> Total:
-        """Both sums."""
+        """self + other."""
         return Total(self.terms + other.terms)
 
     def times(self, other: Total) -> Total:
-        """The product, term by term. Their index variables differ."""
+        """self × other, term by term; their index variables must be distinct. Beyond if there are too many terms."""
         if len(self.terms) * len(other.terms) > TERMS:
             raise Beyond("the products grow")
         return Total(tuple((a + b, x * y) for a, x in self.terms for b, y in other.terms))
 
     def over(self, *indices: tuple[Any, Any]) -> Total:
-        """The sum over more indices."""
+        """The sum over further indices."""
         return Total(tuple((indices + bound, body) for bound, body in self.terms))
 
 
 @dataclass(frozen=True)
 class Extreme:
-    """The largest (or least) of sets of values: each term is a body with a condition, over index variables that each run from 0 to
-    below a size. What the condition excludes is not there; `some` value is there for certain where that is set."""
+    """The maximum (`most`) or minimum of a set of values.
+
+    Each term is (bound, condition, body): the values of the body at all indices that satisfy the condition. `some`
+    means that the set is known to be nonempty.
+    """
 
     most: bool
     terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any, Any], ...]
     some: bool = False
 
     def map(self, f: Callable[[Any], Any], turned: bool = False) -> Extreme:
-        """Every body changed by a function that increases, or decreases if it is `turned`."""
+        """Applies an increasing function to every body, or a decreasing one if `turned` (which swaps maximum and
+        minimum)."""
         return Extreme(
             self.most != turned, tuple((bound, condition, f(body)) for bound, condition, body in self.terms), self.some
         )
 
     def only(self, z: Any, condition: Any) -> Extreme:
-        """What is there under a condition."""
+        """The subset of values that also satisfy a condition."""
         return Extreme(self.most, tuple((bound, z.And(c, condition), body) for bound, c, body in self.terms))
 
 
 Many = Total | Extreme
 
 
-# ---------------------------------------------------------------- terms of z3
+# ---------------------------------------------------------------- z3 terms
 def factors(z: Any, expr: Any, up: int = 1) -> list[tuple[Any, int]]:
-    """What a term is a product of, with 1, or -1 where it is divided by."""
+    """The factors of a term, each with 1, or with -1 for divisors."""
     if z.is_mul(expr):
         return [f for e in expr.children() for f in factors(z, e, up)]
     if z.is_div(expr):
@@ -76,7 +81,7 @@ def factors(z: Any, expr: Any, up: int = 1) -> list[tuple[Any, int]]:
 
 
 def summands(z: Any, expr: Any, sign: int = 1) -> list[tuple[Any, int]]:
-    """What a term is a sum of, with signs."""
+    """The summands of a term, each with its sign."""
     if z.is_add(expr):
         return [f for e in expr.children() for f in summands(z, e, sign)]
     if z.is_sub(expr):
@@ -103,12 +108,12 @@ def sum_of(z: Any, parts: Sequence[tuple[Any, int]]) -> Any:
 
 
 def bodies(value: Many) -> list[Any]:
-    """All expressions of a sum or maximum."""
+    """All expressions in a sum or maximum: conditions, bodies and sizes."""
     return [e for bound, *rest in value.terms for e in (*rest, *(n for _, n in bound))]
 
 
 def subterms(expr: Any) -> Iterator[Any]:
-    """An expression of z3 and all below it, each once."""
+    """A z3 expression and all its subexpressions, each once."""
     rest, seen = [expr], set[int]()
     while rest:
         e = rest.pop()
@@ -119,11 +124,11 @@ def subterms(expr: Any) -> Iterator[Any]:
 
 
 def unknowns(z: Any, expr: Any) -> list[str]:
-    """Names of the unknowns in an expression."""
+    """Names of the unknowns in a z3 expression."""
     below = subterms(expr) if z.is_expr(expr) else ()
     return list(dict.fromkeys(str(e) for e in below if z.is_const(e) and e.decl().kind() == z.Z3_OP_UNINTERPRETED))
 
 
 def same_size(a: Any, b: Any) -> bool:
-    """Whether two sizes are the same term."""
+    """Whether two sizes are syntactically equal."""
     return bool(a.eq(b)) if hasattr(a, "eq") and hasattr(b, "eq") else a is b or (isinstance(a, int) and a == b)

@@ -1,23 +1,24 @@
-"""Proofs for all sizes: both sides of a text rule as sums of products over symbolic indices, compared in a canonical form.
+"""Symbolic proofs of text rules for all sizes: both sides become sums of products over symbolic indices in a canonical
+form.
 
-Under a `Typing` every axis has a symbolic size. The places where axes are put together or cut divide them into regions, and
-`Regions` carries these places to all axes that are aligned with each other, so that both sides are divided alike. Within a
-region an element of a value is a sum of monomials: a coefficient, sums over indices, and factors
+Under a `Typing` every axis has a symbolic size. Positions where axes are concatenated or split divide an axis into
+regions. `Regions` propagates these positions to all aligned axes, so that both sides are divided alike. Within a
+region, an element of a value is a sum of monomials. A monomial has a coefficient, summation indices, and factors:
 
     input[index, …]     an element of a variable
-    f(sum)              an elementwise function that nothing is known of but its name
+    f(sum)              an uninterpreted elementwise function
     max over indices    of a sum (max pooling)
-    [index = 0]         from identity matrices and kernels; solved for an index that is summed over
-    [0 <= index < n]    the padding of a window; dropped where the index never leaves
+    [index = 0]         from identity matrices and kernels; solved for a summation index
+    [0 <= index < n]    the padding of a window; dropped where it always holds
 
-with indices that are affine in index variables and sizes. Concat and split choose a region, products distribute over sums,
-contractions sum over an index per region. Two sides are equal for all sizes of the family if for every region of the result
-the monomials are the same up to the names of summed indices. What is used of the functions: `f` of equal arguments is
-equal, relu(relu x) = relu x, increasing functions commute with a maximum, those that keep signs with relu, and a factor that is
-never negative leaves a relu.
+Indices are affine in index variables and sizes. Concat and split select a region, products distribute over sums, and
+contractions sum over one index per region. Two sides are equal for all sizes of the family if, for every region of the
+result, their monomials agree up to renaming of summation indices. Laws used for functions: congruence, relu(relu x) =
+relu x, increasing functions commute with a maximum, sign-preserving functions commute with relu, and a nonnegative
+factor can be pulled out of relu.
 
-Proofs go one way: `proves` is True or it says why not. An axis whose cuts cannot be ordered from the equations and the signs
-of sizes, windows across a cut, and reshapes are beyond it.
+The method is sound but incomplete: `proves` returns True or a reason. Axes whose cuts cannot be ordered from the
+equations and the signs of sizes, windows across a cut, and reshapes are not supported.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .text_regions import Regions, enlarged
 from .text_signs import Effort, Open, Seam, Signs, Unprovable
 from .text_terms import Typed
 
-ORDERS = 720  # renamings of summed indices that look alike
+ORDERS = 720  # limit on renamings of indistinguishable summation indices
 MONOMIALS = 400
 INCREASING = ("relu", "tanh", "sigmoid")
 KEEPING_SIGNS = ("tanh",)
@@ -43,7 +44,7 @@ ACTS = ("", "sigmoid", "relu", "tanh")
 
 
 class Prover:
-    """Values of typed terms at symbolic indices, for one family of shapes."""
+    """Evaluates typed terms at symbolic indices, for one family of shapes."""
 
     def __init__(self, typing: Typing, assumed: Sequence[Affine] = (), effort: Effort | None = None) -> None:
         self.typing, self.effort = typing, effort or Effort()
@@ -52,7 +53,7 @@ class Prover:
         self.ranges: dict[int, Affine] = {}
         self.inside: dict[tuple[Index, Affine], bool | None] = {}
         self.texts: dict[Affine, str] = {}
-        self.products: dict[tuple[int, Affine], int] = {}  # index variables times unknown strides, as index variables
+        self.products: dict[tuple[int, Affine], int] = {}  # products of an index variable and an unknown stride, as index variables of their own
         self.factored: dict[int, tuple[int, Affine]] = {}
         self.numbers = count()
 
@@ -70,7 +71,7 @@ class Prover:
 
     # ------------------------------------------------------------ indices
     def variable(self, start: Affine, size: Affine) -> Index:
-        """start + a new index variable of that range; the start alone if there is one position."""
+        """start + a fresh index variable with this range; the start alone if the range has one position."""
         if self.signs.reduce(size).number == 1:
             return Index(start)
         number = next(self.numbers)
@@ -78,7 +79,7 @@ class Prover:
         return Index(start, ((number, 1),))
 
     def bounds(self, index: Index) -> tuple[Affine, Affine]:
-        """The least and the largest value."""
+        """The smallest and largest value of an index."""
         low = high = index.offset
         for v, c in index.parts:
             end = self.ranges[v] - 1
@@ -86,7 +87,7 @@ class Prover:
         return low, high
 
     def within(self, index: Index, size: Affine) -> bool | None:
-        """Whether an index is always in [0, size), never, or neither provably."""
+        """Whether an index is always in [0, size) (True), never (False), or neither can be proved (None)."""
         key = (index, size)
         if key not in self.inside:
             self.inside[key] = self._within(index, size)
@@ -99,7 +100,7 @@ class Prover:
         return False if self.signs.nonnegative(high * -1 - 1) or self.signs.nonnegative(low - size) else None
 
     def before(self, index: Index, place: Affine) -> bool:
-        """Whether an index is always below a place; otherwise it must always be at or above it."""
+        """Whether an index is always below a position; raises Seam unless it is always below or always at or above."""
         low, high = self.bounds(index)
         if self.signs.nonnegative(place - high - 1):
             return True
@@ -109,7 +110,7 @@ class Prover:
 
     # ------------------------------------------------------------ values
     def value(self, term: Typed, at: Sequence[Index]) -> Sum:
-        """The element of a term at an index."""
+        """The element of a term at an index, as a sum of monomials."""
         found = self.simple(getattr(self, f"_{term.op}", self._opaque)(term, list(at)))
         act = term.params.get("act", 0)
         return self.apply(ACTS[act], found) if act else found
@@ -133,20 +134,20 @@ class Prover:
         return self.times(self.value(term.args[0], at), self.value(term.args[1], []))
 
     def times(self, a: Sum, b: Sum) -> Sum:
-        """The product of two sums."""
+        """The product of two sums; Unprovable if there are too many monomials."""
         if len(a) * len(b) > MONOMIALS:
             raise Unprovable("the products grow")
         return tuple(x.times(y) for x in a for y in b)
 
     def apply(self, name: str, *sums: Sum) -> Sum:
-        """An elementwise function of sums."""
+        """An elementwise function applied to sums, simplified by the laws of the function."""
         (first, *others) = sums
         if name in INCREASING and not others:
             if not first:
                 return (Monomial(Fraction(1, 2)),) if name == "sigmoid" else ()
             if name == "relu" and never_negative(first):
                 return first
-            if name != "sigmoid" and (common := shared(first)):  # 0 stays 0
+            if name != "sigmoid" and (common := shared(first)):  # functions with f(0) = 0 commute with guards
                 inner = tuple(Monomial(m.coefficient, without(m.factors, common), m.bound) for m in first)
                 return self.guarded(self.apply(name, inner), common)
             if name == "relu" and (found := self.rectified(first := self.together(first))) is not None:
@@ -154,12 +155,12 @@ class Prover:
             alone = first[0].factors[0] if len(first) == 1 and len(first[0].factors) == 1 else None
             if alone is not None and first[0].coefficient == 1 and not first[0].bound:
                 if alone.kind == "max":
-                    inner = self.apply(name, alone.sums[0])  # of a window, which is never empty
+                    inner = self.apply(name, alone.sums[0])  # windows are never empty
                     return (Monomial(Fraction(1), (Factor("max", sums=(inner, alone.sums[1]), bound=alone.bound),)),)
         return (Monomial(Fraction(1), (Factor("f", name, sums=sums),)),)
 
     def together(self, terms: Sum) -> Sum:
-        """A sum with what is said several times said once."""
+        """A sum with equal monomials merged."""
         found: dict[str, Monomial] = {}
         for m in terms if len(terms) > 1 else ():
             same = found.setdefault(text := self.text(m, {}), replace(m, coefficient=Fraction(0)))
@@ -167,8 +168,8 @@ class Prover:
         return tuple(m for m in found.values() if m.coefficient) or terms
 
     def rectified(self, first: Sum) -> Sum | None:
-        """relu of a sum without the factors of all its terms that are never negative, or past a function that keeps signs; None where
-        there is neither."""
+        """relu of a sum with common nonnegative factors pulled out, or moved past a sign-preserving function; None if
+        neither applies."""
         one, *others = first
         bound = {v for m in first for v in m.bound}
         left = [list(m.factors) for m in others]
@@ -179,7 +180,7 @@ class Prover:
                 kept.append(f)
                 for rest in left:
                     rest.remove(f)
-        for f in dict.fromkeys(f for f in one.factors if not bound & variables_of(f)):  # squares
+        for f in dict.fromkeys(f for f in one.factors if not bound & variables_of(f)):  # squares are nonnegative
             pairs = (
                 min(one.factors.count(f) - kept.count(f), *(rest.count(f) for rest in left), 2 * len(one.factors)) // 2
             )
@@ -224,7 +225,7 @@ class Prover:
         beyond = [*at[:axis], at[axis].plus(Index(place), -1), *at[axis + 1 :]]
         try:
             return self.value(left, at) if self.before(at[axis], place) else self.value(right, beyond)
-        except Seam:  # a window: what it reads of either part, under the condition that it is there
+        except Seam:  # a window across the seam reads both parts, each under a guard that the index is inside
             parts = ((left, at), (right, beyond))
             return tuple(
                 m
@@ -233,7 +234,7 @@ class Prover:
             )
 
     def there(self, index: Index, size: Affine) -> Factor:
-        """The condition that an index is in a range."""
+        """The guard that an index is within a range."""
         return Factor("guard", indices=(index,), size=self.signs.reduce(size))
 
     def _split_0(self, term: Typed, at: list[Index]) -> Sum:
@@ -260,13 +261,14 @@ class Prover:
     def window(
         self, at: Index, step: int | Affine, low: Affine, k: Index, size: Affine, places: Affine
     ) -> tuple[Index, list[Factor]]:
-        """The position that a window at an output index reads, and the guard that it is not padding."""
+        """The position that a window at an output index reads, and the guards that exclude padding."""
         where = Index(low * -1).plus(self.stepped(at, step, places)).plus(k)
         inside = self.within(where, size)
         return where, [] if inside else [Factor("guard", indices=(where,), size=self.signs.reduce(size))]
 
     def stepped(self, at: Index, step: int | Affine, places: Affine) -> Index:
-        """step × an index of so many places. For an unknown step the product is an index of its own."""
+        """step × an index with this number of positions; for an unknown step, the product is an index variable of its
+        own."""
         if not isinstance(step, Affine):
             return Index(Affine.of(0)).plus(at, step)
         whole = [v for v, c in at.parts if c == 1 and self.signs.zero(self.ranges[v] - places)]
@@ -298,18 +300,18 @@ class Prover:
         return found
 
     def group(self, at: Index, outputs: Affine, groups: int) -> int:
-        """The group that an output channel belongs to."""
+        """The number of the group that an output channel belongs to."""
         for j in range(groups - 1):
             if self.before(at, outputs * quotient(j + 1, groups)):
                 return j
         return groups - 1
 
     def guarded(self, terms: Sum, guards: Sequence[Factor]) -> Sum:
-        """Zero outside the guards."""
+        """The terms multiplied by guards: zero where a guard does not hold."""
         return tuple(Monomial(m.coefficient, m.factors + tuple(guards), m.bound) for m in terms)
 
     def pooled(self, term: Typed, at: list[Index]) -> tuple[Index, Index, list[Factor], Sum]:
-        """Window indices, guards, and the element that a pooling window reads."""
+        """For a pooling window: both window indices, the guards, and the element that the window reads."""
         (x,), p = term.args, term.params
         low = [term.numbers["low_" + i] for i in "hw"]
         r, s = (self.variable(Affine.of(0), Affine.of(p["kernel_" + i])) for i in "hw")
@@ -322,7 +324,7 @@ class Prover:
         return self.summed(self.guarded(self.times((self.share(term),), read), guards), r, s)
 
     def share(self, term: Typed) -> Monomial:
-        """One over the number of places of a window."""
+        """1 / (number of positions of a window); an uninterpreted factor for unknown sizes."""
         sizes = [self.signs.reduce(Affine.of(term.params["kernel_" + i])) for i in "hw"]
         numbers = [Fraction(1, int(s.constant)) for s in sizes if not s.terms]
         unknown = tuple(Factor("f", f"1/({self.affine(s)})") for s in sizes if s.terms)
@@ -333,8 +335,8 @@ class Prover:
         bound = tuple(v for i in (r, s) for v, _ in i.parts)
         read = tuple(Monomial(m.coefficient, without(m.factors, guards), m.bound) for m in self.simple(read))
         if (not bound and not guards) or not any(variables_of(f) for m in read for f in m.factors):
-            return read  # one place, or one number in all of them: no window is empty
-        limits = (Monomial(Fraction(1), tuple(guards)),)  # which of them count; in every window one does
+            return read  # one position, or one constant at all positions; windows are never empty
+        limits = (Monomial(Fraction(1), tuple(guards)),)  # which positions count; at least one does in every window
         return (Monomial(Fraction(1), (Factor("max", sums=(read, limits), bound=bound),)),)
 
     def _enlarge(self, term: Typed, at: list[Index]) -> Sum:
@@ -358,7 +360,7 @@ class Prover:
         return self.value(w, [at[0], at[1].plus(Index(w.axes[1].size * group), -1), *at[2:]])
 
     def equal(self, *pairs: tuple[Index, Index]) -> tuple[Factor, ...]:
-        """The factors that say that indices are equal."""
+        """Factors stating that indices are equal."""
         return tuple(Factor("delta", indices=(a.plus(b, -1),)) for a, b in pairs)
 
     def _Imatmul(self, term: Typed, at: list[Index]) -> Sum:
@@ -377,11 +379,11 @@ class Prover:
 
     # ------------------------------------------------------------ simplification
     def simple(self, terms: Sum) -> Sum:
-        """Without what is zero, deltas that can be solved and guards that always hold."""
+        """The sum without zero monomials, with solvable deltas substituted and always-true guards dropped."""
         return tuple(m for t in terms if (m := self.solved(t)) is not None)
 
     def solved(self, term: Monomial) -> Monomial | None:
-        """One monomial simplified; None if it is zero."""
+        """A simplified monomial; None if it is zero."""
         while True:
             step = next((s for f in term.factors if (s := self.step(term, f)) is not None), None)
             if step is None:
@@ -392,7 +394,7 @@ class Prover:
             term = step
 
     def step(self, term: Monomial, factor: Factor) -> Monomial | bool | None:
-        """The monomial after one simplification of a factor, False if it is zero, None if there is nothing to do."""
+        """The monomial after one simplification of a factor; False if it is zero, None if nothing applies."""
         if factor.kind not in CONDITIONS:
             return None
         self.effort.spend()
@@ -424,7 +426,7 @@ class Prover:
         return self.replaced(term, factor, rest)
 
     def replaced(self, term: Monomial, factor: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """A monomial in which the last of the indices that an identity says to be equal is said by the others."""
+        """The monomial with the last index of an index equation substituted by the others."""
         (index,) = factor.indices
         last = max((v for v, c in index.parts if abs(c) == 1), default=None)
         steps = {v for product in (*self.products.values(), *(b for b, _ in self.products)) for v in (product,)}
@@ -436,22 +438,22 @@ class Prover:
         return Monomial(term.coefficient, (factor, *(f.put(last, value) for f in rest)), term.bound)
 
     def implies(self, known: Factor, guard: Factor) -> bool:
-        """Whether a condition on an index that differs by a size says that a guard holds."""
+        """Whether a condition on an index that differs by a constant offset implies a guard."""
         (index,), (other,) = guard.indices, known.indices
         apart = index.plus(other, -1)
         if apart.parts or known == guard:
             return False
-        size = known.size if known.kind == "guard" else Affine.of(1)  # other runs from 0 to below it
+        size = known.size if known.kind == "guard" else Affine.of(1)  # the other index is in [0, size)
         return self.signs.nonnegative(apart.offset) and self.signs.nonnegative(guard.size - apart.offset - size)
 
     def alone(self, bound: Sequence[int]) -> None:
-        """Unprovable where a summed index is multiplied with an unknown stride, which a substitution would not see."""
+        """Raises Unprovable if a bound index is multiplied by an unknown stride, which substitution would miss."""
         if any(base in bound for base, _ in self.products):
             raise Unprovable("an unknown stride of a summed index")
 
     def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
-        """Where a guard only says which values a summed index takes, the sum over these alone: for what is inside of a rim of
-        zeros."""
+        """Removes a guard that only restricts the range of a summation index, by summing over that range (for kernels
+        padded with zeros)."""
         (index,) = guard.indices
         self.alone(term.bound)
         for v, c in index.parts:
@@ -466,7 +468,7 @@ class Prover:
         return None
 
     def known(self, term: Monomial, given: frozenset[str] = frozenset()) -> Monomial:
-        """A monomial without conditions inside of functions that it is under itself."""
+        """The monomial without conditions inside functions that it already has as factors."""
         texts = {id(f): self.factor_text(f, {}) for f in term.factors if f.kind in CONDITIONS}
         factors = [f for f in term.factors if id(f) not in texts or texts[id(f)] not in given]
         given |= frozenset(texts.values())
@@ -480,7 +482,8 @@ class Prover:
 
     # ------------------------------------------------------------ canonical form
     def canonical(self, terms: Sum, names: dict[int, str]) -> dict[str, Fraction]:
-        """Coefficients by monomial text, in which summed indices have canonical names."""
+        """Coefficient per monomial text, with canonical names for summation indices; monomials with coefficient 0 are
+        dropped."""
         found: dict[str, Fraction] = {}
         for m in map(self.known, self.simple(terms)):
             text = self.text(m, names)
@@ -488,26 +491,26 @@ class Prover:
         return {t: c for t, c in found.items() if c}
 
     def sum_text(self, terms: Sum, names: dict[int, str]) -> str:
-        """A sum as text."""
+        """A sum as canonical text."""
         found = self.canonical(terms, names)
         return " + ".join(f"{c}*{t}" for t, c in sorted(found.items()))
 
     def text(self, term: Monomial, names: dict[int, str]) -> str:
-        """A monomial as text: the least over all orders of its summed indices that first occurrences allow."""
+        """A monomial as canonical text: the least text over all admissible orders of its summation indices."""
         return min(self.spelled(term.factors, order, names) for order in self.orders(term.factors, term.bound, names))
 
     def spelled(self, factors: Sequence[Factor], order: Sequence[int], names: dict[int, str]) -> str:
-        """Factors as text, with names for summed indices in this order."""
+        """Factors as text, with summation indices named in this order."""
         self.effort.spend()
         depth = len(names)
         inner = {**names, **{v: f"s{depth}.{n}" for n, v in enumerate(order)}}
         limits = ",".join(f"{inner[v]}<{self.affine(self.ranges[v])}" for v in order)
         texts = [(f.kind, self.factor_text(f, inner)) for f in factors]
-        once = {text for kind, text in texts if kind in CONDITIONS}  # said twice is said once
+        once = {text for kind, text in texts if kind in CONDITIONS}  # repeated conditions count once
         return f"[{limits}]" + "·".join(sorted([*once, *(text for kind, text in texts if kind not in CONDITIONS)]))
 
     def orders(self, factors: Sequence[Factor], bound: Sequence[int], names: dict[int, str]) -> Iterator[Sequence[int]]:
-        """Orders of the summed indices, by range and by how each looks when the others are all alike."""
+        """Candidate orders of the summation indices: sorted by range and by appearance with all others anonymous."""
         if len(bound) < 2:
             yield bound
             return
@@ -544,7 +547,7 @@ class Prover:
         return f"[0<={self.index_text(f.indices[0], names)}<{self.affine(f.size)}]"
 
     def orders_of_max(self, f: Factor) -> Iterator[Sequence[int]]:
-        """Orders of a maximum's indices."""
+        """All orders of a maximum's indices."""
         return iter(list(permutations(f.bound)))
 
     def index_text(self, index: Index, names: dict[int, str]) -> str:
@@ -567,12 +570,14 @@ class Prover:
         return self.texts[expr]
 
 
-CASES = 24  # orders of cuts that are told apart
+CASES = 24  # limit on case splits over the order of cuts
 
 
 def proves(typing: Typing, effort: Effort | None = None) -> tuple[bool, str]:
-    """Whether both sides are equal for all sizes of a family; if not, why the method does not say so. Where the order of two
-    cuts depends on the sizes, both orders are looked at."""
+    """Whether both sides are proved equal for all sizes of a family, as (proved, reason if not).
+
+    Where the order of two cuts depends on the sizes, both cases are proved.
+    """
     effort = effort or Effort()
     cases: list[tuple[Affine, ...]] = [()]
     for _ in range(CASES):
