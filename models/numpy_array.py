@@ -47,7 +47,6 @@ class TracedArray:
     """An array of a function that is traced: an expression in place of values. Made by `traced` only."""
 
     __slots__ = ("__weakref__", "_base", "_key", "_memory", "_node", "_scalar")
-    __array_priority__ = 1000.0
 
     _node: Tensor
     _memory: Memory
@@ -186,7 +185,7 @@ class TracedArray:
 
     def conj(self) -> TracedArray:
         """The array itself: no dtype is complex."""
-        return _np.conjugate(self)  # type: ignore[no-any-return]
+        return self
 
     conjugate = conj
 
@@ -497,6 +496,8 @@ def _assigned(x: Tensor, key: Any, value: Any) -> Tensor:
     sizes = _static(new.shape, "an assignment")
     if len(sizes) > places.ndim or any(a not in (1, b) for a, b in zip(sizes[::-1], places.shape[::-1])):
         raise TraceError(f"values of shape {sizes} do not fit a place of shape {places.shape}")
+    if not places.size:
+        return x
     source = np.full(prod(shape), -1, np.int64)
     source[places.reshape(-1)] = np.arange(places.size)  # of two writes to one place the last counts, as in NumPy
     mask_ = t.constant((source >= 0).reshape(shape))

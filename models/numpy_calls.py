@@ -49,13 +49,20 @@ def _binary(ufunc: np.ufunc, reflected: bool = False) -> Callable[..., Any]:
     def operator(x: TracedArray, y: Any, *modulo: Any) -> Any:
         if modulo:
             raise TraceError("pow() with a modulus has no meaning for arrays")
+        if ufunc is np.power and not reflected and type(y) is int and y == 2:
+            return numpy_ufuncs.call(np.square, (x,), {})  # as NumPy does: of bools the dtype is another
         return numpy_ufuncs.call(ufunc, (y, x) if reflected else (x, y), {})
 
     return operator
 
 
 def _in_place(ufunc: np.ufunc) -> Callable[..., Any]:
-    return lambda x, y: numpy_ufuncs.in_place(ufunc, x, y)
+    def operator(x: TracedArray, y: Any, *modulo: Any) -> Any:
+        if modulo:
+            raise TraceError("pow() with a modulus has no meaning for arrays")
+        return numpy_ufuncs.in_place(ufunc, x, y)
+
+    return operator
 
 
 def _unary(ufunc: np.ufunc) -> Callable[..., Any]:

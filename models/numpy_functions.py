@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -200,7 +201,7 @@ def _diag(v: Tensor, k: int = 0) -> Tensor:
 
 
 def _triangle(build: Callable[..., Tensor]) -> Build:
-    return lambda m, k=0: build(m, k)
+    return lambda m, k=0: build(m, index(k))
 
 
 def _at_least(rank: int) -> Build:
@@ -556,6 +557,8 @@ def _append(arr: Any, values: Any, axis: int | None = None) -> Any:
 
 
 def _delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
+    if arrays_in(obj):
+        raise TraceError("np.delete at traced places: which elements are left depends on values", hint="np.where")
     arr, axis = (np.ravel(arr), 0) if axis is None else (arr, t.axis_of(axis, arr.ndim))
     return np.take(arr, np.delete(np.arange(arr.shape[axis]), obj), axis)
 
@@ -725,8 +728,8 @@ def _isin(element: Any, test_elements: Any, assume_unique: bool = False, invert:
 
 
 def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
-    if sorter is not None or np.ndim(a) != 1:
-        raise TraceError("np.searchsorted with a sorter cannot be traced")
+    if sorter is not None or is_traced(a) or np.ndim(a) != 1 or (np.diff(a) < 0).any():
+        raise TraceError("np.searchsorted in an array that is not known to be sorted", hint="sum the comparisons with its elements")
     (borders, x), _ = _nodes(a, v)
     return traced(bucketize(x, borders, False, side == "right"), scalar=True)
 
@@ -820,7 +823,8 @@ COMPOSED: dict[str, Build] = {
     "nancumsum": _running(np.add, _without_nan(0)), "nancumprod": _running(np.multiply, _without_nan(1)),
     "cumulative_sum": _cumulative(np.add), "cumulative_prod": _cumulative(np.multiply), "diff": _diff, "ediff1d": _ediff1d,
     "linalg.norm": _norm, "linalg.vector_norm": _vector_norm, "dot": _contraction(_dot), "inner": _contraction(_inner),
-    "vdot": _contraction(_vdot), "tensordot": _contraction(_tensordot), "linalg.tensordot": _contraction(_tensordot),
+    "vdot": _contraction(_vdot), "tensordot": _contraction(_tensordot), "linalg.tensordot": lambda x1, x2, axes=2: np.tensordot(x1, x2, axes),
+    "linalg.matrix_norm": lambda x, ord="fro", keepdims=False: _norm(x, ord, (-2, -1), keepdims),
     "linalg.matmul": lambda x1, x2: np.matmul(x1, x2), "linalg.vecdot": lambda x1, x2, axis=-1: np.vecdot(np.moveaxis(x1, axis, -1), np.moveaxis(x2, axis, -1)),
     "outer": lambda a, b: np.ravel(a)[:, None] * np.ravel(b)[None, :],
     "linalg.outer": lambda x1, x2: np.asanyarray(x1)[:, None] * x2[None, :] if not is_traced(x1) else x1[:, None] * x2[None, :],
@@ -934,10 +938,10 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
                 given = {k: t.as_tensor(v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
             result = deep(build(*places, **given), lambda v: traced(v) if isinstance(v, Tensor) else v)
         else:
-            result = build(*places, **given)
+            result = deep(build(*places, **given), lambda v: v.copy() if type(v) is np.ndarray else v)
     except TensorGraphsError:
         raise
-    except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise TraceError(
             f"np.{name} of a traced array: {error}", hint="other arguments, or other functions of NumPy"
         ) from error

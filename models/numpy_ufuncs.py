@@ -35,6 +35,8 @@ def _power(x: Tensor, y: Tensor) -> Tensor:
     known = y.attr("value") if y.op == "full" else None
     if not dtypes.is_float(x.dtype) and known is not None and known < 0:
         raise TraceError("integers to negative integer powers are not allowed", hint="cast one to a float")
+    if known == 0.5 and x.rank and dtypes.is_float(x.dtype):  # of arrays NumPy takes the root: of -inf NaN, of -0.0 itself
+        return t.sqrt(x)
     return t.square(x) if known == 2 else t.pow(x, y)
 
 
@@ -102,13 +104,15 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _shift(left: bool) -> Build:
+    """Bits moved up or down; by less than none or more than there are, all of them, as NumPy does."""
     build = pointwise.shift(left)
 
     def shifted(x: Tensor, y: Tensor) -> Tensor:
-        known = y.attr("value") if y.op == "full" else None
-        if known is not None and known < 0:
-            raise TraceError("a shift by a negative number is undefined")
-        return build(x, y)
+        if y.dtype.startswith("u"):
+            return build(x, y)
+        below = t.lt(y, 0)
+        gone = t.full((), 0, x.dtype) if left else t.cast(t.lt(x, 0), x.dtype) * -1
+        return t.where(below, gone, build(x, t.where(below, 0, y)))
 
     return shifted
 
@@ -333,9 +337,13 @@ def reduce(
     if ufunc.identity is None and start is None and any(x.shape[a] == 0 for a in axes):
         raise TraceError(f"np.{ufunc.__name__}.reduce of no elements, which has no identity")
     build = REDUCTIONS.get(ufunc.__name__) if ufunc in _BUILDERS else None
-    node = build(x, axes, True) if build is not None and axes else _folded(ufunc, x, axes)
-    if start is not None:
-        node = call(ufunc, (traced(operand(start, x.dtype)), traced(node)), {})._node
+    first = None if start is None else operand(start, x.dtype)
+    if build is None or not axes:
+        node = _folded(ufunc, x, axes, first)
+    else:
+        node = build(x, axes, True)
+        if first is not None:
+            node = call(ufunc, (traced(first), traced(node)), {})._node
     node = t.cast(node, names[2])
     if not keepdims:
         node = t.reshape(node, [d for i, d in enumerate(node.shape) if i not in axes])
@@ -343,10 +351,16 @@ def reduce(
     return traced(node, scalar=True) if out is None else _written(node, out)
 
 
-def _folded(ufunc: np.ufunc, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """A reduction by the ufunc itself, one position after the other."""
+def _folded(ufunc: np.ufunc, x: Tensor, axes: tuple[int, ...], first: Tensor | None) -> Tensor:
+    """A reduction by the ufunc itself, one position after the other, from a first number on if it is given."""
+    if len(axes) > 1 and ufunc.identity is None and ufunc not in (np.fmax, np.fmin):
+        raise TraceError(f"np.{ufunc.__name__}.reduce over several axes has no order")
+    if not axes and first is not None:
+        return call(ufunc, (traced(first), traced(x)), {})._node  # type: ignore[no-any-return]
     for axis in axes:
         parts = _positions(ufunc, x, axis)
+        if first is not None:
+            parts, first = [t.reshape(first, (1,) * x.rank), *parts], None
         x = fold(lambda a, b: call(ufunc, (traced(a), traced(b)), {})._node, parts)
     return x
 

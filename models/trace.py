@@ -66,7 +66,7 @@ def trace(
     names: list[str] = []
     structure = _template(returned, "", outputs, names)
     if not outputs:
-        raise UsageError(f"{_title(function)} returned no tensor")
+        raise TraceError(f"{_title(function)} returned no tensor")
     if isinstance(structure, int):
         structure, names = None, ["output"]
     graph = Graph(tuple(outputs), tuple(names), tuple(inputs), {}, {}, structure, name or _title(function))
@@ -121,7 +121,7 @@ def _type_of(example: Any) -> Type | None:
         return example
     if isinstance(example, Tensor):
         return example.type
-    if example is None or isinstance(example, bool | int | float | str):
+    if example is None or (isinstance(example, bool | int | float | str) and not isinstance(example, np.generic)):
         return None
     if isinstance(example, tuple) and len(example) == 2 and isinstance(example[0], list | tuple):
         return Type(tuple(example[0]), dtypes.name_of(example[1]))
@@ -154,11 +154,11 @@ def _template(item: Any, path: str, outputs: list[Tensor], names: list[str]) -> 
     if isinstance(item, tuple | list):
         raise TraceError(f"the function returned a {type(item).__name__}", hint="return a plain tuple, list or dict")
     if isinstance(item, str | bytes | complex):
-        raise UsageError(f"the function returned a {type(item).__name__}, not tensors")
+        raise TraceError(f"the function returned a {type(item).__name__}, not tensors")
     try:
         outputs.append(t.as_tensor(np.asarray(item)))
     except (TypeError, ValueError, ShapeError) as error:
-        raise UsageError(f"the function returned a {type(item).__name__}, not tensors") from error
+        raise TraceError(f"the function returned a {type(item).__name__}, not tensors") from error
     names.append(path or "output")
     return len(outputs) - 1
 
