@@ -8,8 +8,9 @@ shares the memory in a way that is not followed, they raise.
 from __future__ import annotations
 
 import weakref
-from contextvars import ContextVar
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from itertools import pairwise
 from math import prod
 from typing import Any, NoReturn
 
@@ -247,7 +248,7 @@ class TracedArray:
                 hint="change a copy: x = x.copy()",
             )
         _set(self, "_node", node)
-        for view, under in zip(chain, chain[1:]):
+        for view, under in pairwise(chain):
             _set(under, "_node", _assigned(under._node, view._key, view))
         for view in sorted(views, key=lambda a: len(_bases(a))):
             if view._base is not None and view is not self:

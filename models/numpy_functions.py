@@ -316,6 +316,8 @@ def _nanvar(a: Any, axis: Axes = None, dtype: Any = None, ddof: float = 0, keepd
     if a.dtype.kind in "iub":
         return _var(a, axis, dtype, ddof, keepdims)
     name = dtypes.name_of(dtype or _float_of(a))
+    if name != a.dtype.name:
+        raise TraceError("np.nanvar and np.nanstd in another dtype cannot be traced", hint="cast the array")
     wide = a.astype("float32" if name in dtypes.HALVES else name)
     gap = np.where(np.isnan(wide), np.asarray(0, wide.dtype), wide - _nanmean(wide, axis, None, True))
     count = _nan_count(a, axis, keepdims, wide.dtype.name) - ddof
@@ -661,7 +663,7 @@ def _quantile(scale: float) -> Build:
             raise TraceError("quantiles by another method, or at traced places, cannot be traced")
         dtype = _float_of(a)
         places = np.asarray(q, np.float64) / scale
-        found = _quantiles(a.astype(dtype), places.reshape(-1), axis)
+        found = _quantiles(a.astype(dtype), places.reshape(-1), axis, np.float64 if places.ndim else float)
         if keepdims:
             ones = [1 if axis is None or i in [v % a.ndim for v in _ints(axis)] else d for i, d in enumerate(a.shape)]
             found = [np.reshape(v, ones) for v in found]
@@ -670,7 +672,7 @@ def _quantile(scale: float) -> Build:
     return build
 
 
-def _quantiles(a: Any, places: Any, axis: Axes) -> list[Any]:
+def _quantiles(a: Any, places: Any, axis: Axes, number: Callable[[float], Any]) -> list[Any]:
     if axis is None:
         a = np.ravel(a)
     else:
@@ -683,7 +685,7 @@ def _quantiles(a: Any, places: Any, axis: Axes) -> list[Any]:
     found = []
     for place in places.tolist():
         low = min(int(place * (size - 1)), size - 1)
-        part = place * (size - 1) - low
+        part = number(place * (size - 1) - low)
         below, above = ordered[..., low], ordered[..., min(low + 1, size - 1)]
         gap = above - below
         value = below + gap * part if part < 0.5 else above - gap * (1 - part)
@@ -705,7 +707,7 @@ def _count_nonzero(a: Any, axis: Axes = None, keepdims: bool = False) -> Any:
 
 
 def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
-    dtype = np.dtype(common_dtype(b, 1.0)) if not np.ndim(b) == 0 or is_traced(b) else None
+    dtype = np.dtype(common_dtype(b, 1.0)) if np.ndim(b) or is_traced(b) else None
     b = b if dtype is None else _as(b, dtype)
     near = np.abs(a - b) <= atol + rtol * np.abs(b)
     found = (near & np.isfinite(b)) | (a == b)

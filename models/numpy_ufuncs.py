@@ -58,9 +58,9 @@ def _arctan2(y: Tensor, x: Tensor) -> Tensor:
     both_inf = t.logical_and(t.is_inf(x), t.is_inf(y))
     flat = t.where(both_inf, t.atan(t.mul(t.sign(x), t.sign(y))), flat)
     base = t.where(upright, t.sign(y) * (np.pi / 2), t.where(both_zero, y, flat))
-    half = t.where(_signbit(y), -np.pi, np.pi)
+    half = t.where(_signbit(y), t.full((), -np.pi, x.dtype), t.full((), np.pi, x.dtype))
     behind = t.logical_and(_signbit(x), t.logical_not(upright))
-    return t.where(behind, base + t.cast(half, x.dtype), base)
+    return t.where(behind, base + half, base)
 
 
 def _fmod(x: Tensor, y: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def common_dtype(*values: Any) -> str:
     kinds = [kind_of(v) for v in values]
     numbers = {int: 0, float: 0.0, complex: 0j}
     try:
-        return dtypes.name_of(np.result_type(*(numbers[k] if k in numbers else k for k in kinds)))
+        return dtypes.name_of(np.result_type(*(numbers.get(k, k) for k in kinds)))
     except TypeError as error:
         raise TraceError(f"operands without a common dtype: {error}") from None
 
@@ -328,9 +328,9 @@ def reduce(
     x = t.cast(x, names[1])
     start = None if initial is np._NoValue or initial is None else initial
     if where is not True:
-        neutral = ufunc.identity if start is None else start
+        neutral = start if ufunc.identity is None and ufunc in _IDEMPOTENT else ufunc.identity
         if neutral is None:
-            raise TraceError(f"np.{ufunc.__name__}.reduce with where= needs initial=")
+            raise TraceError(f"np.{ufunc.__name__}.reduce with where= cannot be traced", hint="np.where on the array")
         x = t.where(operand(where, "bool"), x, operand(neutral, x.dtype))
         if x.shape != t.as_tensor(expression(array)).shape:
             raise TraceError("where= has more elements than the array")
@@ -351,6 +351,14 @@ def reduce(
     return traced(node, scalar=True) if out is None else _written(node, out)
 
 
+_IDEMPOTENT = (np.maximum, np.minimum, np.fmax, np.fmin)
+#: Ufuncs that reductions and running results may be folded with; of others NumPy's depend on how the array lies in memory, or are rare.
+_FOLDED = (
+    np.add, np.multiply, np.maximum, np.minimum, np.subtract, np.divide, np.fmax, np.fmin, np.bitwise_and, np.bitwise_or, np.bitwise_xor,
+    np.logical_and, np.logical_or, np.logical_xor, np.hypot, np.logaddexp, np.logaddexp2,
+)  # fmt: skip
+
+
 def _folded(ufunc: np.ufunc, x: Tensor, axes: tuple[int, ...], first: Tensor | None) -> Tensor:
     """A reduction by the ufunc itself, one position after the other, from a first number on if it is given."""
     if len(axes) > 1 and ufunc.identity is None and ufunc not in (np.fmax, np.fmin):
@@ -367,6 +375,8 @@ def _folded(ufunc: np.ufunc, x: Tensor, axes: tuple[int, ...], first: Tensor | N
 
 def _positions(ufunc: np.ufunc, x: Tensor, axis: int) -> list[Tensor]:
     size = x.shape[axis]
+    if ufunc not in _FOLDED:
+        raise TraceError(f"np.{ufunc.__name__} cannot be folded along an axis while it is traced", hint="a loop over x[i]")
     if not isinstance(size, int) or not 0 < size <= LONGEST:
         raise TraceError(
             f"np.{ufunc.__name__} over an axis of {size} elements cannot be traced", hint=f"1 to {LONGEST} can"
