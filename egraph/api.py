@@ -67,9 +67,12 @@ def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor from a tensor, a number, an array or nested lists of numbers. UsageError for anything else."""
+    """A tensor from a tensor, an object with `__tensor__()`, a number, an array or nested lists of numbers. UsageError for
+    anything else."""
     if isinstance(value, Tensor):
         return value
+    if (given := getattr(type(value), "__tensor__", None)) is not None:
+        return given(value)  # type: ignore[no-any-return]
     try:
         array = np.asarray(value)
         dtype = dtypes.name_of(array.dtype)
@@ -80,7 +83,10 @@ def as_tensor(value: Any) -> Tensor:
 
 def _operand(value: Any) -> Any:
     """Tensors and numbers as they are, for numbers are weak; arrays and lists as constants."""
-    return value if isinstance(value, Tensor | bool | int | float | np.generic) else as_tensor(value)
+    weak = type(value) in (bool, int, float) or (
+        isinstance(value, Tensor | bool | int | float | np.generic) and not hasattr(type(value), "__tensor__")
+    )
+    return value if weak else as_tensor(value)
 
 
 # ---------------------------------------------------------------- operand alignment
@@ -564,6 +570,12 @@ def _as_values(x: Tensor, *_: Any, **__: Any) -> Any:
     raise UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
 
 
+def _immutable(x: Tensor, *_: Any) -> None:
+    raise UsageError(
+        "a tensor expression cannot be changed", hint="tg.where, tg.concat or tg.scatter_elements make another"
+    )
+
+
 def _shape_args(shape: tuple[Any, ...]) -> tuple[Dim, ...]:
     return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else tuple(shape)
 
@@ -582,10 +594,12 @@ _METHODS: dict[str, Any] = {
     "__pow__": lambda x, y: square(x) if isinstance(y, int | float) and y == 2 else pow(x, y), "__neg__": neg,
     "__rpow__": _swapped(pow), "__floordiv__": floordiv, "__rfloordiv__": _swapped(floordiv),
     "__mod__": mod, "__rmod__": _swapped(mod), "__abs__": abs,
-    "__lt__": lt, "__le__": le, "__gt__": gt, "__ge__": ge,
+    "__eq__": eq, "__ne__": ne, "__lt__": lt, "__le__": le, "__gt__": gt, "__ge__": ge,
     "__and__": logical_and, "__rand__": logical_and, "__or__": logical_or, "__ror__": logical_or,
     "__xor__": logical_xor, "__rxor__": logical_xor, "__invert__": _inverted,
     "__getitem__": getitem, "__len__": _length, "__array__": _as_values, "__float__": _as_values, "__int__": _as_values,
+    "__index__": _as_values, "__complex__": _as_values, "__round__": _as_values, "__trunc__": _as_values,
+    "__setitem__": _immutable, "__delitem__": _immutable,
     "sum": sum, "mean": mean, "max": max, "min": min, "astype": cast,
     "transpose": lambda x, *perm: permute(x, _shape_args(perm)) if perm else transpose(x),  # type: ignore[arg-type]
     "flatten": lambda x: reshape(x, (-1,)), "size": property(lambda x: volume(x.shape)),

@@ -1,7 +1,8 @@
 """Tensors (hash-consed expression nodes) and graphs (named outputs over named leaves).
 
 A `Tensor` is immutable and exists once per (op, operands, attributes): identity is structural equality, and common
-subexpressions are shared by construction. `==` therefore builds a comparison node, and `bool(tensor)` raises.
+subexpressions are shared by construction. `==` builds an elementwise comparison, `is` compares expressions, and tensors are
+hashed by identity. `bool(tensor)` raises, so that `==` between tensors in a condition, and `in` on a list of them, raise too.
 """
 
 from __future__ import annotations
@@ -74,11 +75,6 @@ class Tensor:
         """Whether this is an input, param, state or constant."""
         return self.op in LEAVES
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, bool | int | float | np.ndarray | np.generic):  # never meant: an expression is no number
-            raise UsageError("== tells whether two expressions are the same one", hint="tg.eq and tg.ne compare values")
-        return self is other
-
     def __bool__(self) -> bool:
         raise UsageError("the truth value of a tensor expression is not known yet", hint="use tg.where")
 
@@ -92,6 +88,9 @@ class Tensor:
 
     def __iter__(self) -> Iterator[Tensor]:
         raise UsageError("tensor expressions are not iterable", hint="index them: x[0]")
+
+    def __contains__(self, item: object) -> bool:
+        raise UsageError("membership in a tensor expression is not known yet", hint="tg.any(tg.eq(x, value))")
 
     # The operators live in api.py, which installs them here: builders insert casts and reshapes.
     __add__: Callable[..., Tensor]
@@ -107,6 +106,8 @@ class Tensor:
     __pow__: Callable[..., Tensor]
     __neg__: Callable[..., Tensor]
     __getitem__: Callable[..., Tensor]
+    __eq__: Callable[..., Tensor]  # type: ignore[assignment]
+    __ne__: Callable[..., Tensor]  # type: ignore[assignment]
     __lt__: Callable[..., Tensor]
     __le__: Callable[..., Tensor]
     __gt__: Callable[..., Tensor]

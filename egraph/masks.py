@@ -175,7 +175,7 @@ class _Masks:
         if x.op == "concat" and x.attr("axis") == x.rank - 1:  # with sinks
             parts = [self._hidden(a) for a in x.args]
             found = [a if part is None else part for a, part in zip(x.args, parts)]
-            return None if found == [*x.args] else make("concat", found, dict(x.attrs))
+            return None if all(a is b for a, b in zip(found, x.args)) else make("concat", found, dict(x.attrs))
         if x.op == "add":
             for a, b in (x.args, x.args[::-1]):
                 part = self._summand(a) if a in self.formulas else self._hidden(a)

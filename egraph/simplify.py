@@ -159,7 +159,7 @@ def _order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, An
         return s.build(op, (y, x), attrs) if x.op == "full" else None
     key = (op, *sorted((id(x), id(y))))
     first = s.spelling.setdefault(key, make(op, (x, y), attrs))
-    return None if first.args == (x, y) else s.build(op, first.args, attrs)
+    return None if first.args[0] is x and first.args[1] is y else s.build(op, first.args, attrs)
 
 
 def _unstretch(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:

@@ -164,7 +164,7 @@ def _parts(proofs: ShortProofs, a: Tensor, b: Tensor) -> tuple[dict[Pair, list[P
         s, t = pair = stack.pop()
         if pair in inner or pair in outer or s is t:
             continue
-        congruent = pair == (a, b)
+        congruent = s is a and t is b
         if not congruent and s.args and s.op == t.op and s.attrs == t.attrs and proofs.closure.equal(s, t):
             path = proofs.path(s, t)
             congruent = len(path) == 1 and path[0].equation is None

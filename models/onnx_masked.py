@@ -100,7 +100,7 @@ def _scatter(n: Node) -> Value | None:
     if not isinstance(places, Places) or not places.turned or not isinstance(updates, Picked):
         return None
     x = n.x(0)
-    if x.shape != places.mask.shape or updates.mask not in (None, places.mask):
+    if x.shape != places.mask.shape or (updates.mask is not None and updates.mask is not places.mask):
         raise n.unsupported("at places of another shape or mask that depend on data")
     return t.where(places.mask, _WRITE[n.choice("reduction", *_WRITE)](x, updates.full), x)
 

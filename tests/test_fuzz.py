@@ -17,7 +17,7 @@ from tensor_graphs.egraph.dtypes import numpy_dtype
 from tensor_graphs.egraph.graph import Graph, make
 from tensor_graphs.egraph.interpret import evaluate
 
-from .fuzz import checks
+from .fuzz import checks, numpy_functions
 from .fuzz.__main__ import CHECKS, FLOAT32, attempted
 from .fuzz.graphs import Array, Case, Grower, Kinds, case
 
@@ -117,3 +117,13 @@ def test_convolutions_that_torch_does_not_know_are_left_to_numpy(dtype: str) -> 
     graph = Graph.of(make("conv", roots, {"strides": (1, 2), "pads": (1, 0, 0, 0), "dilations": (1, 1), "groups": 2}))
     made = tg.optimize(graph, backend="torch", measure=False)
     np.testing.assert_array_equal(made(x, w), evaluate(graph, {"x": x, "w": w})[0])
+
+
+def test_random_functions_of_numpy() -> None:
+    """Traced, they give what NumPy gives untraced, or raise a named error; most of them the former."""
+    verdicts = [numpy_functions.attempt(seed) for seed in range(250)]
+    wrong = [f"seed {i}\n{source}{said}" for i, (verdict, said, source) in enumerate(verdicts) if verdict == "wrong"]
+    assert not wrong, wrong[0]
+    assert sum(v == "right" for v, _, _ in verdicts) > 0.8 * len(verdicts)
+    for seed in (3, 5, 8):
+        assert numpy_functions.attempt(seed, optimized=True)[0] in ("right", "refused")

@@ -59,6 +59,17 @@ class ShapeError(UsageError):
         self.sizes: tuple[Any, ...] = tuple(sizes)
 
 
+class TraceError(UsageError):
+    """A function that cannot be traced: an operation on a traced array without a meaning in a graph, or a graph that computes
+    something else than the function."""
+
+    code = "trace"
+
+
+class TraceAttributeError(TraceError, AttributeError):
+    """An attribute that a traced array does not have, and an array of NumPy neither."""
+
+
 class BadModelError(TensorGraphsError):
     """A model file that is missing, truncated, malformed, cyclic or inconsistent."""
 

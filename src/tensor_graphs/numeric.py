@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .egraph import api, composite
 from .egraph.api import *  # noqa: F403
@@ -10,6 +12,7 @@ from .egraph.graph import Tensor, constant
 from .errors import UsageError
 from .models import numpy_calls
 from .models.einsum import einsum as _einsum
+from .models.numpy_array import arrays_in, deep, expression, refuse_arrays, traced
 
 elu, leaky_relu, hard_sigmoid, hard_swish = (
     composite.elu,
@@ -28,7 +31,7 @@ batch_norm, group_norm, max_pool, avg_pool = (
 linear, rope, cross_entropy = composite.linear, composite.rope, composite.cross_entropy
 
 
-assert numpy_calls  # NumPy's functions take our tensors
+assert numpy_calls  # NumPy's functions take tensor expressions
 
 
 def einsum(equation: str, *operands: Tensor) -> Tensor:
@@ -97,3 +100,23 @@ __all__ = [
     "hard_sigmoid", "hard_swish", "layer_norm", "leaky_relu", "linear", "log_softmax", "logsumexp", "max_pool", "mish",
     "relu", "rms_norm", "rope", "sigmoid", "silu", "softmax", "softplus",
 ]  # fmt: skip
+
+
+def _on_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of expressions that takes traced arrays too, and then gives them. OwnFunction where a caller's function runs on
+    plain arrays to be compared with."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        refuse_arrays(function.__name__)
+        arrays = arrays_in(list(args), named)
+        if not arrays:
+            return function(*args, **named)
+        found = function(*deep(args, expression), **deep(named, expression))
+        return deep(found, lambda v: traced(v) if isinstance(v, Tensor) else v)
+
+    return call
+
+
+for _name in __all__:
+    globals()[_name] = _on_traced(globals()[_name])

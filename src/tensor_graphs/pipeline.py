@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import settings
+from . import caller_reference, settings
 from .accept import Acceptance, renamed, run_flat
 from .backends.direct import direct_plan
 from .backends.measure import CpuMeasurer
@@ -472,7 +472,16 @@ def _optimized(
         sizes = {**given, **sizes_of(graph, dims)}
         if fixed is True:
             graph, sizes = bound(graph, sizes)
-    return optimize_graph(session, graph, sizes)
+    said = ""
+    if session.options.verify and not params:
+        with session.stage("compare with the caller's function"):
+            said = caller_reference.compare(
+                source, example_inputs, graph, sizes=sizes, kwargs=example_kwargs, seed=session.options.seed
+            )
+    program = optimize_graph(session, graph, sizes)
+    if said and program.report is not None and program.report.verification:
+        program.report.verification["caller"] = said
+    return program
 
 
 def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | None = None) -> Program:

@@ -31,7 +31,7 @@ def as_graph(
     """The graph of an expression, a sequence or dict of them, a Graph, a function, an nn.Module, an ExportedProgram, or a
     path. `params` are bound by name, and `dims` fix free dimensions of what is loaded or exported. UsageError for anything else,
     and for names that the graph does not have."""
-    module = _is_module(source)
+    module = is_module(source)
     if example_kwargs and not module:
         raise UsageError("example_kwargs are for an nn.Module", hint="give a function its example_inputs by position")
     if isinstance(source, Graph):
@@ -101,7 +101,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
         if shapes is not None:
             raise
         try:
-            return trace(function, examples)
+            return trace(function, examples, arrays=False)
         except (TensorGraphsError, TypeError, AttributeError) as problem:
             cause = error.__cause__  # of ours: what Torch's tensors lack, or a named error
             ours = isinstance(cause, TensorGraphsError | AttributeError) and isinstance(problem, TensorGraphsError)
@@ -123,7 +123,8 @@ def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
     return found
 
 
-def _is_module(source: Any) -> bool:
+def is_module(source: Any) -> bool:
+    """Whether a source is an nn.Module; torch is not imported for it."""
     return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(source).__mro__)
 
 

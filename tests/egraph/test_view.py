@@ -176,7 +176,7 @@ def test_equal_leaves_are_one_class_and_weights_stay_weights() -> None:
     graph = model()
     view = glued(graph)
     leaves = list(view.tensors.values())
-    assert len(leaves) == len(set(leaves)) or all(n.op == "constant" for n in leaves if leaves.count(n) > 1)
+    assert len(leaves) == len(set(leaves)) or all(n.op == "constant" for n in leaves if sum(n is m for m in leaves) > 1)
     for node, place in view.classes.items():
         weight = not any(n.op == "input" for n in Graph.of(node).nodes())
         assert bool(view.weight[place]) == weight

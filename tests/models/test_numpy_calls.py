@@ -7,7 +7,7 @@ from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.errors import ShapeError, UsageError
-from tensor_graphs.models.numpy_calls import FUNCTIONS, METHODS, REDUCTIONS, UFUNCS
+from tensor_graphs.models.numpy_calls import REDUCTIONS, UFUNCS
 from tensor_graphs.models.trace import trace
 
 RNG = np.random.default_rng(3)
@@ -64,15 +64,11 @@ def agrees(function, *arrays):
     found = evaluate(graph, {n.attr("name"): a for n, a in zip(graph.inputs, arrays)})
     with np.errstate(all="ignore"):
         wanted = function(*arrays)
-    wanted = wanted if isinstance(wanted, list) else [wanted]
+    wanted = wanted if isinstance(wanted, list | tuple) else [wanted]
     assert len(found) == len(wanted)
     for a, b in zip(found, wanted):
-        assert a.shape == np.shape(b) and a.dtype.kind == np.asarray(b).dtype.kind
+        assert a.shape == np.shape(b) and a.dtype == np.asarray(b).dtype
         np.testing.assert_allclose(a, b, rtol=3e-6, atol=1e-6)
-
-
-def test_every_function_has_a_case():
-    assert sorted(CASES) == sorted(FUNCTIONS) and set(METHODS) <= set(FUNCTIONS)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -89,8 +85,8 @@ def test_ufuncs_agree_with_numpys(name):
         [(X * 10).astype(np.int32), (Y * 10).astype(np.int32)] if name.endswith("shift") else
         [1 + X if name == "arccosh" else X, Y]
     )  # fmt: skip
-    if name == "matmul":
-        arrays[1] = Y.T
+    if name in ("matmul", "vecmat"):
+        arrays = [X, Y.T] if name == "matmul" else [X[:, 0], Y]
     agrees(lambda *xs: ufunc(*xs), *arrays[: ufunc.nin])
     if ufunc.nin == 2:  # an array on either side
         agrees(lambda x: ufunc(x, arrays[1]), arrays[0])
@@ -187,11 +183,11 @@ def test_methods_agree_with_those_of_arrays():
 def test_what_cannot_be_traced_is_named():
     x = t.input("x", (3, 3))
     for call, said in (
-        (lambda: np.linalg.inv(x), "np.linalg.inv"), (lambda: np.sum(x, out=X), "out"), (lambda: np.add(x, 1, out=X), "np.add"),
-        (lambda: np.maximum.accumulate(x), "np.maximum.accumulate"), (lambda: np.asarray(x), "no values yet"),
+        (lambda: np.linalg.inv(x), "np.linalg.inv"), (lambda: np.sum(x, out=X), "out"), (lambda: np.add(x, 1, out=X), "not traced"),
+        (lambda: np.power.accumulate(x), "np.power"), (lambda: np.asarray(x), "no values yet"),
         (lambda: float(x), "no values yet"), (lambda: np.where(x > 0), "depends on values"), (lambda: x + "a", "a str"),
-        (lambda: None * x, "NoneType"), (lambda: np.split(x, 2), "equal pieces"), (lambda: len(t.input("y", ())), "no length"),
-        (lambda: np.einsum("ij->k", x), "labels"), (lambda: np.pad(x, 1, mode="mean"), "mode"),
+        (lambda: None * x, "NoneType"), (lambda: np.split(x, 2), "equal division"), (lambda: len(t.input("y", ())), "no length"),
+        (lambda: np.einsum("ij->k", x), "subscript"), (lambda: np.pad(x, 1, mode="mean"), "mode"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=said):
             call()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tensor_graphs as tg
 from tensor_graphs.egraph import api as t
 from tensor_graphs.egraph.interpret import evaluate
 from tensor_graphs.egraph.ops import Type
@@ -64,15 +65,25 @@ def test_inputs_from_elsewhere_are_refused():
         trace(lambda x: x + other, [X])
 
 
-def test_bools_are_counted_and_equality_is_no_value():
+def test_bools_are_counted():
     (out, total, running) = evaluate(
-        trace(lambda x: (t.sum(x > 2, 1), t.prod(x > 2), t.cumsum(x > 2, 1)), [X]), {"x": X}
+        trace(lambda x: (tg.sum(x > 2, 1), tg.prod(x > 2), tg.cumsum(x > 2, 1)), [X]), {"x": X}
     )
     assert (out.tolist(), int(total), running.tolist()) == ([0, 3], 0, [[0, 0, 0], [1, 2, 3]])
     assert {out.dtype, total.dtype, running.dtype} == {np.dtype("int64")}
-    for compare in (lambda x: x == 0, lambda x: x != 1.5, lambda x: x == X):
-        with pytest.raises(UsageError, match="compare values"):
-            trace(compare, [X])
+
+
+def test_equality_compares_elements():
+    y = X[:, ::-1]
+    (found,) = evaluate(trace(lambda x: x == y, [X]), {"x": X})
+    np.testing.assert_array_equal(found, y == X)
+    a, b = t.input("a", (3,)), t.input("b", (3,))
+    (equal, other) = evaluate([a == b, a != 1.0], {"a": X[0], "b": X[0, ::-1]})
+    assert (equal.tolist(), other.tolist()) == ([False, True, False], [True, False, True])
+    for condition in (lambda: bool(a == b), lambda: a in [b], lambda: 1.0 in a, lambda: 1 if a != b else 2):
+        with pytest.raises(UsageError):
+            condition()
+    assert a in [a] and {a: 1}[a] == 1 and b not in {a}
 
 
 def test_functions_of_torch_tensors_mean_what_they_mean_there():

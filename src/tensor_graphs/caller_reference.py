@@ -1,0 +1,323 @@
+"""Does a graph compute what the caller's own function or module computes?
+
+`optimize` compares a program with the graph that tracing made of a function. This module compares that graph with the function itself,
+called with arrays: on the examples, where they are arrays, and on drawn inputs, in the inputs' dtypes and with float64 in place of
+smaller floats.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .egraph import dtypes
+from .egraph.dims import concrete
+from .egraph.graph import Graph, Tensor, topological
+from .egraph.interpret import evaluate
+from .errors import TensorGraphsError, TraceError
+from .extract.work import graph_flops
+from .models.numpy_array import OwnFunction, on_arrays
+from .models.trace import is_passed_through
+from .source import bound, is_module
+from .verify import NEAR_TIES, allowed_error, index_bounds, misplaced, relative_error, sample_inputs
+
+Array = np.ndarray[Any, Any]
+DRAWN = 2  # inputs that are drawn; one for large graphs
+LARGE_FLOPS = 1e9  # of a graph: above it, one input
+MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # of a module and its weights: above them it is not run
+SHARP = 1e-6  # relative error of an element between a graph and a function that both compute in float64, and
+FINE = 1e-10  # that in parts of the largest element
+#: What a module may be off by, by dtype: Torch computes in another order and with other functions, NaN and infinities aside.
+LOOSE = {"float64": 1e-9, "float32": 2e-3}
+ENLARGED = 1e5  # times a rounding: what it may become by later operations
+ROUNDINGS = 16.0  # times what a program may be off by: a function and its graph in their own dtypes
+SAME = "compared with the function itself, on {} inputs"
+
+
+def compare(
+    source: Any, examples: Any, graph: Graph, *, sizes: Mapping[str, int] | None = None, kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> str:  # fmt: skip
+    """How a graph was compared with the function or module that it was made of, in words; "" for a source that is neither.
+
+    `examples`: the positional arguments that it was traced with; `sizes`: those of free dimensions. Raises TraceError with the output, the
+    worst place and what to do, where the source gives other values, shapes or dtypes than the graph, raises for its examples, or
+    does not give the same twice.
+    """
+    given = () if examples is None else tuple(examples) if isinstance(examples, list | tuple) else (examples,)
+    if isinstance(source, Graph | Tensor | str) or not callable(source):
+        return ""
+    if is_module(source) or any(type(e).__module__.partition(".")[0] == "torch" for e in given):
+        return _compare_torch(source, given, kwargs or {}, graph)
+    return _compare_function(source, given, bound(graph, sizes)[0], seed)
+
+
+# ---------------------------------------------------------------- functions of arrays
+class _Fails(Exception):
+    """The function raises for some arguments."""
+
+
+def _compare_function(function: Callable[..., Any], examples: Sequence[Any], graph: Graph, seed: int) -> str:
+    leaves, bounds = list(graph.inputs), index_bounds(graph)
+    rng = np.random.default_rng((seed, 77))
+    count = 1 if graph_flops(list(graph.roots)) > LARGE_FLOPS else DRAWN
+    cases = [sample_inputs(leaves, rng, bounds) for _ in range(count)]
+    tensors = [e for e in examples if not is_passed_through(e)]
+    shown = len(tensors) == len(leaves) and all(
+        isinstance(e, np.ndarray | np.generic) and np.shape(e) == n.shape for e, n in zip(tensors, leaves)
+    )
+    if shown:
+        cases.insert(0, {str(n.attr("name")): np.asarray(e) for n, e in zip(leaves, tensors)})
+    compared, failed = 0, ""
+    for number, values in enumerate(cases):
+        try:
+            with _random_state_kept():
+                _compare_on(function, examples, graph, values)
+            compared += 1
+        except OwnFunction as own:
+            return f"compared with its graph only: the function calls tg.{own}, which has no meaning for arrays"
+        except _Fails as problem:
+            if shown and not number:
+                raise TraceError(
+                    f"the function can be traced, but called with the example inputs it raises {problem}",
+                    hint="give examples that it takes", where=_title(function),
+                ) from problem.__cause__  # fmt: skip
+            failed = f"; for {len(cases) - compared} others it raises {problem}"
+    return SAME.format(compared) + failed
+
+
+def _compare_on(
+    function: Callable[..., Any], examples: Sequence[Any], graph: Graph, values: Mapping[str, Array]
+) -> None:
+    """Raise TraceError where a function and its graph differ on some inputs."""
+    own = _called(function, examples, values)
+    again = _called(function, examples, values)
+    outputs = _outputs(own, graph, function)
+    for name, a, b in zip(graph.names, outputs, _outputs(again, graph, function)):
+        if a.shape != b.shape or (
+            a.tobytes() != b.tobytes() and not np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        ):
+            raise TraceError(
+                f"output {name!r} is not the same when the function is called twice with the same arguments",
+                where=_title(function),
+                hint="random numbers, clocks and state cannot be traced: pass them as arguments",
+            )
+    wide = {n: v.astype(np.float64) if _narrow(v) else v for n, v in values.items()}
+    exact: list[Array] | None = None
+    with suppress(_Fails, TraceError):  # it minds the dtype of its arguments: what it gives in their own is compared
+        exact = _outputs(_called(function, examples, wide), graph, function)
+    with np.errstate(all="ignore"):
+        found = evaluate(graph, values)
+        sharp = evaluate(graph, values, float64=True)
+    for i, (name, root) in enumerate(zip(graph.names, graph.outputs)):
+        _compare_output(function, name, root, outputs[i], exact[i] if exact else None, found[i], sharp[i], values)
+
+
+def _narrow(values: Array) -> bool:
+    return dtypes.is_float(dtypes.name_of(values.dtype)) and values.dtype.itemsize < 8
+
+
+def _compare_output(
+    function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array, values: Mapping[str, Array]
+) -> None:  # fmt: skip
+    """Raise TraceError where an output of the graph (`found`, and `sharp` in float64) is not the function's."""
+    if own.shape != found.shape or dtypes.name_of(own.dtype) != root.dtype:
+        raise TraceError(
+            f"output {name!r} of the function is {own.dtype}{list(own.shape)}, of its graph {root.type}", where=_title(function),
+            hint="a Python condition on shapes, types or values was decided while tracing",
+        )  # fmt: skip
+    if (
+        exact is not None
+        and exact.shape == sharp.shape
+        and _equal(root.dtype, sharp, exact)
+        and _roughly(root, found, own)
+    ):
+        return
+    if _near(root, found, own, exact if exact is not None and exact.shape == own.shape else own):
+        return
+    _refuse(function, name, own, found, values)
+
+
+def _refuse(function: Any, name: str, own: Array, found: Array, values: Mapping[str, Array]) -> NoReturn:
+    """Raise TraceError for an output, with the place where the graph is farthest off."""
+    gap = np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64))
+    gap = np.where((found == own) | ((found != found) & (own != own)), 0, np.where(gap == gap, gap, np.inf))
+    place = tuple(map(int, np.unravel_index(int(np.argmax(gap)), gap.shape))) if gap.ndim else ()
+    raise TraceError(
+        f"output {name!r} of the function differs from that of its graph: at {list(place)} the function gives {own[place]!s},"
+        f" the graph {found[place]!s}",
+        where=f"{_title(function)} called with {', '.join(f'{n}: {v.dtype}{list(v.shape)}' for n, v in values.items())}",
+        hint="something in the function was decided while tracing (a condition, a captured value, state): use np.where, or pass it as an"
+        " argument",
+    )
+
+
+def _equal(dtype: str, y: Array, exact: Array) -> bool:
+    """Whether what a graph gives in float64 is what the function does."""
+    if not dtypes.is_float(dtype):
+        return bool(np.array_equal(y, exact))
+    if misplaced(y, exact, exact):
+        return False
+    fine = np.isfinite(exact)
+    a, b = np.asarray(y, np.float64)[fine], np.asarray(exact, np.float64)[fine]
+    scale = np.abs(b).max() if b.size else 0.0
+    return bool(np.all(np.abs(a - b) <= SHARP * np.abs(b) + FINE * scale))
+
+
+def _roughly(root: Tensor, y: Array, own: Array) -> bool:
+    """Whether an output in the graph's own dtypes is the function's up to roundings that later operations enlarged."""
+    if not dtypes.is_float(root.dtype):
+        return True
+    return bool(relative_error(y, own) <= allowed_error("fast", 0.0, root.dtype) * ENLARGED)
+
+
+def _near(root: Tensor, y: Array, own: Array, exact: Array) -> bool:
+    """Whether what a graph gives in its own dtypes is what the function does, up to rounding: of booleans and integers that are made of
+    floats, all but near-ties."""
+    if not dtypes.is_float(root.dtype):
+        ties = NEAR_TIES if any(dtypes.is_float(n.dtype) for n in topological([root])) else 0.0
+        return bool(np.count_nonzero(y != own) <= ties * y.size)
+    if misplaced(y, own, exact):
+        return False
+    return bool(relative_error(y, own) <= allowed_error("fast", 2 * relative_error(own, exact), root.dtype) * ROUNDINGS)
+
+
+def _called(function: Callable[..., Any], examples: Sequence[Any], values: Mapping[str, Array]) -> Any:
+    """What a function gives for arrays in place of the examples. _Fails where it raises."""
+    left = iter(values.values())
+    args = [e if is_passed_through(e) else _like(e, next(left)) for e in examples]
+    token = on_arrays.set(True)
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(*args)
+    except OwnFunction:
+        raise
+    except Exception as error:
+        raise _Fails(f"{type(error).__name__}: {error}") from error
+    finally:
+        on_arrays.reset(token)
+
+
+def _like(example: Any, values: Array) -> Any:
+    return values.copy()[()] if isinstance(example, np.generic) else np.array(values)
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave the generators that all programs share as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _outputs(returned: Any, graph: Graph, function: Any) -> list[Array]:
+    """The arrays in what a function returned, in the order of the graph's outputs. TraceError for another structure."""
+    found: list[Array] = []
+
+    def walk(item: Any, template: Any) -> bool:
+        if isinstance(template, Mapping):
+            same = isinstance(item, Mapping) and list(item) == list(template)
+            return same and all(walk(item[k], v) for k, v in template.items())
+        if isinstance(template, list | tuple):
+            return type(item) is type(template) and len(item) == len(template) and all(map(walk, item, template))
+        if template is None:
+            return item is None
+        if isinstance(item, Tensor):
+            raise OwnFunction("functions of tensor expressions")
+        if item is None or isinstance(item, Mapping | list | tuple):
+            return False
+        found.append(np.asarray(item))
+        return bool(found[-1].dtype != object)
+
+    if not walk(returned, 0 if graph.structure is None else graph.structure):
+        raise TraceError("the function does not return what it returned while it was traced", where=_title(function),
+                         hint="a Python condition on values was decided while tracing")  # fmt: skip
+    return found
+
+
+def _title(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+# ---------------------------------------------------------------- modules and functions of Torch
+def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph) -> str:
+    """Run a module on its examples; TraceError where its graph gives something else, or it does not give the same twice."""
+    import torch
+
+    tensors = [
+        e for e in torch.utils._pytree.tree_leaves((tuple(examples), dict(kwargs))) if isinstance(e, torch.Tensor)
+    ]
+    sizes = _sizes(graph, [tuple(e.shape) for e in tensors])
+    if len(tensors) != len(graph.inputs) or sizes is None:
+        return "compared with its graph only: the module's arguments are not the graph's inputs"
+    graph = graph.bind(sizes) if sizes else graph
+    weights = sum(n.type.nbytes for n in graph.leaves("param"))
+    if graph.updates or graph.leaves("state") or getattr(module, "training", False):
+        return "compared with its graph only: the module has state, or is in training"
+    if graph_flops(list(graph.roots)) > MODULE_FLOPS or weights > MODULE_BYTES:
+        return "compared with its graph only: the module is large"
+    try:
+        runs = [_torch_outputs(module, examples, kwargs) for _ in range(2)]
+    except Exception as error:
+        if isinstance(error, TensorGraphsError):
+            raise
+        return f"compared with its graph only: called with its examples it raises {type(error).__name__}: {error}"
+    if len(runs[0]) != len(graph.outputs):
+        return "compared with its graph only: the module's results are not the graph's outputs"
+    from .models.torch_arrays import to_numpy
+
+    values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, tensors)}
+    with np.errstate(all="ignore"):
+        found, sharp = evaluate(graph, values), evaluate(graph, values, float64=True)
+    for i, (name, root) in enumerate(zip(graph.names, graph.outputs)):
+        own, again = to_numpy(runs[0][i]), to_numpy(runs[1][i])
+        if not np.array_equal(own, again, equal_nan=own.dtype.kind == "f") and not _near(root, own, again, again):
+            raise TraceError(f"output {name!r} is not the same when the module is called twice with the same arguments",
+                             where=_title(module), hint="call module.eval(); random numbers cannot be traced")  # fmt: skip
+        if own.shape != found[i].shape or dtypes.name_of(own.dtype) != root.dtype:
+            raise TraceError(
+                f"output {name!r} of the module is {own.dtype}{list(own.shape)}, of its graph {root.type}",
+                where=_title(module),
+            )
+        off = relative_error(own, sharp[i]) if dtypes.is_float(root.dtype) else 0.0
+        if off > LOOSE.get(root.dtype, 5e-2) or not (dtypes.is_float(root.dtype) or _near(root, found[i], own, own)):
+            _refuse(module, name, own, found[i], values)
+    return "compared with the module itself, on its examples"
+
+
+def _torch_outputs(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    import torch
+
+    copied = torch.utils._pytree.tree_map(
+        lambda v: v.clone() if isinstance(v, torch.Tensor) else v, (tuple(examples), dict(kwargs))
+    )
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = torch.utils._pytree.tree_leaves(module(*copied[0], **copied[1]))
+    return [v.detach().cpu() for v in found if isinstance(v, torch.Tensor)]
+
+
+def _sizes(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, int] | None:
+    """Sizes of free dimensions at which the inputs have these shapes; None where there are none."""
+    free = graph.free_dims
+    found = {
+        name: size
+        for leaf, shape in zip(graph.inputs, shapes) for d, size in zip(leaf.shape, shape)
+        for name, atom in free.items() if isinstance(size, int) and str(d) == str(atom)
+    }  # fmt: skip
+    if set(found) != set(free):
+        return None
+    bound_shapes = [concrete(n.shape) for n in graph.bind(found).inputs] if found else [n.shape for n in graph.inputs]
+    return found if bound_shapes == [tuple(s) for s in shapes] else None
+
+
+__all__ = ["compare"]

@@ -1,0 +1,88 @@
+"""A graph is compared with the caller's own function or module."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs import caller_reference
+from tensor_graphs.egraph.graph import Graph
+from tensor_graphs.errors import TraceError
+from tensor_graphs.source import as_graph
+
+X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+
+
+def compared(function, *examples):
+    return caller_reference.compare(function, examples, as_graph(function, examples))
+
+
+def test_functions_that_are_their_graphs():
+    assert "itself, on 3 inputs" in compared(lambda a, b: np.where(a == b, a, -b), X, X.copy())
+    assert "itself, on 2 inputs" in compared(lambda a: a.sum(0), ((3, 4), "float32"))
+    assert "itself" in compared(
+        lambda a, flag, s: {"y": a * s if flag else a, "rest": [None, a]}, X, True, np.float32(2)
+    )
+    assert "itself" in compared(lambda a: (a, a, 2.5), X)
+
+
+def test_what_tracing_decided_is_found():
+    calls = []
+
+    def counting(a):
+        calls.append(1)
+        return a * len(calls)
+
+    state = np.random.get_state()[1].tolist()
+    for function, said in (
+        (lambda a: a if type(a) is np.ndarray else -a, r"at \[\d, \d\] the function gives"), (counting, "twice"),
+        (lambda a: a + np.random.rand(), "twice"), (lambda a: a if isinstance(a, np.ndarray) and "traced" in repr(a) else a[:2], "graph float32"),
+        (lambda a: a.astype(np.float64) if type(a) is np.ndarray else a, "float64"),
+        (lambda a: (a, a) if type(a) is np.ndarray else a, "does not return"),
+    ):  # fmt: skip
+        with pytest.raises(TraceError, match=said):
+            compared(function, X)
+    assert np.random.get_state()[1].tolist() == state
+
+
+def test_functions_that_raise_for_their_examples():
+    def fussy(a):
+        if type(a) is np.ndarray and a.dtype == np.float32:
+            raise KeyError("no")
+        return a * 2
+
+    with pytest.raises(TraceError, match="KeyError"):
+        compared(fussy, X)
+
+
+def test_functions_of_this_package_have_their_graph_only():
+    assert "compared with its graph only: the function calls tg.softmax" in compared(lambda a: tg.softmax(a) * 2, X)
+
+
+def test_a_graph_of_another_function_is_refused_by_optimize(monkeypatch):
+    program = tg.optimize(lambda a: a * 2, (X,), measure=False)
+    assert program.report.verification["caller"] == "compared with the function itself, on 3 inputs"
+    with pytest.raises(TraceError, match="twice"):
+        tg.optimize(lambda a: a * np.random.rand(), (X,), measure=False)
+
+
+def test_modules_are_run_on_their_examples():
+    torch = pytest.importorskip("torch")
+    module, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.GELU()).eval(), torch.randn(2, 4)
+    graph = as_graph(module, (x,))
+    assert caller_reference.compare(module, (x,), graph) == "compared with the module itself, on its examples"
+    wrong = graph.with_roots([graph.outputs[0] * 1.1])
+    with pytest.raises(TraceError, match="the function gives"):
+        caller_reference.compare(module, (x,), wrong)
+    assert "in training" in caller_reference.compare(module.train(), (x,), graph)
+    assert "itself" in caller_reference.compare(lambda v: v @ v.T, (x,), as_graph(lambda v: v @ v.T, (x,)))
+
+
+def test_expressions_and_files_have_no_caller():
+    x = tg.input("x", (2,))
+    assert (
+        caller_reference.compare(x + 1, None, Graph.of(x + 1)) == ""
+        and caller.compare("model.onnx", None, Graph.of(x)) == ""
+    )
+    assert dataclasses.is_dataclass(Graph)
