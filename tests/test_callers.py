@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import caller, settings, timing
+from tensor_graphs import caller, pipeline, settings, timing
 from tensor_graphs.backends.program import Program
 from tensor_graphs.errors import ShapeError
 
@@ -77,7 +77,7 @@ def test_a_caller_can_be_refused_and_the_report_says_why(options: dict[str, Any]
 
 def test_a_slower_function_does_not_run() -> None:
     def slow(x: Any, y: Any) -> Any:
-        if isinstance(x, np.ndarray):
+        if type(x) is np.ndarray:
             time.sleep(0.002)
         return gated(x, y)
 
@@ -87,9 +87,11 @@ def test_a_slower_function_does_not_run() -> None:
 
 @pytest.mark.usefixtures("slow_plans")
 @pytest.mark.parametrize("off", [1e-3, "types", "raises", "same memory"])
-def test_what_is_not_the_function_that_was_traced_does_not_run(off: Any) -> None:
+def test_what_is_not_the_function_that_was_traced_does_not_run(off: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline.caller_reference, "compare", lambda *args, **kwargs: "")  # it would refuse these functions
+
     def other(x: Any, y: Any) -> Any:
-        if not isinstance(x, np.ndarray):
+        if type(x) is not np.ndarray:
             return gated(x, y) if off != "same memory" else x * 1.0
         if off == "raises":
             raise ValueError("no arrays")
