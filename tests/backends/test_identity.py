@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -40,18 +41,17 @@ def test_identities_and_helper_texts_are_those_of_recorded_stores() -> None:
         assert not {tuple(row) for row in rows} - now
 
 
-def test_a_recorded_store_still_prices_every_kernel(recorded_machine: None) -> None:
+def test_a_recorded_store_still_prices_every_kernel(recorded_machine: None, tmp_path: Path) -> None:
+    store = shutil.copytree(RECORDED / "store", tmp_path / "store")  # opening a store writes its cache
     x = tg.input("x", (64, 128))
     w, v, g = tg.param("w", (128, 128)), tg.param("v", (128, 128)), tg.param("g", (128,))
-    a = tg.input("a", (1, 8, 32, 16))
     weight = np.linspace(-1, 1, 128 * 128, dtype=np.float32).reshape(128, 128)
     cases = (
         (tg.softmax((x * 0.125) @ w + x @ v), {"w": weight, "v": weight[::-1].copy()}),
         (tg.gelu(tg.rms_norm(x, g, eps=1e-5) @ w) + x, {"g": np.ones(128, np.float32), "w": weight}),
-        (tg.attention(a, a, a, scale=0.25, causal=True), {}),
     )
     for graph, params in cases:
-        program = tg.optimize(graph, params=params, deterministic=True, costdb=RECORDED / "store")
+        program = tg.optimize(graph, params=params, deterministic=True, costdb=store, budget=600)
         assert {s.cost.source for s in program.plan.steps if not s.is_view} == {"measured"}
 
 
