@@ -81,9 +81,7 @@ class Equality(Unknowns):
             return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
 
         for k, size in (pair for t in (left, right) for bound, _ in t.terms for pair in bound):
-            if any(str(k) in self.names_in(f) for f in assumed) and holds(
-                size == 1
-            ):  # `parts` substitutes 0
+            if any(str(k) in self.names_in(f) for f in assumed) and holds(size == 1):  # `parts` substitutes 0
                 assumed = [*assumed, *self.carried(assumed, [(k, z.IntVal(0))])]
         groups: list[tuple[tuple[tuple[Any, Any], ...], list[Any], list[Any]]] = []
         for sign, side in ((1, left), (-1, right)):
