@@ -16,7 +16,7 @@ LINEARITY = table("reductions", "algebra", [
            doc="a divisor that is constant along the axis is pulled out") for r in _LINEAR),
     *(Rule(f"{r}-sign", f"{r}(neg(x), axes=k)", f"neg({r}(x, axes=k))", both=True, doc="a negation is pulled out of the reduction") for r in _LINEAR),
     *(Rule(f"{r}-of-product", f"{r}(a @ w, axes=k)", f"{r}(a, axes=k) @ w", when=("k == (rank(a) - 2,)", *(("0 < size(a, -2)",) if r == "mean" else ())),
-           both=True, doc="reducing rows before or after a product") for r in _LINEAR),
+           both=True, doc="rows are reduced before or after a matrix product") for r in _LINEAR),
     *(Rule(f"{r}-of-concat", f"{r}(concat(x, y, axis=i), axes=k)", f"{op}({r}(x, axes=k), {r}(y, axes=k))",
            when=("k == (i,)",), growth="expands", doc="SPLIT: parts are reduced separately and then combined")
       for r, op in (("sum", "add"), ("max", "maximum"), ("min", "minimum"))),
@@ -38,9 +38,9 @@ LINEARITY = table("reductions", "algebra", [
 
 SOFTMAX = table("softmax", "algebra", [
     Rule("softmax-shift", "softmax(x + s, axis=i)", "softmax(x, axis=i)", when=("size(s, i) == 1", "fits(s, x)"),
-         growth="collects", doc="softmax ignores what is constant along its axis"),
+         growth="collects", doc="softmax is invariant under shifts that are constant along its axis"),
     Rule("softmax-unshift", "softmax(x - s, axis=i)", "softmax(x, axis=i)", when=("size(s, i) == 1", "fits(s, x)"),
-         growth="collects", shortcut=True, doc="softmax ignores what is constant along its axis"),
+         growth="collects", shortcut=True, doc="softmax is invariant under shifts that are constant along its axis"),
     Rule("variance-centred", "mean(x * x, axes=k) - mean(x, axes=k) * mean(x, axes=k)",
          "mean((x - mean(x, axes=k)) * (x - mean(x, axes=k)), axes=k)",
          doc="E[x^2] - E[x]^2 as the mean of squared deviations, which avoids cancellation; the reverse is not a rule"),

@@ -32,7 +32,10 @@ STEPS = table("steps", "proof", [
 
 
 def _windows(name: str, term: str, kernel: str, axis: int) -> list[Rule]:
-    """What steps and strides along a spatial axis are to a windowed op; `term` has places for image, strides and pads."""
+    """Rules about steps and strides of a windowed op along a spatial axis.
+
+    `term` is a format string with slots for image, strides and pads, `kernel` the expression of the kernel size.
+    """
     n, line = axis - 2, ("row", "column")[axis - 2]
     s, lo, hi, d = f"s[{n}]", f"p[{n}]", f"p[rank(x) - {2 - n}]", f"d[{n}]"
     reach = f"{d} * ({kernel} - 1) + 1"
@@ -42,9 +45,9 @@ def _windows(name: str, term: str, kernel: str, axis: int) -> list[Rule]:
     inside = f"slice(x, axis={axis}, start=a * {s}, stop=(a + (b - a - 1) // q * q) * {s} + {reach})"
     return [
         Rule(f"step-of-{name}-{line}s", f"slice({plain}, axis={axis}, start=0, stop=e, step=q)", stepped, growth="collects",
-             when=(f"e == {count}",), doc=f"every q-th {line} of the result: q times the stride"),
+             when=(f"e == {count}",), doc=f"every q-th {line} of the result is computed with q times the stride"),
         Rule(f"{line}s-of-{name}", f"slice({plain}, axis={axis}, start=a, stop=b, step=q)", term.format(inside, f"replace(s, {n}, {s} * q)", "p"),
-             when=("a < b", f"{lo} == 0", f"{hi} == 0", *((f"0 < {kernel}",) if "size" in kernel else ())), doc=f"some {line}s of the result: those that they read"),
+             when=("a < b", f"{lo} == 0", f"{hi} == 0", *((f"0 < {kernel}",) if "size" in kernel else ())), doc=f"a slice of the result's {line}s needs only the {line}s that its windows read"),
         Rule(f"flat-{name}-{line}s", plain, term.format(f"slice(x, axis={axis}, start=0, stop=size(x, {axis}), step={s})", f"replace(s, {n}, 1)", "p"),
              when=(f"{kernel} == 1", f"{lo} == 0", f"{hi} == 0"),
              doc=f"where a window is one {line}, a stride is a strided slice of the image"),
