@@ -19,36 +19,37 @@ HERE = Path(__file__).parent / "rules"
 OURS = ("pairs.txt", "single.txt", "strides.txt")
 TEXT = """# Derivability
 
-Which substitution rules of others follow from our rules. A rule is derived if at several sizes (and ranks, parameters and
-groups, where it leaves them open) both its sides, put into one e-graph, end up in one e-class within {seconds:g} s,
-{iterations} rounds and {nodes:,} e-nodes; of a two-line rule, both equalities. Nothing of the files is copied into the rule base: the
-laws that prove them are in `rules/*.py`, those that only serve proofs in `rules/normal.py` and `rules/strides.py`. How: `rules/prove.py`. What is
-made of constants alone is worked out first (`rules/spell.py`). On rules that are made at random:
-`python -m benchmarks.rule_fuzz 1500 --forms --derive` ([table](rule-checking.md)). What numbers and constants of a claim add up and
-multiply to is worked out and told to the e-graph beside the rules; a scalar factor of constants leaves linear ops before that. A rule
-with parameter variables must not be refuted at values at which it was not derived.
+Which substitution rules of other projects follow from our rules. A rule counts as derived if, at several sizes (and ranks,
+parameters and groups, where the rule leaves them open), both its sides, put into one e-graph, end up in one e-class within
+{seconds:g} s, {iterations} rounds and {nodes:,} e-nodes; for a two-line rule, both equalities. None of these rules is copied into the rule base: the
+laws that prove them are in `rules/*.py`, those that serve only proofs in `rules/normal.py` and `rules/strides.py`. The method is in
+`rules/prove.py`. Constant subterms are evaluated first (`rules/spell.py`). For randomly generated rules see
+`python -m benchmarks.rule_fuzz 1500 --forms --derive` ([table](rule-checking.md)). Sums and products of the constants in a claim
+are computed and added to the e-graph as equalities, and scalar factors of constants are pulled out of linear ops first. A rule with
+parameter variables must in addition not be refuted at other values of these.
 
     tensor-graphs rules derive FILE [--pairs] [--json]        one file, rule by rule
     python benchmarks/derivability.py FILE ... > docs/derivability.md        this page
 
-Seconds are wall-clock per rule, {cores} at a time on {cores} cores, all sizes together, with telling egglog the rules wherever the
-ops differ from those of the rule before.
+Seconds are wall-clock per rule, {cores} rules in parallel on {cores} cores, for all sizes together, including the declaration of rules to
+egglog whenever the ops differ from those of the previous rule.
 
 | file | rules | derived | seconds, median | seconds, largest |
 |---|---|---|---|---|
 {rows}
 `converted.txt` and `converted_multi.txt` are the rule files of [Tensat](https://github.com/uwplse/tensat);
 `single.txt` and `pairs.txt` are ours (`benchmarks/rules`): equations over transposition, scalar factors, pooling,
-enlarged and constant kernels, and merges of two operators; `strides.txt` has those about strided identities, kernels with rims beyond
-the padding, turned images and sums of numbers.
+enlarged and constant kernels, and merges of two operators. `strides.txt` has equations about strided identities, kernels with zero
+borders beyond the padding, transposed images and sums of constants.
 
-`python -m benchmarks.rule_equations --count 150 --derive` finds equations between small terms as TASO does, by equal values, and
-says how many of those that `rules check` does not refute are derived. With `--count 60 --seed 3 --sample 8000` these were 109 of 124 before
-`rules/strides.py`, and are 127 of 127 with it; with `--world images --world windows --count 50 --seed 21 --sample 6000` they are 85 of 86.
+`python -m benchmarks.rule_equations --count 150 --derive` finds equations between small terms by equal values, as TASO does, and
+reports how many of those that `rules check` does not refute are derived. With `--count 60 --seed 3 --sample 8000` these were 109 of
+124 before `rules/strides.py`, and are 127 of 127 with it; with `--world images --world windows --count 50 --seed 21 --sample 6000` they
+are 85 of 86.
 
-What is not expected to be derived: equalities that hold for more than algebraic reasons, say because a mean of positive
-numbers is positive, beyond the cases that `rules/algebra.py` lists; convolutions of images that are the same everywhere;
-means over a window in two steps, row by row and column by column; and rules that are right only at special sizes.
+Not expected to be derived: equalities that hold for other than algebraic reasons (such as that a mean of positive numbers is
+positive), beyond the cases that `rules/algebra.py` lists; convolutions of constant images; means over a window in two steps, row
+by row and column by column; and rules that are right only at special sizes.
 """
 
 

@@ -111,15 +111,15 @@ def _attention() -> Sides:
 
 
 DERIVATIONS = (
-    Derivation("split-K", "A long contraction in blocks: a batch of smaller products, which can run at the same time, then their sum.",
+    Derivation("split-K", "A long contraction split into blocks: a batch of smaller matrix products, which can run in parallel, then their sum.",
                _split_k, splits=True),
-    Derivation("online softmax", "The denominator of a softmax in one pass over blocks: each is taken relative to its own maximum and"
+    Derivation("online softmax", "The denominator of a softmax in one pass over blocks: each block is shifted by its own maximum and"
                " rescaled afterwards.", _online_softmax, splits=True),
-    Derivation("attention in one pass", "The same with the values: softmax(x) @ v, block by block, without the scores ever being whole.",
+    Derivation("attention in one pass", "The same including the values: softmax(x) @ v block by block, without materializing all scores (as in flash attention).",
                _attention, splits=True),
-    Derivation("im2col", "A convolution (stride 2, padding) as one product: its three reduction loops are merged into one.", _im2col),
-    Derivation("a 1×1 convolution is a product", "Loops over one kernel position fall away.", _pointwise),
-    Derivation("interchange", "A sum of a product's rows is a product with the sum: the two loops change places.", _interchanged),
+    Derivation("im2col", "A convolution (stride 2, padding) as one matrix product: its three reduction loops are merged into one.", _im2col),
+    Derivation("a 1×1 convolution is a product", "The loops over a kernel of one position are removed.", _pointwise),
+    Derivation("interchange", "The sum of a product's rows is the product with the summed rows: the two loops are interchanged.", _interchanged),
 )  # fmt: skip
 
 
@@ -158,14 +158,15 @@ def _counted(names: list[str]) -> list[str]:
 
 HEAD = """# Derivations
 
-What other systems build in, derived here from general rules of loop transformation (`egraph/loops.py`): contractions are
-written as sums over an iteration space, loops are split, merged and interchanged, index maps are composed, and contractions
-are recognised again. Both terms are put into one e-graph, which is saturated with all loop rules (those that split loops,
-or those that merge them) and a dozen rules of the base; that they meet proves them equal, and the chain of rule
-applications is rebuilt from the e-graph (`egraph/explain.py`) and replayed in float64 on random inputs, step by step.
+Optimizations that other systems hard-code, derived here from general loop-transformation rules (`egraph/loops.py`):
+contractions are written as sums over an iteration space, loops are split, merged and interchanged, index maps are composed,
+and contractions are recognized again. Both terms are put into one e-graph, which is saturated with all loop rules (either
+those that split loops or those that merge them) and a dozen base rules. If both terms end up in one e-class, they are
+equal. The chain of rule applications is then reconstructed from the e-graph (`egraph/explain.py`) and replayed step by step
+in float64 on random inputs.
 
-Each line is one element of the term, as loops over elements of the operands; rules named between two lines lead from one
-to the other. Steps that only change the views around a term leave its line as it is.
+Each line is one element of the term, written as loops over elements of the operands. The rules named between two lines lead
+from one to the other. Steps that only change the views around a term leave its line unchanged.
 
     python -m tensor_graphs.rules.derivations > docs/derivations.md
 """

@@ -13,7 +13,7 @@ _LAST = "k == (rank(x) - 1,)"
 ACTIVATIONS = table("activations", "fuse", [
     Rule("is-sigmoid", "recip(exp(neg(x)) + 1.0)", "sigmoid(x)", growth="collects", doc="1 / (1 + exp(-x))"),
     Rule("is-sigmoid-quotient", "1.0 / (exp(neg(x)) + 1.0)", "sigmoid(x)", growth="collects", doc="1 / (1 + exp(-x))"),
-    Rule("sigmoid-complement", "1.0 - sigmoid(x)", "sigmoid(neg(x))", growth="collects", doc="1 - sigmoid(x)"),
+    Rule("sigmoid-complement", "1.0 - sigmoid(x)", "sigmoid(neg(x))", growth="collects", doc="the complement of a sigmoid"),
     Rule("is-tanh", "sigmoid(x * 2.0) * 2.0 - 1.0", "tanh(x)", growth="collects", doc="tanh by the sigmoid"),
     Rule("is-silu", "x * sigmoid(x)", "silu(x)", growth="collects", doc="x * sigmoid(x)"),
     Rule("is-gelu", "(x * 0.5) * (erf(x * 0.7071067811865476) + 1.0)", "gelu(x)", growth="collects",
@@ -35,23 +35,23 @@ ACTIVATIONS = table("activations", "fuse", [
          "hard_sigmoid(x, alpha=a, beta=b)", when=("s == ones(rank(x))", "t == ones(rank(x))"), growth="collects", exact=True,
          doc="a line clipped to [0, 1]"),
     Rule("is-clip-relu", "minimum(relu(x), full(value=b, shape=t, dtype=d))", "clip(x, lo=0.0, hi=b)",
-         when=("t == ones(rank(x))",), growth="collects", exact=True, doc="the rectifier, limited above"),
+         when=("t == ones(rank(x))",), growth="collects", exact=True, doc="a relu with an upper limit"),
     *(Rule(f"{op}-after-pool", f"max_pool({op}(x), kernel=k, strides=s, pads=p, dilations=(1, 1))",
            f"{op}(max_pool(x, kernel=k, strides=s, pads=p, dilations=(1, 1)))", growth="collects",
            when=("p[0] < k[0]", "p[1] < k[1]", "p[2] < k[0]", "p[3] < k[1]"),
-           doc="an increasing function has fewer elements to work on after pooling; every window holds an element")
+           doc="an increasing function commutes with max pooling (no window is empty) and has fewer elements to compute after it")
       for op in ("relu", "tanh", "sigmoid")),
     Rule("is-clip", "minimum(maximum(x, full(value=a, shape=s, dtype=d)), full(value=b, shape=t, dtype=d))",
          "clip(x, lo=a, hi=b)", when=("floating(x)", "s == ones(rank(x))", "t == ones(rank(x))"), growth="collects",
-         exact=True, doc="limited on both sides"),
+         exact=True, doc="clamping to an interval"),
 ])  # fmt: skip
 
 _SHIFTED = "exp(x - max(x, axes=k))"
 NORMALISATIONS = table("normalisations", "fuse", [
     Rule("is-softmax", f"{_SHIFTED} / sum({_SHIFTED}, axes=k)", "softmax(x, axis=k[0])", when=("len(k) == 1",),
-         growth="collects", doc="shifted by the maximum"),
+         growth="collects", doc="the numerically stable form, shifted by the maximum"),
     Rule("is-softmax-unshifted", "exp(x) / sum(exp(x), axes=k)", "softmax(x, axis=k[0])", when=("len(k) == 1",),
-         growth="collects", doc="without the shift"),
+         growth="collects", doc="the form without the shift by the maximum"),
     Rule("is-log-softmax", "x - logsumexp(x, axes=k)", "log_softmax(x, axis=k[0])", when=("len(k) == 1",), growth="collects",
          doc="x - log(sum(exp(x)))"),
     Rule("is-logsumexp", "log(sum(exp(x), axes=k))", "logsumexp(x, axes=k)", growth="collects",
@@ -59,7 +59,7 @@ NORMALISATIONS = table("normalisations", "fuse", [
     Rule("is-logsumexp-shifted", f"log(sum({_SHIFTED}, axes=k)) + max(x, axes=k)", "logsumexp(x, axes=k)",
          growth="collects", doc="log(sum(exp(x - max))) + max"),
     Rule("is-log-softmax-shifted", "(x - max(x, axes=k)) - log(sum(exp(x - max(x, axes=k)), axes=k))",
-         "log_softmax(x, axis=k[0])", when=("len(k) == 1",), growth="collects", doc="shifted by the maximum"),
+         "log_softmax(x, axis=k[0])", when=("len(k) == 1",), growth="collects", doc="the numerically stable form, shifted by the maximum"),
     Rule("is-rms-norm", "(x * rsqrt(mean(x * x, axes=k) + full(value=e, shape=s, dtype=d))) * g",
          "rms_norm(x, reshape(g, shape=(size(g, -1),)), eps=e)", when=(_LAST, _ROW, "size(g, -1) == size(x, -1)", "s == ones(rank(x))"),
          growth="collects", doc="x / sqrt(mean(x**2) + eps) * gain"),
@@ -100,35 +100,35 @@ ATTENTION = table("attention", "fuse", [
     Rule("group-queries", f"attention(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, scale=c, causal=z, window=w, softcap=y)",
          "reshape(attention(reshape(q, shape=(size(q, 0), size(k, 1), k2[2], size(q, 2), size(q, 3))), reshape(k, shape=k1),"
          " reshape(v, shape=v1), scale=c, causal=z, window=w, softcap=y), shape=(size(q, 0), size(q, 1), size(q, 2), size(v, 3)))",
-         when=_GROUPED, growth="collects", doc="repeated key and value heads become an axis that broadcasts (GQA)"),
+         when=_GROUPED, growth="collects", doc="repeated key and value heads become a broadcast axis (grouped-query attention)"),
     Rule("group-queries-masked", f"masked_attention(q, {_REPEATED.format('k')}, {_REPEATED.format('v')}, m, scale=c, causal=z, window=w, softcap=y)",
          "reshape(masked_attention(reshape(q, shape=(size(q, 0), size(k, 1), k2[2], size(q, 2), size(q, 3))), reshape(k, shape=k1),"
          " reshape(v, shape=v1), reshape(m, shape=(size(m, 0), 1, 1, size(m, 2), size(m, 3))), scale=c, causal=z, window=w, softcap=y),"
          " shape=(size(q, 0), size(q, 1), size(q, 2), size(v, 3)))",
          when=(*_GROUPED, "size(m, 1) == 1"), growth="collects",
-         doc="repeated key and value heads become an axis that broadcasts, the mask being the same for all heads"),
+         doc="repeated key and value heads become a broadcast axis; the mask is the same for all heads"),
     Rule("mask-as-summand", "softmax(where(c, x, full(value=-inf, shape=s, dtype=d)), axis=i)",
          "softmax(x + where(c, full(value=0.0, shape=s, dtype=d), full(value=-inf, shape=s, dtype=d)), axis=i)",
-         doc="hidden scores by adding -inf, which attention takes as a mask"),
+         doc="masking by selection becomes adding -inf, which attention takes as a mask"),
     Rule("mask-as-summand-hidden", "softmax(where(c, full(value=-inf, shape=s, dtype=d), x), axis=i)",
          "softmax(x + where(c, full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d)), axis=i)",
-         doc="hidden scores by adding -inf, where the condition says what is hidden"),
+         doc="masking by selection becomes adding -inf; the condition marks the masked scores"),
     Rule("is-causal-attention",
          "masked_attention(q, k, v, where(reshape(lt(full(value=0.0, shape=p, dtype='int64'), iota(axis=1, shape=h, dtype='int64')"
          " - iota(axis=0, shape=h, dtype='int64')), shape=r), full(value=-inf, shape=s, dtype=d), full(value=0.0, shape=s, dtype=d)),"
          " scale=c, causal=False, window=0, softcap=y)",
          "attention(q, k, v, scale=c, causal=True, window=0, softcap=y)",
          when=("h == (size(q, -2), size(k, -2))", "r == replace(replace(ones(rank(q)), -2, size(q, -2)), -1, size(k, -2))",
-               "size(q, -2) == size(k, -2)"), growth="collects", doc="a mask that hides what lies ahead of the diagonal"),
+               "size(q, -2) == size(k, -2)"), growth="collects", doc="a mask of all positions above the diagonal"),
     Rule("attention-with-sink",
          "slice(softmax(concat(x, y, axis=i), axis=i), axis=i, start=0, stop=n) @ v",
          "(softmax(x, axis=i) @ v) * sigmoid(logsumexp(x, axes=(i,)) - y)",
          when=("i == rank(x) - 1", "n == size(x, i)", "size(y, i) == 1"), keep=True,
-         doc="what a sink takes of each row is known from the sum of the row's exponentials: it is no score among others"),
+         doc="an attention sink scales each row by a sigmoid of its logsumexp, so the sink need not be a column of the scores"),
     Rule("is-rope",
          "x * c + concat(neg(slice(x, axis=i, start=h, stop=n)), slice(x, axis=i, start=0, stop=h), axis=i) * s", "rope(x, c, s)",
          when=("floating(x)", "i == rank(x) - 1", "n == size(x, -1)", "h + h == size(x, -1)", "fits(c, x)", "fits(s, x)"), growth="collects",
-         doc="rotary positions written out"),
+         doc="rotary position embedding, written out"),
 ])  # fmt: skip
 
 RULES = (*ACTIVATIONS, *NORMALISATIONS, *ATTENTION)

@@ -253,7 +253,7 @@ def _seam(w: _Windows) -> Partial:
     x, y = w.size("x"), w.size("y")
     whole = w.join("x", "y")
     rule = Rule(f"{w.name}-seam", w.of(whole), w.spliced(w.of("x"), whole, w.of("y"), x, y), when=w.splits(x, y), growth="expands",
-                doc=f"{w.op} of {w.lines} joined is two results joined, except for the windows across the seam")  # fmt: skip
+                doc=f"{w.op} of concatenated {w.lines} is a concatenation of two results, except for the windows across the boundary")  # fmt: skip
     return Partial(rule, (w.join(w.of("x"), w.of("y")),), w.axis, ((w.across(x), w.behind(x)),))
 
 
@@ -266,7 +266,7 @@ def _into_batch(w: _Windows) -> Partial:
     shrinks = f"({hi} - ({lo}) - 1) * {w.step} + {w.reach} + 1 < {half}"  # guarantees termination
     rule = Rule(f"{w.name}-into-batch", w.of("x"), w.spliced(parts[0], "x", parts[1], half, half),
                 when=(*w.splits(half, half), f"{x} % 2 == 0", "size(x, 0) == 1", shrinks), growth="expands",
-                doc="both halves of an image as a batch of two, except for the windows across the middle")  # fmt: skip
+                doc="both halves of an image are computed as a batch of two, except for the windows across the middle")  # fmt: skip
     return Partial(rule, (w.join(*parts),), w.axis, ((lo, hi),))
 
 
@@ -287,7 +287,7 @@ def _join(w: _Windows) -> Partial:
                 when=("rank(x) == 4", f"drop(shape(x), {w.axis}) == drop(shape(y), {w.axis})", f"{x} % {w.step} == 0", *small,
                       f"0 < {w.low}", f"0 < {lo}", f"{lo} < {w.positions(x)}", f"0 <= {w.first(lo)}", f"{w.first(lo)} < {x}",
                       f"{hi} < {w.positions(y)}", f"{w.last(hi)} <= {y}"),
-                doc=f"convolutions of two small images by one weight are one of the images joined, except for {w.lines} at the seam")  # fmt: skip
+                doc=f"convolutions of two small images with one weight are one convolution of the concatenated images, except for {w.lines} at the boundary")  # fmt: skip
     mutants = (w.rows(both, "0", w.positions(x)), w.rows(both, seam, f"{seam} + {w.positions(y)}"))
     return Partial(rule, mutants, w.axis, ((lo, w.positions(x)), ("0", hi)))
 
@@ -301,7 +301,7 @@ def _frame(w: _Windows) -> Partial:
                 w.join(top, w.rows(inner, stop, w.positions(f"{x} + l"))), growth="expands",
                 when=("rank(x) == 4", "0 < l", f"{w.spread} == 1", f"{w.low} <= {w.reach}", f"0 < {needed}", f"{needed} <= {x}",
                       f"{stop} < {w.positions(f'{x} + l')}"),
-                doc="a frame of any number is padding with zeros, except for the windows that read it")  # fmt: skip
+                doc="a constant border is zero padding, except for the windows that read the border")  # fmt: skip
     return Partial(rule, (inner,), w.axis, (("0", stop),))
 
 

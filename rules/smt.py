@@ -250,9 +250,7 @@ def _reals_only(rule: Rule) -> bool:
     order = not numbers and all(t.op in LATTICE or t.op in LAYOUT for t in calls)
     left = [t for side in rule.lefts for t in subterms(side)]
     floats = any(isinstance(t, Call) and OPS[t.op].floats_only for t in left)
-    floats = floats or any(
-        isinstance(t, Literal) and not is_whole([t.value]) for t in left
-    )  # no integer dtype holds a fraction
+    floats = floats or any(isinstance(t, Literal) and not is_whole([t.value]) for t in left)  # a fraction
     return ring or order or floats or any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
 
 

@@ -184,7 +184,7 @@ class Elements(Sums):
         return function(*x, z.IntVal(0) if self.real else dtype)  # rounding depends on the dtype
 
     def quotient(self, top: Any, bottom: Any, facts: Facts) -> Any:
-        """A quotient. 1 / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there."""
+        """A quotient. c / (a / b) counts as 0 where b is 0 and a is not: only 0/0 is undefined there."""
         z = self.z
         pole = self.poles.pop(bottom.get_id(), None)
         if pole is not None and facts.undefined and facts.undefined[-1] is pole[-1]:

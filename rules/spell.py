@@ -30,9 +30,7 @@ LINEAR = ("avg_pool", "conv", "matmul", "permute")
 ORDERED = ("relu", "max_pool")
 FUNCTIONS = ("sigmoid", "tanh")
 NUMBERS = 6  # limit on distinct fill values in a claim whose sums and products are added as facts
-DENOMINATOR = (
-    1 << 20
-)  # evaluated numbers are rounded to the nearest fraction with at most this denominator, if within 1e-12
+DENOMINATOR = 1 << 20  # evaluated numbers are rounded to a fraction within 1e-12 with at most this denominator
 
 
 def spelled_out(roots: Sequence[Tensor]) -> list[Tensor]:

@@ -53,9 +53,7 @@ class Prover:
         self.ranges: dict[int, Affine] = {}
         self.inside: dict[tuple[Index, Affine], bool | None] = {}
         self.texts: dict[Affine, str] = {}
-        self.products: dict[
-            tuple[int, Affine], int
-        ] = {}  # products of an index variable and an unknown stride, as index variables of their own
+        self.products: dict[tuple[int, Affine], int] = {}  # (index variable, unknown stride) -> variable of the product
         self.factored: dict[int, tuple[int, Affine]] = {}
         self.numbers = count()
 

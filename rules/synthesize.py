@@ -1,17 +1,18 @@
-"""Rule synthesis: equalities met while enumerating terms become rules that are general, tested and independent.
+"""Rule synthesis: term enumeration proposes equalities, which become general, tested, independent rewrite rules.
 
 The loop is that of Ruler (Nandi et al., "Rewrite rule inference using equality saturation", OOPSLA 2021,
 https://doi.org/10.1145/3485496), on typed tensor terms as in TASO's generator (SOSP 2019,
-https://doi.org/10.1145/3341301.3359630): terms grow size by size (universe.py), equal ones are candidates, the smallest
-candidate is made a rule, whatever the rules so far derive by saturation is dropped, and so on until no candidate is left.
-What is added here is generalisation. An equality of terms over square matrices becomes a statement about all shapes:
+https://doi.org/10.1145/3341301.3359630): terms are enumerated by size (universe.py), terms with equal fingerprints are
+candidates, the smallest candidate is generalized to a rule, candidates that the rules so far derive by saturation are
+dropped, and so on until no candidate is left. The addition is generalization from terms over square matrices to a rule
+about all shapes:
 
-- an attribute (an axis, a stride, an offset) is replaced by a variable if the rule stays true, else by a condition
-  relative to the rank, else it stays;
-- if the rule is false without conditions it is tried under everything that holds where it was found (equal shapes, ranks,
-  a floating dtype), and then each condition is dropped without which it still passes.
+- an attribute (an axis, a stride, an offset) becomes a variable if the rule still holds, else a variable with a guard
+  relative to the rank, else it stays a constant;
+- a rule that fails without guards is tried under everything that holds where it was found (equal shapes, ranks, a
+  floating dtype); then the weakest sufficient guards are searched (guards.py).
 
-Truth is judged by `check.py` alone: fingerprints only propose.
+Soundness is judged by `check.py` alone: fingerprints only propose.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from .terms import along, outline, rename, render, render_attr, replace_use, slo
 from .universe import Equality, Universe, World, worlds
 
 LIMITS = Limits(nodes=25_000, iterations=6, seconds=20.0)
-BATCH = 300  # candidates in one e-graph
-CHOSEN = 6  # candidates made rules between two saturations
-#: How hard a rule is tried, as (seed, instances): while it is generalised, again if that let too much through, for good.
+BATCH = 300  # candidates per e-graph
+CHOSEN = 6  # candidates generalized between two saturations
+#: Test effort as lists of (seed, instances): while generalizing, again if the first effort accepted a wrong rule, and
+#: for the final check.
 EFFORTS = (((0, 8),), ((1, 24), (2, 24)), ((0, 24), (1, 24), (2, 24), (3, 36)))
-ATTEMPTS = 400  # tries for one instance: conditions that meet so seldom are no rule's
-BACK = "-back"  # ends the name of a rule that is another one's reverse
+ATTEMPTS = 400  # draws per instance: guards that hold more rarely are rejected
+BACK = "-back"  # name suffix of a rule that is another rule's reverse
 SHAPES = 2  # instances at which a candidate must be derived to be dropped
 
 
@@ -67,12 +69,13 @@ class Candidate:
 
     @property
     def skeleton(self) -> tuple[str, str]:
-        """The ops alone: candidates that differ in axes or variables only are tried one after the other."""
+        """The ops without axes and variables: candidates with the same skeleton are tried one after the other."""
         return (outline(self.left), outline(self.right))
 
     @property
     def rank(self) -> tuple[int, int, int, bool, int, str]:
-        """What is tried first: small terms over few ops and many distinct variables, in one order on both sides."""
+        """Sort key of candidates: small terms over few ops first, with many distinct variables in the same order on
+        both sides."""
         names, text = variables(self.left), render(self.left)
         return (
             self.size,
@@ -86,7 +89,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Found:
-    """A rule with its verdict and where it came from. `known`: the existing rules derive it."""
+    """A synthesized rule with its verdict and origin. `known`: whether existing rules derive it (None: not
+    compared)."""
 
     rule: Rule
     verdict: Verdict
@@ -98,7 +102,8 @@ class Found:
 
 @dataclass
 class Synthesis:
-    """What a run found. `counts` books terms, equalities, candidates and what became of them."""
+    """The result of a synthesis run. `counts` counts terms, equalities, candidates and their outcomes; `reached` is the
+    size completed per world."""
 
     ops: tuple[str, ...]
     size: int
@@ -113,12 +118,12 @@ class Synthesis:
 
     @property
     def rules(self) -> list[Rule]:
-        """The rules alone."""
+        """The synthesized rules."""
         return [f.rule for f in self.found]
 
     @property
     def command(self) -> str:
-        """The command that repeats this run."""
+        """The command line that repeats this run."""
         broadcast = " --broadcast" if self.broadcast else ""
         return (f"tensor-graphs rules synthesize --ops {','.join(self.ops)} --size {self.size} --variables {self.variables}"
                 f" --seed {self.seed}{broadcast}")  # fmt: skip
@@ -135,7 +140,7 @@ class Synthesis:
                 "stopped": self.stopped, "seconds": self.seconds}  # fmt: skip
 
     def text(self) -> str:
-        """The rules as a table in the rule language, with provenance in comments; `rules check` reads it."""
+        """The rules in the rule language, with verdicts and origin in comments; `rules check` reads this format."""
         reached = ", ".join(f"{w} up to size {s}" for w, s in self.reached.items())
         lines = [f"# {self.command}", f"# {len(self.found)} rules; {reached}; {self.stopped}",
                  "# " + ", ".join(f"{n} {k}" for k, n in self.counts.items())]  # fmt: skip
@@ -148,7 +153,7 @@ class Synthesis:
 
 
 def line(rule: Rule) -> str:
-    """A rule on one line as `rules check` reads it: `name: left -> right when condition, condition; exact`."""
+    """A rule on one line as `rules check` reads it: `name: left -> right when guard, guard; exact`."""
     arrow = "<->" if rule.both else "->"
     when = f" when {', '.join(rule.when)}" if rule.when else ""
     return f"{rule.name}: {rule.left} {arrow} {rule.right}{when}{'; exact' if rule.exact else ''}"
@@ -156,8 +161,10 @@ def line(rule: Rule) -> str:
 
 # ---------------------------------------------------------------- candidates
 def candidate(equality: Equality, world: World) -> Candidate | None:
-    """The equality with canonical names, read from the side that binds all variables; None if neither does, or if it
-    says nothing."""
+    """The equality with canonical variable names, oriented so that the left side binds all variables.
+
+    None if neither side binds all variables or is a call.
+    """
     left, right = equality.left, equality.right
     if not set(variables(right)) <= set(variables(left)) or not isinstance(left, Call):
         left, right = right, left
@@ -183,7 +190,7 @@ def as_rule(left: Term, right: Term, guards: Sequence[Attr] = (), name: str = "c
 
 # ---------------------------------------------------------------- what rules derive
 def shapes(rule: Rule, count: int, seed: int = 0) -> list[Instance]:
-    """Instances without empty values: the least special of a dozen first."""
+    """Up to `count` instances without empty values: the least special of 6 × `count` draws."""
 
     def typed(found: Instance) -> bool:
         try:
@@ -207,8 +214,10 @@ Claim = list[tuple[Tensor, Tensor]]
 
 
 def claim(rule: Rule, count: int = SHAPES) -> Claim:
-    """The sides of a one-way rule at a few shapes; empty if it has no instance. Variables of one name and type are one
-    leaf throughout, so that claims share terms."""
+    """The sides of a one-way rule at a few instances; empty if there is no instance.
+
+    Variables of the same name and type are one leaf throughout, so that claims share terms.
+    """
     try:
         drawn = shapes(rule, count)
     except RuleError:
@@ -224,7 +233,7 @@ def claim(rule: Rule, count: int = SHAPES) -> Claim:
 
 
 def derived(rules: Sequence[Rule], claims: Sequence[Claim], session: Session, limits: Limits = LIMITS) -> list[bool]:
-    """For each claim: do the rules unite both sides of all its pairs, both sides given?"""
+    """For each claim, whether the rules prove all its equalities in an e-graph that contains both sides."""
     found = [bool(c and rules) for c in claims]
     pairs = [(i, a, b) for i, c in enumerate(claims) if found[i] for a, b in c if a is not b]
     for start in range(0, len(pairs), BATCH):
@@ -240,7 +249,7 @@ def _sides(rule: Rule, one: Instance, tensors: dict[str, Tensor]) -> list[tuple[
 
 
 def _met(rules: Sequence[Rule], pairs: Sequence[tuple[Tensor, Tensor]], session: Session, limits: Limits) -> list[bool]:
-    """Which pairs end up in one class."""
+    """Whether the sides of each pair end up in one e-class."""
     roots = list(dict.fromkeys(side for pair in pairs for side in pair))
     view = saturate_block(Graph.of(roots), rules, limits, guard=False, session=session)
     at = dict(zip(roots, view.roots, strict=True))
@@ -249,12 +258,13 @@ def _met(rules: Sequence[Rule], pairs: Sequence[tuple[Tensor, Tensor]], session:
 
 # ---------------------------------------------------------------- generalisation
 def holds(rule: Rule, effort: int = 0, home: int = 0) -> bool:
-    """Whether a rule passes; a malformed one, or one without instances, does not."""
+    """Whether a rule passes the tests of an effort; False if it is malformed or has no instances."""
     return tested(rule, effort, home) is not None
 
 
 def tested(rule: Rule, effort: int, home: int = 0) -> Verdict | None:
-    """The last verdict if a rule passes at all seeds of an effort, at the rank where it was found too (0: whatever comes)."""
+    """The last verdict if a rule passes at all seeds of an effort, else None. With `home`, also at that rank of its
+    first variable."""
     found = None
     for seed, samples in EFFORTS[effort]:
         for one, number in ((at_rank(rule, home), samples // 2), (rule, samples)) if home else ((rule, samples),):
@@ -275,8 +285,10 @@ _LETTERS = {"axis": "i", "axes": "k", "perm": "p", "start": "s", "stop": "e", "s
 
 
 def conditions(left: Term, types: Mapping[str, Type]) -> list[Attr]:
-    """What holds of the variables where the rule was found and may not hold elsewhere. Those that say least about other
-    shapes come last: they are the last to be given up."""
+    """Guards that hold of the variables where the rule was found and may fail elsewhere.
+
+    Ordered so that the guards that restrict other shapes least come last; these are dropped last.
+    """
     names = variables(left)
     floats = [x for x in names if types[x].dtype == "float32"]
     found: list[Attr] = [Apply("floating", (Name(x),)) for x in floats[:1]]
@@ -293,48 +305,50 @@ def conditions(left: Term, types: Mapping[str, Type]) -> list[Attr]:
 
 
 def _of_shapes(guard: Attr) -> bool:
-    """Whether a condition says that two variables have one shape."""
+    """Whether a guard states that two variables have the same shape."""
     return isinstance(guard, Apply) and isinstance(guard.args[0], Apply) and guard.args[0].function == "shape"
 
 
 def _fixed(slot: tuple[str, Attr], home: int) -> bool:
-    """Whether an attribute kept the number that it was found with: a reverse that holds there only is no law. The axes of images
-    have numbers."""
+    """Whether an attribute is still the constant with which it was found.
+
+    A reverse rule that holds only for that constant is not general. Axes of images (`home`) are constants anyway.
+    """
     return slot[0] in (CUTS if home else ("axis", *CUTS)) and isinstance(slot[1], Value) and slot != ("start", Value(0))
 
 
 @dataclass
 class _Draft:
-    """A rule on its way to its most general form."""
+    """A rule being generalized."""
 
     left: Term
     right: Term
     guards: list[Attr]
     effort: int = 0
-    home: int = 0  # the rank where the rule was found, if few instances have it
-    equal: Sequence[Attr] = ()  # equalities of shapes that hold where the rule was found
+    home: int = 0  # rank at which the rule was found, if few random instances have that rank
+    equal: Sequence[Attr] = ()  # shape equalities that hold where the rule was found
 
     def rule(self) -> Rule:
         """The draft as a rule."""
         return as_rule(self.left, self.right, self.guards)
 
     def passes(self, other: _Draft) -> bool:
-        """Take over another draft if it passes."""
+        """Replaces this draft by another one if that passes; returns whether it did."""
         if holds(other.rule(), self.effort, self.home):
             self.left, self.right, self.guards = other.left, other.right, other.guards
             return True
         return False
 
     def free(self, slot: tuple[str, Attr], taken: set[str]) -> bool:
-        """Replace an attribute by a variable: unconditionally, or under a condition."""
+        """Tries to replace an attribute by a variable, without a guard or under one; returns whether it succeeded."""
         if slot == ("start", Value(0)) and any(isinstance(stop, Value) for stop in _stops(self.left)):
-            return False  # a part that ends at a number begins at one
+            return False  # a slice with a constant end keeps a constant start
         letter = _LETTERS.get(slot[0], "v")
         name = next(n for n in (letter, *(f"{letter}{k}" for k in range(1, 9))) if n not in taken)
         for left, right in dict.fromkeys(self.forms(slot, Name(name))):
             guards = [_apart(g, slot, Name(name)) for g in self.guards]
             options = [[], *([g] for g in _relative(slot, name, self.left))]
-            if slot[0] in WINDOWED:  # windows of other sizes may fit by chance: at equal shapes only
+            if slot[0] in WINDOWED:  # window attributes may fit by chance at other sizes, so equal shapes are required
                 options.append([g for g in self.equal if g not in guards])
             for more in options:
                 if self.passes(_Draft(left, right, guards + more)):
@@ -343,8 +357,10 @@ class _Draft:
         return False
 
     def split(self, name: str, types: dict[str, Type]) -> None:
-        """Give one use of a variable on the left, and one or none on the right, a name of its own, where the rule allows:
-        so rules hold more variables than the terms that were enumerated."""
+        """Tries to rename one use of a variable on the left, and one or none on the right, to a new variable.
+
+        So rules may have more variables than the enumerated terms.
+        """
         uses = [sum(v == Var(name) for v in subterms(t)) for t in (self.left, self.right)]
         fresh = next(
             (n for n in _SORTS.get(name, "") if n not in {*variables(self.left), *variables(self.right)}), None
@@ -359,11 +375,11 @@ class _Draft:
                 return self.split(name, types)
 
     def widen(self, types: Mapping[str, Type]) -> None:
-        """Take the weakest conditions that instances allow in the place of those that hold where the rule was found."""
+        """Replaces the guards by the weakest sufficient ones (`guards.weakest`)."""
         names = variables(self.left)
         axes = [a.name for t in subterms(self.left) if isinstance(t, Call) for n, a in t.attrs if n == "axis" and isinstance(a, Name)]  # fmt: skip
         options = candidates(names, [types[n].rank for n in names], list(dict.fromkeys(axes)))
-        first = [g for g in self.guards if not {*attr_names(g)} <= {*names}]  # those of attributes are plainest
+        first = [g for g in self.guards if not {*attr_names(g)} <= {*names}]  # guards about attributes are the simplest
         found = weakest(
             as_rule(self.left, self.right), self.guards, [*first, *options], EFFORTS[self.effort], self.home
         )
@@ -371,7 +387,7 @@ class _Draft:
             self.guards = found
 
     def from_behind(self, types: Mapping[str, Type]) -> bool:
-        """Count axes that the right side alone names from the last one on, where ranks may then differ."""
+        """Tries to count axes that only the right side names from the last axis, so that ranks may differ."""
         first = variables(self.left)[0]
         right = self.right
         for slot in slots(right):
@@ -381,8 +397,10 @@ class _Draft:
         return right != self.right and self.passes(_Draft(self.left, right, self.guards))
 
     def forms(self, slot: tuple[str, Attr], name: Name) -> Iterator[tuple[Term, Term]]:
-        """The sides with an attribute replaced. An axis may also stand in sizes, and on the right, under a permutation,
-        be the place that the permutation takes it from or to."""
+        """Yields the sides with an attribute replaced by a variable, in several ways.
+
+        An axis may also occur in sizes, and on the right under a permutation as the axis that it maps from or to.
+        """
         left, right = (substitute(t, slot, name) for t in (self.left, self.right))
         if slot[0] == "axis":
             left, right = (along(t, slot[1], name) for t in (left, right))
@@ -394,20 +412,20 @@ class _Draft:
             yield left, right
         left, right = (substitute(t, slot, name) for t in (self.left, self.right))
         yield left, right
-        if slot[0] in CUTS and slot[1] != Value(0):  # where one part ends the next may begin
+        if slot[0] in CUTS and slot[1] != Value(0):  # the next part may begin where one part ends
             other = (CUTS[CUTS[0] == slot[0]], slot[1])
             yield substitute(left, other, name), substitute(right, other, name)
 
 
 def _stops(term: Term) -> Iterator[Attr]:
-    """Where the slices of a term end that begin at 0."""
+    """The stop attributes of all slices of a term that start at 0."""
     for t in subterms(term):
         if isinstance(t, Call) and dict(t.attrs).get("start") == Value(0):
             yield dict(t.attrs)["stop"]
 
 
 def _apart(guard: Attr, slot: tuple[str, Attr], new: Name) -> Attr:
-    """A condition `i != axis` on an axis that has become a variable."""
+    """A guard `i != axis` restated for an axis that has become a variable."""
     match guard:
         case Apply("ne", (one, other)) if slot == ("axis", other):
             return Apply("ne", (one, new))
@@ -415,7 +433,7 @@ def _apart(guard: Attr, slot: tuple[str, Attr], new: Name) -> Attr:
 
 
 def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
-    """Conditions under which an attribute that is not free may still be a variable."""
+    """Guards under which an attribute may be a variable although it is not free."""
     kind, attr = slot
     rank = Apply("rank", (Name(variables(left)[0]),))
     if kind == "axis":
@@ -433,7 +451,7 @@ def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
 
 
 def generalise(one: Candidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
-    """The most general form that passes, as terms and conditions; None if the candidate is false under all conditions."""
+    """The most general form that passes, as (left, right, guards); None if the candidate fails under all guards."""
     draft, types = _Draft(one.left, one.right, [], effort, world.home), dict(world.types)
     if not holds(draft.rule(), effort, world.home):
         draft.guards = conditions(one.left, types)
@@ -448,7 +466,7 @@ def generalise(one: Candidate, world: World, effort: int = 0) -> tuple[Term, Ter
     if draft.guards:
         draft.widen(types)
     draft.equal = ()
-    for slot in slots(draft.left):  # what an attribute or a condition forbade may be free without it
+    for slot in slots(draft.left):  # an attribute that failed under the old guards may be free now
         draft.free(slot, taken)
     if draft.from_behind(types):
         draft.widen(types)
@@ -456,7 +474,7 @@ def generalise(one: Candidate, world: World, effort: int = 0) -> tuple[Term, Ter
 
 
 def _made(left: Term, right: Term, guards: Sequence[Attr], name: str, home: int = 0) -> tuple[Rule, Verdict] | None:
-    """The rule with its directions, growth and exactness, and its verdict; None if it does not stand up to many samples."""
+    """The final rule with directions, growth and exactness, and its verdict; None if it fails the final test effort."""
     rule = as_rule(left, right, guards, name)
     forward = _strongest(rule, home)
     if forward is None:
@@ -474,7 +492,7 @@ def _made(left: Term, right: Term, guards: Sequence[Attr], name: str, home: int 
 
 
 def _strongest(rule: Rule, home: int) -> tuple[bool, Verdict] | None:
-    """Whether a one-way rule holds bit by bit, with its verdict; None if it does not hold. Most that do not are refuted at once."""
+    """(whether a one-way rule holds bitwise, its verdict); None if it does not hold."""
     for exact in (True, False):
         found = tested(replace(rule, exact=exact), -1, home)
         if found is not None:
@@ -484,7 +502,7 @@ def _strongest(rule: Rule, home: int) -> tuple[bool, Verdict] | None:
 
 # ---------------------------------------------------------------- the loop
 class _Search:
-    """One world's candidates and rules."""
+    """The synthesis loop for one world."""
 
     def __init__(
         self, result: Synthesis, world: World, session: Session, say: Callable[[str], None], stop: Callable[[], bool]
@@ -495,7 +513,7 @@ class _Search:
         self.tried: set[tuple[str, str, tuple[str, ...]]] = set()
 
     def run(self, universe: Universe) -> None:
-        """Size by size: grow, drop what is derived, make rules of the rest."""
+        """For each size: enumerates terms, drops derivable candidates, and makes rules of the rest."""
         for size in range(1, self.result.size + 1):
             for equality in universe.grow(self.stop):
                 self.result.counts["equalities"] += 1
@@ -513,7 +531,7 @@ class _Search:
             self.result.reached[self.world.name] = size
 
     def settle(self, size: int) -> None:
-        """Turn candidates into rules until none is left."""
+        """Turns candidates into rules until none is left."""
         self.drop(self.result.rules)
         while self.pool and not self.stop():
             fresh: list[Rule] = []
@@ -528,18 +546,18 @@ class _Search:
                 self.drop(self.result.rules)
 
     def drop(self, rules: Sequence[Rule]) -> None:
-        """Forget candidates that the rules derive."""
+        """Removes candidates that the rules derive."""
         known = derived(rules, [[self.sides(c)] for c in self.pool], self.session)
         self.result.counts["derived"] += sum(known)
         self.pool = [c for c, yes in zip(self.pool, known) if not yes]
 
     def sides(self, one: Candidate) -> tuple[Tensor, Tensor]:
-        """A candidate at the world's own shapes, where all candidates share their terms."""
+        """The sides of a candidate at the world's own shapes, where all candidates share leaves."""
         leaves = {n: api.input(n, t.shape, t.dtype) for n, t in self.world.types.items()}
         return build(one.left, leaves, {}), build(one.right, leaves, {})
 
     def choose(self) -> list[Candidate]:
-        """The next few candidates, no two of one skeleton; they leave the pool."""
+        """Takes the next few candidates from the pool, one per skeleton."""
         picked: dict[tuple[str, str], Candidate] = {}
         for one in sorted(self.pool, key=lambda c: c.rank):
             if len(picked) < CHOSEN:
@@ -549,8 +567,10 @@ class _Search:
         return chosen
 
     def judge(self, one: Candidate, size: int) -> Iterator[Found]:
-        """A candidate as a rule, and its reverse under conditions of its own where the rule goes one way only; nothing if
-        it is false in general, or if its general form was met before."""
+        """Yields the rule for a candidate, and its reverse with its own guards if the rule is one-way.
+
+        Yields nothing if the candidate is false in general, or if its general form was tried before.
+        """
         found = self.form(one, size, self.name(one))
         if found is None:
             return
@@ -565,8 +585,8 @@ class _Search:
             yield returned
 
     def form(self, one: Candidate, size: int, name: str) -> Found | None:
-        """The most general rule that a candidate stands for, with its verdict."""
-        for effort in range(len(EFFORTS)):  # what a few samples let through too easily is generalised with more care
+        """The most general rule for a candidate with its verdict, or None."""
+        for effort in range(len(EFFORTS)):  # a wrong generalization is retried with more samples
             form = generalise(one, self.world, effort)
             if form is None:
                 break
@@ -582,15 +602,17 @@ class _Search:
         return None
 
     def name(self, one: Candidate) -> str:
-        """A name that says which ops meet, numbered if it is taken."""
+        """A name made of the ops, numbered if it is taken."""
         stem = "-".join(dict.fromkeys(op.replace("_", "-") for side in one.ops for op in side))
         taken = {f.rule.name for f in self.result.found}
         return next(n for n in chain([stem], (f"{stem}-{k}" for k in count(2))) if n not in taken)
 
 
 def minimise(found: Sequence[Found], session: Session) -> list[Found]:
-    """Drop rules that the others derive, the last found first. A reverse goes with its rule: with both sides given, the
-    one always derives the other."""
+    """The rules without those that the others derive, trying the last found first.
+
+    A reverse is dropped together with its rule: with both sides in the e-graph, one always derives the other.
+    """
     kept = list(found)
     order = {f.rule.name: i for i, f in enumerate(found)}
     for one in sorted(found, key=lambda f: (-len(f.rule.when), -order[f.rule.name])):
@@ -603,7 +625,7 @@ def minimise(found: Sequence[Found], session: Session) -> list[Found]:
 
 
 def compare(found: Sequence[Found], base: Sequence[Rule], session: Session) -> list[Found]:
-    """The rules, each with whether the base derives it in every direction."""
+    """The rules with `known` set: whether the base derives a rule in every direction."""
     claims = [claim(d, 4) for f in found for d in f.rule.directions]
     yes = iter(derived(base, claims, session))
     answers = [[next(yes) for _ in f.rule.directions] for f in found]
@@ -623,10 +645,11 @@ def synthesize(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Rules over `ops` whose larger side has at most `size` ops, minimal among themselves.
+    """Synthesizes rules over `ops` whose larger side has at most `size` ops, without rules that others derive.
 
-    `prove`: try to prove what passed all tests. `base`: rules to compare with; each found rule says whether they derive it. `time_limit` (seconds) and `stop` end the
-    search early with what was found; `Synthesis.stopped` says so. UsageError for ops that cannot be enumerated.
+    `prove`: attempt a proof of every rule that passed all tests. `base`: rules to compare with; each found rule records
+    whether they derive it. `time_limit` (seconds) and `stop` end the search early with the rules found so far;
+    `Synthesis.stopped` says so. UsageError for ops that cannot be enumerated.
     """
     begin = time.perf_counter()
     result = Synthesis(tuple(ops), size, variables, seed, broadcast)

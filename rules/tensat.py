@@ -1,16 +1,16 @@
-"""A reader of TASO's and Tensat's substitution languages: rules as text, one per line or two lines per rule.
+"""Parser for TASO's and Tensat's substitution languages: rules as text, one per line or two lines per rule.
 
-    (matmul 0 ?a (concat 1 2 ?b ?c))=>(concat 1 2 (matmul 0 ?a ?b) (matmul 0 ?a ?c))      S-expressions, one way
-    matmul(a,concat(1,b,c))==concat(1,matmul(a,b),matmul(a,c))                            calls, both ways
+    (matmul 0 ?a (concat 1 2 ?b ?c))=>(concat 1 2 (matmul 0 ?a ?b) (matmul 0 ?a ?c))      S-expressions, one-way
+    matmul(a,concat(1,b,c))==concat(1,matmul(a,b),matmul(a,c))                            calls, two-way
 
-Equations may follow one another without a separator. In a file of pairs two consecutive S-expression lines are one rule:
-both left sides must match at once, and each equals its right side. `?x` in the place of a parameter (a stride, an axis, an
-activation) is a parameter variable. The semantics of the operators are in `text_shapes.py`, which gives a rule's sides as
-tensors at concrete shapes.
+Equations may follow one another without a separator. In a file of pairs, two consecutive S-expression lines form one
+multi-pattern rule: both left sides must match at once, and each equals its right side. `?x` in the position of a
+parameter (a stride, an axis, an activation) is a parameter variable. The semantics of the operators are in
+`text_shapes.py`, which yields a rule's sides as tensors at concrete shapes.
 
-`SIGNATURES` says how each operator is written: a slot `.` is a tensor, `:` a scalar tensor or a number, and a name is a
-parameter. An operator may be written in several ways, told apart by the number of arguments and by where numbers stand:
-`(enlarge KH KW W)` is TASO's, `(enlarge W LIKE)` is Tensat's.
+`SIGNATURES` lists the forms of each operator: the slot `.` is a tensor, `:` a scalar tensor or a number, and a name is
+a parameter. The form is chosen by the number of arguments and by the positions of numbers: `(enlarge KH KW W)` is
+TASO's, `(enlarge W LIKE)` is Tensat's.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ ALIASES = {
     "iewmul": "Iewmul", "concat2": "concat",
 }  # fmt: skip
 CONSTANTS = ("Iconv", "Cpool", "Imatmul", "Iewmul")
-#: Values that a parameter may have; None: any whole number from 0 on, VECTOR: d1_d2… or a number.
+#: Allowed values of each parameter; None: any integer from 0 on (from 1 for `POSITIVE`). `VECTOR` parameters are
+#: written d1_d2… or as a number.
 VECTOR = ("perm", "shape")
 RANGES: dict[str, tuple[int, ...] | None] = {
     "act": (0, 1, 2, 3), "pad": (0, 1), "shuffle": (0, 1), "axis": None, "ndim": None, "stride_h": None,
     "stride_w": None, "kernel_h": None, "kernel_w": None, "count": None,
 }  # fmt: skip
 POSITIVE = ("stride_h", "stride_w", "kernel_h", "kernel_w", "count", "ndim")
-Param = int | str | tuple[int, ...]  # a number, the name of a parameter variable, a vector
+Param = int | str | tuple[int, ...]  # a number, the name of a parameter variable, or a vector
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Number:
-    """A number in the place of a scalar tensor."""
+    """A number used as a scalar tensor."""
 
     value: float
 
@@ -91,14 +92,15 @@ class Number:
 
 @dataclass(frozen=True)
 class Apply:
-    """An operator with parameters and operands. Halves of a split are `split_0` and `split_1` of a tensor along `axis`."""
+    """An operator with parameters and operands. The halves of a split are `split_0` and `split_1` of a tensor along
+    `axis`."""
 
     op: str
     params: tuple[tuple[str, Param], ...]
     args: tuple[Term, ...]
 
     def param(self, name: str) -> Param | None:
-        """A parameter's value, None where the form that was used has none."""
+        """The value of a parameter, or None if the form used has none."""
         return next((v for n, v in self.params if n == name), None)
 
     def __str__(self) -> str:
@@ -112,10 +114,12 @@ Term = Input | Number | Apply
 
 @dataclass(frozen=True)
 class TextRule:
-    """One rule: for every i `lefts[i]` equals `rights[i]`, once all left sides match. `both` is set for equations.
+    """A rule in this language: `lefts[i]` equals `rights[i]` for every i, once all left sides match. `both` is set for
+    equations.
 
-    `problem` says why a well-formed rule has no meaning here (an operator or a code that is not known); it then has no
-    sides. `text` is the rule as it stands in the file, the lines of a pair joined by a newline; `line` is the first one.
+    `problem` says why a well-formed rule cannot be interpreted (an unknown operator or code); it then has no sides.
+    `text` is the rule as written in the file, with the lines of a pair joined by a newline; `line` is the number of the
+    first line.
     """
 
     text: str
@@ -132,12 +136,12 @@ class TextRule:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Parameter variables, with what each stands for ('act', 'stride_h', …)."""
+        """Parameter variables, each with the parameter that it stands for ('act', 'stride_h', …)."""
         calls = [n for n in self._nodes() if isinstance(n, Apply)]
         return {v: k for c in calls for k, v in c.params if isinstance(v, str)}
 
     def at(self, values: Mapping[str, Param]) -> TextRule:
-        """The rule with values for parameter variables."""
+        """The rule with values substituted for parameter variables."""
 
         def put(term: Term) -> Term:
             if not isinstance(term, Apply):
@@ -149,12 +153,12 @@ class TextRule:
 
     @property
     def has_constants(self) -> bool:
-        """Whether a side holds a constant whose size follows from where it stands."""
+        """Whether a side contains a constant whose size follows from its context."""
         return any(isinstance(n, Apply) and n.op in CONSTANTS for n in self._nodes())
 
     @property
     def convolutions(self) -> int:
-        """How many different convolutions it holds."""
+        """The number of distinct convolutions."""
         return len({n for n in self._nodes() if isinstance(n, Apply) and n.op == "conv2d"})
 
     def _nodes(self) -> Iterator[Term]:
@@ -163,7 +167,7 @@ class TextRule:
 
 
 def nodes(term: Term) -> Iterator[Term]:
-    """The term and all below it, operands first."""
+    """The subterms of a term, operands first."""
     if isinstance(term, Apply):
         for a in term.args:
             yield from nodes(a)
@@ -179,24 +183,24 @@ DEPTH = 200
 
 
 class _Unknown(Exception):
-    """A well-formed rule that says something not known here."""
+    """Raised for a well-formed rule with an unknown operator or parameter value."""
 
 
 @dataclass
 class _Raw:
-    """A term as written: a head with arguments (None for an atom)."""
+    """A parsed term before resolution: a head with arguments (None for an atom)."""
 
     head: str
     args: list[_Raw] | None = field(default=None)
 
 
 class _Reader:
-    """Tokens of one line."""
+    """Tokenizer and recursive-descent parser for one line."""
 
     def __init__(self, text: str, line: int) -> None:
         self.text, self.line, self.at = text, line, 0
         if "==" in text:
-            text = _GLUED.sub(r"\1 ", text)  # a side that is a mere variable, and the next equation
+            text = _GLUED.sub(r"\1 ", text)  # separates a side that is a bare variable from the next equation
         self.tokens: list[str] = []
         end = 0
         for m in _TOKEN.finditer(text):
@@ -208,7 +212,7 @@ class _Reader:
             raise self.error(f"cannot read {text[end:].strip()[:20]!r}")
 
     def error(self, message: str) -> RuleError:
-        """A RuleError naming the line."""
+        """A RuleError that names the line."""
         shown = self.text if len(self.text) <= 160 else self.text[:157] + "..."
         return RuleError(f"line {self.line}: {message}", where=shown, hint="a rule is LHS=>RHS or lhs(…)==rhs(…)")
 
@@ -218,24 +222,24 @@ class _Reader:
         return self.at < len(self.tokens)
 
     def peek(self) -> str:
-        """The next token, or ''."""
+        """The next token, or '' at the end."""
         return self.tokens[self.at] if self.more else ""
 
     def next(self) -> str:
-        """Take a token."""
+        """Consumes and returns a token."""
         if not self.more:
             raise self.error("the rule ends in the middle of a term")
         self.at += 1
         return self.tokens[self.at - 1]
 
     def expect(self, token: str) -> None:
-        """Take a token that must be this one."""
+        """Consumes a token that must be this one."""
         found = self.next()
         if found != token:
             raise self.error(f"{found!r} where {token!r} was expected")
 
     def term(self, depth: int = 0) -> _Raw:
-        """A term, in either style."""
+        """Parses a term in either style."""
         if depth > DEPTH:
             raise self.error(f"terms are nested more than {DEPTH} deep")
         token = self.next()
@@ -261,13 +265,14 @@ class _Reader:
 
     @property
     def calls(self) -> bool:
-        """Whether this text is written as calls: then `name (` is one, in S-expressions it is an atom and a list."""
+        """Whether the line is written in call style, where `name (` begins a call; in S-expressions it is an atom and a
+        list."""
         return "==" in self.tokens
 
 
-# ---------------------------------------------------------------- meaning of what was read
+# ---------------------------------------------------------------- resolution
 def _resolved(raw: _Raw, reader: _Reader) -> Term:
-    """The term of what was read. _Unknown for an operator that is not known, or not written so."""
+    """The resolved term. _Unknown for an unknown operator, or one with unexpected arguments."""
     if raw.args is None:
         return _atom(raw.head, reader)
     op = ALIASES.get(raw.head, raw.head)
@@ -309,7 +314,7 @@ def _applied(op: str, slots: Sequence[str], raw: _Raw, reader: _Reader) -> Term:
     assert raw.args is not None
     params = tuple((s, _param(s, a.head, reader)) for s, a in zip(slots, raw.args) if s not in ".:")
     args = tuple(_resolved(a, reader) for s, a in zip(slots, raw.args) if s in ".:")
-    if op in ("split_0", "split_1") and not params:  # (split_0 (split AXIS T)): one operator, which takes one half
+    if op in ("split_0", "split_1") and not params:  # (split_0 (split AXIS T)): one operator that yields one half
         pair = args[0]
         if not isinstance(pair, Apply) or pair.op != "split":
             raise _Unknown(f"{op} takes a half of a (split AXIS T)")
@@ -334,7 +339,7 @@ def _param(slot: str, head: str, reader: _Reader) -> Param:
 
 
 def _outputs(term: Term) -> list[Term]:
-    """The values that a side stands for: a noop ties several."""
+    """The output terms of a side: a noop combines several."""
     if isinstance(term, Apply) and term.op == "noop":
         return [o for a in term.args for o in _outputs(a)]
     return [term]
@@ -363,19 +368,19 @@ def _spelled(raw: _Raw) -> str:
 
 # ---------------------------------------------------------------- files
 def is_text(line: str) -> bool:
-    """Whether a line is written in one of these languages, not in that of `egraph/pattern.py`."""
+    """Whether a line is written in one of these languages rather than that of `egraph/pattern.py`."""
     text = line.strip()
     if "?" in text:
         return True
     if "=>" not in text and "->" not in text:
-        return True  # equations, or nothing that is a rule anywhere
+        return True  # equations, or text that is not a rule in any language
     head = re.match(r"\(\s*([A-Za-z_]\w*)(?:\s+[\w(]|\s*\))", text)
     atom = re.match(r"(Imatmul|Iewmul)\s*=>", text)
     return bool(atom) or (head is not None and ALIASES.get(head.group(1), head.group(1)) in SIGNATURES)
 
 
 def blank(line: str) -> bool:
-    """Whether a line holds no rule: nothing, or a comment after `#`."""
+    """Whether a line has no rule: empty, or a comment that begins with `#`."""
     return not line.strip() or line.lstrip().startswith("#")
 
 
@@ -399,7 +404,7 @@ def parse_line(text: str, line: int) -> list[TextRule]:
 
 
 def paired(first: TextRule, second: TextRule) -> TextRule:
-    """Two lines as one rule: both left sides match together."""
+    """Two rules combined into one multi-pattern rule: both left sides must match."""
     return TextRule(
         f"{first.text}\n{second.text}", first.line, first.lefts + second.lefts, first.rights + second.rights,
         problem=first.problem or second.problem,
@@ -409,8 +414,8 @@ def paired(first: TextRule, second: TextRule) -> TextRule:
 def read(text: str, pairs: bool = False) -> list[TextRule]:
     """The rules of a file in Tensat's format, in file order.
 
-    With `pairs` two consecutive rules are one. Blank lines and lines that begin with `#` are skipped. RuleError names the
-    line of what cannot be read; a rule that is well formed but uses an unknown operator is returned with its `problem`.
+    With `pairs`, two consecutive rules form one. Blank lines and lines that begin with `#` are skipped. RuleError names
+    the line that cannot be parsed; a well-formed rule with an unknown operator is returned with its `problem`.
     """
     found = [r for i, line in enumerate(text.splitlines(), 1) if not blank(line) for r in parse_line(line, i)]
     return pair_up(found) if pairs else found

@@ -1,4 +1,4 @@
-"""Terms of the rule language as values: written as text, renamed, with attributes and uses of variables replaced."""
+"""Operations on terms of the rule language: printing, renaming, and substitution of attributes and variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INFIX = {
 
 
 def render_attr(attr: Attr) -> str:
-    """An attribute expression or a condition in the rule language."""
+    """An attribute expression or guard as text in the rule language."""
     if isinstance(attr, Value):
         return repr(attr.value)
     if isinstance(attr, Name):
@@ -37,7 +37,7 @@ def render_attr(attr: Attr) -> str:
 
 
 def render(term: Term) -> str:
-    """A term in the rule language, attributes of their default value left out."""
+    """A term as text in the rule language, without attributes that have their default value."""
     if isinstance(term, Var):
         return term.name
     if isinstance(term, Literal):
@@ -53,7 +53,7 @@ def render(term: Term) -> str:
 
 
 def outline(term: Term) -> str:
-    """The ops alone."""
+    """A term's ops as text, without attributes and variable names."""
     if isinstance(term, Call):
         return f"{term.op}({','.join(map(outline, term.args))})"
     return "." if isinstance(term, Var) else repr(term.value)
@@ -66,7 +66,7 @@ def _renamed(attr: Attr, names: dict[str, str]) -> Attr:
 
 
 def rename(term: Term, names: dict[str, str]) -> Term:
-    """The term with other names for its tensor variables."""
+    """The term with tensor variables renamed."""
     if isinstance(term, Var):
         return Var(names[term.name])
     if isinstance(term, Call):
@@ -77,7 +77,7 @@ def rename(term: Term, names: dict[str, str]) -> Term:
 
 
 def substitute(term: Term, old: tuple[str, Attr], new: Attr) -> Term:
-    """The term with an attribute expression replaced wherever it is the value of an attribute of that name."""
+    """The term with an attribute value replaced wherever an attribute of that name has it."""
     if not isinstance(term, Call):
         return term
     attrs = tuple((n, new if (n, a) == old else _inside(a, old, new)) for n, a in term.attrs)
@@ -85,14 +85,14 @@ def substitute(term: Term, old: tuple[str, Attr], new: Attr) -> Term:
 
 
 def _inside(attr: Attr, old: tuple[str, Attr], new: Attr) -> Attr:
-    """An expression in which a permutation is replaced: `(1, 0)[i]` reads one."""
+    """An attribute expression with a permutation replaced inside, as in `(1, 0)[i]`."""
     if old[0] != "perm" or not isinstance(attr, Apply):
         return attr
     return new if attr == old[1] else Apply(attr.function, tuple(_inside(a, old, new) for a in attr.args))
 
 
 def along(term: Term, axis: Attr, new: Attr) -> Term:
-    """The term with an axis replaced in the sizes that its attributes read."""
+    """The term with an axis replaced in the sizes that its attributes use."""
 
     def change(attr: Attr) -> Attr:
         if not isinstance(attr, Apply):
@@ -107,7 +107,8 @@ def along(term: Term, axis: Attr, new: Attr) -> Term:
 
 
 def replace_use(term: Term, old: str, new: str, which: int) -> Term:
-    """The term with one use of a variable, counted from the left, given another name; unchanged if there are fewer."""
+    """The term with use number `which` (from the left, from 0) of a variable renamed; unchanged if there are fewer
+    uses."""
     count = -1
 
     def walk(t: Term) -> Term:
@@ -121,6 +122,6 @@ def replace_use(term: Term, old: str, new: str, which: int) -> Term:
 
 
 def slots(term: Term) -> list[tuple[str, Attr]]:
-    """The distinct (attribute, expression) pairs of a term that are not variables yet, in order."""
+    """The distinct (attribute, expression) pairs of a term whose value is not a variable, in order."""
     found = [(n, a) for t in subterms(term) if isinstance(t, Call) for n, a in t.attrs if not isinstance(a, Name)]
     return list(dict.fromkeys(found))

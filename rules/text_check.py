@@ -1,19 +1,21 @@
-"""Is a rule of Tensat's language true? Proofs and counterexamples, from the rule's text alone.
+"""Verdicts on rules in Tensat's language: proofs and counterexamples, from the rule's text alone.
 
-A rule is read as: wherever all its sides have types, each left side equals its right side. Under each scope (how
-convolutions may be grouped, where the format does not say; the widest first) members of its families of shapes are drawn and
-both sides are evaluated like those of our own rules (check.py): types, exact arithmetic modulo two primes, float64 on four
-kinds of values. The widest scope under which nothing refutes the rule is the one it is claimed for.
+A rule claims: wherever all its sides are well typed, each left side equals its right side. A scope (text_scopes.py)
+says how convolutions may be grouped where the format leaves this open. Under each scope, widest first, members of the
+rule's families of shapes are drawn and both sides are evaluated like those of our own rules (check.py): types, exact
+arithmetic modulo two primes, float64 on several kinds of values. The rule is claimed for the widest scope under which
+nothing refutes it.
 
-- "proved": in every family of a scope both sides have one normal form over symbolic sizes (symbolic.py), and random
-  evaluations, functions uninterpreted, leave a chance below 2**-60 that they differ at the shapes evaluated (field.py).
-- "tested": nothing refutes it, but the normal forms do not meet, not all parameter values could be enumerated, or it holds
-  only if kernels that are joined have one shape, which the rule does not say.
-- "refuted": with shapes and values, or shapes at which only one side has a type or the types differ.
-- "unknown": an operator or code that is not known here, or no shapes were found although there may be some.
+- "proved": in every family of a scope both sides have the same canonical form over symbolic sizes (symbolic.py), and
+  random evaluations with uninterpreted functions leave a probability below 2**-60 that the sides differ at the
+  evaluated shapes (field.py).
+- "tested": nothing refutes the rule, but the canonical forms differ, not all parameter values could be enumerated, or
+  it holds only if joined kernels have the same shape, which the rule does not state.
+- "refuted": with shapes and values, or with shapes at which only one side is well typed or the types differ.
+- "unknown": an unknown operator or code, or no shapes were found although there may be some.
 
-A proof covers every size from 1 on and every rank: an axis that no operator of the rule names is carried along elementwise,
-so the ranks that are drawn stand for all. Kernels of variables under "same" padding are odd.
+A proof covers every size from 1 on and every rank: operators act elementwise along an axis that they do not name, so
+the ranks that are drawn stand for all. Variable kernels under "same" padding have odd sizes.
 """
 
 from __future__ import annotations
@@ -45,28 +47,28 @@ from .text_signs import Effort, Signs
 from .text_terms import Typed
 from .text_typer import ATTRIBUTES, SYMBOLIC
 
-SECONDS = 20.0  # for one rule
-MEMBERS = 10  # members of a rule's families that are evaluated under one scope
-MORE = 40  # of a rule that is not proved, a second time and larger
-FINITE = ("act", "pad", "axis", "ndim", "shuffle")  # parameter variables of which every value is tried
-EVERY_VALUE = ("act", "pad", "shuffle")  # those that have no others
+SECONDS = 20.0  # per rule
+MEMBERS = 10  # members evaluated per scope
+MORE = 40  # members in the second, larger test of a rule that is not proved
+FINITE = ("act", "pad", "axis", "ndim", "shuffle")  # parameter variables whose values are enumerated
+EVERY_VALUE = ("act", "pad", "shuffle")  # parameters with no values beyond the enumerated ones
 IMAGES = ("conv2d", "poolmax", "poolavg")
 ELEMENTWISE = ("ewadd", "ewmul", "smul", "relu", "tanh", "sigmoid")
-LETTERS = 6  # transposes of a rule whose permutation is a variable
-HUGE = 1 << 60  # sizes are compared, however large
+LETTERS = 6  # largest number of transposes in a rule with a variable permutation
+HUGE = 1 << 60  # only sizes are compared, so any volume is allowed
 TEXT_STYLES = (
     *STYLES,
     "signs",
     "signs",
-)  # a maximum over a large window hardly ever meets numbers that are all negative
-LITERAL = 48  # values of a rule's parameter variables at which its types are looked at
+)  # otherwise a maximum over a large window rarely has only negative operands
+LITERAL = 48  # number of parameter values at which the types are checked
 UNTYPED = "the right side has no type where the left has one"
-VAGUE = ("reshape",)  # operators whose shapes are not all found
+VAGUE = ("reshape",)  # operators whose shapes are not enumerated completely
 
 
 @dataclass(frozen=True)
 class _At:
-    """A member of a family, in the form that `check.Trial` evaluates."""
+    """Adapter: a member of a family as `check.Trial` expects an instance."""
 
     member: TextInstance
 
@@ -90,7 +92,7 @@ class _At:
 
 @dataclass
 class _Tally:
-    """What was evaluated under one scope."""
+    """Number of evaluations under one scope."""
 
     members: int = 0
     modular: int = 0
@@ -102,7 +104,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class _Passed:
-    """A scope under which nothing refutes a rule; `why` there is no proof."""
+    """A scope under which nothing refutes a rule; `why` is the reason why there is no proof."""
 
     scope: Scope
     families: Families
@@ -111,8 +113,7 @@ class _Passed:
 
 
 def check_text(rule: TextRule, *, seed: int = 0, seconds: float = SECONDS) -> Verdict:
-    """The verdict on a rule of Tensat's language. After so many seconds no more is tried, and the verdict is what is known by
-    then."""
+    """The verdict on a rule in Tensat's language. After `seconds`, the verdict rests on the evidence so far."""
     until = perf_counter() + seconds
     if rule.problem:
         return Verdict("unknown", rule.problem)
@@ -151,9 +152,11 @@ def check_text(rule: TextRule, *, seed: int = 0, seconds: float = SECONDS) -> Ve
 
 
 def _meant(rule: TextRule, scope: Scope, *, symbolic: bool = False, until: float = inf) -> Families:
-    """The families that a rule is meant for under a scope: those at which no axis is forced to have size 1 (_wide). Where there
-    are none, those at which each side forces the same ones by itself: these are the sides' own shapes, and no corner in which
-    two sides of different shapes happen to meet."""
+    """The families for which a rule is meant under a scope: those in which no axis is forced to have size 1 (`_wide`).
+
+    If there are none, those in which each side by itself forces the same axes: these are the sides' own shapes, not a
+    corner case in which two sides of different shapes happen to agree.
+    """
     families = typings(rule, scope, symbolic=symbolic, until=until)
     found = _wide(rule, scope, families, until)
     if found.found or not families.found:
@@ -169,8 +172,8 @@ def _meant(rule: TextRule, scope: Scope, *, symbolic: bool = False, until: float
 
 
 def _forced_alone(family: Typing, sides: Sequence[Sequence[Typing]]) -> bool:
-    """Whether the axes that a family forces to have size 1 have it in all families of each side alone (with the same parameters
-    and ranks) in which they occur."""
+    """Whether the axes that a family forces to size 1 are also forced in all families of each single side with the same
+    parameters and ranks."""
     count, first = len(family.pairs), 0
     ones = {n: _ones(family, t) for n, t in family.inputs.items()}
     for families in sides:
@@ -187,13 +190,15 @@ def _forced_alone(family: Typing, sides: Sequence[Sequence[Typing]]) -> bool:
 
 
 def _chosen(family: Typing) -> Set[tuple[str, Any]]:
-    """The parameters of a family that were chosen; the others are unknowns."""
+    """The parameters of a family with concrete values; the others are unknowns."""
     return {(n, v) for n, v in family.attrs.items() if not isinstance(v, Affine)}
 
 
 def _wide(rule: TextRule, scope: Scope, families: Families, until: float = inf) -> Families:
-    """The families without those whose types force an axis to have size 1: at such a corner almost anything holds, and a rule
-    is not meant for it, but where it names a kernel of size 1 (which says nothing of images)."""
+    """The families without those whose types force an axis to size 1, where almost anything holds.
+
+    A rule that names a kernel of size 1 is exempt, except for its images.
+    """
     calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
     meant = any(v == 1 for c in calls for k, v in c.params if k in ("kernel_h", "kernel_w"))
     images = {v.name for c in calls if c.op in IMAGES for v in nodes(c.args[0]) if isinstance(v, Input)}
@@ -210,20 +215,21 @@ def _wide(rule: TextRule, scope: Scope, families: Families, until: float = inf) 
         if found and perf_counter() > until:
             complete = False
             break
-    if scope.constants:  # groups are chosen so that the sides have one shape, for each choice of all else
+    if scope.constants:  # groups are chosen so that the sides have equal shapes, for each choice of all else
         possible = [(f.attrs, f.ranks) for f in found if f.agrees()]
         found = [f for f in found if f.agrees() or (f.attrs, f.ranks) not in possible]
     return Families(found, families.why or "its types force sizes of 1", complete)
 
 
 def _ones(family: Typing, value: Typed) -> set[int]:
-    """The axes of a value that have size 1 (or none) in the whole family."""
+    """The axes of a value that have size 1 (or 0) in the whole family."""
     signs = Signs(family)
     return {i for i, s in enumerate(value.sizes) if signs.nonnegative(s * -1 + 1)}
 
 
 def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMBERS, until: float = inf) -> _Tally:
-    """Evaluate members of the families; Refuted with the first counterexample. One is evaluated even after `until`."""
+    """Evaluates members of the families; raises Refuted with the first counterexample. One member is evaluated even
+    after `until`."""
     tally = _Tally()
     draw, rng = random.Random(seed), np.random.default_rng(seed)
     chosen = families.found if len(families.found) <= members else draw.sample(families.found, members)
@@ -252,7 +258,7 @@ def _evaluate(rule: TextRule, families: Families, seed: int, members: int = MEMB
 
 
 def _proved(rule: TextRule, one: _Passed, bits: float, wider: Sequence[_Passed]) -> Verdict:
-    """The verdict on a rule that was proved under a scope; under the wider ones it is only tested."""
+    """The verdict on a rule that is proved under a scope; under the wider scopes it is only tested."""
     scope, families = one.scope, one.families
     calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
     said = [f"normal forms are equal for all sizes and ranks in {len(families.found)} families of shapes"]
@@ -269,8 +275,11 @@ def _proved(rule: TextRule, one: _Passed, bits: float, wider: Sequence[_Passed])
 
 
 def _proof(rule: TextRule, scope: Scope, families: Families, seed: int, until: float) -> tuple[float, str]:
-    """How sure the random evaluations are, or 0 and what the proof lacks. Strides and kernels that are variables stay unknown
-    in the families of which equality is proved; the evaluations are at some values of them."""
+    """(confidence in bits of the random evaluations, or 0 if there is no proof; the reason).
+
+    Variable strides and kernels stay symbolic in the families for which equality is proved; evaluations use some of
+    their values.
+    """
     kinds = set(rule.attributes.values())
     general_kinds = {*SYMBOLIC, "perm"} if _words(rule) else {*SYMBOLIC}
     if open_ := sorted(kinds - {*FINITE, *general_kinds}):
@@ -296,7 +305,7 @@ def _proof(rule: TextRule, scope: Scope, families: Families, seed: int, until: f
 
 
 def _words(rule: TextRule) -> bool:
-    """Whether permutations that are variables only say in which order axes are: one of them, between elementwise operators."""
+    """Whether the rule has one variable permutation that only occurs in transposes between elementwise operators."""
     calls = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)]
     moved = [c for c in calls if c.op == "transpose"]
     return (
@@ -307,7 +316,7 @@ def _words(rule: TextRule) -> bool:
 
 
 def _agreed(member: TextInstance, rng: np.random.Generator) -> float:
-    """How sure random evaluations are of a member: as it is, or without what residues do not know of signs and orders."""
+    """Confidence in bits that random evaluations of a member agree: as given, or with redundant rectifiers removed."""
     sides, bits = [side for pair in member.sides() for side in pair], 0.0
     for way in (list, unrectified):
         roots = expand_all(way(sides))
@@ -318,7 +327,8 @@ def _agreed(member: TextInstance, rng: np.random.Generator) -> float:
 
 
 def _instance_without_meaning(rule: TextRule, seed: int) -> Verdict | None:
-    """The refutation of a rule whose right side has no type at some values of its parameter variables, though the left has."""
+    """The refutation of a rule that has parameter values at which the left side is well typed and the right side is
+    not; else None."""
     options = [ATTRIBUTES[kind] for kind in rule.attributes.values()]
     every = list(product(*options))
     for values in every if len(every) <= LITERAL else random.Random(seed).sample(every, LITERAL):
@@ -333,7 +343,7 @@ def _instance_without_meaning(rule: TextRule, seed: int) -> Verdict | None:
 
 
 def _meaningless(rule: TextRule, seed: int) -> Verdict:
-    """The verdict where no shapes give every side a type."""
+    """The verdict if no shapes make every side well typed."""
     families = typings(rule, symbolic=bool(rule.attributes))
     both = [n for side in (*rule.lefts, *rule.rights) for n in nodes(side)]
     few = not {*rule.attributes.values()} <= {*EVERY_VALUE, *SYMBOLIC} or bool(rule.attributes and families.found)

@@ -1,4 +1,4 @@
-"""Families of shapes at which a rule of Tensat's language has types: unknown sizes with equations between them, and members drawn."""
+"""Families of shapes at which a text rule is well typed: unknown sizes with linear equations, and random members."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from .linear import Affine, System, quotient
 from .text_instance import TextInstance
 from .text_terms import Typed
 
-LARGEST = (2, 3, 4, 6, 3, 5)  # how large the sizes of a member are drawn
-WORK = 1 << 22  # elements of values and windows of a member that is evaluated
-PINNED = 1 << 18  # elements of a shape that a rule names
+LARGEST = (2, 3, 4, 6, 3, 5)  # upper ends of the ranges from which sizes are drawn
+WORK = 1 << 22  # limit on elements of all values and windows of a member
+PINNED = 1 << 18  # largest number of elements of a shape that a rule states explicitly
 
 
 @dataclass(frozen=True, eq=False)
 class Typing:
-    """A family of shapes at which a rule's sides have types: unknown sizes with the equations between them."""
+    """A family of shapes at which a rule's sides are well typed: typed terms, and the equations between their unknown
+    sizes."""
 
-    terms: tuple[Typed, ...]  # all sides, left ones first
-    pairs: tuple[tuple[Typed, Typed], ...]  # (left, right), empty if only left sides were typed
+    terms: tuple[Typed, ...]  # all sides, left sides first
+    pairs: tuple[tuple[Typed, Typed], ...]  # (left, right); empty if only left sides were typed
     inputs: Mapping[str, Typed]
     attrs: Mapping[str, Any]
     system: System
     at_least: tuple[tuple[Affine, int], ...]
-    spans: Mapping[tuple[Affine, Affine], Affine]  # (positions - 1) * stride of unknown strides
+    spans: Mapping[tuple[Affine, Affine], Affine]  # (positions - 1) * stride, for unknown strides
 
     @property
     def ranks(self) -> dict[str, int]:
-        """Ranks of the variables."""
+        """Ranks of the tensor variables."""
         return {n: len(t.axes) for n, t in self.inputs.items()}
 
     def agrees(self) -> bool:
-        """Whether left and right sides have the same shape in every member of the family."""
+        """Whether left and right sides have equal shapes in every member of the family."""
         return all(
             len(a.axes) == len(b.axes) and all(self.system.reduce(p - q).number == 0 for p, q in zip(a.sizes, b.sizes))
             for a, b in self.pairs
@@ -44,19 +45,20 @@ class Typing:
 
     @property
     def pinned(self) -> int:
-        """Elements of the largest side or variable of which all sizes are known."""
+        """Number of elements of the largest side or variable whose sizes are all known; 1 if there is none."""
         shapes = [[self.system.reduce(s).number for s in t.sizes] for t in (*self.terms, *self.inputs.values())]
         return max((int(prod(s for s in shape if s is not None)) for shape in shapes if None not in shape), default=1)
 
     @cached_property
     def ranges(self) -> dict[int, tuple[int, int | None]]:
-        """Bounds of the free unknowns that follow from one condition each, a few times over: least and largest value."""
+        """(smallest, largest) value of each free unknown, by interval propagation over single conditions; None means
+        unbounded."""
         system, low = self.system, dict(self.system.least)
         high: dict[int, int | None] = {u: system.most.get(u) for u in range(system.count)}
         conditions = [(e - system.least[u]) for u, e in system.given.items()]
         conditions += [(e * -1 + system.most[u]) for u, e in system.given.items() if u in system.most]
         conditions += [system.reduce(e) - least for e, least in self.at_least]
-        for expr in conditions * 3:  # expr >= 0
+        for expr in conditions * 3:  # each asserts expr >= 0
             for u, c in expr.terms:
                 largest = [(k, low[v] if k < 0 else high[v]) for v, k in expr.terms if v != u]
                 known = [k * n for k, n in largest if n is not None]
@@ -71,14 +73,14 @@ class Typing:
         return {u: (low[u], high[u]) for u in system.free}
 
     def draw(self, rng: random.Random, largest: int) -> dict[int, int] | None:
-        """Numbers for all unknowns, None if the ones that were drawn do not fit."""
+        """Random values for all unknowns; None if the drawn values violate a condition."""
         least, most = self.system.least, self.system.most
         values: dict[int, int] = {}
         for u, (low, high) in self.ranges.items():
             if high is not None and high < low:
                 return None
             top = max(low, largest) if high is None else min(high, max(low, largest))
-            if high is not None and rng.random() < 0.5:  # what it is taken from is small
+            if high is not None and rng.random() < 0.5:  # then the dependent size is small
                 low, top = max(low, high - largest), high
             values[u] = rng.randint(low, top)
         for u, expr in self.system.given.items():
@@ -92,7 +94,8 @@ class Typing:
     def instances(
         self, rng: random.Random, count: int, *, tries: int = 40, volume: int = 5000, work: int = WORK
     ) -> Iterator[TextInstance]:
-        """Up to `count` members with different sizes, small ones (unless a rule names large ones); `tries` draws for each."""
+        """Yields up to `count` distinct small members (large ones if the rule states large shapes), with up to `tries`
+        draws each."""
         seen = set()
         volume = max(volume, min(self.pinned, PINNED))
         for _ in range(count):
@@ -107,7 +110,7 @@ class Typing:
                     break
 
     def fits(self, rng: random.Random, *, tries: int = 40) -> bool:
-        """Whether sizes are found at all, however large."""
+        """Whether any sizes satisfy the conditions, however large."""
         return any(self.draw(rng, LARGEST[i % len(LARGEST)]) is not None for i in range(tries))
 
 

@@ -1,4 +1,4 @@
-"""A rule of Tensat's language at concrete sizes: its sides as tensors of this project."""
+"""A text rule at concrete sizes: its sides as tensors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, composite.si
 
 
 class TextInstance:
-    """A rule at concrete sizes."""
+    """A text rule at concrete sizes."""
 
     def __init__(self, typing: Typing, values: Mapping[int, int]) -> None:
         self.typing, self.values = typing, dict(values)
         self.known: dict[Affine, int] = {}
 
     def size(self, expr: Affine) -> int:
-        """A size as a number."""
+        """The value of a size expression."""
         if not expr.terms:
             return int(expr.constant)
         if (found := self.known.get(expr)) is None:
@@ -36,7 +36,7 @@ class TextInstance:
         return found
 
     def shape(self, typed: Typed) -> tuple[int, ...]:
-        """A shape as numbers."""
+        """The concrete shape of a typed term."""
         return tuple(map(self.size, typed.sizes))
 
     @property
@@ -46,12 +46,12 @@ class TextInstance:
 
     @property
     def volume(self) -> int:
-        """Elements of the largest side or variable."""
+        """Number of elements of the largest side or variable."""
         return max(prod(self.shape(t)) for t in (*self.typing.terms, *self.typing.inputs.values()))
 
     @property
     def work(self) -> int:
-        """Elements of all values and of all windows: what an evaluation costs."""
+        """Evaluation cost: total number of elements of all values, times window sizes."""
         return sum(prod(self.shape(t)) * self._window(t) for t in subterms(self.typing.terms))
 
     def _window(self, typed: Typed) -> int:
@@ -60,23 +60,23 @@ class TextInstance:
         return typed.params["kernel_h"] * typed.params["kernel_w"] if typed.op in ("poolmax", "poolavg") else 1
 
     def sides(self, dtype: str = "float32") -> list[tuple[Tensor, Tensor]]:
-        """(left, right) of each pair, over one input per variable. ShapeError where the shapes do not fit after all."""
+        """(left, right) of each pair, over one input per variable. ShapeError if the shapes do not fit."""
         return [(self.build(a, dtype), self.build(b, dtype)) for a, b in self.typing.pairs]
 
     def lefts(self, dtype: str = "float32") -> list[Tensor]:
-        """The left sides alone."""
+        """The left sides only."""
         n = len(self.typing.pairs) or len(self.typing.terms)
         return [self.build(t, dtype) for t in self.typing.terms[:n]]
 
     def build(self, typed: Typed, dtype: str = "float32") -> Tensor:
-        """The tensor of a typed term. Its shape is that of the term, or ShapeError says what is wrong."""
+        """The tensor of a typed term; ShapeError if its shape is not that of the typed term."""
         found = _BUILD[typed.op](self, typed, [self.build(a, dtype) for a in typed.args], dtype)
         if tuple(found.shape) != self.shape(typed):
             raise ShapeError(f"{typed.op} has shape {found.shape}, not {self.shape(typed)}")
         return found
 
     def pads(self, kernel: Sequence[int], pad: int) -> tuple[int, ...]:
-        """Low sides, then high sides."""
+        """The padding of a window: low ends, then high ends."""
         if pad == 1:
             return (0,) * 4
         low = [(k - 1) // 2 for k in kernel]
@@ -87,7 +87,7 @@ class TextInstance:
         return "; ".join([*shown, *(f"?{n} = {v}" for n, v in self.typing.attrs.items())])
 
 
-# ---------------------------------------------------------------- terms as tensors
+# ---------------------------------------------------------------- operators as tensors
 def _activated(found: Tensor, typed: Typed) -> Tensor:
     activation: Callable[[Tensor], Tensor] = ACTIVATIONS[typed.params.get("act", 0)]
     return activation(found)
@@ -129,7 +129,7 @@ def _enlarge(at: TextInstance, typed: Typed, args: list[Tensor], dtype: str) -> 
 
 
 def eye_kernel(n: int, h: int, w: int) -> np.ndarray[Any, Any]:
-    """The kernel [n, n, h, w] that changes nothing under "same" padding."""
+    """The identity kernel [n, n, h, w] under "same" padding."""
     found = np.zeros((n, n, h, w))
     found[range(n), range(n), (h - 1) // 2, (w - 1) // 2] = 1
     return found

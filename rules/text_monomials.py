@@ -1,4 +1,5 @@
-"""Elements of values as sums of monomials: factors over symbolic indices, summed over some of them (see `symbolic.py`)."""
+"""Polynomials over symbolic elements: monomials with factors at symbolic indices, summed over some of these (see
+`symbolic.py`)."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from fractions import Fraction
 
 from .linear import ZERO, Affine
 
-CONDITIONS = ("delta", "guard")  # factors that are 0 or 1
+CONDITIONS = ("delta", "guard")  # factors with value 0 or 1
 
 
 @dataclass(frozen=True)
 class Index:
-    """offset + sum of coefficient × index variable."""
+    """An affine symbolic index: offset + sum of coefficient × index variable."""
 
     offset: Affine
     parts: tuple[tuple[int, int], ...] = ()
@@ -26,7 +27,7 @@ class Index:
         return Index(self.offset + other.offset * factor, tuple(sorted((v, c) for v, c in total.items() if c)))
 
     def put(self, variable: int, value: Index) -> Index:
-        """With a value for a variable."""
+        """The index with a value substituted for a variable."""
         c = dict(self.parts).get(variable)
         if c is None:
             return self
@@ -41,11 +42,11 @@ class Factor:
     name: str = ""
     indices: tuple[Index, ...] = ()
     sums: tuple[Sum, ...] = ()
-    bound: tuple[int, ...] = ()  # indices of a maximum
+    bound: tuple[int, ...] = ()  # index variables of a maximum
     size: Affine = ZERO
 
     def put(self, variable: int, value: Index) -> Factor:
-        """With a value for an index variable."""
+        """The factor with a value substituted for an index variable."""
         indices = tuple(i.put(variable, value) for i in self.indices)
         sums = tuple(tuple(m.put(variable, value) for m in s) for s in self.sums)
         return Factor(self.kind, self.name, indices, sums, self.bound, self.size)
@@ -60,11 +61,11 @@ class Monomial:
     bound: tuple[int, ...] = ()
 
     def times(self, other: Monomial) -> Monomial:
-        """The product."""
+        """The product of two monomials."""
         return Monomial(self.coefficient * other.coefficient, self.factors + other.factors, self.bound + other.bound)
 
     def put(self, variable: int, value: Index) -> Monomial:
-        """With a value for an index variable."""
+        """The monomial with a value substituted for an index variable."""
         return Monomial(self.coefficient, tuple(f.put(variable, value) for f in self.factors), self.bound)
 
 
@@ -72,7 +73,7 @@ Sum = tuple[Monomial, ...]
 
 
 def never_negative(terms: Sum) -> bool:
-    """Whether a sum is made of rectified values, sigmoids and squares alone."""
+    """Whether a sum consists of relu and sigmoid values and squares with positive coefficients only."""
 
     def alone(factor: Factor) -> bool:
         if factor.kind == "max":
@@ -83,20 +84,20 @@ def never_negative(terms: Sum) -> bool:
 
 
 def variables_of(factor: Factor) -> set[int]:
-    """Index variables that a factor reads."""
+    """Index variables that occur in a factor."""
     inner = {v for s in factor.sums for m in s for f in m.factors for v in variables_of(f)}
     return inner | {v for i in factor.indices for v, _ in i.parts}
 
 
 def shared(terms: Sum) -> list[Factor]:
-    """Conditions that all monomials share, on indices that are not summed over."""
+    """The delta and guard factors that all monomials share, on indices that are not bound."""
     first, *others = terms
     return [f for f in first.factors if f.kind in CONDITIONS and all(f in m.factors for m in others)
             and not any(v in m.bound for m in terms for i in f.indices for v, _ in i.parts)]  # fmt: skip
 
 
 def without(factors: tuple[Factor, ...], some: Sequence[Factor]) -> tuple[Factor, ...]:
-    """The other factors."""
+    """The factors that are not in `some`."""
     return tuple(f for f in factors if f not in some)
 
 

@@ -1,4 +1,4 @@
-"""Ranks of all terms of a rule in Tensat's language: what the operators say of them, and what is left to choose."""
+"""Rank inference for the terms of a text rule: unification of equal ranks, and choices for free ones."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ MATRIX = 6  # input_1 … input_6 are matrices in the files of TASO, the others 
 
 
 class Ranks:
-    """Ranks of all subterms: equal ones are merged, the rest is chosen."""
+    """Ranks of all subterms: equal ranks are unified (union-find), the rest are chosen."""
 
     def __init__(self, attrs: Mapping[str, Any]) -> None:
         self.attrs = attrs
         self.parent: dict[int, int] = {}
         self.rank: dict[int, int] = {}
-        self.above: dict[int, int] = {}  # the rank is larger than this
-        self.matrix: set[int] = set()  # operands of a matmul
-        self.bare: set[int] = set()  # joined or split along an axis, without saying the rank
+        self.above: dict[int, int] = {}  # strict lower bound of a rank
+        self.matrix: set[int] = set()  # operands of matmul
+        self.bare: set[int] = set()  # concatenated or split along an axis without a stated rank
         self.names: dict[int, list[str]] = {}
         self.inputs: dict[str, int] = {}
-        self.ones: dict[int, int] = {}  # of each Iewmul
+        self.ones: dict[int, int] = {}  # rank of each Iewmul by term id
 
     def new(self) -> int:
-        """A new rank."""
+        """A fresh rank variable."""
         self.parent[len(self.parent)] = len(self.parent)
         return len(self.parent) - 1
 
     def find(self, i: int) -> int:
-        """The representative."""
+        """The representative of a rank variable."""
         while self.parent[i] != i:
             i = self.parent[i]
         return i
 
     def join(self, *items: int) -> int:
-        """Make ranks equal."""
+        """Unifies rank variables; returns the representative."""
         first = self.find(items[0])
         for item in items[1:]:
             other = self.find(item)
@@ -53,19 +53,19 @@ class Ranks:
         return first
 
     def set(self, i: int, rank: int) -> int:
-        """Make a rank known."""
+        """Fixes a rank; NoMeaning if it is already fixed to another value."""
         i = self.find(i)
         if self.rank.setdefault(i, rank) != rank:
             raise NoMeaning(f"a value would have rank {rank} and rank {self.rank[i]}")
         return i
 
     def value(self, name: str, term: Apply) -> Any:
-        """A parameter's value."""
+        """The value of a parameter."""
         found = term.param(name)
         return self.attrs[found] if isinstance(found, str) else found
 
     def visit(self, term: Term) -> int:
-        """The rank of a term."""
+        """The rank variable of a term, with the constraints of its operator added."""
         if isinstance(term, Number):
             return self.set(self.new(), 0)
         if isinstance(term, Input):
@@ -110,7 +110,7 @@ class Ranks:
         return joined
 
     def options(self, i: int) -> list[int]:
-        """What a rank may be."""
+        """The possible values of a rank."""
         i = self.find(i)
         above = self.above.get(i, -1)
         if i in self.rank:

@@ -1,4 +1,4 @@
-"""The places where axes are put together or cut, carried to all axes that are aligned: regions within which sides are alike."""
+"""Division of axes into regions at concat and split positions, propagated to all aligned axes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .text_families import Typing
 from .text_signs import Open, Signs, Unprovable
 from .text_terms import Axis, Typed
 
-PLACES = 16  # cuts of one axis
+PLACES = 16  # limit on cuts per axis
 
 
 class Regions:
-    """The cuts of every axis, closed under alignment."""
+    """The cut positions of every axis, closed under alignment."""
 
     def __init__(self, typing: Typing, signs: Signs) -> None:
         self.signs = signs
         self.places: dict[Axis, list[Affine]] = {}
         self.aligned: list[tuple[Axis, Axis]] = []
         self.copies: list[tuple[Axis, Axis, int]] = []
-        self.framed: list[tuple[Axis, Axis, Affine]] = []  # an axis, one in the middle of it, and where that begins
+        self.framed: list[tuple[Axis, Axis, Affine]] = []  # (axis, axis inside of it, start of the inner axis)
         self.seen: set[int] = set()
         for term in typing.terms:
             self.visit(term)
@@ -29,7 +29,7 @@ class Regions:
         self.close()
 
     def visit(self, term: Typed) -> None:
-        """Collect what a term says about its axes."""
+        """Collects the axes, alignments and cuts of a term."""
         if id(term) in self.seen:
             return
         self.seen.add(id(term))
@@ -59,7 +59,7 @@ class Regions:
                 self.framed.append((term.axes[2 + i], axes[0][2 + i], low))
 
     def axis(self, axis: Axis) -> None:
-        """Register an axis with its parts."""
+        """Registers an axis and its parts."""
         if axis in self.places:
             return
         self.places[axis] = []
@@ -67,7 +67,7 @@ class Regions:
             self.axis(part)
 
     def add(self, axis: Axis, place: Affine) -> bool:
-        """A cut; whether it is new."""
+        """Adds a cut; returns whether it is new."""
         self.axis(axis)
         place = self.signs.reduce(place)
         if place in self.places[axis] or self.signs.nonnegative(place * -1):
@@ -80,7 +80,7 @@ class Regions:
         return True
 
     def close(self) -> None:
-        """Carry cuts along alignments until nothing is new."""
+        """Propagates cuts along alignments to a fixed point."""
         changed = True
         while changed:
             new = [self.carry(*pair) for pair in self.aligned]
@@ -92,11 +92,11 @@ class Regions:
             changed = any(new)
 
     def carry(self, a: Axis, b: Axis) -> bool:
-        """Aligned axes have the same cuts."""
+        """Copies cuts between two aligned axes; returns whether any is new."""
         return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
 
     def inherit(self, whole: Axis, left: Axis, right: Axis) -> bool:
-        """An axis has the cuts of its parts, and they have its."""
+        """Exchanges cuts between a concatenated axis and its parts; returns whether any is new."""
         new = [self.add(whole, left.size), *(self.add(whole, p) for p in list(self.places[left]))]
         new += [self.add(whole, left.size + p) for p in list(self.places[right])]
         for p in list(self.places[whole]):
@@ -109,14 +109,14 @@ class Regions:
         return any(new)
 
     def frame(self, whole: Axis, part: Axis, start: Affine) -> bool:
-        """An axis has the cuts of what it frames, and at the frame if there are any, which has those of its own in there."""
+        """Exchanges cuts between an axis and one inside of it; the borders become cuts if the inner axis has any."""
         inside = [p for p in self.places[whole] if self.signs.nonnegative(p - start - 1)]
         new = [self.add(part, p - start) for p in inside if self.signs.nonnegative(start + part.size - p - 1)]
         cuts = [start, start + part.size, *(start + p for p in self.places[part])] if self.places[part] else []
         return any([*new, *(self.add(whole, p) for p in cuts)])
 
     def repeat(self, whole: Axis, part: Axis, times: int) -> bool:
-        """An axis that is so many copies of another's."""
+        """Exchanges cuts between an axis and another one that it repeats `times` times."""
         new = [self.add(whole, part.size * j) for j in range(1, times)]
         new += [self.add(whole, part.size * j + p) for j in range(times) for p in list(self.places[part])]
         for p in list(self.places[whole]):
@@ -130,11 +130,11 @@ class Regions:
         return any(new)
 
     def ordered(self, p: Affine, q: Affine) -> bool:
-        """Whether the order of two places is known."""
+        """Whether the order of two positions is provable."""
         return self.signs.nonnegative(q - p) or self.signs.nonnegative(p - q)
 
     def of(self, axis: Axis) -> list[tuple[Affine, Affine]]:
-        """(start, size) of the axis's regions in order."""
+        """(start, size) of an axis's regions, in order; raises Open if the order of two cuts depends on the sizes."""
         places = [Affine.of(0)]
         rest = list(self.places[axis])
         while rest:
@@ -149,7 +149,7 @@ class Regions:
 
 
 def enlarged(term: Typed) -> list[Affine]:
-    """Zeros before an enlarged kernel, per spatial axis."""
+    """Number of zeros before an enlarged kernel, per spatial axis."""
     return [term.numbers["before_" + i] for i in "hw"]
 
 

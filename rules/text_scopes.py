@@ -1,4 +1,4 @@
-"""For which shapes a rule of Tensat's language is read, where its format says too little: how convolutions may be grouped."""
+"""Scopes of text rules: how convolutions may be grouped where the format leaves this open."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from .tensat import Apply, TextRule, nodes
 
 @dataclass(frozen=True)
 class Scope:
-    """Which shapes a rule is read for, where the format says too little: how convolutions may be grouped.
+    """Restriction of the shapes for which a text rule is read, where the format leaves the grouping of convolutions
+    open.
 
-    `groups` are the counts tried where the shapes leave them open; with `plain`, a convolution of two variables has one
-    group; with `kin`, the variables that are kernels of convolutions share a shape, and with `constants` constant kernels have
-    as many outputs as they, and groups are chosen so that the sides have one shape.
+    `groups` lists the group counts to try. With `plain`, a convolution of two variables has one group. With `kin`, all
+    kernel variables have the same shape. With `constants`, constant kernels have as many outputs as the variable
+    kernels, and groups are chosen so that the sides have equal shapes. `said` describes the scope in verdicts.
     """
 
     said: str
@@ -25,8 +26,8 @@ class Scope:
 
 _PLAIN = "convolutions of variables, and those whose groups the shapes leave open, have one group"
 _OPEN = "convolutions whose groups the shapes leave open have one group"
-#: From the widest to the narrowest. The rules of TASO were verified for one group and kernels of one shape, and some of
-#: them hold for no others: joining two convolutions into a grouped one needs as many outputs in each.
+#: From the widest to the narrowest. TASO's rules were verified for one group and kernels of one shape, and some of them
+#: hold for no others: joining two convolutions into a grouped one needs as many outputs in each.
 SCOPES = (
     Scope("", (1, 2, 3)),
     Scope(_PLAIN, plain=True),
@@ -35,11 +36,11 @@ SCOPES = (
     Scope(f"{_OPEN}, kernels one shape", kin=True),
     Scope(f"{_PLAIN} or two, all kernels one shape", (1, 2), plain=True, kin=True, constants=True),
 )
-GROUPED = 3  # of more convolutions, two numbers of groups are tried at most
+GROUPED = 3  # for rules with more convolutions, at most two group counts are tried
 
 
 def scopes(rule: TextRule) -> tuple[Scope, ...]:
-    """The scopes under which a rule is read, the widest first; the last one is for kernels that are constants."""
+    """The scopes to try for a rule, widest first; the last one is for constant kernels only."""
     ops = {n.op for side in (*rule.lefts, *rule.rights) for n in nodes(side) if isinstance(n, Apply)}
     if "conv2d" not in ops:
         return SCOPES[:1]
@@ -47,7 +48,7 @@ def scopes(rule: TextRule) -> tuple[Scope, ...]:
 
 
 def group_counts(rule: TextRule, scope: Scope) -> tuple[int, ...]:
-    """How many groups a convolution is tried with where the shapes leave it open."""
+    """The group counts to try for a convolution whose groups the shapes leave open."""
     return scope.groups if rule.convolutions <= GROUPED else scope.groups[:2]
 
 

@@ -1,20 +1,20 @@
-"""What a rule of Tensat's language says at concrete shapes: its sides as tensors of this project.
+"""Shape inference for text rules: families of shapes at which all sides are well typed.
 
-The operators' shape laws give linear equations between unknown sizes. What they leave open is chosen: the ranks of variables,
-values of parameter variables, how many groups a convolution has (channels / second size of the weight), the remainder of a
-strided axis. `typings` enumerates the choices that are consistent; each is a family of shapes, of which `Typing.instances`
-draws members. A constant of the language (`Imatmul`, `Iconv`, …) has whatever size its surroundings want.
+The operators' shape laws give linear equations between unknown sizes. Open choices are enumerated: ranks of variables,
+values of parameter variables, the group count of a convolution (channels / second size of the weight), the remainder of
+a strided axis. `typings` enumerates the consistent choices; each is a family of shapes, whose members
+`Typing.instances` draws. A constant of the language (`Imatmul`, `Iconv`, …) has the size that its context requires.
 
-Semantics, as in TASO unless it leaves something open:
-- padding 0 ("same") gives ceil(size / stride) positions, (kernel - 1) // 2 elements before the first and the rest of
-  kernel - 1 behind the last; the kernel of a variable under it is odd. Average pooling counts padding; in max pooling it
-  never wins.
-- the groups of a convolution follow from the shapes.
-- `split` undoes the latest concat along its axis, wherever that came from: the operand's axes remember where they were put
-  together, through operators that keep an axis. A variable's axis may be cut anywhere, at one place per rule. Any other axis
-  cannot be split. Where two operands were put together at different places, the split has no meaning.
-- `enlarge` puts zeros around a kernel, (K - k) // 2 of them before; `Iconv(h, w)` is the kernel [n, n, h, w] that changes
-  nothing, `Cpool(h, w)` the one that averages; `merge(w, c)` is the dense kernel of a convolution in c groups.
+Semantics, as in TASO unless TASO leaves something open:
+- Padding 0 ("same") gives ceil(size / stride) positions, with (kernel - 1) // 2 elements before the first and the rest
+  of kernel - 1 after the last; a variable kernel under it has odd size. Average pooling counts padding; in max pooling
+  padding never wins.
+- The groups of a convolution follow from the shapes.
+- `split` undoes the latest concat along its axis, wherever that concat is: axes record their concatenation through
+  operators that keep an axis. A variable's axis may be cut anywhere, at one position per rule. Other axes cannot be
+  split. If two operands were concatenated at different positions, the split is undefined.
+- `enlarge` pads a kernel with zeros, (K - k) // 2 of them before; `Iconv(h, w)` is the identity kernel [n, n, h, w],
+  `Cpool(h, w)` the averaging kernel; `merge(w, c)` is the dense kernel of a convolution in c groups.
 - `smul` multiplies by a scalar of rank 0, or by a number.
 """
 
@@ -36,7 +36,8 @@ from .text_typer import Typer
 
 
 class Families(NamedTuple):
-    """The families of shapes of a rule; where there is none, why. `complete` unless the limit ended the enumeration."""
+    """The families of shapes of a rule; if there is none, `why`. `complete`: the enumeration was not cut off by a
+    limit."""
 
     found: list[Typing]
     why: str
@@ -52,10 +53,11 @@ def typings(
     limit: int = 400,
     until: float = inf,
 ) -> Families:
-    """The families of shapes at which all sides have types, `limit` combinations of choices tried at most, and none
-    after `until` (`perf_counter`). With `only_left`
-    the right sides are not typed; with `symbolic` strides and kernels that are variables stay unknown, and no members can be
-    drawn."""
+    """The families of shapes at which all sides are well typed.
+
+    Tries at most `limit` combinations of choices, and none after `until` (`perf_counter`). With `only_left`, right
+    sides are not typed. With `symbolic`, variable strides and kernels stay unknown, and no members can be drawn.
+    """
     choices, found, why = Choices(), [], ""
     for _ in range(limit):
         choices.at = 0
@@ -73,16 +75,18 @@ def typings(
 
 
 def members(families: Sequence[Typing], *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """Members of families at different sizes, ranks and parameters: two at least of each, `count` in all if there are that
-    many."""
+    """Members of families with different sizes, ranks and parameters: at least two per family, `count` in total if
+    available."""
     rng = random.Random(seed)
     each = -(-count // max(1, len(families)))
     return [x for family in families for x in family.instances(rng, max(2, each))]
 
 
 def instances(rule: TextRule, *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """`members` under the narrowest scope that has any, with sides of one shape if possible: shapes at which a right rule is
-    right however it is read."""
+    """`members` under the narrowest scope that has any, with sides of equal shape if possible.
+
+    At these shapes a sound rule holds under every reading of the format.
+    """
     for scope in reversed(scopes(rule)):
         families = typings(rule, scope).found
         if found := members([f for f in families if f.agrees()] or families, seed=seed, count=count):

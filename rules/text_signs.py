@@ -1,4 +1,4 @@
-"""Signs of sizes that follow from a family's equations, and what ends a proof: all that text rule proofs may assume."""
+"""Provable signs of size expressions, from a family's equations, and the exceptions that end a symbolic proof."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .text_families import Typing
 
 
 class Unprovable(Exception):
-    """Beyond this method; says nothing about the rule."""
+    """Raised when the proof method does not apply; says nothing about the rule."""
 
 
 class Seam(Unprovable):
-    """An index that is on either side of a place."""
+    """Raised when an index may be on either side of a position."""
 
 
 class Open(Unprovable):
-    """Two cuts of an axis in an order that depends on the sizes: `first` may be before or after `second`."""
+    """Raised when the order of two cuts of an axis depends on the sizes: `cases` are the two assumptions to try."""
 
     def __init__(self, first: Affine, second: Affine) -> None:
         super().__init__("two cuts of an axis in an order that depends on the sizes")
@@ -28,14 +28,14 @@ class Open(Unprovable):
 
 @dataclass
 class Effort:
-    """How many simplifications and spellings of products the families of a rule may take together, and until when
+    """Work limit for the symbolic proof of a rule: number of simplifications and printed products, and a deadline
     (`perf_counter`)."""
 
     left: int = 15_000  # some thousands a second
     until: float = float("inf")
 
     def spend(self) -> None:
-        """One of them; Unprovable if none is left."""
+        """Uses one unit; Unprovable if none is left or after the deadline."""
         self.left -= 1
         if self.left < 0:
             raise Unprovable("too many terms")
@@ -44,7 +44,7 @@ class Effort:
 
 
 class Signs:
-    """What follows about an affine expression of sizes from the equations and from every size being positive."""
+    """Decides signs of affine size expressions from the equations and the bounds of all sizes."""
 
     def __init__(self, typing: Typing, assumed: Sequence[Affine] = ()) -> None:
         self.system: System = typing.system
@@ -61,13 +61,13 @@ class Signs:
             self.fact(expr - least)
 
     def fact(self, expr: Affine) -> None:
-        """Remember that an expression is not negative."""
+        """Adds the assumption that an expression is nonnegative."""
         expr = self.system.reduce(expr)
         if expr.terms:
             self.facts[expr] = None
 
     def reduce(self, expr: Affine) -> Affine:
-        """Over free unknowns."""
+        """The expression over free unknowns."""
         if not expr.terms:
             return expr
         found = self.reduced.get(expr)
@@ -76,7 +76,8 @@ class Signs:
         return found
 
     def nonnegative(self, expr: Affine, depth: int = 2) -> bool:
-        """Whether the expression is provably >= 0: a positive combination of up to three facts and a number >= 0."""
+        """Whether the expression is provably >= 0: a nonnegative combination of up to three facts and a nonnegative
+        constant."""
         expr = self.reduce(expr)
         if not expr.terms:
             return expr.constant >= 0
@@ -96,7 +97,7 @@ class Signs:
         return found
 
     def zero(self, expr: Affine) -> bool:
-        """Whether the expression is 0."""
+        """Whether the expression is provably 0."""
         return self.reduce(expr).number == 0
 
 

@@ -1,4 +1,4 @@
-"""Terms of Tensat's language with sizes on their axes, and the choices that their operators leave open."""
+"""Typed terms of text rules (symbolic sizes per axis), and backtracking over open choices."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from typing import Any
 from .linear import Affine
 from .tensat import Param
 
-FACTORINGS = 12  # shapes of a value that is reshaped
+FACTORINGS = 12  # limit on factorizations per reshaped value
 
 
 class NoMeaning(Exception):
-    """A side has no value under these choices, whatever the sizes."""
+    """Raised when a side has no value under the current choices, whatever the sizes."""
 
 
 # ---------------------------------------------------------------- axes and typed terms
 @dataclass(eq=False)
 class Axis:
-    """One axis of a value: its size, and where it was put together. `open` axes may be cut anywhere, once."""
+    """One axis of a value: its size, and the two parts if it is a concatenation. An `open` axis may be cut anywhere,
+    once."""
 
     size: Affine
     cut: tuple[Axis, Axis] | None = None
     open: bool = False
-    same: tuple[Axis, ...] = ()  # the axes of the operands that this one comes from
+    same: tuple[Axis, ...] = ()  # the operands' axes that this axis stems from
 
     def cuts(self) -> list[tuple[Axis, Axis]]:
-        """All places where it was put together."""
+        """All concatenations that this axis stems from, as (left part, right part)."""
         return [self.cut] if self.cut else [c for a in self.same for c in a.cuts()]
 
     def openings(self) -> list[Axis]:
-        """The open axes that it comes from."""
+        """The open axes that this axis stems from."""
         return [self] if self.open else [o for a in self.same for o in a.openings()]
 
 
 @dataclass(eq=False)
 class Typed:
-    """A term with the sizes of its axes. `numbers` holds sizes that its meaning needs (a cut, paddings, groups)."""
+    """A term with symbolic sizes per axis. `numbers` holds further sizes that its semantics need (a cut, paddings)."""
 
     op: str
     axes: list[Axis]
@@ -54,7 +55,7 @@ class Typed:
 
 
 def subterms(terms: Iterable[Typed]) -> list[Typed]:
-    """The terms and all below them, each once."""
+    """The terms and all their subterms, each once."""
     found: dict[int, Typed] = {}
     rest = list(terms)
     while rest:
@@ -67,7 +68,8 @@ def subterms(terms: Iterable[Typed]) -> list[Typed]:
 
 # ---------------------------------------------------------------- choices
 class Choices:
-    """Answers to questions asked in a fixed order; `next` moves to the next combination that was not tried."""
+    """Backtracking enumeration: answers to questions asked in a fixed order; `next` moves to the next untried
+    combination."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -86,7 +88,7 @@ class Choices:
         return found
 
     def next(self) -> bool:
-        """Move on; False at the end."""
+        """Moves to the next combination; False at the end."""
         del self.taken[self.at :], self.sizes[self.at :]
         self.at = 0
         while self.taken and self.taken[-1] + 1 == self.sizes[-1]:
@@ -99,7 +101,8 @@ class Choices:
 
 
 def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write a number as a product of so many, factors of similar size first; no more than FACTORINGS each."""
+    """Yields factorizations of a number into `count` factors, balanced ones first; at most FACTORINGS per first
+    factor."""
     if count < 2:
         yield from [(number,) * count] if count or number == 1 else []
         return
@@ -110,7 +113,8 @@ def factorings(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def perm_of(value: Param, rank: int | None = None) -> tuple[int, ...] | None:
-    """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank)."""
+    """A permutation written as d1_d2…, as decimal digits, or as TASO's number (digits to the base of the rank); None if
+    it is none."""
     if isinstance(value, tuple):
         return value if sorted(value) == list(range(len(value))) else None
     assert isinstance(value, int)

@@ -1,4 +1,4 @@
-"""Types the terms of a rule in Tensat's language: the operators' shape laws as equations between unknown sizes."""
+"""Type inference for text rules: shape laws of the operators as linear equations between unknown sizes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ ATTRIBUTES = {"stride_h": (1, 2), "stride_w": (1, 2), "pad": (0, 1), "act": (0, 
               "kernel_w": (1, 5), "count": (1, 2), "axis": (0, 1, 2, 3), "ndim": (2, 4, 3), "shuffle": (1,),
               "perm": ((1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1), (0, 2, 3, 1), (0, 1))}  # fmt: skip
 PERMUTATIONS = tuple(p for rank in (2, 3, 4) for p in permutations(range(rank)))
-"""All of up to four axes: no word of one to six letters in a permutation and its inverse is trivial on all of them, so that equal
-words of elementwise operators and transposes are equal at every rank."""
+"""All permutations of two to four axes. No word of one to six letters in a permutation and its inverse is trivial on
+all of them, so equal words of elementwise operators and transposes are equal at every rank."""
 SYMBOLIC = ("stride_h", "stride_w", "kernel_h", "kernel_w")
-"""Parameters that may stay unknown: a family stands for all values."""
+"""Parameters that may stay unknown: one family then covers all values."""
 
 
 class Typer:
-    """Types the terms of a rule under one combination of choices. With `symbolic`, parameters that may have any value are
-    unknowns."""
+    """Types the terms of a rule under one combination of choices.
+
+    With `symbolic`, parameters in `SYMBOLIC` are unknowns.
+    """
 
     def __init__(self, rule: TextRule, choices: Choices, scope: Scope, symbolic: bool = False) -> None:
         self.rule, self.choices, self.scope = rule, choices, scope
@@ -38,21 +40,19 @@ class Typer:
             for n, kind in rule.attributes.items()
         }
         self.halves: dict[Affine, Affine] = {}  # (kernel - 1) // 2 of unknown kernels
-        self.spans: dict[
-            tuple[Affine, Affine], Affine
-        ] = {}  # (positions - 1) * stride, by positions and unknown stride
+        self.spans: dict[tuple[Affine, Affine], Affine] = {}  # (positions - 1) * stride, by (positions, unknown stride)
         self.ranks = Ranks(self.attrs)
         self.strided: list[
             tuple[Affine, Affine, tuple[Any, int], Affine]
         ] = []  # size, kernel, (stride, pad), positions
-        self.enlarged: list[tuple[Affine, Affine, tuple[Affine, Affine]]] = []  # size, wanted, zeros around
+        self.enlarged: list[tuple[Affine, Affine, tuple[Affine, Affine]]] = []  # size, target size, zeros around
         self.at_least: list[tuple[Affine, int]] = []
         self.inputs: dict[str, Typed] = {}
         self.kernels: list[Typed] = []
         self.groups = group_counts(rule, scope)
 
     def rank(self, i: int) -> int:
-        """A rank, chosen if it is free."""
+        """The value of a rank variable, chosen if it is free."""
         rank = self.choices.choose(self.ranks.options(i))
         return self.ranks.rank[self.ranks.set(i, rank)]
 
@@ -61,7 +61,7 @@ class Typer:
         return self.system.fresh(**more)
 
     def merge(self, *axes: Axis) -> Axis:
-        """The axis of a result that has the operands' axes."""
+        """The axis of an elementwise result; the operands' sizes are equated."""
         for a in axes[1:]:
             self.system.equate(axes[0].size, a.size)
         return axes[0] if len(axes) == 1 else Axis(axes[0].size, same=axes)
@@ -147,7 +147,8 @@ class Typer:
         return Typed("transpose", [args[0].axes[p] for p in perm], args, {"perm": perm})
 
     def low(self, kernel: Affine, pad: int) -> Affine:
-        """Padding before the first element: half a kernel, which is odd unless it is a number."""
+        """Padding before the first element: (kernel - 1) // 2; the kernel is odd unless its size is known or a
+        parameter."""
         number = self.system.reduce(kernel).number
         if pad == 1 or number is not None:
             return Affine.of(0 if pad == 1 or number is None else (int(number) - 1) // 2)
@@ -161,11 +162,11 @@ class Typer:
         return half
 
     def positions(self, size: Affine, kernel: Affine, stride: int | Affine, pad: int) -> Affine:
-        """How many windows lie along an axis."""
+        """The number of windows along an axis."""
         if stride == 1:
             return size if pad == 0 else size - kernel + 1
         like = (stride, pad)
-        for other, width, kind, count in self.strided:  # axes of one size have one number of positions
+        for other, width, kind, count in self.strided:  # axes of equal size have equal numbers of positions
             same = self.system.reduce(size - other).number == 0
             if kind == like and same and (pad == 0 or self.system.reduce(kernel - width).number == 0):
                 return count
@@ -223,7 +224,7 @@ class Typer:
         return Typed("enlarge", [*w[:2], *map(Axis, wanted)], args[:1], {}, numbers)
 
     def rims(self, have: Affine, want: Affine) -> tuple[Affine, Affine]:
-        """Zeros before a kernel that is enlarged, and whether there is one more behind; the same for the same sizes."""
+        """(zeros before an enlarged kernel, whether there is one more after it); the same unknowns for equal sizes."""
         for a, b, found in self.enlarged:
             if self.system.reduce(have - a).number == 0 and self.system.reduce(want - b).number == 0:
                 return found
@@ -273,7 +274,7 @@ class Typer:
 
     # ------------------------------------------------------------ the whole rule
     def narrow(self, terms: Sequence[Term]) -> None:
-        """The equations of the scope."""
+        """Adds the equations of the scope."""
         convs = [t for t in terms if isinstance(t, Apply) and t.op == "conv2d" and isinstance(t.args[1], Input)]
         kernels = list(dict.fromkeys(t.args[1] for t in convs))
         for conv in convs:
@@ -286,18 +287,18 @@ class Typer:
                 self.system.equate(p, q)
 
     def run(self, only_left: bool) -> Typing:
-        """The family of shapes. NoMeaning or Inconsistent if there is none."""
+        """The family of shapes under the current choices. NoMeaning or Inconsistent if there is none."""
         lefts, rights = self.rule.lefts, () if only_left else self.rule.rights
         ranks = [self.ranks.visit(t) for t in (*lefts, *rights)]
         for a, b in zip(ranks[: len(lefts)], ranks[len(lefts) :]):
             known = [self.ranks.find(i) in self.ranks.rank for i in (a, b)]
-            if not all(known):  # if both are known they differ or not, which is the rule's business
+            if not all(known):  # two known ranks are left as they are: if they differ, the rule is wrong
                 self.ranks.join(a, b)
         self.narrow([n for side in (*lefts, *rights) for n in nodes(side)])
         typed = [self.visit(t) for t in (*lefts, *rights)]
         found = tuple(zip(typed[: len(lefts)], typed[len(lefts) :])) if not only_left else ()
         for left, right in found:
-            for p, q in zip(left.sizes, right.sizes):  # a constant of the language has the size that makes sides agree
+            for p, q in zip(left.sizes, right.sizes):  # constants of the language take the size that makes sides agree
                 if any(u in self.system.eager for u, _ in self.system.reduce(p - q).terms):
                     self.system.equate(p, q)
         self.unite()
@@ -305,7 +306,7 @@ class Typer:
         return Typing(tuple(typed), found, self.inputs, self.attrs, self.system, tuple(self.at_least), self.spans)
 
     def unite(self) -> None:
-        """Axes that turned out to have one size have one number of positions, for an unknown stride too."""
+        """Equates the numbers of positions of axes whose sizes turned out to be equal, also for unknown strides."""
         for (size, kernel, like, found), (other, width, kind, count) in combinations(self.strided, 2):
             same = self.system.reduce(size - other).number == 0 and like == kind and isinstance(like[0], Affine)
             if same and (like[1] == 0 or self.system.reduce(kernel - width).number == 0):

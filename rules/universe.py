@@ -1,14 +1,14 @@
-"""Terms over chosen ops, smallest first, with what each computes: the raw material of rule synthesis.
+"""Term enumeration for rule synthesis: terms over chosen ops, smallest first, with fingerprints.
 
-A `World` fixes a few variables with concrete types. Terms are built bottom up; only the first term of each class of equal
-values is built upon, since what holds for the others follows by congruence (the order of QuickSpec, TAP 2010,
-https://doi.org/10.1007/978-3-642-13977-2_3, and of Ruler, OOPSLA 2021, https://doi.org/10.1145/3485496). Equal values
-are recognised by fingerprints: float64 on two random draws, and where a term stays within ring arithmetic also exact
-values modulo two primes, which tell apart what rounding would not. Elementwise functions outside ring arithmetic are
-exact as well, as uninterpreted functions (a hash of their operands): equality then holds for every such function.
+A `World` fixes a few variables with concrete types. Terms are enumerated bottom up. Only the first term of each class
+of equal values is extended, since the others follow by congruence (as in QuickSpec, TAP 2010,
+https://doi.org/10.1007/978-3-642-13977-2_3, and Ruler, OOPSLA 2021, https://doi.org/10.1145/3485496). Fingerprints
+(characteristic vectors) identify equal values: float64 on two random draws and, within ring arithmetic, exact values
+modulo two primes, which distinguish terms that differ by less than rounding. Other elementwise functions are evaluated
+modulo the primes as uninterpreted functions (a hash of their operands): equality then holds for every such function.
 
-Sizes are carried as expressions (`size(a, 0)`, sums of them after a concat), so that a split's offset is said in terms of
-the variables and not as the number that it happens to be here.
+Sizes are tracked as expressions (`size(a, 0)`, sums of sizes after a concat), so that the offset of a split is
+expressed by the variables instead of a concrete number.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ..egraph.pattern import Apply, Attr, Call, Fact, Literal, Name, Term, Value
 from ..errors import ShapeError, UsageError
 
 Array = np.ndarray[Any, Any]
-Sizes = tuple[tuple[Attr, ...], ...]  # per axis the parts whose sum is the size
-PRIMES = (268435399, 268435367)  # below 2**28: sums of 64 products of residues fit an int64
+Sizes = tuple[tuple[Attr, ...], ...]  # per axis, parts whose sum is the size
+PRIMES = (268435399, 268435367)  # below 2**28, so that sums of 64 products of residues fit an int64
 DRAWS = ("positive", "mixed")
 KERNEL, IMAGE = 3, 4  # sizes along both spatial axes
-GROWTH = 4  # terms with more than this many times the elements of the largest variable are left out
+GROWTH = 4  # limit on a term's elements, relative to the largest variable
 ALIASES = {"transpose": "permute", "split": "slice", "ewadd": "add", "ewmul": "mul", "conv2d": "conv", "poolmax": "max_pool",
            "poolavg": "avg_pool"}  # fmt: skip
 SPATIAL = ("conv", "max_pool", "avg_pool")
@@ -44,7 +44,7 @@ SPATIAL = ("conv", "max_pool", "avg_pool")
 
 @dataclass(frozen=True)
 class World:
-    """Variables with their types, at which terms are compared, and the ops that apply here."""
+    """The variables with concrete types at which terms are compared, and the ops that apply to them."""
 
     name: str
     types: Mapping[str, Type]
@@ -52,20 +52,23 @@ class World:
 
     @property
     def home(self) -> int:
-        """The rank of the variables where random instances of other ranks are found more often; else 0."""
+        """The rank of the variables if random instances rarely have that rank, else 0."""
         rank = max(t.rank for t in self.types.values())
         return rank if rank > 2 else 0
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """What attribute expressions are evaluated in."""
+        """The environment for evaluating attribute expressions."""
         return {n: Fact(t, False) for n, t in self.types.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A term with its type, sizes as expressions, and values: exact modulo the primes (None outside exact arithmetic)
-    and in float64. `pure` says that the exact values involve no uninterpreted function."""
+    """An enumerated term with its type, symbolic sizes and fingerprint.
+
+    `exact` holds the values modulo the primes (None outside exact arithmetic), `floats` those in float64. `pure` means
+    that `exact` involves no uninterpreted function.
+    """
 
     term: Term
     type: Type
@@ -76,13 +79,13 @@ class Entry:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes as numbers."""
+        """The concrete shape."""
         return concrete(self.type.shape)
 
 
 @dataclass(frozen=True)
 class Equality:
-    """Two terms of equal value in a world; `free`: even with elementwise functions uninterpreted."""
+    """Two terms of equal value in a world. `free`: equal even with elementwise functions uninterpreted."""
 
     left: Term
     right: Term
@@ -90,8 +93,10 @@ class Equality:
 
 
 def worlds(ops: Sequence[str], variables: int, *, broadcast: bool = False) -> list[World]:
-    """The worlds that the ops need: square matrices, and images with kernels. UsageError for an op without attributes
-    to try. `broadcast` adds a row, a column and a single number to the matrices."""
+    """The worlds that the ops need: square matrices, and images with kernels.
+
+    `broadcast` adds a row, a column and a scalar to the matrices. UsageError for an op that cannot be enumerated.
+    """
     names = [ALIASES.get(op, op) for op in ops]
     for op in names:
         if not _is_number(op) and (op not in OPS or OPS[op].kind == "leaf" or _attributes(op) is None):
@@ -162,7 +167,7 @@ def _perm(x: Entry) -> Iterator[dict[str, Attr]]:
 
 
 def _cuts(x: Entry) -> Iterator[dict[str, Attr]]:
-    """Both sides of every seam; of an axis without one, its first element and the others."""
+    """Both parts at every concat boundary; for an axis without a boundary, its first element and the rest."""
     for i, parts in enumerate(x.sizes):
         whole = _total(parts)
         spots: list[Attr] = [_total(parts[:k]) for k in range(1, len(parts))]
@@ -198,7 +203,8 @@ _TRIED: dict[tuple[str, ...], Callable[[Entry], Iterator[dict[str, Attr]]]] = {
 
 
 def _attributes(op: str) -> Callable[[Entry], Iterator[dict[str, Attr]]] | None:
-    """What gives the attributes to try for an op, from its first operand."""
+    """The generator of attribute values to try for an op, given its first operand; None if the op cannot be
+    enumerated."""
     entry = OPS[op]
     if entry.law in (
         "gather",
@@ -215,7 +221,7 @@ def _attributes(op: str) -> Callable[[Entry], Iterator[dict[str, Attr]]] | None:
 
 # ---------------------------------------------------------------- sizes
 def _sizes(op: str, args: Sequence[Entry], attrs: Mapping[str, Any], given: Mapping[str, Attr], result: Type) -> Sizes:
-    """The result's sizes as expressions, where they follow from the operands'; else as numbers."""
+    """The result's sizes as expressions where they follow from the operands' sizes, else as numbers."""
     law, x = OPS[op].law, args[0]
     same = x.type.rank == result.rank
     found: list[tuple[Attr, ...]] = list(x.sizes) if same else [(Value(d),) for d in result.shape]
@@ -242,7 +248,7 @@ def _sizes(op: str, args: Sequence[Entry], attrs: Mapping[str, Any], given: Mapp
 
 
 def _part(parts: tuple[Attr, ...], start: Attr, stop: Attr) -> tuple[Attr, ...]:
-    """The parts between two seams, or the difference of the bounds."""
+    """The size of a slice: the parts between two concat boundaries, or the difference of the bounds."""
     for k in range(1, len(parts)):
         if stop == _total(parts[:k]) and start == Value(0):
             return parts[:k]
@@ -257,7 +263,7 @@ def _inverse(x: Array, p: int) -> Array:
     while power:
         found = found * base % p if power & 1 else found
         base, power = base * base % p, power >> 1
-    return found  # of 0: 0, as if division were total; float64 tells the difference
+    return found  # 1 / 0 is 0 here; the float64 values distinguish this
 
 
 _RING: dict[str, Callable[..., Array]] = {
@@ -274,7 +280,7 @@ _MOVES = ("reshape", "permute", "broadcast_to", "slice", "flip", "windows", "con
 
 
 def residue(value: float, p: int) -> int:
-    """A constant modulo p; the reciprocal of an int means the exact fraction."""
+    """A constant modulo p; a float equal to the reciprocal of an integer stands for the exact fraction."""
     exact = Fraction(value)
     if exact.denominator > 1 and 1.0 / round(1 / exact) == value:
         exact = Fraction(1, round(1 / exact))
@@ -292,7 +298,8 @@ def _hashed(op: str, arrays: Sequence[Array], p: int) -> Array:
 
 
 def _exactly(op: str, attrs: Mapping[str, Any], arrays: Sequence[Array], p: int) -> tuple[Array | None, bool]:
-    """An atomic op modulo p, and whether the op was interpreted; None where it cannot be said."""
+    """(value of an atomic op modulo p, whether the op was interpreted); the value is None if the op is not
+    supported."""
     if op in _RING:
         return _RING[op](attrs, *arrays) % p, True
     if op == "div":
@@ -315,7 +322,7 @@ def _exactly(op: str, attrs: Mapping[str, Any], arrays: Sequence[Array], p: int)
 
 @dataclass
 class Values:
-    """Evaluates ops on operands' values; composites through their decompositions, which are built once per type."""
+    """Evaluates ops on operand values. Composites are decomposed; each decomposition is built once per type."""
 
     plans: dict[Any, list[Any]] = field(default_factory=dict)
 
@@ -328,7 +335,7 @@ class Values:
         return self.plans[key]
 
     def of(self, op: str, attrs: Mapping[str, Any], args: Sequence[Entry]) -> tuple[Any, Any, bool]:
-        """(exact values or None, float64 values, whether exact values are interpreted throughout)."""
+        """(exact values or None, float64 values, whether no uninterpreted function is involved)."""
         plan = self.plan(op, attrs, [a.type for a in args])
         floats = tuple(self.run(plan, [a.floats[k] for a in args], None)[0] for k in range(len(DRAWS)))
         if any(a.exact is None for a in args):
@@ -343,7 +350,7 @@ class Values:
         return tuple(exact), floats, pure
 
     def run(self, plan: Sequence[Any], arrays: Sequence[Array], p: int | None) -> tuple[Any, bool]:
-        """A plan's value, modulo p or (None) in float64."""
+        """(value of a plan modulo p, or in float64 if p is None; whether all ops were interpreted)."""
         live: dict[int, Any] = {}
         pure = True
         for node in plan:
@@ -363,7 +370,7 @@ class Values:
 
 
 def _rounded(x: Array) -> bytes:
-    """Bytes that agree for arrays equal up to rounding."""
+    """A byte string that is equal for arrays that are equal up to rounding."""
     if x.dtype.kind != "f":
         return x.tobytes()
     finite = np.isfinite(x)
@@ -377,9 +384,9 @@ def _magnitude(top: float) -> bytes:
     return repr(float(f"{top:.7g}")).encode()
 
 
-# ---------------------------------------------------------------- the universe
+# ---------------------------------------------------------------- enumeration
 class Universe:
-    """All terms of a world up to a size, one per value. `equalities` yields what it meets while it grows."""
+    """All terms of a world up to a size, one per value. `grow` yields the equalities that it encounters."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.values = world, Values()
@@ -414,11 +421,11 @@ class Universe:
         return found
 
     def key(self, entry: Entry) -> Any:
-        """What equal terms share."""
+        """The fingerprint: equal for terms of equal type and value up to rounding."""
         return (entry.type, *map(_rounded, entry.floats))
 
     def grow(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Equality]:
-        """All terms of the next size; yields each that equals an earlier one."""
+        """Enumerates all terms of the next size; yields each equality with an earlier term."""
         size = len(self.by_size)
         self.by_size.append([])
         for op in (o for o in self.world.ops if not _is_number(o)):
@@ -433,7 +440,8 @@ class Universe:
                         yield from self._add(entry, size)
 
     def _operands(self, op: str, size: int) -> Iterator[tuple[Entry, ...]]:
-        """Operands of a total size; numbers only beside something else, under elementwise ops."""
+        """Yields operand tuples with a given total size; constants occur only beside non-constants, in elementwise
+        ops."""
         arity = OPS[op].arity
         for split in product(range(size + 1), repeat=arity):
             if sum(split) == size:
@@ -443,11 +451,11 @@ class Universe:
                         yield args
 
     def _entry(self, op: str, args: tuple[Entry, ...], given: Mapping[str, Attr]) -> Entry | None:
-        """The term, or None where it is ill typed or too large."""
+        """The term as an Entry; None if it is ill typed or too large."""
         if isinstance(args[0].term, Literal) and OPS[op].attrs:
             return None
         if op == "conv" and not args[1].type.shape[2:3] < (KERNEL + 1,) <= args[0].type.shape[2:3]:
-            return None  # an image is no kernel, nor a kernel an image
+            return None  # images and kernels are not interchanged
         attrs = {n: evaluate(a, self.world.facts) for n, a in given.items()}
         try:
             found = infer(OPS[op], [a.type for a in args], attrs)

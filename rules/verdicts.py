@@ -1,10 +1,9 @@
-"""The verdicts on our own rules, as found by the last run, so that listing the rules takes no time.
+"""Stored verdicts on our own rules, so that listing the rules needs no checking.
 
-    python -m tensor_graphs.rules.verdicts [NAME ...]     checks every rule, a few minutes, or those named; writes verdicts.json
-                                                          beside this file
+    python -m tensor_graphs.rules.verdicts [NAME ...]     checks every rule (a few minutes) or the named ones, and writes
+                                                          verdicts.json beside this file
 
-A verdict is stored under the rule's text, conditions and claims: a rule that was changed or added since is checked when it
-is asked for.
+A verdict is stored under a hash of the rule's sides, guards and claims: a new or changed rule is checked on demand.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SAMPLES = 24
 
 
 def key(rule: Rule) -> str:
-    """What a verdict depends on: sides, conditions, directions, and whether the rule claims to be exact."""
+    """Hash of what a verdict depends on: sides, guards, directions, and whether the rule claims to be exact."""
     said = json.dumps([rule.left, rule.right, rule.when, rule.both, rule.exact])
     return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
@@ -39,12 +38,12 @@ def stored() -> dict[str, Verdict]:
 
 
 def of(rule: Rule, *, samples: int = 6) -> Verdict:
-    """The stored verdict, or one found now from fewer instances."""
+    """The stored verdict, or one computed now from fewer instances."""
     return stored().get(key(rule)) or verdict(rule, samples=samples)
 
 
 def table(rules: Sequence[Rule]) -> str:
-    """Markdown: how many rules of each family have each verdict."""
+    """Markdown table: number of rules per family and verdict."""
     families = list(dict.fromkeys(r.family for r in rules))
     rows = [(f, [of(r).status for r in rules if r.family == f]) for f in families]
     rows.append(("**all**", [s for _, found in rows for s in found]))
@@ -54,7 +53,8 @@ def table(rules: Sequence[Rule]) -> str:
 
 
 def update(rules: Iterable[Rule], say: Callable[[str], None] = print, *, keep: bool = False) -> dict[str, Status]:
-    """Check rules and write the file; statuses by rule name. keep: what is stored of other rules stays."""
+    """Checks rules and writes the file; returns statuses by rule name. `keep`: retain the stored verdicts of other
+    rules."""
     rules, statuses = list(rules), {}
     found: dict[str, dict[str, str]] = {}
     for rule in rules:
@@ -62,7 +62,7 @@ def update(rules: Iterable[Rule], say: Callable[[str], None] = print, *, keep: b
         found[key(rule)] = {"rule": rule.name, "status": seen.status, "detail": seen.detail}
         statuses[rule.name] = seen.status
         say(f"{seen.status:>8}  {rule.name}")
-    if keep:  # read as late as this, for others may have written meanwhile
+    if keep:  # read late, since other processes may have written meanwhile
         known = json.loads(FILE.read_text(encoding="utf-8"))
         found = {k: v for k, v in known.items() if v["rule"] not in statuses} | found
     FILE.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n", encoding="utf-8")
