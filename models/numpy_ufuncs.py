@@ -365,8 +365,8 @@ def _folded(ufunc: np.ufunc, x: Tensor, axes: tuple[int, ...], first: Tensor | N
     """A reduction by the ufunc itself, one position after the other, from a first number on if it is given."""
     if len(axes) > 1 and ufunc.identity is None and ufunc not in (np.fmax, np.fmin):
         raise TraceError(f"np.{ufunc.__name__}.reduce over several axes has no order")
-    if not axes and first is not None:
-        return call(ufunc, (traced(first), traced(x)), {})._node  # type: ignore[no-any-return]
+    if len(axes) != 1 and first is not None:
+        return call(ufunc, (traced(first), traced(_folded(ufunc, x, axes, None))), {})._node  # type: ignore[no-any-return]
     for axis in axes:
         parts = _positions(ufunc, x, axis)
         if first is not None:

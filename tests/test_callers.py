@@ -88,7 +88,9 @@ def test_a_slower_function_does_not_run() -> None:
 @pytest.mark.usefixtures("slow_plans")
 @pytest.mark.parametrize("off", [1e-3, "types", "raises", "same memory"])
 def test_what_is_not_the_function_that_was_traced_does_not_run(off: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline.caller_reference, "compare", lambda *args, **kwargs: "")  # it would refuse these functions
+    monkeypatch.setattr(
+        pipeline.caller_reference, "compare", lambda *args, **kwargs: ""
+    )  # it would refuse these functions
 
     def other(x: Any, y: Any) -> Any:
         if type(x) is not np.ndarray:

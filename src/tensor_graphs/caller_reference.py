@@ -29,6 +29,7 @@ from .verify import allowed_error, index_bounds, misplaced, relative_error, samp
 Array = np.ndarray[Any, Any]
 DRAWN = 2  # inputs that are drawn; one for large graphs
 LARGE_FLOPS = 1e9  # of a graph: above it, one input
+HUGE_FLOPS = 2e10  # of a graph: above it, in the inputs' dtypes only
 MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # of a module and its weights: above them it is not run
 SHARP = 1e-6  # relative error of an element between a graph and a function that both compute in float64, and
 FINE = 1e-10  # that in parts of the largest element
@@ -65,22 +66,24 @@ class _Fails(Exception):
 def _compare_function(function: Callable[..., Any], examples: Sequence[Any], graph: Graph, seed: int) -> str:
     leaves, bounds = list(graph.inputs), index_bounds(graph)
     rng = np.random.default_rng((seed, 77))
-    count = 1 if graph_flops(list(graph.roots)) > LARGE_FLOPS else DRAWN
+    flops = graph_flops(list(graph.roots))
+    count, wide = (1, flops <= HUGE_FLOPS) if flops > LARGE_FLOPS else (DRAWN, True)
     cases = [sample_inputs(leaves, rng, bounds) for _ in range(count)]
     tensors = [e for e in examples if not is_passed_through(e)]
     shown = len(tensors) == len(leaves) and all(
         isinstance(e, np.ndarray | np.generic) and np.shape(e) == n.shape for e, n in zip(tensors, leaves)
     )
     if shown:
-        cases.insert(0, {str(n.attr("name")): np.asarray(e) for n, e in zip(leaves, tensors)})
+        own = {str(n.attr("name")): np.asarray(e) for n, e in zip(leaves, tensors)}
+        cases = [own] if flops > LARGE_FLOPS else [own, *cases]
     compared, failed = 0, ""
     for number, values in enumerate(cases):
         try:
             with _random_state_kept():
-                _compare_on(function, examples, graph, values)
+                _compare_on(function, examples, graph, values, wide)
             compared += 1
-        except OwnFunction as own:
-            return f"compared with its graph only: the function calls tg.{own}, which has no meaning for arrays"
+        except OwnFunction as called:
+            return f"compared with its graph only: the function calls tg.{called}, which has no meaning for arrays"
         except _Fails as problem:
             if shown and not number:
                 raise TraceError(
@@ -92,7 +95,7 @@ def _compare_function(function: Callable[..., Any], examples: Sequence[Any], gra
 
 
 def _compare_on(
-    function: Callable[..., Any], examples: Sequence[Any], graph: Graph, values: Mapping[str, Array]
+    function: Callable[..., Any], examples: Sequence[Any], graph: Graph, values: Mapping[str, Array], in_float64: bool
 ) -> None:
     """Raise TraceError where a function and its graph differ on some inputs."""
     own = _called(function, examples, values)
@@ -107,13 +110,17 @@ def _compare_on(
                 where=_title(function),
                 hint="random numbers, clocks and state cannot be traced: pass them as arguments",
             )
-    wide = {n: v.astype(np.float64) if _narrow(v) else v for n, v in values.items()}
     exact: list[Array] | None = None
-    with suppress(_Fails, TraceError):  # it minds the dtype of its arguments: what it gives in their own is compared
-        exact = _outputs(_called(function, examples, wide), graph, function)
     with np.errstate(all="ignore"):
-        found = evaluate(graph, values)
-        sharp = evaluate(graph, values, float64=True)
+        sharp = found = evaluate(graph, values)
+    if in_float64:
+        wide = {n: v.astype(np.float64) if _narrow(v) else v for n, v in values.items()}
+        with suppress(
+            _Fails, TraceError
+        ):  # it minds the dtype of its arguments: what it gives in their own is compared
+            exact = _outputs(_called(function, examples, wide), graph, function)
+        with np.errstate(all="ignore"):
+            sharp = evaluate(graph, values, float64=True)
     for i, (name, root) in enumerate(zip(graph.names, graph.outputs)):
         _compare_output(function, name, root, outputs[i], exact[i] if exact else None, found[i], sharp[i], values)
 
@@ -293,7 +300,9 @@ def _compare_torch(module: Any, examples: Sequence[Any], kwargs: Mapping[str, An
                 where=_title(module),
             )
         off = relative_error(own, sharp[i]) if dtypes.is_float(root.dtype) else 0.0
-        if off > LOOSE.get(root.dtype, 5e-2) or not (dtypes.is_float(root.dtype) or _near(root, found[i], own, own, sharp[i])):
+        if off > LOOSE.get(root.dtype, 5e-2) or not (
+            dtypes.is_float(root.dtype) or _near(root, found[i], own, own, sharp[i])
+        ):
             _refuse(module, name, own, found[i], values)
     return "compared with the module itself, on its examples"
 

@@ -188,7 +188,7 @@ def _saved_blocks(
                 form = _cut(block.graph, instance, classes, terms)
                 forms[form] = forms.get(form, 0) + 1
         for form, count in forms.items():
-            sizes = number, count, len(block.graph.nodes()), len(view), form.count(None)
+            sizes = number, count, len(block.graph.nodes()), len(view), sum(f is None for f in form)
             try:
                 if time.monotonic() > until:
                     raise UsageError("the time was up")
