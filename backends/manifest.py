@@ -44,6 +44,8 @@ class Manifest:
     hardware: str = ""  # the GPU that it was made for
     sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # free sizes: least, largest, chosen for
 
+    compared: str = ""  # where its calls were the caller's own function: both times
+
     @property
     def chosen(self) -> dict[str, int]:
         """The free sizes, with what each was when the program was chosen."""
@@ -135,5 +137,6 @@ def read_manifest(record: Mapping[str, Any], source: str) -> Manifest:
         for part in ("inputs", "outputs", "weights", "states", "initial")
     }
     numbers = {k: record[k] for k in ("workspace", "fresh", "kernels", "cost", "lower_bound")}
+    numbers |= {"compared": str(record["compared"])} if "compared" in record else {}
     numbers |= {"device": str(record["device"]), "hardware": str(record["hardware"])} if "device" in record else {}
     return Manifest(str(record["name"]), structure=_unpack(record["structure"]), sizes=sizes, **specs, **numbers)

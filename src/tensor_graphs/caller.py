@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -193,7 +193,11 @@ class CallerProgram(Program):
         if self.caller is None:
             return super().save(folder)
         warnings.warn(f"the compiled plan is saved, not the caller's function: {self.said}", stacklevel=2)
-        return super().save(folder)
+        made, self.manifest = self.manifest, replace(self.manifest, compared=self.said)
+        try:
+            return super().save(folder)
+        finally:
+            self.manifest = made
 
 
 # ---------------------------------------------------------------- which of the two
