@@ -100,7 +100,7 @@ def test_what_is_not_the_function_that_was_traced_does_not_run(off: Any) -> None
         return gated(x, y).astype(np.float64) if off == "types" else gated(x, y) * np.float32(1 + off)
 
     made = tg.optimize(other, (X, Y), **GIVEN)
-    assert type(made) is Program and made.report.runs == "program"
+    assert type(made) is Program and made.report.runs != "caller"
     said = {1e-3: "over tolerance", "types": "other types", "raises": "ValueError", "same memory": "its inputs' memory"}
     assert said[off] in made.report.compared
 

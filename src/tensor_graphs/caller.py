@@ -137,7 +137,7 @@ class CallerProgram(Program):
 
     caller: Caller | None
     said: str  # why, for whoever saves it
-    _kinds: Sequence[tuple[type, Any, tuple[int, ...]]] | None  # type, dtype and shape of each argument of a plain call
+    _kinds: Sequence[tuple[Any, Any, tuple[int, ...]]] | None  # type, dtype and shape of each argument of a plain call
     _as_is: bool | None  # whether results are nested as the program's; None before the first call
 
     @classmethod
@@ -253,7 +253,10 @@ def compared(
     Rounds of all in turn, for `left` seconds, from LEAST_S to SHARE_S, but at least one; `ended` is asked after each."""
     given = caller.inputs
     until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
-    over = lambda: ended() or time.perf_counter() >= until
+
+    def over() -> bool:
+        return ended() or time.perf_counter() >= until
+
     wrapped = CallerProgram.around(program, caller)
     calls: dict[str, Run] = {
         "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)
