@@ -48,6 +48,8 @@ class Manifest:
     hardware: str = ""  # the GPU that it was made for
     sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # free sizes: least, largest, chosen for
 
+    compared: str = ""  # where its calls were the caller's own function: both times
+
     @property
     def chosen(self) -> dict[str, int]:
         """The free sizes, with what each was when the program was chosen."""
@@ -153,6 +155,7 @@ class _File:
     lower_bound: float
     device: Literal["cpu", "cuda"] = "cpu"
     hardware: str = ""
+    compared: str = ""
     sizes: dict[str, tuple[Natural, Natural, Natural]] = field(default_factory=dict)
 
 
@@ -193,7 +196,7 @@ def _manifest(record: _File) -> Manifest:
     return Manifest(
         record.name, structure=structure, sizes=record.sizes, workspace=record.workspace, fresh=record.fresh,
         kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
-        hardware=record.hardware, **specs,
+        hardware=record.hardware, compared=record.compared, **specs,
     )  # fmt: skip
 
 

@@ -58,7 +58,9 @@ def test_a_faster_function_runs_and_the_report_says_so(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="the compiled plan is saved"):
         made.save(tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "report.json").read_text())["runs"] == "caller"
-    np.testing.assert_allclose(tg.load_program(tmp_path / "saved")(X, Y), found, rtol=1e-6)
+    loaded = tg.load_program(tmp_path / "saved")
+    assert loaded.manifest.compared == made.report.compared and made.manifest.compared == ""
+    np.testing.assert_allclose(loaded(X, Y), found, rtol=1e-6)
     assert tg.optimize(gated, (X, Y), **GIVEN).report.remembered
 
 
@@ -102,7 +104,7 @@ def test_what_is_not_the_function_that_was_traced_does_not_run(off: Any, monkeyp
         return gated(x, y).astype(np.float64) if off == "types" else gated(x, y) * np.float32(1 + off)
 
     made = tg.optimize(other, (X, Y), **GIVEN)
-    assert type(made) is Program and made.report.runs == "program"
+    assert type(made) is Program and made.report.runs != "caller"
     said = {1e-3: "over tolerance", "types": "other types", "raises": "ValueError", "same memory": "its inputs' memory"}
     assert said[off] in made.report.compared
 

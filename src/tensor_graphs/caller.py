@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -74,10 +74,12 @@ class Caller:
 
     def outputs(self, given: Sequence[Any]) -> list[Any]:
         """The tensors or arrays that the function returns, in the order of a program's outputs."""
-        found = self._without_gradients(given) if self.torch else self.call(given)
-        return [found] if type(found) is type(given[0]) else _results(found, self.torch)
+        return _results(self.returned(given), self.torch)
 
-    def _without_gradients(self, given: Sequence[Any]) -> Any:
+    def returned(self, given: Sequence[Any]) -> Any:
+        """What the function returns, without gradients."""
+        if not self.torch:
+            return self.call(given)
         import torch
 
         if not torch.is_grad_enabled():
@@ -117,6 +119,17 @@ def _results(found: Any, torch: bool) -> list[Any]:
     return [x for x in _pytree.tree_leaves(found) if x is not None]
 
 
+def _same_structure(found: Any, structure: Any, torch: bool) -> bool:
+    """Whether what a function returned is nested as a program's results are, in containers of the same types."""
+    if structure is None or isinstance(structure, int):
+        return is_torch(found) if torch else type(found) is np.ndarray
+    if type(found) is not type(structure) or len(found) != len(structure):
+        return False
+    if isinstance(found, dict):
+        return list(found) == list(structure) and all(_same_structure(found[k], structure[k], torch) for k in found)
+    return all(s is not None and _same_structure(f, s, torch) for f, s in zip(found, structure))
+
+
 # ---------------------------------------------------------------- a program that calls the caller's function
 class CallerProgram(Program):
     """A program whose calls are the caller's own function, where the inputs are of its kind (Torch's tensors on the CPU, or arrays);
@@ -124,14 +137,15 @@ class CallerProgram(Program):
 
     caller: Caller | None
     said: str  # why, for whoever saves it
-    _kinds: Sequence[tuple[type, Any, tuple[int, ...]]] | None  # type, dtype and shape of each argument of a plain call
+    _kinds: Sequence[tuple[Any, Any, tuple[int, ...]]] | None  # type, dtype and shape of each argument of a plain call
+    _as_is: bool | None  # whether results are nested as the program's; None before the first call
 
     @classmethod
     def around(cls, program: Program, caller: Caller, said: str = "") -> CallerProgram:
         """A program that shares everything with another one, which is not used any more."""
         made = object.__new__(cls)
         made.__dict__.update(program.__dict__)
-        made.caller, made.said, made._kinds = caller, said, None
+        made.caller, made.said, made._kinds, made._as_is = caller, said, None, None
         if caller.plain and not program.manifest.sizes:
             made._kinds = [(type(x), x.dtype, tuple(x.shape)) for x in caller.args]
         return made
@@ -150,8 +164,12 @@ class CallerProgram(Program):
         for x, (kind, dtype, shape) in zip(args, kinds):
             if type(x) is not kind or x.dtype != dtype or x.shape != shape:
                 return super().__call__(*args)
-        assert self.caller is not None
-        return structured(self.manifest.structure, self.caller.outputs(args))
+        caller = self.caller
+        assert caller is not None
+        found = caller.returned(args)
+        if self._as_is is None:
+            self._as_is = _same_structure(found, self.manifest.structure, caller.torch)
+        return found if self._as_is else structured(self.manifest.structure, _results(found, caller.torch))
 
     def flat(self, *args: Any, **named: Any) -> Sequence[Any]:
         """See Program."""
@@ -175,7 +193,11 @@ class CallerProgram(Program):
         if self.caller is None:
             return super().save(folder)
         warnings.warn(f"the compiled plan is saved, not the caller's function: {self.said}", stacklevel=2)
-        return super().save(folder)
+        made, self.manifest = self.manifest, replace(self.manifest, compared=self.said)
+        try:
+            return super().save(folder)
+        finally:
+            self.manifest = made
 
 
 # ---------------------------------------------------------------- which of the two
@@ -231,7 +253,10 @@ def compared(
     Rounds of all in turn, for `left` seconds, from LEAST_S to SHARE_S, but at least one; `ended` is asked after each."""
     given = caller.inputs
     until = time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
-    over = lambda: ended() or time.perf_counter() >= until
+
+    def over() -> bool:
+        return ended() or time.perf_counter() >= until
+
     wrapped = CallerProgram.around(program, caller)
     calls: dict[str, Run] = {
         "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)

@@ -26,8 +26,7 @@ from .backends.program import Program
 from .backends.registry import backend, describe, eager, elsewhere, on_gpu, select, storing_narrow
 from .backends.turns import Turns
 from .backends.views import view_strides
-from .caller import Caller, CallerProgram, compared, decided, note, unlike
-from .caller import values as callers_values
+from .caller import Caller
 from .costdb.device import gpu_facts, gpu_machine
 from .costdb.store import Store
 from .egraph.blocks import Blocks, find_blocks
@@ -56,12 +55,13 @@ from .extract.plan import plan_of
 from .extract.search import Choice, alternatives, measure_ahead, search
 from .extract.storage import narrow_types
 from .extract.work import graph_flops
+from .fastest import faster_of_both
 from .meanwhile import Meanwhile
 from .origin import attach
 from .prices import CostPricer
 from .progress import Progress
 from .remember import Memory, Remembered, Stale, content_digest, key_of_search, listing, refuse_dearer, text_digest
-from .report import AS_WRITTEN, CALLER, PROGRAM, BlockReport, Report, kernel_rows
+from .report import AS_WRITTEN, BlockReport, Report, kernel_rows
 from .room import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
 from .rules import ALL
 from .session import Options, Session, beside_ours, kept_warnings, open_store, store_of, store_root
@@ -521,7 +521,7 @@ def optimize_graph(session: Session, graph: Graph, dims: Mapping[str, int] | Non
             if why:
                 session.memory.append(f"this plan is not kept: {why}")
         report.memory = session.memory
-        found = faster_of_both(session, prepared, program, backends, report)
+        found = faster_of_both(session, prepared.graph, program, backends, report)
         report.seconds, report.timeline = session.clock.seconds, session.timeline
         return found
 
@@ -637,7 +637,7 @@ def _recalled(
     program.report = report
     searched = prepared.written(backends) if found.as_written else prepared.work
     _attached(program, searched, symbolic)
-    return faster_of_both(session, prepared, program, backends, report)
+    return faster_of_both(session, prepared.graph, program, backends, report)
 
 
 def _rebuilt(
@@ -825,52 +825,6 @@ def _stays(session: Session, prepared: Prepared, unoptimized: Program, report: R
     report.lower_bound_us, report.optimal = min(report.lower_bound_us, report.cost_us), False
     report.runs = AS_WRITTEN
     return True
-
-
-def faster_of_both(
-    session: Session, prepared: Prepared, program: Program, backends: Sequence[Backend], report: Report
-) -> Program:
-    """The program, or one that calls what the caller gave, where that is faster by more than noise and as accurate as was asked for.
-    The report says what was compared."""
-    options, caller = session.options, session.caller
-    report.caller_us = report.program_us = None
-    report.compared, report.runs = "", PROGRAM if report.runs == CALLER else report.runs
-    if caller is None or on_gpu(backends):
-        return program
-    limited = options.memory_limit is not None or options.error_budget is not None
-    why = (
-        "allow_caller=False" if not options.allow_caller
-        else "nothing is measured" if not options.measure or options.deterministic
-        else "it has no limits of memory or rounding" if limited
-        else f"backend={options.backend!r} was asked for" if ("torch" if caller.torch else "numpy") not in {b.name for b in backends}
-        else "Ctrl-C came" if session.progress.stopped
-        else unlike(program, caller, prepared.graph)
-    )  # fmt: skip
-    if why:
-        note(report, why)
-        return program
-    with session.stage("compare"):
-        taken = compared(program, caller, report, left=session.left, ended=session.interrupted())
-    if not taken:
-        decided(report, False)
-        return program
-    if options.verify and (verdict := _callers_verdict(session, prepared, caller)) is not None:
-        if not verdict.passed:
-            decided(report, False, "the caller's own form is over tolerance")
-            return program
-        report.verification = verdict.to_json()
-    return CallerProgram.around(program, caller, decided(report, True))
-
-
-def _callers_verdict(session: Session, prepared: Prepared, caller: Caller) -> Verification | None:
-    """The verdict on the caller's own form; None where Ctrl-C came."""
-    options = session.options
-    with session.stage("verify"), suppress(Halted):
-        return verify(
-            prepared.graph, partial(callers_values, caller, prepared.graph), tolerance=options.tolerance, seed=options.seed,
-            seeds=1, poll=session.polled(),
-        )  # fmt: skip
-    return None
 
 
 def _acceptance(
