@@ -106,6 +106,7 @@ def profile(
         left = max(until - time.monotonic(), LEAST)
         found = pipeline.runnable(explorer, variants(explorer.choice, seconds=CHOOSING * left))
         chosen, alike = distinct(found, count, diversity)
+        chosen = [replace(p, rank=n) for n, p in enumerate(sorted(chosen, key=lambda p: p.cost))]
     file = times_file(chosen[0].graph, backend)
     times = Times.read(file) if resume else Times(file)
     kept = set(times.us)
