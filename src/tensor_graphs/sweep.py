@@ -31,7 +31,7 @@ from .timing import clock_of, interleaved
 from .verify import index_bounds, sample_inputs
 
 LEAST, MOST = 0.2, 3.0  # seconds for one plan
-SEARCHING = 0.5  # share of the budget that `optimize` has
+SEARCHING = 0.6  # share of the budget that `optimize` has
 CHOOSING = 0.3  # share of what is left then in which plans are looked for
 ROUNDS = 3  # fewest rounds of a plan and the best one: two to warm up, one that counts
 DIVERSITY = 0.05  # share of a plan's estimated time in kernels that another one lacks, below which they are alike
