@@ -198,7 +198,9 @@ def masked_fill(x: Tensor, mask: Tensor, value: Value) -> Tensor:
 
 
 def sign(x: Tensor) -> Tensor:
-    """-1, 0 or 1; of NaN 0, where NumPy and ONNX keep it"""
+    """-1, 0 or 1; of NaN 0, where NumPy and ONNX keep it; a bool is its own"""
+    if x.dtype == "bool":
+        return x
     return t.where(t.is_nan(x), 0, t.sign(x)) if dtypes.is_float(x.dtype) else t.sign(x)
 
 

@@ -5,6 +5,7 @@ Faults of model files are tested beside the loaders, those of the store beside t
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -266,6 +267,82 @@ def test_an_interrupt_leaves_no_children(tmp_path: Path) -> None:
     while any(_alive(c) for c in children) and time.monotonic() < end:
         time.sleep(0.05)
     assert children and not any(_alive(c) for c in children)
+
+
+@pytest.mark.usefixtures("even")
+def test_a_terminated_command_writes_the_best_so_far(tmp_path: Path) -> None:
+    """SIGTERM once is Ctrl-C once: the plan so far is written, the exit code says so, and no child is left."""
+    from tensor_graphs.models.native import save_graph
+
+    x = tg.input("x", (96, 96))
+    for n in range(12):
+        x = tg.softmax(x @ tg.input("w", (96, 96)) + float(n), axis=1)
+    save_graph(Graph.of(x), tmp_path / "model.safetensors")
+    command = [sys.executable, "-m", "tensor_graphs", "optimize", "model.safetensors", "-v", "--json", "-o", "out",
+               "--backend", "numpy", "--budget", "120"]  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TENSOR_GRAPHS_HOME": str(tmp_path / "home")},
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("extract"):
+            break
+    children = _children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    document = json.loads(out)
+    assert process.returncode in (0, 130, 143) and document["schema"] == 1
+    assert (process.returncode == 0) == document["ok"], "it was done already, or says that it was stopped"
+    assert tg.load_program(tmp_path / "out").input_names and children
+    end = time.monotonic() + 5
+    while any(_alive(c) for c in children) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(_alive(c) for c in children)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_a_kill_while_saving_leaves_one_program_or_the_other(tmp_path: Path) -> None:
+    """The folder holds the older program or the newer one, whole; what was left beside it does not stand in the way."""
+    code = (
+        "import numpy as np, tensor_graphs as tg\n"
+        "x, w = tg.input('x', (4, 256)), tg.param('w', (256, 256))\n"
+        "both = [tg.optimize(x @ w, params={'w': np.full((256, 256), s, 'f4')}, backend='numpy', measure=False) for s in (1.0, 2.0)]\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    for p in both: p.save('out')\n"
+    )
+    env = {**os.environ, "TENSOR_GRAPHS_HOME": str(tmp_path / "home")}
+    x = np.ones((4, 256), np.float32)
+    for wait in (0.02, 0.07):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env
+        )
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        end = time.monotonic() + 10
+        while not (tmp_path / "out").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(wait)
+        process.kill()
+        process.communicate()
+        (value,) = {float(v) for v in np.unique(tg.load_program(tmp_path / "out")(x))}
+        assert value in (256.0, 512.0)
+
+
+def test_a_terminal_without_unicode_gets_an_answer(tmp_path: Path) -> None:
+    """Locale C: reports have µ and names of any letters; text that cannot be encoded is replaced, not an error."""
+    from tensor_graphs.models.native import save_graph
+
+    save_graph(Graph.of(tg.exp(tg.input("größe_\u2028", (4,))), name="模型"), tmp_path / "model.safetensors")
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii",
+           "TENSOR_GRAPHS_HOME": str(tmp_path / "home")}  # fmt: skip
+    for more in ((), ("--json",)):
+        command = [sys.executable, "-m", "tensor_graphs", "optimize", "model.safetensors", "--backend", "numpy", "--no-measure",
+                   "-v", "-o", "out", *more]  # fmt: skip
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode("ascii", "replace")
+        if more:
+            assert json.loads(done.stdout)["ok"]
 
 
 def _children(pid: int) -> list[int]:

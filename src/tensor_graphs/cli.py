@@ -6,6 +6,7 @@ A command returns an `Answer`; `run` prints it, or the error that was raised, an
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -380,6 +381,9 @@ def main(argv: list[str] | None = None) -> None:
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # which line of ours it is helps nobody
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminated)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter gets its escape
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 

@@ -33,7 +33,7 @@ from .writing import replacing_raw
 
 LARGEST = 1 << 26  # bytes of the times of a sweep
 LEAST, MOST = 0.2, 3.0  # seconds for one plan
-SEARCHING = 0.5  # share of the budget that `optimize` has
+SEARCHING = 0.6  # share of the budget that `optimize` has
 CHOOSING = 0.3  # share of what is left then in which plans are looked for
 ROUNDS = 3  # fewest rounds of a plan and the best one: two to warm up, one that counts
 DIVERSITY = 0.05  # share of a plan's estimated time in kernels that another one lacks, below which they are alike
@@ -105,6 +105,7 @@ def profile(
         left = max(until - time.monotonic(), LEAST)
         found = pipeline.runnable(explorer, variants(explorer.choice, seconds=CHOOSING * left))
         chosen, alike = distinct(found, count, diversity)
+        chosen = [replace(p, rank=n) for n, p in enumerate(sorted(chosen, key=lambda p: p.cost))]
     file = times_file(chosen[0].graph, backend)
     times = Times.read(file) if resume else Times(file)
     kept = set(times.us)

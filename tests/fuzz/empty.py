@@ -3,6 +3,7 @@
     python -m tests.fuzz.empty [--only NAME] [--optimized]
 
 A case names the sizes of its operands by letters, so that operands that must agree do. Sizes that eager refuses are left out.
+(pixel_unshuffle is no case: of an empty tensor eager returns the argument, of another shape than PyTorch itself declares.)
 """
 
 from __future__ import annotations
@@ -102,7 +103,6 @@ CASES: Mapping[str, Case] = {
     "interpolate.linear": (lambda x: F.interpolate(x, scale_factor=2, mode="linear", align_corners=True), ("ncw",)),
     "grid_sample": (lambda x, g: F.grid_sample(x, g, align_corners=False), ("nchw", "nkl" + "o")),
     "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2), ("nchw",)),
-    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), ("ncd" + "c",)),
     "layer_norm": (lambda x, g: F.layer_norm(x, g.shape, g), ("nhw", "w")),
     "rms_norm": (lambda x, g: F.rms_norm(x, g.shape, g), ("nhw", "w")),
     "group_norm": (lambda x: F.group_norm(x, 2), ("nchw",)),

@@ -51,7 +51,7 @@ UNDEFINED = re.compile(
 )
 
 
-#: Entries whose second result says where values stand: of equal ones PyTorch may name any.
+#: Entries that say where values stand (argsort in its one result, the others in the second): of equal ones PyTorch may name any.
 POSITIONS = ("topk", "kthvalue", "median", "nanmedian", "mode", "sort", "msort", "argsort", "max", "min")
 
 
@@ -62,7 +62,7 @@ class Sample:
     text: str
     tensors: tuple[Any, ...]
     function: Callable[..., list[Any]]
-    positions: bool = False  # integers after the first result are places of equal values
+    positions: int | None = None  # the result from which on integers are places of values, equal ones in any order
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,12 @@ def sample_of(entry: Any, sample: Any) -> Sample:
     said = [
         f"{v.dtype}{list(v.shape)}".removeprefix("torch.") if isinstance(v, torch.Tensor) else repr(v) for v in flat
     ]
-    return Sample(f"({', '.join(said)})", tuple(flat[i].detach() for i in places), function, entry.name in POSITIONS)
+    return Sample(f"({', '.join(said)})", tuple(flat[i].detach() for i in places), function, places_of(entry.name))
+
+
+def places_of(name: str) -> int | None:
+    """The first result of an entry that says where values stand; None for entries whose integers are determined."""
+    return None if name not in POSITIONS else int(name != "argsort")
 
 
 # ---------------------------------------------------------------- running
@@ -173,7 +178,7 @@ def different(found: Sequence[Array], eager: Sequence[Any], exact: Sequence[Any]
         want = to_numpy(own)
         if got.shape != want.shape or (got.dtype != want.dtype and not (got.dtype == np.float64 and rtol)):
             return f"result {number} is {got.dtype}{list(got.shape)}, eager's {want.dtype}{list(want.shape)}"
-        if not got.size or (s.positions and number and not own.dtype.is_floating_point):
+        if not got.size or (s.positions is not None and number >= s.positions and not own.dtype.is_floating_point):
             continue
         if not own.dtype.is_floating_point:
             other = to_numpy(exact[number]) if exact is not None and rtol else want

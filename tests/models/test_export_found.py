@@ -1,0 +1,98 @@
+"""Operators at the edges of what they take, against eager: sizes of 0, ties, tails and infinities (tests/fuzz/{empty,opinfo}.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("expecttest", reason="PyTorch's internal test helpers need expecttest")
+
+import tensor_graphs as tg  # noqa: E402
+from tensor_graphs.egraph.interpret import evaluate  # noqa: E402
+from tensor_graphs.models.export import load_module  # noqa: E402
+from tensor_graphs.models.torch_arrays import to_numpy  # noqa: E402
+
+from ..fuzz import empty, opinfo  # noqa: E402
+
+F = torch.nn.functional
+
+
+def judged(samples: list[opinfo.Sample], **how: Any) -> list[str]:
+    return [
+        f"{s.text}: {v.status} {v.why}"
+        for s, v in zip(samples, opinfo.verdicts(samples, "samples", **how))
+        if v.status != "right"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_operators_of_nothing_are_eagers() -> None:
+    every = [s for name in empty.CASES for s in empty.samples(name)]
+    assert len(every) > 1000
+    assert judged(every[::12]) == []
+
+
+def test_programs_of_nothing_are_eagers() -> None:
+    names = (
+        "conv2d",
+        "conv_transpose2d",
+        "attention.mask",
+        "instance_norm",
+        "adaptive_avg_pool2d.0",
+        "median.all",
+        "index_add",
+        "max_pool2d",
+    )
+    assert judged([s for name in names for s in list(empty.samples(name))[:2]], optimized=True) == []
+
+
+I = [[3, -2], [1, 0]]
+CALLS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+    "positions without a batch axis": (lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True), [torch.randn(4, 4, 4)]),
+    "positions of max_pool1d": (lambda x: F.max_pool1d(x, 2, return_indices=True), [torch.randn(4, 6)]),
+    "loss of one example": (lambda x, i: F.nll_loss(x, i, reduction="none"), [torch.randn(3), torch.tensor(1)]),
+    "mean loss of one example": (lambda x, i: F.nll_loss(x, i), [torch.randn(3), torch.tensor(1)]),
+    "batch_norm of nothing": (lambda x: F.batch_norm(x, None, None, training=True), [torch.randn(0, 3)]),
+    "atan2 of infinities": (torch.atan2, [torch.tensor([1.0, -1.0, 1.0, 0.5, 1.0]) / torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0]),
+                                          torch.tensor([1.0, -1.0, -1.0, 1.0, 2.0]) / torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])]),
+    "integers to negative powers": (torch.pow, [torch.tensor([-3, -1, -1, 1, 2, 3, 2]), torch.tensor([-3, -2, -3, -1, -5, 2, 0])]),
+    "a number to negative powers": (lambda x: 2**x, [torch.tensor([-3, 0, 5])]),
+    "arange of fractions in integers": (lambda x: x + torch.arange(0.1, -7.9, -4.0, dtype=torch.int64), [torch.zeros(2, dtype=torch.int64)]),
+    "fractions of integer products": (lambda b, x, y: torch.baddbmm(b, x, y, beta=0.6, alpha=1.7),
+                                      [torch.tensor([I]), torch.tensor([I]), torch.tensor([I])]),
+    "the same of a sum of products": (lambda b, x, y: torch.addbmm(b, x, y, beta=1.9, alpha=0.2), [torch.tensor(I), torch.tensor([I]), torch.tensor([I])]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_edges_are_eagers(name: str) -> None:
+    function, tensors = CALLS[name]
+
+    def run(*values: Any) -> list[Any]:
+        found = function(*values)
+        return list(found) if isinstance(found, tuple) else [found]
+
+    assert judged([opinfo.Sample(name, tuple(tensors), run)]) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol"), [("float32", 2e-5), ("float64", 1e-12), ("bfloat16", 8e-3), ("float16", 2e-3)]
+)
+def test_erfc_keeps_its_digits_in_the_tails(dtype: str, rtol: float) -> None:
+    """1 - erf(x) is 0 from 4 (float32) or 6 (float64) on; erfc is not."""
+    most = {"float32": 9.0, "float64": 26.0, "bfloat16": 9.0, "float16": 2.9}[dtype]
+    x = torch.linspace(-5, most, 300, dtype=torch.float64).to(getattr(torch, dtype))
+    graph = load_module(torch.special.erfc, (x,))
+    want = torch.special.erfc(x.double()).numpy()
+    (found,) = evaluate(graph, {str(graph.inputs[0].attr("name")): to_numpy(x)})
+    np.testing.assert_allclose(found.astype(np.float64), want, rtol=rtol)
+    if dtype == "float32":
+        made = tg.optimize(graph, backend="auto", measure=False, budget=10.0)
+        np.testing.assert_allclose(np.asarray(made(to_numpy(x)), np.float64), want, rtol=rtol)
+    edge = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0], dtype=x.dtype)
+    (found,) = evaluate(load_module(torch.special.erfc, (edge,)), {str(graph.inputs[0].attr("name")): to_numpy(edge)})
+    np.testing.assert_array_equal(found.astype(np.float64), [0.0, 2.0, np.nan, 1.0])
