@@ -19,10 +19,12 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 SAYS = "ready"
+LONGEST = {"append": 0.05, "save": 0.03, "compact": 0.3, "report": 0.01}  # seconds until a kill
 
 
 # ---------------------------------------------------------------- what is written
@@ -161,6 +163,8 @@ def _write(what: str, folder: Path) -> None:
     import tensor_graphs.backends.program
     import tensor_graphs.costdb.store
 
+    for module in ("pyarrow.parquet", "duckdb", "filelock"):
+        import_module(module)
     assert tensor_graphs
     for line in sys.stdin:
         pid = os.fork()
@@ -179,7 +183,8 @@ def _say(line: str) -> None:
 def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
     """What is wrong after each kill ("" if nothing), and whether a hidden file was there: a write was under way."""
     rng = random.Random(f"{what} {seed}")
-    with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what a kill leaves does not depend on the disk
+    with tempfile.TemporaryDirectory(prefix="kills-", dir=memory) as scratch:
         folder = Path(scratch)
         environment = {**os.environ, "TENSOR_GRAPHS_HOME": str(folder / "home")}
         command = [sys.executable, "-m", "tests.fuzz.kill", what, "--child", scratch]
@@ -188,7 +193,9 @@ def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         ) as child:
             for _ in range(count):
-                lines = _one_kill(child, max([0, *(int(s) for s in said if s.isdigit())]) + 1, rng.uniform(0.0, 0.02))
+                lines = _one_kill(
+                    child, max([0, *(int(s) for s in said if s.isdigit())]) + 1, rng.uniform(0.0, LONGEST[what])
+                )
                 said += lines
                 hidden = any(p.name.startswith(".") for p in folder.rglob("*"))
                 try:
