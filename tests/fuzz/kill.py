@@ -2,7 +2,8 @@
 
 A child appends rows to a store, saves programs over an older one, writes e-graphs over an older one, or compacts a store, again and
 again; it is killed (SIGKILL) after a random time. Then must hold: each file is the old or the new one, whole, and can be loaded; no
-acknowledged row is lost; and after the next start nothing is left behind. Kills are spread evenly over what is written. The last line
+acknowledged row is lost; and after the next start nothing is left behind. Three of four kills come before a random one of the steps in
+which files are opened, renamed and removed, so that all steps are met; the others after a random time. The last line
 says how many kills there were, how many hit a write under way, and what failed; the exit code is 1 if anything did.
 """
 
@@ -24,7 +25,14 @@ from pathlib import Path
 from typing import Any
 
 SAYS = "ready"
-LONGEST = {"append": 0.05, "save": 0.03, "compact": 0.3, "report": 0.01}  # seconds until a kill
+STEPS = {
+    "append": 12,
+    "save": 60,
+    "compact": 80,
+    "report": 8,
+}  # opened, renamed or removed files until a kill, at most
+SECONDS = 0.1  # until a kill, at most
+EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.chmod", "ctypes.call_function")
 
 
 # ---------------------------------------------------------------- what is written
@@ -78,10 +86,11 @@ def append(folder: Path, begin: int) -> Iterator[str]:
     from tensor_graphs.costdb.store import Store
 
     store = Store(folder / "db")
-    yield SAYS
-    for size in range(begin + 1, 1 << 30):
+    for size in range(begin, 1 << 30):
         if store.add([_row(size)]).durable:
             yield str(size)
+        if size == begin:  # everything is imported
+            yield SAYS
 
 
 def appended(folder: Path, said: list[str]) -> str:
@@ -104,19 +113,18 @@ def _whole_store(folder: Path, store: Any) -> str:
 
 
 def compact(folder: Path, begin: int) -> Iterator[str]:
-    """Twelve shards that are made one, and as many new ones."""
+    """Three shards that are made one, and as many new ones."""
     from tensor_graphs.costdb.store import Store
 
     store = Store(folder / "db")
-    yield SAYS
     size = begin
     while True:
-        for _ in range(12):
-            size += 1
+        for size in range(size, size + 3):
             if store.add([_row(size)]).durable:
                 yield str(size)
         store.compact()
-        yield ""
+        yield SAYS if size == begin + 2 else ""
+        size += 1
 
 
 def report(folder: Path, begin: int) -> Iterator[str]:
@@ -169,11 +177,27 @@ def _write(what: str, folder: Path) -> None:
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            for said in WHAT[what][0](folder, int(line)):
+            begin, steps = map(int, line.split())
+            for said in WHAT[what][0](folder, begin):
                 _say(said or ".")
+                if said == SAYS and steps:
+                    _die_after(steps)
         _say(f"pid {pid}")
         _, status = os.waitpid(pid, 0)
         _say(f"ended {status}")
+
+
+def _die_after(steps: int) -> None:
+    """Have this process kill itself before it opens, renames or removes a file for the so many-th time from here on."""
+    left = [steps]
+
+    def step(event: str, _: Any) -> None:
+        if event in EVENTS:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(step)
 
 
 def _say(line: str) -> None:
@@ -192,10 +216,10 @@ def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         ) as child:
-            for _ in range(count):
-                lines = _one_kill(
-                    child, max([0, *(int(s) for s in said if s.isdigit())]) + 1, rng.uniform(0.0, LONGEST[what])
-                )
+            for number in range(count):
+                begin = max([0, *(int(s) for s in said if s.isdigit())]) + 1
+                steps = rng.randint(1, STEPS[what]) if number % 4 else 0
+                lines = _one_kill(child, begin, steps, rng.uniform(0.0, SECONDS))
                 said += lines
                 hidden = any(p.name.startswith(".") for p in folder.rglob("*"))
                 try:
@@ -206,10 +230,10 @@ def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
             child.stdin.close()
 
 
-def _one_kill(child: subprocess.Popen[str], begin: int, seconds: float) -> list[str]:
-    """Start one run, kill it after some time since it was ready; what it said."""
+def _one_kill(child: subprocess.Popen[str], begin: int, steps: int, seconds: float) -> list[str]:
+    """Start one run that kills itself after some steps, or is killed after some time; what it said."""
     assert child.stdin is not None and child.stdout is not None
-    child.stdin.write(f"{begin}\n")
+    child.stdin.write(f"{begin} {steps}\n")
     child.stdin.flush()
     said: list[str] = []
     pid, ready = 0, False
@@ -222,8 +246,9 @@ def _one_kill(child: subprocess.Popen[str], begin: int, seconds: float) -> list[
         else:
             ready = ready or line == SAYS
             said.append(line)
-    time.sleep(seconds)
-    os.kill(pid, signal.SIGKILL)
+    if not steps:
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
     while not (line := child.stdout.readline().strip()).startswith("ended"):
         if not line:
             raise RuntimeError("the child is gone")
