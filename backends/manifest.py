@@ -114,7 +114,10 @@ def _unpack(packed: Any, outputs: int, depth: int = 0) -> Any:
     """The inverse of `_pack`, for so many outputs; Malformed for anything that `_pack` does not make."""
     if packed is None or type(packed) is int:
         return decode(Annotated[int, Within(0, outputs - 1)] | None, packed, "structure")
-    ((kind, items),) = decode(dict[str, list[Any]], packed, "structure").items() if len(packed) == 1 else [("", [])]
+    record = decode(dict[str, list[Any]], packed, "structure")
+    if len(record) != 1:
+        raise Malformed(f"structure: an object of one key is wanted, not of {len(record)}")
+    ((kind, items),) = record.items()
     if depth > DEPTH or kind not in ("dict", "list", "tuple"):
         raise Malformed(
             "structure: it is nested too deeply" if depth > DEPTH else f"structure: there is no {kind[:40]!r}"

@@ -19,6 +19,8 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from ..costdb.device import machine_memory
 from ..egraph import api as t
 from ..egraph import dims as _dims
@@ -110,6 +112,7 @@ def _parse(file: Path) -> Any:
         raise BadModelError(f"not an ONNX file: {error}", where=str(file)) from error
     if not model.graph.node and not model.graph.output:
         raise BadModelError("the file holds no graph", where=str(file), hint="is it an ONNX model?")
+    _check_texts(model, str(file))
     return model
 
 
@@ -276,6 +279,33 @@ def _check_tensor(tensor: Any, file: Path) -> None:
         raise BadModelError(f"{list(tensor.dims)} of {kind} needs {size} bytes, the tensor holds fewer", where=where)
 
 
+def _held(tensor: Any, shape: tuple[int, ...], where: str) -> np.ndarray[Any, Any]:
+    """The numbers of a tensor that lie in the model itself. BadModelError if they are not as many as its shape says."""
+    from onnx import numpy_helper
+
+    try:
+        found: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadModelError(f"the data of a tensor do not fit its type: {error}", where=where) from None
+    if found.shape != shape:
+        raise BadModelError(f"a tensor of shape {list(shape)} holds {list(found.shape)}", where=where)
+    return found
+
+
+def _check_texts(message: Any, where: str) -> None:
+    """BadModelError if a text of a message is none (protocol buffers hand out what is not UTF-8 as bytes)."""
+    todo = [message]
+    while todo:
+        for kind, value in todo.pop().ListFields():
+            if kind.type not in (kind.TYPE_MESSAGE, kind.TYPE_STRING):
+                continue
+            values = [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value
+            if kind.type == kind.TYPE_MESSAGE:
+                todo += values
+            elif odd := [text for text in values if not isinstance(text, str)]:
+                raise BadModelError(f"{kind.name} is no text in UTF-8: {short(odd[0])}", where=where)
+
+
 def _external(tensor: Any, size: int, file: Path, where: str) -> tuple[Path, int]:
     """File and offset of external data, which must be a plain file below the model's folder, reached without links that leave it."""
     entries = {e.key: e.value for e in tensor.external_data}
@@ -423,9 +453,7 @@ class _Loader:
             place, offset = _external(tensor, leaf.type.nbytes, self.file, f"{self.file}: tensor {short(name)}")
             data = MappedArray(place, offset, shape, kind)
         else:
-            from onnx import numpy_helper
-
-            data = numpy_helper.to_array(tensor)
+            data = _held(tensor, shape, f"{self.file}: tensor {short(name)}")
         limit = CONSTANT_ELEMENTS if dtypes.is_float(kind) else CONSTANT_INTEGERS
         if not shape or count <= limit:
             return self.context.constant(load_data(data))

@@ -1,0 +1,151 @@
+"""Code and plans are loaded from folders that nobody but this user can write: nowhere else, and nothing damaged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tensor_graphs import settings
+from tensor_graphs.backends import c_helpers
+from tensor_graphs.costdb.store import Store
+from tensor_graphs.private import private_folder, read_sealed, sealed, unsafe_folder
+
+ROOT = hasattr(os, "getuid") and os.getuid() == 0
+SOURCE = "int f(void) { return 7; }\n"
+
+
+def planted(folder: Path) -> Path:
+    """A library under the name of the honest one, whose initializer leaves a mark."""
+    honest = next((folder / "c").glob("*.so"))
+    mark = folder / "mark"
+    text = folder / "evil.c"
+    code = (
+        '#include <stdio.h>\n__attribute__((constructor)) static void run(void) { fclose(fopen("MARK", "w")); }\n'
+        "int f(void) { return 8; }\n"
+    )
+    text.write_text(code.replace("MARK", str(mark)))
+    subprocess.run([*c_helpers.c_compiler(), "-shared", "-fPIC", "-o", honest, text], check=True)
+    honest.write_bytes(sealed(honest.read_bytes()))
+    return mark
+
+
+@pytest.mark.parametrize("hole", ["home", "folder", "link", "above", "file", "owner"])
+def test_planted_code_does_not_run(hole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "shared" / "home"
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(home))
+    assert c_helpers.c_library(SOURCE).f() == 7
+    mark = planted(home)
+    honest = next((home / "c").glob("*.so"))
+    if hole == "home":
+        home.chmod(0o777)
+    elif hole == "folder":
+        (home / "c").chmod(0o770)
+    elif hole == "above":
+        home.parent.chmod(0o775)
+    elif hole == "file":
+        honest.chmod(0o666)
+    elif hole == "link":
+        (home / "c").rename(tmp_path / "theirs")
+        (home / "c").symlink_to(tmp_path / "theirs")
+    elif ROOT:
+        os.chown(honest, 12345, 12345)
+    else:
+        pytest.skip("files can be given away by root only")
+    if hole in ("file", "owner"):
+        assert c_helpers.c_library(SOURCE).f() == 7
+    else:
+        with pytest.warns(UserWarning, match="only you can write"):
+            assert c_helpers.c_library(SOURCE).f() == 7
+    assert not mark.exists()
+
+
+def test_a_damaged_library_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever byte is wrong, and though the file would load."""
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    assert c_helpers.c_library(SOURCE).f() == 7
+    (made,) = (tmp_path / "c").glob("*.so")
+    whole = made.read_bytes()
+    for at in (0, 100, len(whole) // 2, len(whole) - 1):
+        made.unlink()
+        made.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert c_helpers.c_library(SOURCE).f() == 7
+        assert read_sealed(made)
+
+
+def test_folders_are_safe_or_not(tmp_path: Path) -> None:
+    own, link = tmp_path / "own", tmp_path / "link"
+    assert private_folder(own / "new" / "deep") == "" and (own / "new").stat().st_mode & 0o777 == 0o700
+    link.symlink_to(own)
+    assert unsafe_folder(link / "new") == "", "a link of this user's own leads to a folder of its own"
+    assert "is a link" in unsafe_folder(link)
+    own.chmod(0o777)
+    assert "written by other users" in unsafe_folder(own / "new") and "written by other users" in unsafe_folder(
+        link / "new"
+    )
+    own.chmod(0o1777)
+    assert unsafe_folder(own / "new") == "" and unsafe_folder(own) != "", "as in /tmp, what is there is its owner's"
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert unsafe_folder(tmp_path / "loop" / "x")
+    if ROOT:
+        os.chown(own, 12345, 12345)
+        assert "another user" in unsafe_folder(own / "new")
+
+
+def test_plans_and_caches_leave_a_shared_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans go to a folder of this process; a shared store's cache to the user's own home."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(shared))
+    monkeypatch.setattr(settings, "_temporary", [])
+    with pytest.warns(UserWarning, match="other users"):
+        folder = settings.private("plans")
+    assert shared not in folder.parents and not (shared / "plans").exists()
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path / "own"))
+    (shared / "db").mkdir(mode=0o777)
+    (shared / "db").chmod(0o777)
+    assert len(Store(shared / "db").snapshot) == 0
+    assert not list((shared / "db").glob("cache*")) and list((tmp_path / "own" / "stores").iterdir())
+
+
+def test_tritons_cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensor_graphs.backends.gpu import keep_compiled
+
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "mine"))
+    keep_compiled()
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "mine")
+    (tmp_path / "mine").chmod(0o777)
+    with pytest.warns(UserWarning, match="TRITON_CACHE_DIR is not used"):
+        keep_compiled()
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+
+
+def test_sealed_files(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(sealed(b"content"))
+    assert read_sealed(path) == b"content"
+    for wrong in (b"", b"content", sealed(b"content")[1:], sealed(b"content") + b"x"):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match="checksum"):
+            read_sealed(path)
+    with pytest.raises(ValueError, match="more than"):
+        read_sealed(path, 3)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError):
+        read_sealed(tmp_path / "link")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="not a plain file"):
+        read_sealed(tmp_path / "pipe")
+
+
+def test_numbers_in_the_environment_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensor_graphs.errors import UsageError
+
+    for text in ("-1", "x", "1e3", "99999999999"):
+        monkeypatch.setenv("TENSOR_GRAPHS_THREADS", text)
+        with pytest.raises(UsageError, match="TENSOR_GRAPHS_THREADS"):
+            settings.current()

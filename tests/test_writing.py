@@ -1,0 +1,141 @@
+"""What is written is whole or as before: full disks, links, pipes, kills, and folders that are replaced."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensor_graphs import writing
+from tensor_graphs.errors import UnwritableError
+
+from .fuzz.kill import WHAT, kills
+
+
+def names(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()}
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "f.txt"
+    writing.write_text(target, "one")
+    target.chmod(0o640)
+    with pytest.raises(KeyError), writing.replacing(target) as file:
+        file.write(b"half")
+        raise KeyError
+    assert target.read_text() == "one" and names(target.parent) == {"f.txt"}
+    writing.write_text(target, "two")
+    assert target.read_text() == "two" and target.stat().st_mode & 0o777 == 0o640
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "f")
+    for text in ("made", "replaced"):
+        writing.write_text(tmp_path / "link", text)
+        assert (tmp_path / "a" / "f").read_text() == text and (tmp_path / "link").is_symlink()
+
+
+def test_pipes_and_standard_output(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    writing.write_text(tmp_path / "pipe", "through")
+    reader.join(10)
+    assert found == ["through"]
+    code = "from tensor_graphs.writing import write_text; write_text('/dev/stdout', 'x' * 100_000)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "x" * 100_000
+    with (tmp_path / "out").open("w") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert (tmp_path / "out").read_text() == "x" * 100_000 and names(tmp_path) == {"pipe", "out"}
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_full_disk_is_named_with_the_bytes_needed(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "f"
+    writing.write_text(target, "older")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if call == "write":
+        monkeypatch.setattr(writing._Counted, "flush", lambda self: None)
+        monkeypatch.setattr(writing, "_take_over", full)
+    else:
+        monkeypatch.setattr(writing.os, call, full)
+    with pytest.raises(UnwritableError, match=r"needs 4321 bytes, \d+ are free") as caught:
+        writing.write_bytes(target, b"x" * 4321)
+    assert caught.value.exit_code == 2 and caught.value.where == str(target)
+    monkeypatch.undo()
+    assert target.read_text() == "older" and names(tmp_path) == {"f"}
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_is_replaced_whole(exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not exchange:
+        monkeypatch.setattr(writing, "_exchanged", lambda one, other: False)
+    target = tmp_path / "out"
+    for text in ("one", "two"):
+        with writing.replacing_folder(target) as part:
+            (part / "f").write_text(text)
+        assert (target / "f").read_text() == text and names(tmp_path) == {"out"}
+    with pytest.raises(KeyError), writing.replacing_folder(target) as part:
+        (part / "f").write_text("half")
+        raise KeyError
+    assert (target / "f").read_text() == "two" and names(tmp_path) == {"out"}
+
+
+def test_a_folder_that_was_moved_aside_comes_back(tmp_path: Path) -> None:
+    """Where names cannot be exchanged, a kill between two renames leaves the older folder under a hidden name."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; from tensor_graphs import writing\n"
+        "writing._exchanged = lambda one, other: False\n"
+        "rename = os.rename\n"
+        "def first(a, b):\n"
+        "    rename(a, b)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "target = Path(sys.argv[1])\n"
+        "with writing.replacing_folder(target) as part:\n"
+        "    (part / 'f').write_text('new')\n"
+        "    os.rename = first\n"
+    )
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "f").write_text("old")
+    done = subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    assert done.returncode == -signal.SIGKILL and not target.exists() and len(names(tmp_path)) == 2
+    writing.recover(target)
+    assert (target / "f").read_text() == "old" and names(tmp_path) == {"out"}
+
+
+def test_what_others_are_writing_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "f"
+    with writing.replacing(target) as file:
+        assert writing.clean(target) == 0
+        writing.write_text(target, "another")
+        file.write(b"this one")
+    assert target.read_text() == "this one" and names(tmp_path) == {"f"}
+
+
+def test_a_pair_of_files_is_replaced_or_neither(tmp_path: Path) -> None:
+    target = tmp_path / "f"
+    writing.write_text(target, "old")
+    with pytest.raises(KeyError), writing.undone_on_failure(target):
+        writing.write_text(target, "new")
+        assert [p.read_text() for p in writing.kept_versions(target)] == ["old"]
+        raise KeyError
+    assert target.read_text() == "old" and names(tmp_path) == {"f"}
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_kills_lose_nothing(what: str) -> None:
+    assert [said for said, _ in kills(what, 3)] == [""] * 3
