@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from .errors import UsageError, warned
@@ -80,19 +81,21 @@ def home() -> Path:
 
 
 _temporary: list[Path] = []
+_making = Lock()
 
 
 def _temporary_home() -> Path:
     """A folder for as long as this process lives; processes started from here use it too, and leave none of their own."""
-    if not _temporary:
-        import atexit
-        import tempfile
+    with _making:
+        if not _temporary:
+            import atexit
+            import tempfile
 
-        _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
-        atexit.register(_removed, _temporary[0], os.getpid())
-        if _override.get() is None:
-            os.environ["TENSOR_GRAPHS_HOME"] = str(_temporary[0])
-        warned(f"the cache folder is not writable; using {_temporary[0]} for this process (set TENSOR_GRAPHS_HOME)")
+            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
+            atexit.register(_removed, _temporary[0], os.getpid())
+            if _override.get() is None:
+                os.environ["TENSOR_GRAPHS_HOME"] = str(_temporary[0])
+            warned(f"the cache folder is not writable; using {_temporary[0]} for this process (set TENSOR_GRAPHS_HOME)")
     return _temporary[0]
 
 
