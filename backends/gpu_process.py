@@ -13,10 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..egraph.forks import Lock
 from ..errors import WorkerError
 from ..extract.clock import Clock
 from .compile_pool import Reply
@@ -118,10 +118,21 @@ class GpuProcess:
         return reply
 
 
-@cache
+_making = Lock()
+_own: dict[int, str] = {}  # by process: a forked child has another one than its parent
+
+
 def own_lock() -> str:
     """The file by which this process's children have the device to themselves, one at a time."""
-    file, path = tempfile.mkstemp(prefix="tensor-graphs-gpu-", suffix=".lock")
-    os.close(file)
-    atexit.register(Path(path).unlink, missing_ok=True)
-    return path
+    owner = os.getpid()
+    with _making:
+        if owner not in _own:
+            file, _own[owner] = tempfile.mkstemp(prefix="tensor-graphs-gpu-", suffix=".lock")
+            os.close(file)
+            atexit.register(_removed, _own[owner], owner)
+        return _own[owner]
+
+
+def _removed(path: str, owner: int) -> None:
+    if os.getpid() == owner:
+        Path(path).unlink(missing_ok=True)

@@ -161,7 +161,7 @@ def _matched(
     enough: Callable[[bool], bool], narrow: bool = True,
 ) -> Hypergraph:  # fmt: skip
     limit, own = spare(session.options.tolerance), session.lowerings.opened
-    chosen = [_Exact(b) if session.options.exact else _Within(own(b), limit) for b in backends]
+    chosen = [_Exact(own(b)) if session.options.exact else _Within(own(b), limit) for b in backends]
     if session.symbolic is not None:
         found = candidates(session.symbolic.view(view), chosen, view_strides, stop=stop, enough=enough)
         return session.symbolic.hypergraph(found)

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b, sha256
@@ -206,8 +207,11 @@ class Memory:
         return ""
 
     def _make_room(self) -> None:
-        files = sorted(self.path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
-        for old in files[MOST:]:
+        used: dict[Path, float] = {}
+        for path in self.path.parent.glob("*.json"):
+            with suppress(FileNotFoundError):  # another process or thread makes room as well
+                used[path] = path.stat().st_mtime
+        for old in sorted(used, key=lambda p: used[p], reverse=True)[MOST:]:
             old.unlink(missing_ok=True)
 
 

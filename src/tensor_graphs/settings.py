@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from .errors import UsageError, warned
@@ -112,16 +113,18 @@ def private(name: str) -> Path:
 
 
 _temporary: list[Path] = []
+_making = Lock()
 
 
 def _temporary_folder() -> Path:
     """A private folder for as long as this process lives."""
-    if not _temporary:
-        import atexit
-        import tempfile
+    with _making:
+        if not _temporary:
+            import atexit
+            import tempfile
 
-        _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
-        atexit.register(_removed, _temporary[0], os.getpid())
+            _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-")))
+            atexit.register(_removed, _temporary[0], os.getpid())
     return _temporary[0]
 
 

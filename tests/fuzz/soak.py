@@ -28,7 +28,8 @@ import tensor_graphs as tg
 from tensor_graphs.backends.heap import trim
 
 STAGES = 4  # of a graph, at most
-LIMITS = tg.Limits(iterations=2, nodes=1000, seconds=0.5)
+BACKENDS = ("auto", "numpy", "torch")
+LIMITS = tg.Limits(iterations=2, nodes=1000, seconds=5.0)
 
 
 def graph(seed: int, stages: int | None = None) -> tuple[tg.Tensor, dict[str, Any]]:
@@ -82,10 +83,14 @@ def resources() -> Resources:
 
 
 def optimized(seed: int, costdb: str, measured: int = 0) -> None:
-    """Optimize and run one graph; every `measured`-th one is measured. AssertionError where the report says that it is wrong."""
+    """Optimize and run one graph: every third one is rewritten, with the kernels of a third of the backends each, and every
+    `measured`-th one is measured. AssertionError where the report says that it is wrong."""
     expression, params = graph(seed)
     measure = measured > 0 and seed % measured == 0
-    program = tg.optimize(expression, params=params, budget=1.0, limits=LIMITS, measure=measure, costdb=costdb)
+    program = tg.optimize(
+        expression, params=params, budget=1.0, limits=LIMITS, measure=measure, costdb=costdb, effort=int(seed % 3 == 0),
+        backend=BACKENDS[seed // 3 % len(BACKENDS)],
+    )  # fmt: skip
     verification = program.report.verification
     assert verification is None or verification["passed"], f"graph {seed} is wrong: {verification}"
     shape = program.manifest.inputs[0][1]
@@ -95,7 +100,7 @@ def optimized(seed: int, costdb: str, measured: int = 0) -> None:
 def soak(
     count: int, threads: int, measured: int = 25, seed: int = 0, samples: int = 10, say: bool = True
 ) -> list[tuple[int, Resources]]:
-    """(optimizations so far, resources then), `samples` times, after a first one when all that is made once has been made."""
+    """(optimizations so far, resources then): first when all that is made once has been made, then `samples` times."""
     found: list[tuple[int, Resources]] = []
     with tempfile.TemporaryDirectory() as costdb:
         done = 0
