@@ -83,6 +83,7 @@ class Verification:
     attempts: int = 1
     dropped: tuple[str, ...] = field(default_factory=tuple)  # kernels excluded on the way
     left_out: int = 0  # inputs that it was not run on for want of time
+    compared: float = 1.0  # least share of an output's elements that were compared
 
     @property
     def passed(self) -> bool:
@@ -97,6 +98,8 @@ class Verification:
     @property
     def cut(self) -> str:
         """What there was no time for, in words."""
+        if self.compared < 1.0:
+            return f"verification of {100 * (1 - self.compared):.3g} % of the outputs' elements"
         return f"verification on {self.left_out} of {self.left_out + self.seeds} inputs" if self.left_out else ""
 
     @property
@@ -119,6 +122,7 @@ class Verification:
         return {
             "passed": self.passed, "error_before": w.original, "error_after": w.plan, "allowed": w.allowed,
             "seeds": self.seeds, "tolerance": self.tolerance, "note": self.note, "dropped": list(self.dropped),
+            "compared": self.compared,
         }  # fmt: skip
 
 
@@ -126,19 +130,39 @@ def sample_inputs(
     leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None = None
 ) -> dict[str, Array]:
     """Random values for inputs and states: floats from a unit normal, bools by coin, ints below `bounds[name]` (default 2):
-    different ones along each axis that is short enough, for which of two writes to one place comes last is not defined."""
+    different ones along each axis that is short enough, for which of two writes to one place comes last is not defined.
+    Floats and bools of more than DRAWN elements repeat after PERIOD elements."""
     found = {}
     for leaf in leaves:
         shape, name = concrete(leaf.shape), str(leaf.attr("name"))
         kind = dtypes.category(leaf.dtype)
         target = dtypes.numpy_dtype(leaf.dtype)
-        if kind == "float":
-            found[name] = np.asarray(rng.standard_normal(shape)).astype(target)
-        elif kind == "bool":
-            found[name] = np.asarray(rng.random(shape) < 0.5)
+        if kind in ("float", "bool") and math.prod(shape) > DRAWN:
+            found[name] = _repeated(_drawn(kind, (PERIOD,), target, rng), shape)
+        elif kind in ("float", "bool"):
+            found[name] = _drawn(kind, shape, target, rng)
         else:
             found[name] = random_indices(shape, max(1, (bounds or {}).get(name, 2)), rng).astype(target)
     return found
+
+
+DRAWN = 1 << 26
+PERIOD = (1 << 24) + 43  # a prime: no stride and no block of a kernel is a multiple of it
+
+
+def _drawn(kind: str, shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> Array:
+    """Random floats or bools."""
+    return (
+        np.asarray(rng.standard_normal(shape)).astype(dtype) if kind == "float" else np.asarray(rng.random(shape) < 0.5)
+    )
+
+
+def _repeated(block: Array, shape: tuple[int, ...]) -> Array:
+    """An array of some shape that holds a block of one axis again and again."""
+    found = np.empty(math.prod(shape), block.dtype)
+    for start in range(0, found.size, block.size):
+        found[start : start + block.size] = block[: found.size - start]
+    return found.reshape(shape)
 
 
 def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
@@ -257,6 +281,7 @@ def verify(
 
     `references` keeps (inputs, float64 run, own-dtype run) per seed between attempts on the same graph. `device`: Torch's name
     of the device that `run` takes and gives tensors of; there all is drawn, computed and compared (arrays on the host: "").
+    Outputs of more than LARGE_BYTES, inputs included, are compared strip by strip where they can be computed so (strips.py).
     `enough`: asked before each seed but the first; where it says so the rest is left out, and the verdict says that. `poll` is
     called before every operation of a reference run: Halted there ends the verification, before the first seed's end by Halted.
     """
@@ -264,6 +289,11 @@ def verify(
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
     if tolerance == "exact" or (device and not _fits(device, planned * size)):
         device = ""
+    if not device and size > LARGE_BYTES and tolerance != "exact":
+        from .strips import strips_of, verify_strips
+
+        if cuts := strips_of(graph):
+            return verify_strips(graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll)
     weights = _weights_there(graph, device)
     known = references if references is not None else {}
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
@@ -415,26 +445,45 @@ def _unequal(y: Array, own: Array) -> float:
 def _errors(y: Array, exact: Array, own: Array) -> tuple[float, float, bool]:
     """Relative errors of two runs, and whether the first has no NaN and infinities of its own: `relative_error` of both and
     `misplaced` in one pass over the data."""
-    plan = original = scale = fine_scale = 0.0
-    finite = True
+    found = Errors()
     for v, r, o in _pieces(y, exact, own):
+        found.add(v, r, o)
+    return found.plan, found.original, found.finite
+
+
+@dataclass
+class Errors:
+    """Relative Frobenius errors of two runs against a reference, from pieces of them: of a plan and of the unoptimized graph.
+    `finite`: whether the plan has NaN and infinities only where one of the others has."""
+
+    plan_gap: float = 0.0
+    plan_scale: float = 0.0
+    own_gap: float = 0.0
+    own_scale: float = 0.0
+    finite: bool = True
+
+    def add(self, v: Array, r: Array, o: Array) -> None:
+        """Count a piece in: the plan's, the reference's and the unoptimized graph's, float64 and of one shape."""
         if all(np.isfinite(x).all() for x in (v, r, o)):
-            norm = float(np.linalg.norm(r))
-            plan, original = (
-                math.hypot(plan, float(np.linalg.norm(v - r))),
-                math.hypot(original, float(np.linalg.norm(o - r))),
-            )
-            scale, fine_scale = math.hypot(scale, norm), math.hypot(fine_scale, norm)
-            continue
-        finite = finite and not misplaced(v, r, o)
-        seen, known = np.isfinite(v) & np.isfinite(r), np.isfinite(o) & np.isfinite(r)
-        plan, scale = (
-            math.hypot(plan, float(np.linalg.norm(v[seen] - r[seen]))),
-            math.hypot(scale, float(np.linalg.norm(r[seen]))),
-        )
-        original = math.hypot(original, float(np.linalg.norm(o[known] - r[known])))
-        fine_scale = math.hypot(fine_scale, float(np.linalg.norm(r[known])))
-    return share(plan, scale), share(original, fine_scale), finite
+            seen = known = np.s_[:]
+        else:
+            self.finite = self.finite and not misplaced(v, r, o)
+            seen, known = np.isfinite(v) & np.isfinite(r), np.isfinite(o) & np.isfinite(r)
+        norm = float(np.linalg.norm(r[seen]))
+        self.plan_gap = math.hypot(self.plan_gap, float(np.linalg.norm(v[seen] - r[seen])))
+        self.plan_scale = math.hypot(self.plan_scale, norm)
+        self.own_gap = math.hypot(self.own_gap, float(np.linalg.norm(o[known] - r[known])))
+        self.own_scale = math.hypot(self.own_scale, norm if known is seen else float(np.linalg.norm(r[known])))
+
+    @property
+    def plan(self) -> float:
+        """Relative error of the plan."""
+        return share(self.plan_gap, self.plan_scale)
+
+    @property
+    def original(self) -> float:
+        """Relative error of the unoptimized graph."""
+        return share(self.own_gap, self.own_scale)
 
 
 def share(gap: float, scale: float) -> float:
