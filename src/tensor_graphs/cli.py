@@ -22,7 +22,7 @@ import typer
 from . import __version__
 from .cli_rules import app as rules_app
 from .console import Answer, Console, Json, Out, Verbose, text_of, working, writable
-from .errors import ExtractionError, Interrupted, TensorGraphsError, UsageError
+from .errors import ExtractionError, Interrupted, TensorGraphsError, TooLargeError, UsageError
 
 if TYPE_CHECKING:
     from .egraph.rule import Rule
@@ -411,6 +411,10 @@ def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
         return 2, known.to_json(), f"error: {known}"
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, Interrupted("interrupted").to_json(), "interrupted"
+    if isinstance(error, MemoryError):
+        known = TooLargeError(f"memory ran out: {error or 'an allocation failed'}", where=_place(error),
+                              hint="give a smaller input, or more memory")  # fmt: skip
+        return known.exit_code, known.to_json(), f"error: {known}"
     if isinstance(error, OSError) and error.filename is not None:
         known = UsageError(error.strerror or str(error), where=str(error.filename))
         return 2, known.to_json(), f"error: {known}"

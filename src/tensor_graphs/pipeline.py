@@ -475,6 +475,7 @@ def _optimized(
         sizes = {**given, **sizes_of(graph, dims)}
         if fixed is True:
             graph, sizes = bound(graph, sizes)
+    session.loaded()
     return optimize_graph(session, graph, sizes)
 
 
