@@ -412,9 +412,9 @@ def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, Interrupted("interrupted").to_json(), "interrupted"
     if isinstance(error, MemoryError):
-        known = TooLargeError(f"memory ran out: {error or 'an allocation failed'}", where=_place(error),
+        short = TooLargeError(f"memory ran out: {error or 'an allocation failed'}", where=_place(error),
                               hint="give a smaller input, or more memory")  # fmt: skip
-        return known.exit_code, known.to_json(), f"error: {known}"
+        return short.exit_code, short.to_json(), f"error: {short}"
     if isinstance(error, OSError) and error.filename is not None:
         known = UsageError(error.strerror or str(error), where=str(error.filename))
         return 2, known.to_json(), f"error: {known}"

@@ -16,8 +16,8 @@ import numpy as np
 from .backends.exchange import array_of, is_torch
 from .egraph import dtypes
 from .egraph.dims import concrete
-from .egraph.graph import Graph, Tensor
-from .egraph.interpret import evaluate, load_data
+from .egraph.graph import Graph, Tensor, load_data
+from .egraph.interpret import evaluate
 from .egraph.strips import Axes, axes_of, stretch
 from .errors import VerificationError
 from .verify import (

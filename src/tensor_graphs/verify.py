@@ -464,8 +464,10 @@ class Errors:
 
     def add(self, v: Array, r: Array, o: Array) -> None:
         """Count a piece in: the plan's, the reference's and the unoptimized graph's, float64 and of one shape."""
+        seen: Any
+        known: Any
         if all(np.isfinite(x).all() for x in (v, r, o)):
-            seen = known = np.s_[:]
+            seen = known = slice(None)
         else:
             self.finite = self.finite and not misplaced(v, r, o)
             seen, known = np.isfinite(v) & np.isfinite(r), np.isfinite(o) & np.isfinite(r)
