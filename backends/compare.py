@@ -236,6 +236,7 @@ class _Sums:
         for k, x in enumerate(errors):
             if x is None:
                 like = errors[0]
+                assert like is not None
                 row, column = self.xp.zeros_like(like[:, 0]), self.xp.zeros_like(like[0])
             elif self.xp is np:
                 row, column = np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->j", x, x)

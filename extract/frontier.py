@@ -26,6 +26,9 @@ DEPTHS = 4
 STATES = 60_000
 """Largest table of the relaxation."""
 
+MEMORY, SET_BYTES = 512 << 20, 200
+"""Bytes that labels, and the moves of the relaxation, may take; those of one beside the set of classes in it."""
+
 Label = tuple[float, int, int]  # cost so far, the label it came from, the row that resolved it
 Bucket = dict[int, Label]
 States = dict[int, list[tuple[float, int]]]  # state -> (cost, state afterwards) of each move
@@ -103,6 +106,11 @@ class Frontier:
                 self.moves[position[c]].append((rows.cost[row], mask, row))
         self.start = sum({bit[r] for r in rows.roots})
 
+    @property
+    def set_bytes(self) -> int:
+        """Bytes of a label."""
+        return len(self.moves) // 8 + SET_BYTES
+
     @cached_property
     def relaxed(self) -> Relaxed:
         """Lower bounds of labels."""
@@ -124,7 +132,7 @@ class Frontier:
     ) -> Cover:
         """Search with at most `width` labels per step (None: all). Labels that cannot beat `upper` are dropped soundly.
 
-        When `max_labels` are exceeded, `deadline` (on time.perf_counter()) passes or `stop` says so, the answer has no
+        When `max_labels` are exceeded, labels take more than MEMORY, `deadline` (on time.perf_counter()) passes or `stop` says so, the answer has no
         solution, only the bound of the relaxation.
         """
         if not self.start:
@@ -133,18 +141,20 @@ class Frontier:
         buckets: list[Bucket] = [{} for _ in self.moves]
         buckets[self.start.bit_length() - 1][self.start] = (0.0, 0, -1)
         best, dropped, count = upper, math.inf, 0
+        room = MEMORY // self.set_bytes
         ends: Bucket = {}
         for v in range(len(self.moves) - 1, -1, -1):
             bucket = buckets[v]
             if not bucket:
                 continue
             count += len(bucket) if width is None else min(width, len(bucket))
-            if count > max_labels or time.perf_counter() > deadline or (stop is not None and stop()):
+            if count > max_labels or room < 0 or time.perf_counter() > deadline or (stop is not None and stop()):
                 return Cover(None, math.inf, min(floor, upper), False, count)
             if width is not None and len(bucket) > width:
                 buckets[v], lost = _strongest(bucket, width, self.shares, self.relaxed, v)
                 dropped = min(dropped, lost)
-            best = _expand(buckets, v, self.moves[v], ends, best, self.relaxed)
+            best, more = _expand(buckets, v, self.moves[v], ends, best, self.relaxed)
+            room -= more
         lower = max(min(floor, best), min(best, dropped)) if self.acyclic else 0.0
         exact = self.acyclic and dropped >= best
         if not ends:
@@ -155,8 +165,9 @@ class Frontier:
 
 def _expand(
     buckets: list[Bucket], v: int, moves: list[tuple[float, int, int]], ends: Bucket, best: float, relaxed: Relaxed
-) -> float:
-    """Resolve class v in every label; returns the best complete cost."""
+) -> tuple[float, int]:
+    """Resolve class v in every label; returns the best complete cost and how many labels were added."""
+    added = 0
     for need, (cost, _, _) in buckets[v].items():
         rest = need ^ (1 << v)
         for price, mask, row in moves:
@@ -172,10 +183,11 @@ def _expand(
             known = bucket.get(after)
             if known is None:
                 if total + relaxed.of(after) < best:
+                    added += 1
                     bucket[after] = (total, need, row)
             elif total < known[0]:
                 bucket[after] = (total, need, row)
-    return best
+    return best, added
 
 
 def _trace(ends: Bucket, buckets: list[Bucket]) -> list[int]:
@@ -220,17 +232,19 @@ class Relaxed:
         buckets: list[States] = [{} for _ in self.moves]
         state = last_bits(start, depth)
         buckets[state.bit_length() - 1][state] = []
-        count = 0
+        count, steps = 0, 0
+        most = MEMORY // (len(self.moves) // 8 + SET_BYTES)
         for v in range(len(self.moves) - 1, -1, -1):
             count += len(buckets[v])
-            if count > STATES:
+            steps += len(buckets[v]) * len(self.moves[v])
+            if count > STATES or steps > most:
                 return None
             moves = [(price, mask) for price, mask, _ in self.moves[v]]
-            for state, steps in buckets[v].items():
+            for state, ways in buckets[v].items():
                 rest = state ^ (1 << v)
                 for price, mask in moves:
                     after = last_bits(rest | mask, depth)
-                    steps.append((price, after))
+                    ways.append((price, after))
                     if after:
                         buckets[after.bit_length() - 1].setdefault(after, [])
         return buckets

@@ -22,8 +22,12 @@ class Item:
 
 Items = list[list[Item]]
 
-WINDOW = 1 << 14
-"""Classes that are looked for at a time where only what the roots need is asked: 2 KiB for each class of the problem."""
+WINDOW, WINDOW_BYTES = 1 << 14, 256 << 20
+"""Classes that are looked for at a time where only what the roots need is asked: 2 KiB for each class of the problem, less
+where all of these together would take more bytes than that."""
+
+IMPLIED = 2_000_000
+"""Members of all must sets together above which no implications are listed: that takes a step for each member."""
 
 
 def items_of(rows: Rows) -> Items:
@@ -57,8 +61,11 @@ def always_on(
     roots = [c for c in roots if items[c]]
     found = set(roots)
     line = [c for member in order for c in member if items[c]]
-    for first in range(0, len(line), WINDOW):
-        window = line[first : first + WINDOW]
+    width = max(64, min(WINDOW, 8 * WINDOW_BYTES // max(1, len(items))))
+    for first in range(0, len(line), width):
+        window = line[first : first + width]
+        if expired():
+            break
         must, bits = [0] * len(items), [1] * len(items)  # the lowest bit says that there is a derivation
         for n, c in enumerate(window, start=1):
             bits[c] |= 1 << n
@@ -131,11 +138,14 @@ def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired:
 def must_implications(rows: Rows) -> list[tuple[int, int]]:
     """Pairs (c, x): choosing c needs x, in every acyclic derivation; transitively reduced, without the direct reads.
 
-    Roots are left out as targets (they are on anyway).
+    Roots are left out as targets (they are on anyway). None are listed where the must sets are very large (IMPLIED): they
+    only strengthen a program.
     """
     items = items_of(rows)
     must = must_sets(items, components(class_graph(items))[1])
     assert must is not None  # without a clock
+    if sum([m.bit_count() for m in must]) > IMPLIED:
+        return []
     on = reduce(or_, [1 << c for c in rows.roots], 0)
     pairs: list[tuple[int, int]] = []
     for c, row in enumerate(items):

@@ -30,6 +30,9 @@ ENOUGH = 0.99
 SHRUNK = 0.7
 """Classes are renumbered when fewer than this share are left."""
 
+MANY_ROWS = 100
+"""Before classes with more rows than this are looked at the clock is asked."""
+
 PAIRWISE_ROWS = 1_500
 """Classes with more rows than this get the linear dominance test only."""
 
@@ -170,11 +173,13 @@ class Reducer:
                 if free:
                     item.kids = item.kids.difference(free)
 
-    def drop_dominated(self) -> None:
+    def drop_dominated(self, expired: Callable[[], bool] = lambda: False) -> None:
         """Row A makes row B superfluous if it is not dearer and reads only what B's children bring along anyway."""
         for c, row in enumerate(self.items):
             if len(row) < 2:
                 continue
+            if len(row) > MANY_ROWS and expired():
+                return
             row.sort(key=lambda i: (i.cost, len(i.kids)))
             if not row[0].kids:
                 self.items[c] = row[:1]
@@ -241,22 +246,23 @@ class Reducer:
             for item in row:
                 for k in item.kids:
                     readers[k] += 1
-        gone: dict[int, frozenset[int]] = {}
-        for c, row in enumerate(self.items):
-            if len(row) == 1 and row[0].cost == 0 and row[0].row not in self.pinned:
-                reads = len(row[0].kids)
-                if reads <= 1 or readers[c] <= 1 or reads * readers[c] <= FILL_IN:
-                    gone[c] = row[0].kids
-                    self.fixed.append(row[0].row)
+        free = {
+            c: row[0].kids
+            for c, row in enumerate(self.items)
+            if len(row) == 1 and row[0].cost == 0 and row[0].row not in self.pinned
+        }
+        for c in self.on:
+            readers[c] += 1
+        gone, expanded = _closure(free, readers)
         if not gone:
             return
-        expanded = _closure(gone)
+        self.fixed += [self.items[c][0].row for c in free if c in gone]
         for c, row in enumerate(self.items):
             if c in gone:
                 self.items[c] = []
                 continue
             for item in row:
-                if not gone.keys().isdisjoint(item.kids):
+                if not gone.isdisjoint(item.kids):
                     item.kids = frozenset().union(*[expanded.get(k, (k,)) for k in item.kids])
             if any(c in i.kids for i in row):
                 self.items[c] = [i for i in row if c not in i.kids]
@@ -340,20 +346,40 @@ def _without_supersets(row: list[Item]) -> list[Item]:
     return keep
 
 
-def _closure(gone: dict[int, frozenset[int]]) -> dict[int, frozenset[int]]:
-    """What each replaced class expands to, through other replaced ones (they form no cycle: all have finite terms)."""
-    done: dict[int, frozenset[int]] = {}
-    for start in gone:
-        stack = [start]
+def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[int], dict[int, set[int]]]:
+    """Which of some free classes with one row are replaced by what they read, and what they expand to, through other replaced ones
+    (they form no cycle: all have finite terms). `readers`: how many rows read each class, being a root counts as one.
+
+    A class of several readers is replaced where its expansion adds at most FILL_IN reads. The expansion of a class of one reader
+    that is replaced itself becomes part of that reader's and has no entry: all expansions are no larger than the rows were.
+    """
+    gone: set[int] = set()
+    expanded: dict[int, set[int]] = {}
+    seen: set[int] = set()
+    for start in free:
+        stack = [(start, False)]
         while stack:
-            c = stack[-1]
-            missing = [k for k in gone[c] if k in gone and k not in done]
-            if missing and c not in done:
-                stack.extend(missing)
+            c, ready = stack.pop()
+            if not ready:
+                if c not in seen:
+                    seen.add(c)
+                    stack.append((c, True))
+                    stack += [(k, False) for k in free[c] if k in free and k not in seen]
                 continue
-            stack.pop()
-            done[c] = frozenset().union(*[done.get(k, (k,)) for k in gone[c]])
-    return done
+            reads = sum([len(expanded[k]) if k in gone else 1 for k in free[c]])
+            if not (reads <= 1 or readers[c] <= 1 or reads * readers[c] <= FILL_IN):
+                continue
+            own = [expanded.pop(k) for k in free[c] if k in gone and readers[k] <= 1]
+            whole = max(own, key=len, default=set[int]())
+            for part in own:
+                whole |= part
+            for k in free[c] - gone:
+                whole.add(k)
+            for k in free[c] & gone:
+                whole |= expanded.get(k, set())
+            gone.add(c)
+            expanded[c] = whole
+    return gone, expanded
 
 
 def detach(rows: Rows, expired: Callable[[], bool] = lambda: False) -> Reduced | None:
@@ -402,7 +428,7 @@ def presolve(
         if expired():
             break
         if not keep_all:
-            work.drop_dominated()
+            work.drop_dominated(expired)
         if expired():
             break
         if upper < np.inf:

@@ -32,6 +32,7 @@ from .repeats import Repeats, Step
 from .uses import Uses
 
 STARTS = 4  # e-nodes of a class that start regions
+TRIED = 32  # classes of one colour whose regions are tried in another one's place, the latest ones: those of many constants all differ
 SLACK = 1.5  # how much dearer than the class' cheapest an e-node may be to start one
 DEARER, DEARER_LEAN = 2, 16  # the same inside one; where statistics are read, what they cost is not the region's
 DEAR = 2  # operations of an element beyond which it is not computed anew for every window that it is in
@@ -384,7 +385,7 @@ class Regions:
         """The regions of a class: those of one that is alike, moved there, or grown."""
         key = self.repeats.colours[cls], cls in self.beside and cls in self.shared
         alike = self._grown_of.setdefault(key, [])
-        for known in alike:
+        for known in alike[-TRIED:]:
             to = self.repeats.image(known.steps, known.cls, cls)
             if to is not None and known.shared <= to.keys():
                 self.shared |= {to[c] for c in known.shared}

@@ -55,6 +55,10 @@ NARROW = 40
 """Most labels that wait for the same class, and most in all. With more nothing is proved any more, and the search goes on as
 a beam of so few."""
 
+MEMORY, LABEL_BYTES = 512 << 20, 200
+"""Bytes that labels may take, of which the same holds; those of one beside its set of classes. A problem for which the rows and the
+beam alone would take more is not searched so."""
+
 DEAR = 10
 """A beam compares labels only among the cheapest, so many times as it keeps."""
 
@@ -284,9 +288,21 @@ class Seams:
         self._roots = set(rows.roots)
         before: list[int] = []
         first = 0
-        for last in _cuts([len(o) for o in order.open]):
+        cuts = _cuts([len(o) for o in order.open])
+        self.fits = self._bytes(order, cuts) <= MEMORY
+        for last in cuts if self.fits else ():
             before = self._cut(order.groups[first : last + 1], before, order.open[last])
             first = last + 1
+
+    def _bytes(self, order: Order, cuts: Sequence[int]) -> int:
+        """Bytes that the narrowest search takes: sets of classes, as wide as a piece, for its rows and NARROW labels a class."""
+        total = first = 0
+        for last in cuts:
+            classes = [c for group in order.groups[first : last + 1] for c in group]
+            sets = sum([len(self.rows.members[c]) for c in classes]) + NARROW * len(classes)
+            total += sets * (len(classes) // 8 + LABEL_BYTES)
+            first = last + 1
+        return total
 
     def _cut(self, groups: list[list[int]], before: list[int], open_: list[int]) -> list[int]:
         """Append the piece of some groups; the classes open after it, as they are numbered."""
@@ -303,7 +319,8 @@ class Seams:
             )
             table[bit[c]] = [(cost, kids) for cost, kids, *_ in entries]
             names[bit[c]] = [r for *_, r in entries]
-        together = {bit[c]: sum([1 << bit[d] for d in group]) for group in groups for c in group}
+        whole = [sum([1 << bit[d] for d in group]) for group in groups]
+        together = {bit[c]: mask for group, mask in zip(groups, whole) for c in group}
         always = sum([1 << bit[c] for c in own if c in self._roots])
         key = (len(after), always, *map(tuple, table.values()), *together.values())
         piece = self._known.setdefault(key, Piece(len(after), table, together, always))
@@ -395,11 +412,13 @@ class _Run:
     labels: int = 0
     whole: bool = True
     since: tuple[float, int] | None = None
+    bits: int = 0  # classes of the piece under way: the width of a label
+    bytes: int = 0  # of all labels so far
 
     def through(self, piece: Piece, labels: Labels) -> Passage:
         """All ways through a piece. TimeoutError once the time is over or `stop` says so; OverflowError if a component has
         too many ways."""
-        top = piece.after + len(piece.rows)
+        self.bits = top = piece.after + len(piece.rows)
         buckets: list[dict[int, Label]] = [
             {} for _ in range(top + 1)
         ]  # by highest bit + 1; what leaves is in the first
@@ -418,7 +437,7 @@ class _Run:
         now = time.perf_counter()
         if now > self.deadline or (self.stop is not None and self.stop()):
             raise TimeoutError
-        wide = self.whole and now < self.hurry and self.labels < LABELS
+        wide = self.whole and now < self.hurry and self.labels < LABELS and self.bytes < MEMORY
         narrow = min(self.width, NARROW)
         if not wide:
             self._keep_pace(now)
@@ -428,6 +447,7 @@ class _Run:
         if len(bucket) > (self.width if wide else narrow):
             bucket = self._cheapest(bucket, narrow)
         self.labels += len(bucket)
+        self.bytes += len(bucket) * (self.bits // 8 + LABEL_BYTES)
         return bucket
 
     def _keep_pace(self, now: float) -> None:

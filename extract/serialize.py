@@ -15,21 +15,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import settings
 from ..errors import ExtractionError
 from ..writing import write_bytes
 from .collection import no_collection
 from .problem import Extraction, Problem, reachable
 
-MAX_BYTES = 1 << 30
-"""Largest decompressed file that is read."""
+LEAST_MEMORY = 384 << 20
+MEMORY_PER_BYTE = 400
+"""Bytes of memory that the objects of a file may take: so many whatever its size, and so many for each byte of the file as it is
+stored (gzipped: e-graphs shrink by a factor of 10 to 40)."""
+
+TEXT_SHARE = 4
+"""The decompressed text may take this part of that memory: it is there twice while it is parsed."""
+
+VALUE_BYTES, OBJECT_BYTES = 72, 400
+"""Bytes of memory of a value in a list or an object, and of an object with its few keys, as Python's parser makes them."""
 
 
-def read_egraph(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Problem:
+def read_egraph(path: str | Path, *, memory: int = 0) -> Problem:
     """Read a `.json` or `.json.gz` e-graph; roots, ids and costs as in the file (a missing cost is 1).
 
-    Raises ExtractionError, naming file and place, for anything that is not such an e-graph.
+    Raises ExtractionError, naming file and place, for anything that is not such an e-graph. `memory`: see `read_document`.
     """
-    return parse_egraph(read_document(path, max_bytes=max_bytes), where=str(path))
+    return parse_egraph(read_document(path, memory=memory), where=str(path))
 
 
 @no_collection()
@@ -47,7 +56,7 @@ def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
     if isinstance(known := document.get("class_data"), Mapping):
         for name in known:  # a class whose nodes were all subsumed: nothing can build it
             classes.setdefault(name, len(classes))
-    rows = [(owner[name], *_children_and_cost(node, name, owner, classes, where)) for name, node in nodes.items()]
+    rows = ((owner[name], *_children_and_cost(node, name, owner, classes, where)) for name, node in nodes.items())
     place = f"{where}: root_eclasses"
     wanted = [_identifier(root, place) for root in roots]
     for name in wanted:
@@ -112,22 +121,41 @@ def to_json(problem: Problem, extraction: Extraction) -> dict[str, Any]:
     }
 
 
+def memory_for(path: Path) -> int:
+    """Bytes of memory that the objects of a file may take: the setting `file_memory`, or a number from the file's size."""
+    return settings.current().file_memory or max(LEAST_MEMORY, MEMORY_PER_BYTE * path.stat().st_size)
+
+
+def parsed_bytes(data: bytes) -> int:
+    """About how many bytes of memory JSON text takes as Python's objects; nothing is parsed."""
+    return VALUE_BYTES * (data.count(b",") + data.count(b"[")) + OBJECT_BYTES * data.count(b"{") + len(data)
+
+
 @no_collection()
-def read_document(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Any:
-    """The JSON of a plain or gzipped file, bounded in size; ExtractionError names what is wrong with it."""
+def read_document(path: str | Path, *, memory: int = 0) -> Any:
+    """The JSON of a plain or gzipped file; ExtractionError names what is wrong with it.
+
+    The objects may take `memory` bytes (0: `memory_for` the file): what takes more is refused before it is parsed.
+    """
     path = Path(path)
     where = str(path)
     if path.exists() and not path.is_file():
         raise ExtractionError("it is not a plain file", where=where)
     try:
+        memory = memory or memory_for(path)
+        most = memory // TEXT_SHARE
         with gzip.open(path, "rb") if path.name.endswith(".gz") or _is_gzip(path) else path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+            data = file.read(most + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ExtractionError(f"the gzip data is damaged or truncated: {error}", where=where) from None
     except OSError as error:
         raise ExtractionError(f"cannot be read: {error.strerror or error}", where=where) from None
-    if len(data) > max_bytes:
-        raise ExtractionError(f"larger than {max_bytes} bytes when decompressed", where=where)
+    if len(data) > most:
+        raise ExtractionError(f"larger than {most} bytes when decompressed", where=where, hint=_MORE_MEMORY)
+    if (needed := parsed_bytes(data)) > memory:
+        raise ExtractionError(
+            f"would take about {needed} bytes of memory, more than {memory}", where=where, hint=_MORE_MEMORY
+        )
     try:
         return json.loads(data, object_pairs_hook=_unique)
     except RecursionError:
@@ -138,6 +166,9 @@ def read_document(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Any:
         raise ExtractionError(
             f"not JSON: {error}", where=where, hint="`saturate` makes such a file of a model"
         ) from None
+
+
+_MORE_MEMORY = "if you trust the file: the setting file_memory (TENSOR_GRAPHS_FILE_MEMORY), in bytes"
 
 
 def _is_gzip(path: Path) -> bool:

@@ -19,6 +19,7 @@ from .aten_layout import Missing
 from .aten_ops import IGNORED, TABLE
 from .aten_pointwise import number
 from .export_writes import Writes, functional
+from .limits import check_count
 from .sizes import size_tensor
 from .torch_arrays import dtype_name, to_numpy
 
@@ -68,6 +69,7 @@ class ExportReader:
 
     def graph(self, name: str) -> Graph:
         """The graph; UnsupportedError with everything that was collected."""
+        check_count(len(self.program.graph_module.graph.nodes), where=name)
         returned = self._run(self.program.graph_module, None)
         outputs: list[Tensor] = []
         leaves: list[int | None] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import settings
 from ..egraph import dtypes
 from ..egraph.dims import Shape
 from ..errors import TooLargeError
@@ -28,3 +29,13 @@ def check_size(shape: Shape, dtype: str, *, what: str, where: str = "") -> None:
                 where=where,
                 hint="this is larger than any value that can be computed here",
             )
+
+
+def check_count(count: int, *, where: str = "") -> None:
+    """TooLargeError for a model of more operations than the setting `max_nodes` allows. Every stage takes time and memory in
+    proportion to them: about 1 ms and 20 KiB each."""
+    if count > (most := settings.current().max_nodes):
+        raise TooLargeError(
+            f"the model has {count} operations, more than {most}", where=where,
+            hint="optimize parts of it, or set TENSOR_GRAPHS_MAX_NODES (settings.override(max_nodes=...))",
+        )  # fmt: skip

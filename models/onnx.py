@@ -30,6 +30,7 @@ from ..egraph.graph import Data, Graph, Tensor, load_data
 from ..errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from .arrays import MappedArray
 from .inside import inside
+from .limits import check_count
 from .onnx_masked import masked_value
 from .onnx_node import ELEMENT_TYPES, Context, Listed, Node, Opaque, Result, Symbolic, Value, element_name
 from .onnx_ops import OPERATORS
@@ -110,6 +111,7 @@ def _parse(file: Path) -> Any:
         model = onnx.load(str(file), load_external_data=False, format="protobuf")
     except Exception as error:  # whatever the protocol buffer parser of the day raises
         raise BadModelError(f"not an ONNX file: {error}", where=str(file)) from error
+    check_count(len(model.graph.node), where=str(file))
     if not model.graph.node and not model.graph.output:
         raise BadModelError("the file holds no graph", where=str(file), hint="is it an ONNX model?")
     _check_texts(model, str(file))

@@ -25,7 +25,7 @@ import typer
 from . import __version__
 from .cli_rules import app as rules_app
 from .console import Answer, Console, Json, Out, Terminated, Verbose, terminated, text_of, working, writable
-from .errors import CostStoreError, ExtractionError, Interrupted, TensorGraphsError, UsageError
+from .errors import CostStoreError, ExtractionError, Interrupted, TensorGraphsError, TooLargeError, UsageError
 from .writing import is_stream, write_text
 
 if TYPE_CHECKING:
@@ -437,6 +437,10 @@ def _described(error: BaseException) -> tuple[int, dict[str, str], str]:
         return 143, Interrupted("terminated").to_json(), "terminated"
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, Interrupted("interrupted").to_json(), "interrupted"
+    if isinstance(error, MemoryError):
+        short = TooLargeError(f"memory ran out: {error or 'an allocation failed'}", where=_place(error),
+                              hint="give a smaller input, or more memory")  # fmt: skip
+        return short.exit_code, short.to_json(), f"error: {short}"
     if isinstance(error, OSError) and error.filename is not None:
         known = UsageError(error.strerror or str(error), where=str(error.filename))
         return 2, known.to_json(), f"error: {known}"

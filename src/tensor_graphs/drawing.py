@@ -64,6 +64,10 @@ ODD = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 1.5, 2.5, 8.0, -8.0)
 LARGE = (1e-3, -1e-3, 100.0, -100.0, 3e3, -3e3)  # where no value of the graph has 16 bits
 SHARE = 0.125  # of the places that are odd
 EDGE = 100  # of whole numbers that floats are computed from
+DRAWN = 1 << 26  # elements of an input that are drawn one by one; larger inputs repeat a block
+PERIOD = (
+    1 << 24
+) + 43  # elements of the block: a prime, so no stride and no tile of a kernel is a multiple of the period
 
 
 @dataclass
@@ -247,13 +251,21 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
     for leaf in (leaf for kind in kinds for leaf in (graph.inputs if kind == "input" else graph.leaves(kind))):
         shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
         role = known.get(name) or Role()
-        if kind == "bool":
-            found[name] = np.asarray(rng.random(shape) < 0.5)
-        elif kind == "int":
-            found[name] = whole_numbers(shape, leaf.dtype, role, rng, turn)
-        else:
-            found[name] = _floats(shape, role, rng, turn).astype(dtypes.numpy_dtype(leaf.dtype))
+        found[name] = _drawn(shape, leaf.dtype, kind, role, rng, turn)
     return found
+
+
+def _drawn(shape: tuple[int, ...], dtype: str, kind: str, role: Role, rng: np.random.Generator, turn: int) -> Array:
+    """Values for one leaf. Floats, booleans and integers that index nothing repeat after PERIOD elements where there are more than
+    DRAWN."""
+    if math.prod(shape) > DRAWN and not role.bound:
+        block = _drawn((PERIOD,), dtype, kind, role, rng, turn)
+        return np.resize(block, shape)
+    if kind == "bool":
+        return np.asarray(rng.random(shape) < 0.5)
+    if kind == "int":
+        return whole_numbers(shape, dtype, role, rng, turn)
+    return _floats(shape, role, rng, turn).astype(dtypes.numpy_dtype(dtype))
 
 
 def _floats(shape: tuple[int, ...], role: Role, rng: np.random.Generator, turn: int) -> Array:

@@ -137,6 +137,11 @@ class Session:
         """Seconds of the budget that remain."""
         return self.options.budget - (self.now() - self.start)
 
+    def loaded(self) -> None:
+        """Warn where loading the model alone took the whole budget."""
+        if (took := self.options.budget - self.left) > self.options.budget > 0:
+            self.warnings.append(f"loading took {took:.1f} s, more than the budget of {self.options.budget:g} s")
+
     @property
     def over(self) -> bool:
         """Whether nothing more is to be begun that can be left out."""

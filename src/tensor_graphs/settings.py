@@ -28,6 +28,8 @@ class Settings:
     threads: int = 0  # CPU threads for kernels; 0: all cores
     gpu: str = ""  # the GPU that plans are for, where it is not here: its key's device|driver|toolchain
     workers: int = 0  # saturation worker processes; 0: as many as cores, at most 4
+    file_memory: int = 0  # bytes of memory that the contents of an e-graph file may take; 0: from the file's size
+    max_nodes: int = 250_000  # operations of a model; larger ones are refused when they are loaded
     log: str = ""  # e.g. "saturate:debug,extract:info"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from .egraph.graph import Graph, Tensor
 from .errors import ExportError, TensorGraphsError, UsageError
+from .models.limits import check_count
 
 DEFAULT_SEQUENCE = 128
 BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
@@ -30,7 +31,7 @@ def as_graph(
 ) -> Graph:
     """The graph of an expression, a sequence or dict of them, a Graph, a function, an nn.Module, an ExportedProgram, or a
     path. `params` are bound by name, and `dims` fix free dimensions of what is loaded or exported. UsageError for anything else,
-    and for names that the graph does not have."""
+    and for names that the graph does not have, TooLargeError for more operations than the setting `max_nodes`."""
     module = is_module(source)
     if example_kwargs and not module:
         raise UsageError("example_kwargs are for an nn.Module", hint="give a function its example_inputs by position")
@@ -60,6 +61,7 @@ def as_graph(
         )
     if not (isinstance(source, str | Path) or module):  # loaders have bound them, or refused
         _refuse_unknown("no dimension is called", dims or {}, graph.free_dims)
+    check_count(len(graph.nodes()), where=graph.name)
     return _with_params(graph, params) if params else graph
 
 

@@ -108,6 +108,7 @@ class Verification:
     attempts: int = 1
     dropped: tuple[str, ...] = field(default_factory=tuple)  # kernels excluded on the way
     left_out: int = 0  # inputs that it was not run on for want of time
+    compared: float = 1.0  # least share of an output's elements that were compared
 
     @property
     def passed(self) -> bool:
@@ -122,6 +123,8 @@ class Verification:
     @property
     def cut(self) -> str:
         """What there was no time for, in words."""
+        if self.compared < 1.0:
+            return f"verification of {100 * (1 - self.compared):.3g} % of the outputs' elements"
         return f"verification on {self.left_out} of {self.left_out + self.seeds} inputs" if self.left_out else ""
 
     @property
@@ -148,6 +151,7 @@ class Verification:
             "seeds": self.seeds, "tolerance": self.tolerance, "note": self.note, "dropped": list(self.dropped),
             "worst_place": w.worst.where, "worst_place_over_limit": w.worst.ratio,
             "places_that_rounding_decides": sum(o.worst.exempt for o in self.outputs),
+            "compared": self.compared,
         }  # fmt: skip
 
 
@@ -240,6 +244,7 @@ def verify(
 
     `references` keeps (inputs, float64 run, own-dtype run) per seed between attempts on the same graph. `device`: Torch's name
     of the device that `run` takes and gives tensors of; there all is drawn, computed and compared (arrays on the host: "").
+    Outputs of more than LARGE_BYTES, inputs included, are compared strip by strip where they can be computed so (strips.py).
     `enough`: asked before each seed but the first; where it says so the rest is left out, and the verdict says that. `poll` is
     called before every operation of a reference run: Halted there ends the verification, before the first seed's end by Halted.
     """
@@ -247,6 +252,11 @@ def verify(
     planned = seeds or (1 if flops > LARGE_FLOPS or size > LARGE_BYTES else 3)
     if tolerance == "exact" or (device and (_unsigned(graph) or not _fits(device, planned * size))):
         device = ""
+    if not device and size > LARGE_BYTES and tolerance != "exact":
+        from .strips import strips_of, verify_strips
+
+        if cuts := strips_of(graph):
+            return verify_strips(graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll)
     weights = _weights_there(graph, device)
     known = references if references is not None else {}
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
@@ -268,14 +278,14 @@ def verify(
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
         try:
             for k, (name, root, y, r, o) in enumerate(zip(names, graph.roots, found, exact, own, strict=True)):
-                judged = _compare(name, root.dtype, y, r, o, tolerance, slack)
+                judged = compare_output(name, root.dtype, y, r, o, tolerance, slack)
                 worst[name].append(_reconsidered(judged, k, y, r, o, disturbed, root.dtype))
         except Halted:
             if not seeds:
                 raise
             break
         seeds += 1
-    outputs = tuple(_of_all(worst[n][:seeds]) for n in names)
+    outputs = tuple(of_all(worst[n][:seeds]) for n in names)
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
@@ -302,7 +312,7 @@ def _expanded(graph: Graph) -> Graph:
     return graph.with_roots(expand_all(graph.roots, wide_means=True))
 
 
-def _of_all(found: Sequence[OutputError]) -> OutputError:
+def of_all(found: Sequence[OutputError]) -> OutputError:
     """The worst of one output's errors on several inputs, with the exempt places of all of them."""
     worst = max(found, key=lambda o: (not o.finite, o.excess))
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
@@ -415,7 +425,7 @@ def _kept(exact: Array, dtype: str) -> Array:
     return kept if np.array_equal(np.isfinite(kept), np.isfinite(exact)) else exact
 
 
-def _compare(
+def compare_output(
     name: str, dtype: str, y: Any, exact: Any, own: Any, tolerance: Tolerance, slack: float = 1.0
 ) -> OutputError:
     """How far an output is off, where its reference is: among tensors on a device, or among arrays. `slack`: times what is

@@ -119,7 +119,7 @@ def compact(folder: Path, begin: int) -> Iterator[str]:
     store = Store(folder / "db")
     size = begin
     while True:
-        for size in range(size, size + 3):
+        for size in range(size, size + 3):  # noqa: B020
             if store.add([_row(size)]).durable:
                 yield str(size)
         store.compact()

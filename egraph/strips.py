@@ -1,0 +1,138 @@
+"""Strips: a stretch of one axis of a value, computed from stretches of what it depends on.
+
+Where every output element depends on one place of an axis only (pointwise operations, reductions over other axes, rows of a
+product), a part of the output can be computed without the rest. References of outputs that are larger than memory are made so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .dims import concrete
+from .graph import Tensor, make
+from .interpret import expand_all
+
+Axis = int | None  # None: the whole operand is read
+_ALONG = ("slice", "concat", "pad")  # work on their attribute `axis`, the other axes pass through
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A stretch of a root as an expression over stretches of leaves. `reads`: name of each cut leaf -> (leaf, axis)."""
+
+    term: Tensor
+    reads: Mapping[str, tuple[Tensor, int]]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axis of every value that a strip of `root` along `axis` needs; made by `axes_of`."""
+
+    root: Tensor
+    axis: int
+    order: tuple[tuple[Tensor, int], ...]  # cut values, operands first
+
+    @property
+    def size(self) -> int:
+        """Places along the axis."""
+        return int(concrete(self.root.shape)[self.axis])
+
+    def strip(self, count: int) -> Strip:
+        """`count` consecutive places of the root. The same expression serves wherever the stretch begins."""
+        reads: dict[str, tuple[Tensor, int]] = {}
+        made: dict[tuple[int, int], Tensor] = {}
+        for node, axis in self.order:
+            shape = list(concrete(node.shape))
+            shape[axis] = count
+            if node.is_leaf:
+                name = f"strip {len(reads)}"
+                reads[name] = node, axis
+                made[id(node), axis] = make("input", (), {"name": name, "shape": tuple(shape), "dtype": node.dtype})
+                continue
+            below = operand_axes(node, axis)
+            assert below is not None
+            args = [a if k is None else made[id(a), k] for a, k in zip(node.args, below, strict=True)]
+            attrs = dict(node.attrs)
+            if "shape" in attrs:
+                attrs["shape"] = tuple(shape)
+            made[id(node), axis] = make(node.op, args, attrs)
+        return Strip(made[id(self.root), self.axis], reads)
+
+
+def axes_of(root: Tensor) -> Axes | None:
+    """How to compute a stretch of a root along its longest axis that allows it; None where no axis does."""
+    (root,) = expand_all([root])
+    shape = concrete(root.shape)
+    for axis in sorted(range(len(shape)), key=lambda k: (-shape[k], k)):
+        if shape[axis] > 1 and (order := _cut(root, axis)) is not None:
+            return Axes(root, axis, order)
+    return None
+
+
+def _cut(root: Tensor, axis: int) -> tuple[tuple[Tensor, int], ...] | None:
+    """All values that are cut, operands first; None where an operation mixes places of the axis."""
+    order: list[tuple[Tensor, int]] = []
+    seen: set[tuple[int, int]] = set()
+    stack: list[tuple[Tensor, int, bool]] = [(root, axis, False)]
+    while stack:
+        node, cut, ready = stack.pop()
+        if ready:
+            order.append((node, cut))
+            continue
+        if (id(node), cut) in seen:
+            continue
+        seen.add((id(node), cut))
+        below = () if node.is_leaf else operand_axes(node, cut)
+        if below is None:
+            return None
+        stack.append((node, cut, True))
+        stack += [(a, k, False) for a, k in zip(node.args, below) if k is not None]
+    return tuple(order)
+
+
+def operand_axes(node: Tensor, axis: int) -> list[Axis] | None:
+    """The axis along which a stretch of `node` along `axis` needs each operand; None where it needs other places as well."""
+    shapes = [concrete(a.shape) for a in node.args]
+    shape, attrs = concrete(node.shape), dict(node.attrs)
+    if node.entry.pointwise or node.op == "broadcast_to":
+        return [axis if s[axis] == shape[axis] else None for s in shapes]
+    if node.op == "full" or (node.op == "iota" and attrs["axis"] != axis):
+        return []
+    if node.entry.kind == "reduction":
+        return [axis] if "axes" in attrs and axis not in attrs["axes"] else None
+    if node.op == "matmul":
+        return _of_product(axis, len(shape), shapes)
+    if node.op == "permute":
+        return [attrs["perm"][axis]]
+    if node.op == "reshape":
+        return _of_reshape(axis, shape, shapes[0])
+    if node.op in _ALONG and attrs.get("axis", axis) != axis:
+        return [axis] * len(shapes)
+    return None
+
+
+def _of_product(axis: int, rank: int, shapes: Iterable[tuple[int, ...]]) -> list[Axis]:
+    """For a[..., M, K] @ b[..., K, N], or @ b[K, N]."""
+    _, b = shapes
+    if axis == rank - 1:
+        return [None, len(b) - 1]
+    return [axis, axis if axis < rank - 2 and len(b) == rank else None]
+
+
+def _of_reshape(axis: int, shape: tuple[int, ...], before: tuple[int, ...]) -> list[Axis] | None:
+    """The axis of the operand that is this one of the result: as long, with as many elements before it."""
+    for place, size in enumerate(before):
+        if size == shape[axis] and math.prod(before[:place]) == math.prod(shape[:axis]):
+            return [place]
+    return None
+
+
+def stretch(array: Any, axis: int, start: int, stop: int) -> Any:
+    """A view of an array's places [start, stop) along an axis."""
+    return array[(slice(None),) * axis + (slice(start, stop),)]
+
+
+__all__ = ["Axes", "Strip", "axes_of", "operand_axes", "stretch"]

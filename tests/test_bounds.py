@@ -1,0 +1,341 @@
+"""Time and memory keep a bound that the size of the input justifies."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks import growth
+
+import tensor_graphs as tg
+from tensor_graphs import cli, pipeline, settings, verify
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.egraph.graph import Graph, Tensor
+from tensor_graphs.egraph.interpret import evaluate
+from tensor_graphs.egraph.strips import axes_of, stretch
+from tensor_graphs.egraph.view import view_of
+from tensor_graphs.errors import ExtractionError, TooLargeError, VerificationError
+from tensor_graphs.extract import must, presolve, seams
+from tensor_graphs.extract.frontier import Frontier
+from tensor_graphs.extract.problem import Problem, Rows
+from tensor_graphs.extract.regions import Regions
+from tensor_graphs.extract.repeats import Repeats
+from tensor_graphs.extract.serialize import read_egraph
+from tensor_graphs.session import Options, Session
+from tensor_graphs.source import as_graph
+
+RNG = np.random.default_rng(0)
+
+
+# ---------------------------------------------------------------- growth of the stages
+def looked_at(kind: str, n: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often a class is compared with another one while regions grow."""
+    count = [0]
+    image = Repeats.image
+
+    def counted(self: Repeats, *args: Any) -> Any:
+        count[0] += 1
+        return image(self, *args)
+
+    view = view_of(growth.graph(kind, n))
+    with monkeypatch.context() as patch:
+        patch.setattr(Repeats, "image", counted)
+        given = frozenset(int(view.cls[i]) for i, op in enumerate(view.op) if op in ("input", "param", "constant"))
+        assert list(Regions(view, given | {c for c, w in enumerate(view.weight) if w}))
+    return count[0]
+
+
+def test_regions_of_many_unlike_classes_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (looked_at("wide", n, monkeypatch) for n in (160, 320))
+    assert 0 < many < 2.6 * few
+
+
+@pytest.mark.parametrize("kind", growth.KINDS)
+def test_every_kind_of_graph_is_what_it_says(kind: str) -> None:
+    small, large = (len(growth.graph(kind, n).nodes()) for n in (60, 120))
+    assert 1.5 < large / small < 2.5
+
+
+def test_the_graph_as_it_came_is_not_matched_for_ever(tmp_path: Path) -> None:
+    if backend("c").unavailable():
+        pytest.skip("no C compiler")
+    with settings.override(home=str(tmp_path)):
+        session = Session(Options(backend="auto", budget=1e-6, measure=False, verify=False))
+        program = pipeline.optimize_graph(session, growth.graph("wide", 60))
+    assert program.report is not None and pipeline.SOME_LEFT_OUT in program.report.cut
+
+
+# ---------------------------------------------------------------- loading
+def test_models_of_too_many_operations_are_refused(tmp_path: Path) -> None:
+    x = tg.input("x", (4,))
+    with settings.override(max_nodes=3):
+        as_graph(tg.tanh(x))
+        with pytest.raises(TooLargeError, match="operations, more than 3"):
+            as_graph(tg.tanh(tg.exp(tg.tanh(tg.exp(x)))))
+
+
+def test_onnx_files_and_modules_of_too_many_operations_are_refused(tmp_path: Path) -> None:
+    onnx, torch = pytest.importorskip("onnx"), pytest.importorskip("torch")
+    make, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [make.make_node("Tanh", [f"v{i}"], [f"v{i + 1}"]) for i in range(20)]
+    ends = [make.make_tensor_value_info(n, kind, [2]) for n in ("v0", "v20")]
+    onnx.save(make.make_model(make.make_graph(nodes, "g", ends[:1], ends[1:])), str(tmp_path / "m.onnx"))
+    with settings.override(max_nodes=10):
+        with pytest.raises(TooLargeError, match="20 operations, more than 10"):
+            as_graph(tmp_path / "m.onnx")
+        with pytest.raises(TooLargeError, match="operations, more than 10"):
+            as_graph(torch.nn.Sequential(*[torch.nn.Tanh()] * 20), (torch.ones(2),))
+
+
+def test_loading_beyond_the_budget_is_told() -> None:
+    moments = iter([0.0, 5.0, 5.0])
+    session = Session(Options(budget=3.0), now=lambda: next(moments))
+    session.loaded()
+    assert session.warnings == ["loading took 5.0 s, more than the budget of 3 s"]
+
+
+# ---------------------------------------------------------------- verification of large outputs
+def large(expression: Callable[[Tensor], Tensor], shape: tuple[int, ...] = (6000, 40)) -> Graph:
+    return Graph.of(expression(tg.input("x", shape)))
+
+
+def verdict(graph: Graph, run: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> verify.Verification:
+    monkeypatch.setattr(verify, "LARGE_BYTES", 1 << 16)
+    monkeypatch.setattr("tensor_graphs.strips.PIECE", 1 << 12)
+    return verify.verify(graph, run, **options)
+
+
+def right(graph: Graph) -> Callable[[Mapping[str, Any]], list[Any]]:
+    return lambda values: evaluate(graph, values)
+
+
+def test_large_outputs_are_compared_strip_by_strip(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = large(lambda x: tg.softmax(x * 2.0) + x.max(axis=1, keepdims=True))
+    found = verdict(graph, right(graph), monkeypatch)
+    assert found.passed and found.compared == 1.0 and not found.cut and "all elements" in found.note
+
+
+def test_what_was_not_compared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = large(lambda x: x + x)
+    found = verdict(graph, right(graph), monkeypatch, enough=lambda: True)
+    assert found.passed and 0.05 < found.compared < 0.2
+    assert found.cut == f"verification of {100 * (1 - found.compared):.3g} % of the outputs' elements"
+    assert found.to_json()["compared"] == found.compared
+
+
+@pytest.mark.parametrize("place", [0, 3137, 5999])
+def test_one_wrong_row_of_a_large_output_is_found(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = large(lambda x: x + x)
+
+    def wrong(values: Mapping[str, Any]) -> list[Any]:
+        (y,) = evaluate(graph, values)
+        y[place] = 7.0
+        return [y]
+
+    assert not verdict(graph, wrong, monkeypatch).passed
+
+
+def test_a_program_that_writes_to_large_inputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = large(lambda x: x + x)
+
+    def writes(values: Mapping[str, Any]) -> list[Any]:
+        values["x"][5, 5] = 1.0
+        return evaluate(graph, values)
+
+    with pytest.raises(VerificationError, match="writes to its inputs"):
+        verdict(graph, writes, monkeypatch)
+
+
+def test_outputs_that_mix_all_places_are_compared_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = large(lambda x: tg.cumsum(tg.cumsum(x, 0), 1))
+    found = verdict(graph, right(graph), monkeypatch, seeds=1)
+    assert found.passed and found.compared == 1.0 and "strips" not in found.note
+
+
+STRIPPED: dict[str, Callable[[Tensor], Tensor]] = {
+    "pointwise": lambda x: tg.tanh(x) * 2.0 + x,
+    "reduced": lambda x: x - x.sum(axis=2, keepdims=True),
+    "product": lambda x: x @ tg.param("w", (5, 3)),
+    "products": lambda x: x @ x.mT,
+    "permuted": lambda x: x.permute((2, 0, 1)),
+    "reshaped": lambda x: tg.exp(x.reshape((9, 20))),
+    "joined": lambda x: tg.concat([x, x * 2.0], axis=2),
+    "cut": lambda x: x[:, 1:3],
+    "broadcast": lambda x: x + x.max(axis=0, keepdims=True),
+    "positions": lambda x: x + tg.iota((9, 4, 5), 1, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", STRIPPED)
+def test_a_strip_is_part_of_the_whole(name: str) -> None:
+    weights = {"w": RNG.standard_normal((5, 3)).astype(np.float32)}
+    graph = Graph.of(STRIPPED[name](tg.input("x", (9, 4, 5))))
+    x = RNG.standard_normal((9, 4, 5)).astype(np.float32)
+    (whole,) = evaluate(graph, {"x": x}, params=weights)
+    axes = axes_of(graph.roots[0])
+    assert axes is not None and axes.size == whole.shape[axes.axis] > 1
+    data = {"x": x, **weights}
+    for start, stop in ((0, 1), (1, axes.size)):
+        strip = axes.strip(stop - start)
+        values = {n: stretch(data[str(leaf.attr("name"))], k, start, stop) for n, (leaf, k) in strip.reads.items()}
+        (part,) = evaluate([strip.term], {**data, **values}, params=weights)
+        np.testing.assert_allclose(part, stretch(whole, axes.axis, start, stop), rtol=1e-5, atol=1e-6)
+
+
+def test_large_random_inputs_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "DRAWN", 100)
+    monkeypatch.setattr(verify, "PERIOD", 53)
+    leaves = [tg.input("x", (20, 7)), tg.input("b", (20, 7), "bool")]
+    found = verify.sample_inputs(leaves, np.random.default_rng(0))
+    for drawn in found.values():
+        flat = drawn.reshape(-1)
+        assert drawn.shape == (20, 7) and np.array_equal(flat[:53], flat[53:106]) and len(set(flat[:53].tolist())) > 1
+
+
+# ---------------------------------------------------------------- e-graph files and solvers
+def node(eclass: str, children: Sequence[str], cost: float = 1.0) -> dict[str, Any]:
+    return {"op": "f", "cost": cost, "eclass": eclass, "children": list(children)}
+
+
+def ladder(n: int) -> dict[str, Any]:
+    """Two chains of one-row classes that read shared classes of two rows: written out, each class would be as long as its chain."""
+    nodes = {"r0": node("r", ["a0"]), "r1": node("r", ["b0"])}
+    for i in range(n):
+        for chain, other in (("a", i), ("b", 7 * i % n)):
+            below = [f"{chain}{i + 1}"] if i < n - 1 else []
+            nodes[f"{chain}{i}"] = node(f"{chain}{i}", [*below, f"x{other}.0"], 0.1)
+        for form in range(2):
+            nodes[f"x{i}.{form}"] = node(f"x{i}", [], 1.0 + 0.1 * form)
+    return nodes
+
+
+def tangle(n: int) -> dict[str, Any]:
+    """One component of `n` classes that read each other."""
+    rng = np.random.default_rng(1)
+    nodes = {f"n{i}.l": node(f"c{i}", [], 5.0) for i in range(n)}
+    for i in range(n):
+        for form in range(3):
+            reads = [f"n{k}.l" for k in rng.integers(0, n, 3).tolist()]
+            nodes[f"n{i}.{form}"] = node(f"c{i}", reads, float(rng.random()))
+    return nodes
+
+
+CHILD = """
+import json, resource, sys, time
+from tensor_graphs.extract.serialize import read_egraph
+from tensor_graphs.extract.solve import solve
+began = time.process_time()
+try:
+    problem = read_egraph(sys.argv[1])
+    said = solve(problem, time_limit=2.0).method
+except Exception as error:
+    said = type(error).__name__
+print(json.dumps([said, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, time.process_time() - began]))
+"""
+
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty lists": (lambda: b'{"x":[' + b"[]," * 40_000_000 + b'[]],"nodes":{},"root_eclasses":[]}', "ExtractionError"),
+    "children": (
+        lambda: json.dumps({
+            "nodes": {f"n{i}": node(f"c{i}", [f"n{i + 1}"] * 400 if i < 19_999 else []) for i in range(20_000)},
+            "root_eclasses": ["c0"],
+        }).encode(),
+        "ExtractionError",
+    ),
+    "ladder": (lambda: json.dumps({"nodes": ladder(8000), "root_eclasses": ["r"]}).encode(), ""),
+    "tangle": (lambda: json.dumps({"nodes": tangle(6000), "root_eclasses": ["c0", "c1"]}).encode(), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_egraph_files_are_solved_or_refused_within_a_gibibyte(name: str, tmp_path: Path) -> None:
+    make, expected = HOSTILE[name]
+    path = tmp_path / "e.json.gz"
+    path.write_bytes(gzip.compress(make(), 1, mtime=0))
+    assert path.stat().st_size < 1 << 20
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, preexec_fn=limit, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said, mib, seconds = json.loads(done.stdout)
+    assert (said == expected) if expected else ("Error" not in said)
+    assert mib < 1024 and seconds < 40
+
+
+def test_what_an_egraph_file_may_take_is_a_setting(tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    path.write_text(json.dumps({"nodes": ladder(50), "root_eclasses": ["r"]}))
+    assert read_egraph(path).n_nodes == 202
+    with (
+        settings.override(file_memory=100_000),
+        pytest.raises(ExtractionError, match="bytes of memory, more than 100000"),
+    ):
+        read_egraph(path)
+
+
+def chained(n: int) -> tuple[dict[int, frozenset[int]], list[int]]:
+    """Free classes 0..n-1, each of which reads the next one and a class of its own that is not free."""
+    free = {i: frozenset([n + i, *([i + 1] if i < n - 1 else [])]) for i in range(n)}
+    return free, [1] * n + [2] * n
+
+
+def test_expansions_of_replaced_classes_are_no_larger_than_the_rows() -> None:
+    free, readers = chained(400)
+    gone, expanded = presolve._closure(free, readers)
+    assert gone == set(free) and expanded == {0: set(range(400, 800))}
+
+
+def test_classes_with_several_readers_are_not_copied_into_all_of_them() -> None:
+    free, readers = chained(400)
+    gone, expanded = presolve._closure(free, [2] * 400 + readers[400:])
+    assert sum(map(len, expanded.values())) < 12 * 400 and gone < set(free)
+
+
+def problem_of(nodes: Mapping[str, Any], *roots: str) -> Rows:
+    place = {name: n for n, name in enumerate(dict.fromkeys(v["eclass"] for v in nodes.values()))}
+    rows = [(place[v["eclass"]], [place[nodes[k]["eclass"]] for k in v["children"]], v["cost"]) for v in nodes.values()]
+    return Problem.build(rows, [place[r] for r in roots]).rows
+
+
+def test_searches_that_would_take_too_much_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = problem_of(ladder(40), "r")
+    assert seams.Seams(rows, 100.0).fits
+    assert Frontier(rows).search(30).chosen is not None
+    monkeypatch.setattr(seams, "MEMORY", 1000)
+    monkeypatch.setattr("tensor_graphs.extract.frontier.MEMORY", 1000)
+    assert not seams.Seams(rows, 100.0).fits
+    assert Frontier(rows).search(30).chosen is None
+
+
+def test_always_on_classes_are_the_same_in_narrow_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = problem_of({f"n{i}": node(f"c{i}", [f"n{i + 1}"] if i < 299 else []) for i in range(300)}, "c0")
+    items = must.items_of(rows)
+    order = must.components(must.class_graph(items))[1]
+    whole = must.always_on(items, order, [0])
+    monkeypatch.setattr(must, "WINDOW_BYTES", 8)
+    assert must.always_on(items, order, [0]) == whole == set(range(300))
+
+
+def test_implications_are_left_out_where_must_sets_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = problem_of(ladder(6), "r")
+    monkeypatch.setattr(must, "IMPLIED", 3)
+    assert must.must_implications(rows) == []
+
+
+def test_memory_that_runs_out_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise MemoryError("cannot allocate")
+
+    monkeypatch.setattr(cli, "app", fails)
+    assert cli.run(["extract", "x.json"]) == 3
+    assert "memory ran out" in capsys.readouterr().err
