@@ -27,6 +27,10 @@ LEAST = 32  # places that a slice has at least: fewer have no mean
 STRETCH = 256  # places of a stretch of a long axis
 PIECE, PIECE_THERE = 1 << 18, 1 << 22  # places that are compared at a time: of arrays, and of tensors
 
+#: Relative error of the whole from which the limits of a single kernel's places and slices are made, by the coarsest float dtype that it
+#: reads or writes. A kernel beyond them, which rounding does not explain, is wrong.
+KERNEL = {"float64": 3e-11, "float32": 2e-5, "float16": 1e-3, "bfloat16": 5e-3}
+
 #: Half a unit in the last place of 1.0, and the largest and smallest numbers whose digits are all there.
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LARGEST = {
@@ -235,8 +239,7 @@ class _Sums:
         """Count some rows; None is nothing but zeros."""
         for k, x in enumerate(errors):
             if x is None:
-                like = errors[0]
-                assert like is not None
+                like: Any = errors[0]
                 row, column = self.xp.zeros_like(like[:, 0]), self.xp.zeros_like(like[0])
             elif self.xp is np:
                 row, column = np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->j", x, x)

@@ -18,6 +18,7 @@ import numpy as np
 from ..egraph import dtypes
 from ..egraph.graph import Graph, Tensor
 from ..egraph.interpret import evaluate
+from . import compare
 from .compare import module_of, wide
 
 NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, at most
@@ -93,6 +94,20 @@ class Disturbed:
         with np.errstate(all="ignore"):
             around = _Around(_mirrored(np.random.default_rng(number // 2).random, number))
             return evaluate(self.graph, self.values, float64=True, poll=self.poll, around=around)
+
+
+def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: Disturbed) -> str:
+    """What is wrong with the result of one kernel beside its float64 reference, in words; empty if nothing is. `k`: which of the
+    outputs of `disturbed` it is; `allowed`: see `compare.KERNEL`."""
+    if not dtypes.is_float(dtype):
+        place = compare.differing(got, want)
+        while place.ratio > 0 and disturbed.further():
+            place = compare.differing(got, want, unstable=disturbed.moved[k])
+        return f"integers or bools differ: {place.where}" if place.ratio > 0 else ""
+    place = compare.worst(got, want, None, dtype, allowed)
+    while place.ratio > 1 and disturbed.further():
+        place = compare.worst(got, want, None, dtype, allowed, disturbed.moved[k])
+    return place.said if place.ratio > 1 else ""
 
 
 def _nothing(x: Any, root: Tensor) -> Any:
@@ -179,4 +194,4 @@ def _undefined(node: Tensor, operands: Sequence[Any]) -> Any | None:
     return off if bool(off.any()) else None
 
 
-__all__ = ["Disturbed"]
+__all__ = ["Disturbed", "kernel_fault"]

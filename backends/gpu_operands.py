@@ -13,11 +13,15 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+import numpy as np
+
 from ..egraph import dtypes
 from ..egraph.dims import concrete
-from ..egraph.graph import Tensor, topological
+from ..egraph.graph import Graph, Tensor, topological
 from ..egraph.interpret import expand_all
 from ..extract.kernel import Operand
+from . import drawing
+from .exchange import tensor_of
 from .torch_reference import torch_dtype
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ class Role:
     bound: int = 100  # of indices: values lie below
     distinct: bool = False  # indices that must not meet
     last: bool = False  # each as large as it may be: places up to which a mask shows what there is
+    free: drawing.Role | None = None  # of whole numbers that none of these binds
 
 
 def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
@@ -82,6 +87,9 @@ def roles(roots: Sequence[Tensor]) -> dict[str, Role]:
                 if counted.op == "iota":
                     for leaf in _below(other, _VIEWS - {"gather"} | {"add", "sub"}):
                         found[leaf].bound, found[leaf].last = concrete(counted.shape)[counted.attr("axis")], True
+    for name, role in drawing.roles(Graph.of(list(roots)), ("param",)).items():
+        if found[name] == Role(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
+            found[name].free = role
     return found
 
 
@@ -205,7 +213,11 @@ def draw(name: str, operand: Operand, role: Role, device: str, size: float = 1.0
     if dtype == "bool":
         values = torch.rand(shape, generator=generator, device=device) < 0.5
     elif not dtypes.is_float(dtype):
-        values = _integers(shape, role, generator, device).to(torch_dtype(dtype))
+        if role.free is not None:
+            drawn = drawing.whole_numbers(shape, dtype, role.free, np.random.default_rng(crc32(name.encode())), 0)
+            values = tensor_of(drawn).to(device)
+        else:
+            values = _integers(shape, role, generator, device).to(torch_dtype(dtype))
     else:
         values = (torch.rand if role.near else torch.randn)(
             shape, generator=generator, device=device, dtype=torch.float32

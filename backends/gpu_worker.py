@@ -24,12 +24,14 @@ from typing import Any
 from unittest import mock
 
 from ..egraph import dtypes
+from ..egraph.graph import Graph
 from ..egraph.ops import Type
 from ..egraph.pattern import parse_terms
 from ..extract.kernel import Call
 from ..extract.meaning import meanings
 from ..extract.work import written_into
-from . import gpu_operands
+from . import compare, gpu_operands
+from .disturb import Disturbed, kernel_fault
 from .gpu_calibrate import calibrate
 from .gpu_device import Device, Run, device_of, facts
 from .kernel_text import KernelText, call_of_json, module_of
@@ -104,6 +106,7 @@ class Bench:
         self.nbytes = sum(x.numel() * x.itemsize for x in tensors) or 1  # of one set
         floats = [o.type.dtype for o in (*call.operands.values(), *call.outputs) if dtypes.is_float(o.type.dtype)]
         self.tolerance = max([LOST * loss, *(TOLERANCE[d] for d in floats)])
+        self.allowed = max([loss, *(compare.KERNEL[d] for d in floats)])  # of which places and slices have their limits
 
     def _drawn(self) -> None:
         """Draw the operands, and compute what the kernel must give."""
@@ -229,20 +232,23 @@ class Bench:
         if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
             raise Wrong("it writes to its inputs")
         kinds = [o.type for o in self.call.outputs]
-        found = [self._compared(*one) for one in zip(answers, self.want, kinds, strict=True)]
+        disturbed = Disturbed(Graph.of(list(self.roots), params=dict(self.sets[0].operands)), {}, self.device.name)
+        checked = enumerate(zip(answers, self.want, kinds, strict=True))
+        found = [self._compared(*one, k, disturbed) for k, one in checked]
         return {norm: max(f[norm] for f in found) for norm in NORMS}
 
-    def _compared(self, got: Any, want: Any, kind: Type) -> dict[str, float]:
-        """The error norms of one output."""
+    def _compared(self, got: Any, want: Any, kind: Type, k: int, disturbed: Disturbed) -> dict[str, float]:
+        """The error norms of output number `k`."""
         if tuple(got.shape) != tuple(want.shape) or got.dtype != torch_dtype(kind.dtype):
             raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
-        if not dtypes.is_float(kind.dtype):
-            if not bool((got == want.to(got.dtype)).all()):
-                raise Wrong("integers or bools differ")
-            return dict.fromkeys(NORMS, 0.0)
-        found = accuracy(got, want, kind.dtype)
-        if not found["rel_fro"] <= self.tolerance:
-            raise Wrong(f"relative error {found['rel_fro']:.3g}")
+        if dtypes.is_float(kind.dtype):
+            found = accuracy(got, want, kind.dtype)
+            if not found["rel_fro"] <= self.tolerance:
+                raise Wrong(f"relative error {found['rel_fro']:.3g}")
+        else:
+            found, want = dict.fromkeys(NORMS, 0.0), want.to(got.dtype)
+        if fault := kernel_fault(got, want, k, kind.dtype, self.allowed, disturbed):
+            raise Wrong(fault)
         return found
 
     # ------------------------------------------------------------ time

@@ -23,12 +23,15 @@ import numpy as np
 
 from ..egraph import api, dtypes
 from ..egraph.dims import concrete
-from ..egraph.graph import Tensor, structural_digest, topological
+from ..egraph.graph import Graph, Tensor, structural_digest, topological
 from ..egraph.interpret import evaluate
 from ..egraph.ops import Type
 from ..egraph.pattern import build, parse_terms
 from ..extract.kernel import Call, Operand, Template
 from ..extract.work import call_work
+from . import compare
+from .disturb import Disturbed, kernel_fault
+from .drawing import Role, roles, whole_numbers
 from .single import Array, Bound, compiled, laid, meanings
 from .threads import one_blas_thread
 
@@ -38,7 +41,6 @@ COPIES = 64  # of a call's operands, at most
 REFERENCE_FLOPS = 1e9  # more arithmetic than this is checked in the kernel's own dtype instead of float64
 POOL = 1_000_003
 _POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "pow", "batch_norm"}  # ops timed on positive values, their normal domain
-_INDEXED = {"gather", "gather_elements", "scatter_elements", "cross_entropy"}  # ops whose second operand has indices
 
 
 class Wrong(Exception):
@@ -87,7 +89,7 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
 _pool: list[Array] = []
 
 
-def _values(name: str, kind: Type, bound: int, positive: bool, scale: float = 1.0) -> Array:
+def _values(name: str, kind: Type, role: Role, positive: bool, scale: float = 1.0) -> Array:
     """Values of a type, the same for the same name: cut from one pool of normal numbers, repeated when long. An array also where
     it is one number, of which NumPy's operators make a scalar."""
     if not _pool:
@@ -97,30 +99,27 @@ def _values(name: str, kind: Type, bound: int, positive: bool, scale: float = 1.
     if kind.dtype == "bool":
         return np.asarray(line > 0)
     if not dtypes.is_float(kind.dtype):
-        line = np.abs(line * 1e4).astype(np.int64) % max(bound, 1)
-    elif positive:
+        return np.asarray(whole_numbers(shape, kind.dtype, role, np.random.default_rng(crc32(name.encode())), 0))
+    if positive:
         line = np.abs(line) + np.float32(0.1)
     elif scale != 1.0:
         line = line * np.float32(scale)
     return np.asarray(line, dtypes.numpy_dtype(kind.dtype))
 
 
-def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, int, bool, float]]:
-    """What the values of each operand are drawn by: type, bound of integers, whether positive, factor. Indices stay within what they
-    index, and recurrent weights are so small that rounding does not grow from step to step. It depends on a kernel's meaning only, not on who computes it."""
+def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, Role, bool, float]]:
+    """How the values of each operand are drawn: type, role of integers, whether floats are positive, factor of floats.
+
+    Recurrent weights are small, so that rounding does not grow from step to step. The result depends on a kernel's meaning only, not
+    on the backend that computes it."""
+    known = roles(Graph.of(list(roots)), ("param",))
     nodes = topological(roots)
-    bounds: dict[str, int] = {}
-    for node in (n for n in nodes if n.op in _INDEXED):
-        size = concrete(node.args[0].shape)[1 if node.op == "cross_entropy" else node.attr("axis")]
-        for leaf in topological([node.args[1]]):
-            if leaf.op == "param":
-                bounds[leaf.attr("name")] = min(size, bounds.get(leaf.attr("name"), size))
     scales = {
         leaf.attr("name"): 0.5 * node.attr("hidden") ** -0.5
         for node in nodes if node.op == "recurrent" for leaf in topological([node.args[2]]) if leaf.op == "param"
     }  # fmt: skip
     positive = not _POSITIVE.isdisjoint(n.op for n in nodes)
-    return {name: (o.type, bounds.get(name, 100), positive, scales.get(name, 1.0)) for name, o in call.operands.items()}
+    return {n: (o.type, known.get(n) or Role(), positive, scales.get(n, 1.0)) for n, o in call.operands.items()}
 
 
 # ---------------------------------------------------------------- correctness
@@ -175,8 +174,9 @@ def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: max(n[name] for n in norms) for name in norms[0]}
 
 
-def check(output: Operand, got: Array, want: Array) -> dict[str, float]:
-    """The accuracy row of an answer; Wrong if it has another type or layout than declared, or is too far off."""
+def check(output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: Disturbed) -> dict[str, float]:
+    """The accuracy row of an answer, of output number `k`; Wrong if it has another type or layout than declared, or is too far off,
+    as a whole, in a slice or at a place."""
     kind, shape = output.type, concrete(output.type.shape)
     if got.shape != shape or got.dtype != dtypes.numpy_dtype(kind.dtype):
         raise Wrong(f"the result is {got.dtype}{list(got.shape)}, not {kind}")
@@ -184,12 +184,13 @@ def check(output: Operand, got: Array, want: Array) -> dict[str, float]:
     if got.size and any(a != b for a, b, d in zip(strides, output.strides, shape) if d != 1):
         raise Wrong(f"the result has strides {strides}, not {output.strides}")
     if not dtypes.is_float(kind.dtype):
-        if not np.array_equal(got, want.astype(got.dtype)):
-            raise Wrong("integers or bools differ")
-        return {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}
-    found = accuracy(got, want)
-    if not found["rel_fro"] <= TOLERANCE[kind.dtype]:
-        raise Wrong(f"relative error {found['rel_fro']:.3g}")
+        found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)
+    else:
+        found = accuracy(got, want)
+        if not found["rel_fro"] <= TOLERANCE[kind.dtype]:
+            raise Wrong(f"relative error {found['rel_fro']:.3g}")
+    if fault := kernel_fault(got, want, k, kind.dtype, allowed, disturbed):
+        raise Wrong(fault)
     return found
 
 
@@ -284,7 +285,11 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         stage = "check"
         with np.errstate(all="ignore"), one_blas_thread():
             reference, want = _reference(roots, given, operands, flops)
-            found = worst([check(o, g, w) for o, g, w in zip(call.outputs, got, want, strict=True)])
+            floats = [o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)]
+            allowed = max((compare.KERNEL[d] for d in floats), default=0.0)
+            disturbed = Disturbed(Graph.of(list(roots), params=operands), {})
+            checked = enumerate(zip(call.outputs, got, want, strict=True))
+            found = worst([check(o, g, w, k, allowed, disturbed) for k, (o, g, w) in checked])
         stage = "time"
         for _ in range(_copies(operands) - 1):
             runs.append(bind({n: laid(np.array(a), call.operands[n]) for n, a in operands.items()}))

@@ -447,7 +447,7 @@ def along(index: Array, axis: int) -> tuple[Any, ...]:
 
 def gather_elements(x: Array, index: Array, axis: int, out: Array) -> None:
     """x at the index along one axis, per position; negative ones count from the end, those beyond are the first or the last."""
-    size = x.shape[axis]
+    size, index = x.shape[axis], index.astype(np.int64, copy=False)  # one of few bits cannot hold the size
     np.copyto(out, x[along(np.clip(np.where(index < 0, index + size, index), 0, size - 1), axis)])
 
 

@@ -100,8 +100,9 @@ def taken(x: Any, index: Any, axis: int, out: Any) -> None:
 
 
 def picked(x: Any, index: Any, axis: int, out: Any) -> None:
-    """x at the index along one axis, per position; negative ones count from the end."""
-    out.copy_(torch.gather(x, axis, index.long().remainder(x.shape[axis])))
+    """x at the index along one axis, per position; negative ones count from the end, those beyond are the first or the last."""
+    size, index = x.shape[axis], index.long()
+    out.copy_(torch.gather(x, axis, (index + size * (index < 0)).clamp_(0, size - 1)))
 
 
 def scattered(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) -> None:

@@ -256,12 +256,13 @@ def _pad(attrs: Attrs, x: Any) -> Any:
 
 def _gather(attrs: Attrs, x: Any, index: Any) -> Any:
     axis = attrs["axis"]
-    flat = index.reshape(-1).clamp(0, x.shape[axis] - 1)
+    flat = index.reshape(-1).long().clamp(0, x.shape[axis] - 1)
     return x.index_select(axis, flat).reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
 def _from_the_end(index: Any, size: int) -> Any:
-    """Negative positions count from the end, as NumPy's do."""
+    """Negative positions count from the end, as NumPy's do; Torch picks by int64 alone."""
+    index = index.long()
     return index + size * (index < 0)
 
 

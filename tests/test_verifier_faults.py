@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import drawing, verify
+from tensor_graphs import verify
+from tensor_graphs.backends import drawing
 from tensor_graphs.egraph.dtypes import numpy_dtype
 from tensor_graphs.egraph.graph import Graph
 from tensor_graphs.egraph.interpret import evaluate

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import drawing
-from .backends import compare
+from .backends import compare, drawing
 from .backends.disturb import Disturbed
 from .backends.emission import device_of
 from .backends.single import meanings as kernel_meanings

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .backends.drawing import SHARE as ODD_SHARE
+from .backends.drawing import Role, odd_numbers, random_indices, roles, whole_numbers
 from .backends.exchange import is_torch, tensor_of
 from .backends.torch_reference import evaluate_tensors, torch_dtype
-from .drawing import SHARE as ODD_SHARE
-from .drawing import Role, odd_numbers, random_indices, roles, whole_numbers
 from .egraph import dtypes
 from .egraph.dims import concrete
 from .egraph.dtypes import HALVES

@@ -21,13 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from . import drawing
-from .backends import compare
+from .backends import compare, drawing
 from .backends.compare import Worst
 from .backends.disturb import Disturbed
+from .backends.drawing import index_bounds, random_indices
 from .backends.exchange import array_of, is_torch
 from .costdb.device import gpu_facts
-from .drawing import index_bounds, random_indices
 from .egraph import dtypes
 from .egraph.dims import concrete
 from .egraph.dtypes import HALVES

@@ -152,7 +152,7 @@ def test_kernels_of_one_meaning_are_compared_on_the_same_indices(rows: int) -> N
         reply = answer({**encode(found, call), "seconds": 0.001})
         assert reply["ok"], reply
         (node,) = meanings(found, call)
-        assert {n: bound for n, (_, bound, *_) in drawn([node], call).items()} == {"x": 100, "i": rows}
+        assert {n: role.bound for n, (_, role, *_) in drawn([node], call).items()} == {"x": 0, "i": rows}
 
 
 def test_one_reference_for_each_dtype_that_operands_are_stored_in() -> None:

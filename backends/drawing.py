@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from .egraph import dtypes
-from .egraph.dims import concrete
-from .egraph.dtypes import HALVES
-from .egraph.graph import Graph, Tensor, topological
-from .egraph.interpret import expand_all
+from ..egraph import dtypes
+from ..egraph.dims import concrete
+from ..egraph.dtypes import HALVES
+from ..egraph.graph import Graph, Tensor, topological
+from ..egraph.interpret import expand_all
 
 Array = np.ndarray[Any, Any]
 GIVEN = ("input", "state")  # leaves that a call gives
