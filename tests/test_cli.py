@@ -244,7 +244,7 @@ def test_explain_of_a_damaged_program_is_a_named_error(model: str, capsys: pytes
 
 
 def test_profile_measures_and_times_distinct_plans(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "profile", model, "--backend", "numpy", "--paths", "2", "--budget", "12")
+    found = document(capsys, "profile", model, "--backend", "numpy", "--paths", "2", "--budget", "30")
     assert found["measured_now"] > 0 and 1 <= len(found["paths"]) <= 2
     estimates = [p["estimated_us"] for p in found["paths"]]
     assert estimates == sorted(estimates) and all(p["measured_us"] > 0 for p in found["paths"])
