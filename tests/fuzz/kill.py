@@ -119,12 +119,12 @@ def compact(folder: Path, begin: int) -> Iterator[str]:
     store = Store(folder / "db")
     size = begin
     while True:
-        for size in range(size, size + 3):  # noqa: B020
+        for _ in range(3):
             if store.add([_row(size)]).durable:
                 yield str(size)
+            size += 1
         store.compact()
-        yield SAYS if size == begin + 2 else ""
-        size += 1
+        yield SAYS if size == begin + 3 else ""
 
 
 def report(folder: Path, begin: int) -> Iterator[str]:
