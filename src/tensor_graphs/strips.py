@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import drawing
+from .backends import drawing
 from .backends.compare import Worst
 from .backends.exchange import array_of, is_torch
 from .egraph import dtypes
