@@ -74,7 +74,9 @@ def _moved(term: Tensor, dtype: str) -> Tensor | None:
     if term.entry.kind != "view" and term.op != "concat":
         return None
     parts = [_moved(a, dtype) for a in term.args]
-    return None if None in parts else make(term.op, [p for p in parts if p is not None], dict(term.attrs))
+    if any(p is None for p in parts):
+        return None
+    return make(term.op, [p for p in parts if p is not None], dict(term.attrs))
 
 
 def _widens(cast: Tensor) -> bool:
