@@ -30,7 +30,8 @@ class Beside(NamedTuple):
     def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
         """Offsets of the slices that a result of size 1 along the axis reads, as a function of the index `by` on the
         common axis (0 at its own place), so that the result reads what the other results read there."""
-        own = [t for t in topological([space]) if t.op == "slice" and (t.args[0], t.attr("axis")) == self[1:]]
+        slices = [t for t in topological([space]) if t.op == "slice"]
+        own = [t for t in slices if t.args[0] is self.whole and t.attr("axis") == self.columns]
         width = max((t.attr("stop") for t in own), default=0) - min((t.attr("start") for t in own), default=0)
         return dict.fromkeys(own, by * width) if concrete(space.shape)[self.axis] == 1 else {}
 

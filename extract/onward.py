@@ -114,7 +114,7 @@ class Onward:
                 continue
             start = placeholder("slice", inside.shape, inside.dtype)
             (term,) = rebuild([region.term], partial(_exchanged, {inside: start}))
-            if start in topological([term]) and not _has_product(term):
+            if any(t is start for t in topological([term])) and not _has_product(term):
                 found[region.cls] = End(region.cls, term, start, {start: cls, **dict(region.leaves)})
         return sorted(found.values(), key=lambda e: self._depth(e.cls))[:ENDS]
 

@@ -37,7 +37,7 @@ from tensor_graphs.costdb.calibrate import calibration_rows
 from tensor_graphs.costdb.store import Store
 from tensor_graphs.egraph.ops import Type
 from tensor_graphs.errors import WorkerError
-from tensor_graphs.extract.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
+from tensor_graphs.extract.kernel import Call, Candidate, Operand, Template, Vertex, contiguous, identify
 from tensor_graphs.prices import CostPricer
 
 torch = pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
@@ -69,7 +69,8 @@ def launch(call: Call) -> str:
 def template(code: object = launch, **more: object) -> Template:
     space = lambda call: [{"BLOCK": 64}, {"BLOCK": 128}, {"BLOCK": 64, "num_warps": 8}]
     given = {"source": lambda call: SOURCE, "space": space, **more}
-    return Template("generated.add", "triton", "x + y", code, "pointwise", **given)  # type: ignore[arg-type]
+    named = identify(code, f"test.{code.__qualname__}")  # type: ignore[arg-type, attr-defined]
+    return Template("generated.add", "triton", "x + y", named, "pointwise", **given)  # type: ignore[arg-type]
 
 
 def operand(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None) -> Operand:
@@ -213,7 +214,7 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_wrong_answers_are_failures(fault: str, measurer: GpuMeasurer) -> None:
     code, message = WRONG[fault]
-    wrong = Template("wrong", "torch", "x + y", lambda call: code.replace("out", call.names.get("out", "out")),
+    wrong = Template("wrong", "torch", "x + y", identify(lambda call: code.replace("out", call.names.get("out", "out")), "wrong"),
                      scratch=lambda call: 64)  # fmt: skip
     (row,) = rows(measurer, candidate(wrong))
     assert row.kind == "failure" and row.status == "wrong" and message in row.message
@@ -221,7 +222,7 @@ def test_wrong_answers_are_failures(fault: str, measurer: GpuMeasurer) -> None:
 
 def test_a_kernel_that_is_right_only_once_is_wrong(measurer: GpuMeasurer) -> None:
     counting = "scratch[0] = torch.where(scratch[0] == 255, 0, scratch[0] + 1); out.copy_(x + y * (scratch[0] < 3))"
-    once = Template("once", "torch", "x + y", lambda call: counting.replace("out", call.names.get("out", "out")),
+    once = Template("once", "torch", "x + y", identify(lambda call: counting.replace("out", call.names.get("out", "out")), "once"),
                     scratch=lambda call: 4)  # fmt: skip
     (row,) = rows(measurer, candidate(once))
     assert row.kind == "failure" and row.stage == "time" and row.status == "wrong"

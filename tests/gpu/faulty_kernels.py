@@ -50,12 +50,10 @@ def _code(name: str, call: Call) -> str:
 
 
 class Code:
-    """A kernel's code; how it is called is its identity."""
-
-    __module__ = NAME
+    """Code of a kernel, identified by its name."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.__qualname__ = name, name
+        self.name, self.identity = name, f"{NAME}.{name}"
 
     def __call__(self, call: Call) -> str:
         return _code(self.name, call)

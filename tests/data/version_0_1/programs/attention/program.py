@@ -37,7 +37,7 @@ def workspace(size, align=64):
     """Bytes that start at a multiple of `align`."""
     raw = np.empty(size + align, np.uint8)
     start = -raw.ctypes.data % align
-    return raw[start : start + size]
+    return raw[start:start + size]
 
 
 def bind(weights):
@@ -47,7 +47,7 @@ def bind(weights):
     v2_t = tensor(v2)
     w3 = np.full((1, 1, 1, 1), 0.25, np.float32)
     w3_t = tensor(w3)
-    w4 = weights["w4"]
+    w4 = weights['w4']
     w4_t = tensor(w4)
     v5 = place(memory, 32768, (1, 8, 32, 32), np.float32)
     v5_t = tensor(v5)
@@ -69,6 +69,6 @@ def bind(weights):
         v7 = np.empty((1, 8, 32, 16), np.float32)
         v7_t = tensor(v7)
         torch.bmm(v2_t_8x32x32, a_t.view(8, 32, 16), out=v7_t.view(8, 32, 16))
-        return (v7,)
+        return v7,
 
     return run

@@ -148,7 +148,7 @@ def workspace(size, align=64):
     """Bytes that start at a multiple of `align`."""
     raw = np.empty(size + align, np.uint8)
     start = -raw.ctypes.data % align
-    return raw[start : start + size]
+    return raw[start:start + size]
 
 
 C_SOURCE = r"""#include <math.h>
@@ -207,7 +207,7 @@ rows_564f8ca356 = c_function(kernels, "rows_564f8ca356")
 def bind(weights):
     """Makes the program for given weights."""
     memory = workspace(32768)
-    w1_prepared = tensor(weights["w1"]).t().contiguous()
+    w1_prepared = tensor(weights['w1']).t().contiguous()
     v2 = place(memory, 0, (64, 128), np.float32)
     v2_t = tensor(v2)
     v2_a = address(v2)
@@ -223,6 +223,6 @@ def bind(weights):
         v3 = np.empty((64, 128), np.float32)
         v3_a = address(v3)
         rows_564f8ca356(v2_a, x_a, v3_a)
-        return (v3,)
+        return v3,
 
     return run
