@@ -119,7 +119,7 @@ class Expr:
         return whole + shifted // (least * other)
 
     def _divided(self, number: int) -> tuple[Dim, Dim]:
-        """(q, r) with self = q * number + r and the coefficients of r in 0..number - 1."""
+        """Returns (q, r) with self = q * number + r and the coefficients of r in 0..number - 1."""
         whole = Expr._collect((a, f // number) for a, f in self.terms)
         return whole, Expr._collect((a, f % number) for a, f in self.terms)
 
@@ -276,7 +276,7 @@ def concrete(shape: Shape) -> tuple[int, ...]:
 
 
 def bounds(value: Dim) -> tuple[float, float]:
-    """(lower, upper) bounds of the dimension over all declared sizes."""
+    """Returns (lower, upper) bounds of the dimension over all declared sizes."""
     if not isinstance(value, Expr):
         return float(value), float(value)
     low = high = 0.0

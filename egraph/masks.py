@@ -140,8 +140,8 @@ class _Masks:
         return make(node.op, said, dict(node.attrs), data=node.data)
 
     def _spelled(self, mask: Tensor) -> tuple[Tensor, bool] | None:
-        """(canonical formula of the hidden elements, whether the mask is true for visible elements); None if not
-        recognized.
+        """Returns (canonical formula of the hidden elements, whether the mask is true for visible elements); None if
+        not recognized.
         """
         if mask not in self.spellings:
             self.spellings[mask] = self._new_spelling(mask)

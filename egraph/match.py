@@ -37,7 +37,7 @@ class Matcher:
 
     @cached_property
     def by_class_op(self) -> dict[tuple[int, str], list[int]]:
-        """(e-class, op) -> e-nodes."""
+        """Returns (e-class, op) -> e-nodes."""
         found: dict[tuple[int, str], list[int]] = {}
         for node, op in enumerate(self.view.op):
             found.setdefault((self._cls[node], op), []).append(node)
@@ -67,7 +67,7 @@ class Matcher:
         return [tuple([v for _, v in attrs]) for attrs in self.view.attrs]
 
     def find(self, pattern: Term, guards: Sequence[Attr] = ()) -> Iterator[tuple[int, Binding]]:
-        """(e-class, binding) of every match of a call pattern whose guards hold, without duplicates."""
+        """Returns (e-class, binding) of every match of a call pattern whose guards hold, without duplicates."""
         if not isinstance(pattern, Call):
             return
         search = _Search(self, pattern)

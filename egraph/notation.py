@@ -42,7 +42,7 @@ class Index:
         return 1 + self.constant + sum(c * (n - 1) for _, c, n in self.terms)
 
     def divided(self, n: int) -> tuple[Index, Index]:
-        """(quotient, remainder) of division by n."""
+        """Returns (quotient, remainder) of division by n."""
         if n == 1:
             return self, Index()
         whole = Index(tuple((v, c // n, m) for v, c, m in self.terms if c % n == 0), self.constant // n)

@@ -83,7 +83,7 @@ def check(
 
 
 def _compared(pairs: Sequence[tuple[Tensor, Tensor]], seed: int, bounds: Mapping[str, int]) -> tuple[list[float], bool]:
-    """(largest relative difference of each pair over all inputs, whether the first term had finite values)."""
+    """Returns (largest relative difference of each pair over all inputs, whether the first term had finite values)."""
     terms = [t for pair in pairs for t in pair]
     errors, finite = [0.0] * len(pairs), False
     for positive in (False, True):

@@ -26,7 +26,7 @@ Key = tuple[object, ...]  # an e-node over e-classes: its op, attributes and ope
 
 
 def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
-    """(label, operand e-classes) of each e-node."""
+    """Returns (label, operand e-classes) of each e-node."""
     off, kid = view.off.tolist(), view.kid.tolist()
     return [(view.what(i), tuple(kid[off[i] : off[i + 1]])) for i in range(len(view))]
 
