@@ -51,6 +51,7 @@ def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ..
 
 
 def _trees(cls: list[int], off: list[int], kid: list[int], own: list[float], n_classes: int) -> list[float]:
+    """Tree cost of every e-node (Knuth's generalization of Dijkstra's algorithm over e-classes)."""
     users: list[list[int]] = [[] for _ in range(n_classes)]
     left, best, total = [], [float("inf")] * n_classes, [float("inf")] * len(cls)
     for i in range(len(cls)):

@@ -158,6 +158,7 @@ class _Listing:
 
     @staticmethod
     def of(graph: Graph, max_nodes: int) -> _Listing:
+        """The listing of a graph, with shared values moved ahead of the repeats."""
         nodes = graph.nodes()
         fixed = weight_only(nodes)
         depth = _depths(nodes, fixed, ())
@@ -175,6 +176,7 @@ class _Listing:
 
     @staticmethod
     def _make(nodes: list[Tensor], fixed: set[Tensor], roots: Sequence[Tensor]) -> _Listing:
+        """The compute nodes of a topological order with their readers."""
         order = [n for n in nodes if n not in fixed and not n.is_leaf]
         readers: dict[Tensor, list[int]] = {}
         for i, node in enumerate(order):
@@ -204,6 +206,7 @@ class _Listing:
         return found
 
     def _depends(self, late: int, early: int) -> bool:
+        """Whether the node at index `late` depends on the node at index `early`."""
         stack, seen = [late], {late}
         while stack:
             for a in self.order[stack.pop()].args:
@@ -252,6 +255,7 @@ def _parts(listing: _Listing, shared: list[Tensor]) -> list[Tensor]:
 
 
 def _members(bits: int, ranked: list[Tensor]) -> Iterable[Tensor]:
+    """The elements of `ranked` whose bits are set."""
     while bits:
         low = bits & -bits
         yield ranked[low.bit_length() - 1]
@@ -377,6 +381,7 @@ def _gives(listing: _Listing, value: Tensor, end: int) -> bool:
 
 
 def _piece(listing: _Listing, names: dict[Any, int], start: int, end: int) -> _Piece:
+    """The piece of the order between two indices. `names` interns kinds."""
     outputs = [v for v in listing.order[start:end] if _gives(listing, v, end)]
     inputs: dict[Tensor, int] = {}
     weights: dict[Tensor, int] = {}
@@ -450,6 +455,7 @@ def _matched(listing: _Listing, names: dict[Any, int], pieces: list[_Piece]) -> 
 
 
 def _merge_once(listing: _Listing, pieces: list[_Piece], least: int, limit: int, names: dict[Any, int]) -> list[_Piece]:
+    """One round of merging: each kind takes part in at most one kind of pair, strongest connection first."""
     uses = Counter(p.kind for p in pieces)
     pairs: dict[Any, list[int]] = {}
     bond: dict[Any, int] = {}
@@ -486,6 +492,7 @@ def _bond(listing: _Listing, piece: _Piece) -> int:
 
 
 def _wiring(listing: _Listing, a: _Piece, b: _Piece) -> tuple[Any, ...]:
+    """How piece b uses the values of piece a, and which outputs of a are used after b; part of the pair's kind."""
     known = {v: k for k, v in enumerate([*a.inputs, *a.outputs, *a.weights])}
     outside = tuple(k for k, v in enumerate(a.outputs) if _gives(listing, v, b.end))
     return (tuple(known.get(v, -1) for v in b.inputs), tuple(known.get(v, -1) for v in b.weights), outside)
@@ -551,6 +558,7 @@ class _Text:
         return self.inputs if self.listing.at.get(node, -1) < self.start else None
 
     def _line(self, node: Tensor) -> Any:
+        """One node as text: op, attributes and operand indices, or a numbered leaf."""
         group = self._leaf(node)
         if group is None:
             return (node.op, attrs_key(node.attrs), *(self.place[a] for a in node.args))

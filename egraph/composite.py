@@ -52,6 +52,7 @@ def expand(node: Tensor) -> Tensor:
 
 
 def _inverse(n: Dim) -> float:
+    """1 / n as a float; NaN for n = 0. ValueError for a symbolic n."""
     if isinstance(n, Expr):
         raise ValueError("a mean over a free dimension decomposes only once it is bound")
     return 1.0 / n if n else float("nan")
@@ -222,6 +223,7 @@ _ATTENTION_DEFAULTS = {"causal": False, "window": 0, "softcap": 0.0}
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, window: int, softcap: float
 ) -> Tensor:
+    """softmax(scores) @ v, shared by both attention ops."""
     scores = t.matmul(q, t.transpose(k)) * scale
     if softcap:
         scores = t.tanh(scores * (1.0 / softcap)) * softcap
@@ -271,6 +273,7 @@ _POOL = {"kernel": "dims", "strides": "dims", "pads": "dims", "dilations": "dims
 
 
 def _pooled(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any, fill: float) -> Tensor:
+    """Pooling windows of x padded with `fill`, window elements in new last axes."""
     n = len(kernel)
     x = t.pad(x, [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))], fill)
     for i in range(n):

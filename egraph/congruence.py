@@ -124,6 +124,7 @@ class Congruence:
 
     # ------------------------------------------------------------ inside
     def _ancestors(self, term: Tensor) -> list[Tensor]:
+        """The path from a term to the root of its proof tree."""
         found = [term]
         while term in self._why:
             term = self._why[term][0]
@@ -131,12 +132,14 @@ class Congruence:
         return found
 
     def _signature(self, node: Tensor) -> tuple[Any, ...]:
+        """Key under which congruent terms are equal: op, attributes and operand representatives."""
         if node.op == "full":  # a model's constant equals a rule's number after rounding to the dtype
             return ("full", node.shape, node.dtype, rounded(node.attrs[0][1], node.dtype))
         leaf = id(node) if node.is_leaf else 0
         return (node.op, leaf, attrs_key(node.attrs), *(id(self.find(a)) for a in node.args))
 
     def _propagate(self) -> None:
+        """Process pending unions until the relation is closed under congruence."""
         self._alike = None
         while self._pending:
             a, b, why = self._pending.popleft()
@@ -209,6 +212,7 @@ class ShortProofs:
         return min(CONGRUENCE + sum(self._length(level, *pair) for pair in pairs), 1e300)
 
     def _search(self, level: int, a: Tensor, b: Tensor) -> list[Link]:
+        """Shortest path between two equal terms (Dijkstra) with the bounds of the level below as weights."""
         best: dict[Tensor, float] = {a: 0.0}
         came: dict[Tensor, Link] = {}
         number = count()  # tie-breaker: terms are not ordered

@@ -55,6 +55,7 @@ class Expr:
 
     @staticmethod
     def _collect(pairs: Iterable[tuple[tuple[Atom, ...], int]]) -> Dim:
+        """Canonical form of a sum of (atoms, coefficient) pairs; an int if no atoms remain."""
         total: dict[tuple[Atom, ...], int] = {}
         for atoms, factor in pairs:
             total[atoms] = total.get(atoms, 0) + factor

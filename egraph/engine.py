@@ -347,6 +347,7 @@ class Engine:
         return found
 
     def _protected(self, functions: Any, name: str) -> set[tuple[Any, ...]]:
+        """Inputs of the e-nodes of an op that stay in the view even if subsumed."""
         if name == "Leaf":
             return set()
         return {tuple(r.inputs) for r in functions[f"st_{name}"].rows if self.egraph.value_to_i64(r.output) >= SEEN}
@@ -367,10 +368,12 @@ class Engine:
         return {"pruned": sum(map(len, tables.values()))}, {}
 
     def _classes(self, i: int) -> list[Any]:
+        """Operand e-classes of an e-node of the last view."""
         name, row = self.rows[i]
         return [v for letter, v in zip(self.signatures[name], row.inputs) if letter == "T"]
 
     def _columns(self, i: int, named: Mapping[Any, int]) -> list[int]:
+        """Operand handles and attribute ids of an e-node, as columns of an input table."""
         name, row = self.rows[i]
         found = []
         for letter, v in zip(self.signatures[name], row.inputs):

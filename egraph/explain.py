@@ -212,6 +212,7 @@ def matches(matcher: Matcher, rule: Rule) -> list[Binding]:
 
 
 def _instances(rule: Rule, bindings: Sequence[Binding], terms: _Terms) -> Iterator[Equation]:
+    """The equations that a rule states over the terms of its bindings."""
     name = rule.name
     for binding in bindings:
         tensors = {k: terms.of(v) for k, v in binding.items() if k[0] != "@"}
@@ -227,6 +228,7 @@ def _instances(rule: Rule, bindings: Sequence[Binding], terms: _Terms) -> Iterat
 
 
 def _definitions(roots: Iterable[Tensor]) -> Iterator[Equation]:
+    """composite == decomposition, for all composites below the roots and in their decompositions."""
     waiting, done = list(topological(roots)), set[Tensor]()
     while waiting:
         node = waiting.pop()

@@ -164,6 +164,7 @@ class Numbers:
         return found
 
     def _product(self, n: int) -> Dim:
+        """A number as a product of known expressions and a plain factor."""
         for value, expression in self._factors:
             if n > 1 and value > 1 and n % value == 0:
                 return self.dim(n // value) * expression
@@ -313,6 +314,7 @@ def _leaf(
 
 
 def _fits(op: Op, operands: Sequence[Type], attrs: tuple[tuple[str, Any], ...], made: Type) -> bool:
+    """Whether an e-node's lifted type follows from its lifted operands and attributes."""
     try:
         return infer(op, operands, dict(attrs)) == made and _keeps_volume(op, operands, made)
     except (ShapeError, TypeError, ValueError):

@@ -118,6 +118,8 @@ def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]
 
 
 class _Lowering:
+    """State of one lowering: ids of nodes and dims, and the rows of each op's table."""
+
     def __init__(self, nodes: list[Tensor], interner: Interner, constants: Sequence[float]) -> None:
         self.interner, self.constants = interner, sorted(constants)
         self.nodes = nodes
@@ -145,6 +147,7 @@ class _Lowering:
                 return
 
     def add(self, node: Tensor) -> None:
+        """Add a node's row to the table of its op."""
         if node.op == "full":
             self.snap(node)
         kinds = node.entry.attrs
@@ -159,6 +162,7 @@ class _Lowering:
         self.rows.setdefault(node.op, []).append(row)
 
     def fact(self, node: Tensor, weight: bool, cost: int) -> Row:
+        """The row of the fact table for a node."""
         dtype = self.interner.encode("dtype", node.dtype)
         return (self.number[node], self.dims_id(node.shape), dtype, int(not weight), cost)
 

@@ -145,6 +145,7 @@ class _Writer:
 
     # ------------------------------------------------------------ index maps
     def reshape(self, term: Tensor, at: Sequence[Index]) -> tuple[str, int]:
+        """Index map of a reshape: flatten and unflatten the shortest groups of axes of equal volume."""
         old, new = concrete(term.args[0].shape), concrete(term.shape)
         found: list[Index] = []
         i = j = 0

@@ -194,6 +194,7 @@ def _number(node: ast.expr) -> float | None:
 
 
 def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
+    """Convert a parsed Python expression to a term. `known` holds named subterms."""
     number = _number(node)
     if number is not None:
         return Literal(float(number))
@@ -223,6 +224,7 @@ def _term(node: ast.expr, text: str, known: Mapping[str, Term] = {}) -> Term:
 
 
 def _completed(op: str, args: tuple[Term, ...], attrs: tuple[tuple[str, Attr], ...], text: str) -> Call:
+    """A call with its attributes completed by the op's defaults. RuleError for wrong operands or attributes."""
     entry, given = OPS[op], dict(attrs)
     if len(args) != entry.arity:
         raise RuleError(f"{op} takes {entry.arity} operands, not {len(args)}", where=text)
@@ -241,6 +243,7 @@ def _completed(op: str, args: tuple[Term, ...], attrs: tuple[tuple[str, Attr], .
 
 
 def _attr(node: ast.expr, text: str) -> Attr:
+    """Convert a parsed Python expression to an attribute expression."""
     match node:
         case ast.Constant(value=value) if isinstance(value, int | float | str | bool):
             return Value(value)

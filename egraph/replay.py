@@ -142,6 +142,7 @@ def _difference(a: Any, b: Any) -> float:
 def _random_leaves(
     terms: Sequence[Tensor], rng: np.random.Generator, positive: bool, bounds: Mapping[str, int]
 ) -> dict[str, Any]:
+    """Random values for the leaves of some terms, by name."""
     found: dict[str, Any] = {}
     for leaf in topological(terms):
         if leaf.op not in LEAVES[:3]:

@@ -75,6 +75,7 @@ class Simplifier:
         return found
 
     def _rewrite(self, node: Tensor, attrs: dict[str, Any]) -> Tensor:
+        """Apply the first simplification rule that changes the node."""
         for rule in (_empty, _fold, *RULES.get(node.op, ()), *(_POINTWISE if node.entry.pointwise else ())):
             found = rule(self, node.op, node.args, attrs)
             if found is not None and found is not node:
@@ -476,6 +477,7 @@ def _slice(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, An
 
 
 def _slice_of_slice(s: Simplifier, x: Tensor, axis: int, start: int, last: int, step: int) -> Tensor | None:
+    """One slice in place of two nested ones."""
     first, by = x.attr("start"), x.attr("step")
     if not _ints(first):
         return None
@@ -484,6 +486,7 @@ def _slice_of_slice(s: Simplifier, x: Tensor, axis: int, start: int, last: int, 
 
 
 def _slice_of_concat(s: Simplifier, x: Tensor, axis: int, start: int, last: int, step: int) -> Tensor | None:
+    """A slice within one side of a concat as a slice of that side."""
     left, right = x.args
     seam = left.shape[axis]
     if not isinstance(seam, int) or last >= seam > start:
@@ -494,6 +497,7 @@ def _slice_of_concat(s: Simplifier, x: Tensor, axis: int, start: int, last: int,
 
 
 def _slice_of_pad(s: Simplifier, x: Tensor, axis: int, start: int, last: int, step: int) -> Tensor | None:
+    """A slice within the padding as a fill; a slice within the data as a slice of the operand."""
     (data,), lo = x.args, x.attr("lo")
     size = data.shape[axis]
     if not _ints(lo, size):

@@ -188,6 +188,7 @@ def _parts(proofs: ShortProofs, a: Tensor, b: Tensor) -> tuple[dict[Pair, list[P
 
 
 def _assembled(root: Pair, inner: Mapping[Pair, list[Pair]], now: Mapping[Pair, Tensor]) -> Tensor:
+    """The root pair's term with the current form of each of its rewritten subterms."""
     built: dict[Pair, Tensor] = {}
     stack = [root]
     while stack:

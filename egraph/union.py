@@ -101,6 +101,7 @@ class _Union:
         self._close()
 
     def find(self, c: int) -> int:
+        """The representative of an e-class."""
         up = self.up
         while up[c] != c:
             up[c] = up[up[c]]

@@ -235,6 +235,7 @@ def _parents(view: EGraphView) -> tuple[list[int], list[int]]:
 
 
 def _cheapest(view: EGraphView, price: Sequence[float]) -> tuple[list[float], list[int]]:
+    """See `EGraphView.cheapest`."""
     users, start = _parents(view)
     cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()
     left = np.diff(view.off).tolist()
@@ -256,6 +257,7 @@ def _cheapest(view: EGraphView, price: Sequence[float]) -> tuple[list[float], li
 
 
 def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int, built: dict[int, Tensor]) -> Tensor:
+    """Build the term of an e-class iteratively; `built` holds the terms built so far."""
     stack, open_classes = [cls], set[int]()
     while stack:
         c = stack[-1]
@@ -327,6 +329,7 @@ class _Glue:
         self.templates = [self._template(v) for v in views]
 
     def find(self, c: int) -> int:
+        """The representative of an e-class."""
         root = c
         while root in self.up:
             root = self.up[root]
@@ -335,6 +338,7 @@ class _Glue:
         return root
 
     def join(self, a: int, b: int) -> None:
+        """Merge two e-classes; the lower number becomes the representative."""
         a, b = self.find(a), self.find(b)
         if a != b:
             self.up[max(a, b)] = min(a, b)
@@ -366,6 +370,7 @@ class _Glue:
         )
 
     def stamp(self, instance: Instance) -> None:
+        """Add one instance: a copy of its block's template, merged with the model's values."""
         view, template = self.views[instance.block], self.templates[instance.block]
         first, base = self.size, len(self.ops)
         self.size += view.n_classes
@@ -421,6 +426,7 @@ class _Glue:
             self.own.append(np.ones(1, np.bool_))
 
     def view(self) -> EGraphView:
+        """The glued view, e-classes renumbered."""
         old = np.arange(self.size)
         for c in list(self.up):
             old[c] = self.find(c)
@@ -460,6 +466,8 @@ class _Glue:
 
 @dataclass(frozen=True)
 class _Template:
+    """The part of a block's view that every instance copies; `seams` maps leaf names to e-classes."""
+
     ops: list[str]
     attrs: list[tuple[tuple[str, Any], ...]]
     cls: Ints

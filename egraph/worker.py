@@ -45,6 +45,7 @@ def write_frame(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> No
 
 
 def _exactly(stream: IO[bytes], size: int) -> bytes:
+    """Read exactly `size` bytes; EOFError at the end of the stream."""
     data = stream.read(size)
     if len(data) != size:
         raise EOFError
@@ -79,6 +80,7 @@ def resident_bytes() -> int:
 
 
 def _watch_memory(limit: list[int]) -> None:
+    """Thread: exit the worker when its memory exceeds the limit."""
     while True:
         time.sleep(0.02)
         allowed = limit[0]  # read once: the main thread changes it
@@ -87,6 +89,7 @@ def _watch_memory(limit: list[int]) -> None:
 
 
 def _read_requests(stream: IO[bytes], requests: queue.Queue[dict[str, Any]]) -> None:
+    """Thread: queue incoming requests."""
     try:
         while True:
             requests.put(read_frame(stream)[0])
@@ -173,6 +176,7 @@ class Worker:
 
     @staticmethod
     def _listen(process: subprocess.Popen[bytes], frames: queue.Queue[Any]) -> None:
+        """Thread: queue frames from the process, then the exception that ended the stream."""
         assert process.stdout is not None
         try:
             while True:
@@ -197,6 +201,7 @@ class Worker:
             raise
 
     def _receive(self, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
+        """The result of a request. Raises MemoryLimit, WorkerError or EngineError."""
         found = self._next(bounds)
         if isinstance(found, Exception):
             code = self.kill()
