@@ -401,7 +401,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Concatenate along an axis."""
     parts = align_dtypes(*tensors)
     if not parts:
-        raise UsageError("concat of nothing")
+        raise UsageError("concat needs at least one tensor")
     found = parts[0]
     for part in parts[1:]:
         found = make("concat", (found, part), {"axis": axis_of(axis, found.rank)})
@@ -458,7 +458,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         raise ShapeError(f"{used} indices for a rank-{x.rank} value")
     # NumPy would broadcast several index arrays together
     if builtins.sum(isinstance(k, Tensor | np.ndarray) for k in keys) > 1:
-        raise UsageError("one array can be an index at a time", hint="tg.gather_elements, or one index after the other")
+        raise UsageError("at most one index may be an array", hint="tg.gather_elements, or one index after the other")
     if builtins.any(k is Ellipsis for k in keys):
         spot = next(i for i, k in enumerate(keys) if k is Ellipsis)
         keys[spot : spot + 1] = [slice(None)] * (x.rank - used)

@@ -70,7 +70,7 @@ def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole
     attrs = dict(node.attrs)
     function = node.entry.numpy
     if function is None:
-        raise UsageError(f"{node.op} has no value of its own", hint="bind its data")
+        raise UsageError(f"{node.op} cannot be evaluated without data", hint="bind its data")
     if node.op == "matmul" and not whole:
         x, w = arrays
         wide = _widened_to(x, w, float64)

@@ -197,7 +197,7 @@ def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = axis_of(attrs["axis"], a.rank)
     if a.rank != b.rank or any(p != q for i, (p, q) in enumerate(zip(a.shape, b.shape)) if i != axis):
         sizes = [d for i, pair in enumerate(zip(a.shape, b.shape)) if i != axis and pair[0] != pair[1] for d in pair]
-        raise ShapeError(f"{a.shape} and {b.shape} differ beside axis {axis}", sizes=sizes)
+        raise ShapeError(f"{a.shape} and {b.shape} differ along an axis other than {axis}", sizes=sizes)
     return Type(_replace(a.shape, axis, a.shape[axis] + b.shape[axis]), _same_dtype(types))
 
 
@@ -311,7 +311,7 @@ def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     x, state, w = types
     hidden, width, count = attrs["hidden"], attrs["width"], attrs["layers"] * attrs["directions"]
     if (x.rank, state.rank, w.rank) != (3, 1, 1) or min(hidden, width, count) < 1 or attrs["directions"] > 2:
-        raise ShapeError("recurrent needs x[T, B, I], a line of states, a line of weights, and positive sizes")
+        raise ShapeError("recurrent needs x[T, B, I], rank-1 states, rank-1 weights, and positive sizes")
     if attrs["cell"] not in GATES or len(attrs["activations"].split()) != GATES[attrs["cell"]][1]:
         raise ShapeError(f"no recurrent cell {attrs['cell']!r} with the activations {attrs['activations']!r}")
     steps, batch, size = x.shape

@@ -114,7 +114,7 @@ def generic_sizes(graph: Graph, wanted: Mapping[str, int]) -> dict[str, int]:
         if not clashes:
             break
     if best is None:
-        raise error or ShapeError("the graph holds at no size")
+        raise error or ShapeError("no sizes satisfy the constraints of the graph")
     return best[1]
 
 
@@ -283,7 +283,7 @@ def _reached(view: EGraphView, holding: Sequence[bool]) -> list[int]:
                 if not missing[user] and holding[user]:
                     ready.append(user)
     if lost := [r for r in view.roots if r not in known]:
-        raise ShapeError(f"no form of {len(lost)} outputs holds at every size")
+        raise ShapeError(f"{len(lost)} outputs have no form that is valid at every size")
     return sorted(kept)
 
 

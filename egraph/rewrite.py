@@ -182,7 +182,7 @@ class _Compiler:
             return "dims"
         if attr.function in _NUMBER_FUNCTIONS:
             return "int"
-        raise self.fail(f"{attr.function} cannot be part of a value")
+        raise self.fail(f"{attr.function} is a condition and cannot be part of a value")
 
     def expression(self, attr: Attr, kind: str) -> str:
         """Egglog text of an attribute expression of the given kind."""

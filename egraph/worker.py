@@ -154,7 +154,9 @@ class Worker:
         if self.process is not None:
             return
         if not sys.executable:
-            raise WorkerError("this Python does not know its own program", hint="use session=InProcess()")
+            raise WorkerError(
+                "cannot start the saturation worker: sys.executable is empty", hint="use session=InProcess()"
+            )
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         root = str(Path(tensor_graphs_file()).parents[1])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
